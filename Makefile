@@ -1,0 +1,45 @@
+# The two commands of a new user are `make train` and `make test`; every target makes .venv if need be.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: setup setup-dev train test test-learning lint bench docs clean
+.DEFAULT_GOAL := train
+
+$(VENV)/.core: pyproject.toml requirements/constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[plot]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.core        ## core and plotting
+setup-dev: $(VENV)/.dev     ## and what the tests, lint and benchmarks need
+
+train: $(VENV)/.core        ## PPO on CartPole-v1 until the mean evaluation return is 475 or more
+	$(BIN)/lockstep train ppo CartPole-v1 --stop-return 475
+
+test: $(VENV)/.dev          ## the fast suite
+	$(BIN)/python -m pytest
+
+test-learning: $(VENV)/.dev ## trains on real environments, many minutes
+	$(BIN)/python -m pytest -m learning -s
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in an environment of its own
+	$(BIN)/python benchmarks/setup_peers.py
+	$(BIN)/python benchmarks/ppo_cartpole.py
+
+docs: $(VENV)/.core         ## the table of algorithms and options in docs/reference.md
+	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
+
+clean:
+	rm -rf $(VENV)
