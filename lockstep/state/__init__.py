@@ -1,0 +1,24 @@
+"""What every object with state needs: checkpoints, named random streams, schedules."""
+
+from lockstep.state.checkpoint import (
+    CheckpointError,
+    newest_checkpoint,
+    read_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.streams import RandomStreams
+from lockstep.state.tree import StateTree
+
+__all__ = [
+    "CheckpointError",
+    "RandomStreams",
+    "Schedule",
+    "ScheduleLike",
+    "StateTree",
+    "newest_checkpoint",
+    "read_checkpoint",
+    "verify_checkpoint",
+    "write_checkpoint",
+]

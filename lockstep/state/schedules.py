@@ -1,0 +1,135 @@
+"""Values that change with the number of environment steps: learning rate, entropy coefficient, clip range."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+ScheduleLike: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], float]
+"""A number, `[[0, v0], [t1, v1], ...]`, or a function of the step."""
+
+_ALLOWED = "a number, a list of points [[0, v0], [t1, v1], ...], or a function of the step"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+class Schedule:
+    """A value over time: constant, piecewise linear (constant after its last point), or any function.
+
+    Calling it with the number of environment steps sampled so far returns the value there and remembers the
+    position, which is its state.
+
+    Args:
+        value: a number, points `[[0, v0], [t1, v1], ...]`, or a callable of the step.
+        name: what it schedules, for messages.
+
+    Raises:
+        ValueError: fewer than two points, first point not at 0, times that do not rise, a value that is not
+            finite.
+        TypeError: anything else than these three forms.
+    """
+
+    def __init__(self, value: "ScheduleLike | Schedule", name: str = "schedule") -> None:
+        if isinstance(value, Schedule):
+            value = value.specification
+        self.name = name
+        self.specification: ScheduleLike = value
+        self._times: np.ndarray | None = None
+        self._values: np.ndarray | None = None
+        if callable(value):
+            self._function: Callable[[int], float] | None = value
+        elif _is_number(value):
+            self._function = None
+            self._check_finite(value, 0)
+        elif isinstance(value, list | tuple | np.ndarray):
+            self._function = None
+            self._times, self._values = self._checked_points(value)
+        else:
+            raise TypeError(f"{name} must be {_ALLOWED}; got {value!r}")
+        self._timestep = 0
+        self._value = self._at(0)
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.specification!r}, name={self.name!r})"
+
+    def __call__(self, t: int) -> float:
+        """The value at step `t` (zero or larger); `t` becomes the position."""
+        if not t >= 0:
+            raise ValueError(f"{self.name}: the step must be zero or larger, got {t!r}")
+        self._value = self._at(t)
+        self._timestep = int(t)
+        return self._value
+
+    @property
+    def constant(self) -> bool:
+        """Whether it was given as one number."""
+        return self._times is None and self._function is None
+
+    @property
+    def value(self) -> float:
+        """The value at the last position (at step 0 before the first call)."""
+        return self._value
+
+    @property
+    def timestep(self) -> int:
+        """The last position."""
+        return self._timestep
+
+    def get_state(self) -> dict[str, Any]:
+        """The position and the value there."""
+        return {"timestep": self._timestep, "value": self._value}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Return to a saved position.
+
+        Raises:
+            ValueError: `timestep` or `value` is missing or no number.
+        """
+        if not isinstance(state, Mapping) or set(state) != {"timestep", "value"}:
+            raise ValueError(f"{self.name}: a schedule's state has 'timestep' and 'value'; got {state!r}")
+        if not _is_number(state["value"]) or not _is_number(state["timestep"]) or state["timestep"] < 0:
+            raise ValueError(
+                f"{self.name}: 'timestep' (from 0) and 'value' must be numbers; got {dict(state)!r}"
+            )
+        self._timestep = int(state["timestep"])
+        self._value = float(state["value"])
+
+    def _at(self, t: int) -> float:
+        if self._times is not None and self._values is not None:
+            return float(np.interp(t, self._times, self._values))
+        if self._function is not None:
+            return self._check_finite(self._function(t), t)
+        return float(self.specification)  # type: ignore[arg-type]
+
+    def _check_finite(self, value: Any, t: int) -> float:
+        if not _is_number(value) or not math.isfinite(value):
+            raise ValueError(
+                f"{self.name} must be a finite number at every step; at step {t} it is {value!r}"
+            )
+        return float(value)
+
+    def _checked_points(self, points: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if len(points) < 2:
+            raise ValueError(
+                f"{self.name}: a schedule needs at least two points [[0, v0], [t1, v1], ...], got "
+                f"{points!r}. For a constant value give the number itself."
+            )
+        for point in points:
+            sound = (
+                isinstance(point, list | tuple | np.ndarray)
+                and len(point) == 2
+                and all(map(_is_number, point))
+            )
+            if not sound or not all(math.isfinite(part) for part in point):
+                raise ValueError(
+                    f"{self.name}: every point must be [step, value], two finite numbers; got {point!r}"
+                )
+        times = np.array([point[0] for point in points], dtype=np.float64)
+        if times[0] != 0:
+            raise ValueError(f"{self.name}: the first point must be at step 0, got {times[0]:g}")
+        if not (np.diff(times) > 0).all():
+            raise ValueError(f"{self.name}: the steps of the points must rise, got {times.tolist()}")
+        return times, np.array([point[1] for point in points], dtype=np.float64)

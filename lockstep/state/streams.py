@@ -1,0 +1,170 @@
+"""A tree of named random streams that grows from one seed.
+
+A stream depends on the seed and on its name, not on when it was created or on how much others were used. So
+an evaluation, a logger or one more environment cannot change the numbers that training sees.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+_FIELDS = ("root_seed", "key", "numpy", "torch", "children")
+
+
+def _derive(key: bytes, kind: str, name: str, index: int = 0) -> bytes:
+    digest = hashlib.sha256(key)
+    for part in (kind.encode(), name.encode("utf-8", "surrogatepass"), str(index).encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+class RandomStreams:
+    """Independent random streams by name, all derived from one seed.
+
+    `numpy`, `torch` and `child` return the same object whenever the same name is asked for; `seed` and
+    `seeds` are pure functions of the seed and the name. A numpy stream, a torch stream and a child of one
+    name are independent of each other.
+
+    Args:
+        seed: a whole number of any size, zero or larger.
+
+    Raises:
+        TypeError: the seed is no whole number.
+        ValueError: the seed is negative.
+    """
+
+    def __init__(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise TypeError(f"seed must be a whole number, got {seed!r} of type {type(seed).__name__}")
+        if seed < 0:
+            raise ValueError(f"seed must be zero or larger, got {seed}")
+        self.root_seed = int(seed)
+        self._key = hashlib.sha256(b"lockstep streams" + str(self.root_seed).encode()).digest()
+        self._numpy: dict[str, np.random.Generator] = {}
+        self._torch: dict[tuple[str, str], torch.Generator] = {}
+        self._children: dict[str, RandomStreams] = {}
+
+    def __repr__(self) -> str:
+        return f"RandomStreams(seed={self.root_seed}, key={self._key.hex()[:8]})"
+
+    def numpy(self, name: str) -> np.random.Generator:
+        """The numpy generator (PCG64) of this name."""
+        if name not in self._numpy:
+            self._numpy[name] = self._new_numpy(name)
+        return self._numpy[name]
+
+    def torch(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
+        """The torch generator of this name on a device."""
+        place = (name, str(torch.device(device)))
+        if place not in self._torch:
+            self._torch[place] = torch.Generator(device=device).manual_seed(self._torch_seed(name))
+        return self._torch[place]
+
+    def seed(self, name: str) -> int:
+        """A seed for something outside (an environment, say): 0 <= seed < 2**31, so that it fits a signed
+        int32.
+        """
+        return self.seeds(name, 1)[0]
+
+    def seeds(self, name: str, n: int) -> list[int]:
+        """`n` different seeds as `seed` gives them; the first ones stay the same when `n` grows."""
+        if n < 0:
+            raise ValueError(f"n must be zero or larger, got {n}")
+        found: dict[int, None] = {}
+        index = 0
+        while len(found) < n:
+            found[int.from_bytes(_derive(self._key, "seed", name, index)[:4], "little") >> 1] = None
+            index += 1
+        return list(found)
+
+    def child(self, name: str) -> "RandomStreams":
+        """The tree of streams below this name (part of this tree's state)."""
+        if name not in self._children:
+            child = RandomStreams(self.root_seed)
+            child._key = _derive(self._key, "child", name)
+            self._children[name] = child
+        return self._children[name]
+
+    def get_state(self) -> dict[str, Any]:
+        """Seed and position of every stream created so far, children included; a tree that checkpoints
+        can hold.
+        """
+        torch_states: dict[str, dict[str, torch.Tensor]] = {}
+        for (name, device), generator in self._torch.items():
+            torch_states.setdefault(name, {})[device] = generator.get_state()
+        return {
+            "root_seed": self.root_seed,
+            "key": self._key.hex(),
+            "numpy": {name: generator.bit_generator.state for name, generator in self._numpy.items()},
+            "torch": torch_states,
+            "children": {name: child.get_state() for name, child in self._children.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Return every stream to a saved position.
+
+        Generators that were handed out are changed in place, so whoever holds one continues with it. A
+        stream that did not exist when the state was saved goes back to its beginning.
+
+        Raises:
+            ValueError: fields are missing or unknown, or a position does not fit; nothing is changed then.
+        """
+        self._check(state, "")
+        self._apply(state)
+
+    def _check(self, state: Mapping[str, Any], where: str) -> None:
+        if not isinstance(state, Mapping) or set(state) != set(_FIELDS):
+            given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(
+                f"state of random streams {where!r}: expected the fields {sorted(_FIELDS)}, got {given}"
+            )
+        try:
+            RandomStreams(state["root_seed"])
+            if len(bytes.fromhex(state["key"])) != 32:
+                raise ValueError("its key is not 32 bytes long")
+            for position in state["numpy"].values():
+                np.random.PCG64(0).state = position
+            for positions in state["torch"].values():
+                for device, position in positions.items():
+                    torch.Generator(device=device).set_state(position)
+        except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+            raise ValueError(f"state of random streams {where!r} does not fit: {error}") from error
+        for name, child in state["children"].items():
+            self._check(child, f"{where}/{name}")
+
+    def _apply(self, state: Mapping[str, Any]) -> None:
+        self.root_seed = int(state["root_seed"])
+        self._key = bytes.fromhex(state["key"])
+        for name in {*self._numpy, *state["numpy"]}:
+            position = state["numpy"].get(name) or self._new_numpy(name).bit_generator.state
+            self.numpy(name).bit_generator.state = position
+        saved = {
+            (name, device): at for name, devices in state["torch"].items() for device, at in devices.items()
+        }
+        for name, device in {*self._torch, *saved}:
+            generator = self.torch(name, device)
+            if (name, device) in saved:
+                generator.set_state(saved[name, device])
+            else:
+                generator.manual_seed(self._torch_seed(name))
+        for name in {*self._children, *state["children"]}:
+            child = self.child(name)
+            if name in state["children"]:
+                child._apply(state["children"][name])
+            else:
+                child._restart(self.root_seed, _derive(self._key, "child", name))
+
+    def _restart(self, root_seed: int, key: bytes) -> None:
+        fresh = {"root_seed": root_seed, "key": key.hex(), "numpy": {}, "torch": {}, "children": {}}
+        self._apply(fresh)
+
+    def _new_numpy(self, name: str) -> np.random.Generator:
+        return np.random.Generator(
+            np.random.PCG64(int.from_bytes(_derive(self._key, "numpy", name), "little"))
+        )
+
+    def _torch_seed(self, name: str) -> int:
+        return int.from_bytes(_derive(self._key, "torch", name)[:8], "little") >> 1
