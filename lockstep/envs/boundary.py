@@ -1,0 +1,131 @@
+"""One transition model over every vector back end and every autoreset mode.
+
+gymnasium knows three ways to end an episode in a vector (NEXT_STEP, SAME_STEP, DISABLED), and each tells the
+last observation in another place. Behind this boundary there is one: for each row a real
+``(obs, action, reward, next_obs, terminated, truncated)``, with
+
+    next_obs[b] = final_obs[b] where the episode of row b ended in this step, else obs[b].
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+
+class StepResult:
+    """What one vector step gave. One object for each boundary, reused: copy what must outlive the next step.
+
+    Attributes:
+        obs: tree of arrays [B, ...], the observation to act on next (the first of the new episode where one
+            ended, or still the last of the old one where the reset comes as an invalid row in the next step).
+        rewards: float [B].
+        terminateds: bool [B], the task ended: nothing follows, bootstrap with 0.
+        truncateds: bool [B], the episode was cut: bootstrap with the value of the final observation.
+        valid: None (every row is a transition), or bool [B]: False marks a row that only reset its
+            environment; its action was ignored and it must not be stored.
+        final_obs: None, or ``(rows int64 [k], tree [k, ...])``: the true last observations of the episodes
+            that ended in this step, in ascending order of rows.
+        infos: None, or ``{row: info}`` with the non-empty infos of the last step of episodes that ended.
+        any_done: True where at least one episode ended.
+    """
+
+    __slots__ = ("any_done", "final_obs", "infos", "obs", "rewards", "terminateds", "truncateds", "valid")
+
+    def __init__(self, obs: Any, rewards: npt.NDArray[Any], terminateds: Any, truncateds: Any) -> None:
+        self.obs = obs
+        self.rewards = rewards
+        self.terminateds: npt.NDArray[np.bool_] = terminateds
+        self.truncateds: npt.NDArray[np.bool_] = truncateds
+        self.valid: npt.NDArray[np.bool_] | None = None
+        self.final_obs: tuple[npt.NDArray[np.int64], Any] | None = None
+        self.infos: dict[int, dict[str, Any]] | None = None
+        self.any_done = False
+
+
+class VectorBoundary(ABC):
+    """A vector of ``num_envs`` environments behind the one transition model.
+
+    Attributes:
+        num_envs: number of rows B.
+        observation_space, action_space: the spaces of a single environment.
+        backend: what runs the environments: "light_sync", "gymnasium_sync", "gymnasium_async", "native" or
+            "envpool".
+        autoreset_mode: how the back end resets: "SAME_STEP", "NEXT_STEP" or "DISABLED".
+        has_invalid_rows: True where ``StepResult.valid`` may be something other than None.
+        single_env_spec: gymnasium's ``EnvSpec`` of a single environment, or None.
+    """
+
+    num_envs: int
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    backend: str
+    autoreset_mode: str
+    has_invalid_rows: bool = False
+    single_env_spec: Any = None
+
+    @abstractmethod
+    def reset(self, seeds: list[int] | None = None) -> Any:
+        """Begin a new episode in every row.
+
+        Args:
+            seeds: one seed for each row; None goes on with the random generators as they are. A native vector
+                environment has one generator: it takes the first seed.
+
+        Returns:
+            tree of arrays [B, ...], the first observations. Reused by later steps.
+        """
+
+    @abstractmethod
+    def step(self, actions: Any) -> StepResult:
+        """Take one action in every row and begin a new episode where one ended.
+
+        Args:
+            actions: tree of arrays [B, ...] for the single action space.
+
+        Raises:
+            EnvironmentStepError: an environment raised; names its row and last action, chains the original.
+        """
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything needed to continue bit by bit, or None where the environments cannot tell it."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> Any:
+        """Continue from what ``get_state`` gave; returns the current observations, a tree [B, ...].
+
+        Raises:
+            ValueError: the environments cannot be put into a state, or it is of other environments.
+        """
+        raise ValueError(
+            f"the {self.backend!r} environments cannot be put into a stored state (get_state gives None for "
+            "them): reset them; the episode that was running ends at the checkpoint."
+        )
+
+    def render(self, row: int = 0) -> Any:
+        """The frame of one row, as its ``render_mode`` says; None where the back end renders nothing."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release processes, windows and memory; a second call does nothing."""
+
+    def __enter__(self) -> VectorBoundary:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check_seeds(self, seeds: list[int] | None) -> None:
+        if seeds is not None and len(seeds) != self.num_envs:
+            raise ValueError(
+                f"reset got {len(seeds)} seeds for {self.num_envs} environments; give one for each row."
+            )
+
+    def __repr__(self) -> str:
+        name = "" if self.single_env_spec is None else f"{self.single_env_spec.id}, "
+        return f"{type(self).__name__}({name}num_envs={self.num_envs}, {self.backend}, {self.autoreset_mode})"

@@ -1,0 +1,40 @@
+"""What goes wrong inside an environment, with the place where it went wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EnvironmentStepError(RuntimeError):
+    """An environment raised, or its worker died, while it was stepped or reset.
+
+    The original exception is chained as ``__cause__`` (where there is one), so that its traceback is printed.
+
+    Attributes:
+        env_index: row of the environment in the vector; None where the back end does not tell.
+        action: the last action given to it; None for a reset.
+    """
+
+    def __init__(self, message: str, *, env_index: int | None = None, action: Any = None) -> None:
+        super().__init__(message)
+        self.env_index = env_index
+        self.action = action
+
+
+class EnvironmentTimeoutError(EnvironmentStepError):
+    """An environment did not answer within ``step_timeout`` seconds; the vector of workers was closed."""
+
+
+def step_error(
+    error: BaseException | None, *, backend: str, env_index: int | None, action: Any, during: str
+) -> EnvironmentStepError:
+    """The error to raise ``from error``: back end, environment index, last action, original message."""
+    which = "an environment" if env_index is None else f"environment {env_index}"
+    last = "" if during == "reset" else f"; last action: {action!r}"
+    what = "ended without an answer" if error is None else f"raised {type(error).__name__}: {error}"
+    return EnvironmentStepError(
+        f"{which} of the {backend!r} vector {what} (during {during}{last}). "
+        "The traceback of the environment stands above; the vector must be reset or built again.",
+        env_index=env_index,
+        action=action,
+    )

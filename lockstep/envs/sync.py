@@ -1,0 +1,197 @@
+"""Our own vectoriser: environments stepped one after the other, with as little around them as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from lockstep.envs import trees
+from lockstep.envs.boundary import StepResult, VectorBoundary
+from lockstep.envs.errors import step_error
+from lockstep.envs.peel import NO_LIMIT, peel, quicken_action_space
+
+
+class LightSyncVectorEnv(VectorBoundary):
+    """Steps ``B`` environments in a loop and resets a finished one at once (SAME_STEP).
+
+    Observations go straight into one preallocated buffer. Seeds are used at an explicit `reset` only; the
+    reset after an episode goes on with the environment's own generator, as gymnasium advises.
+
+    Args:
+        env_fns: one function for each row that makes its environment.
+        owns_envs: the environments are ours alone, so that their action space may take its quicker form.
+
+    Raises:
+        ValueError: no environment, unequal spaces, or a space without an array of fixed size.
+    """
+
+    backend = "light_sync"
+    autoreset_mode = "SAME_STEP"
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], *, owns_envs: bool = True) -> None:
+        if len(env_fns) == 0:
+            raise ValueError("num_envs must be at least 1, got no environment.")
+        self.envs: list[gym.Env] = [make() for make in env_fns]
+        self.num_envs = len(self.envs)
+        self.observation_space = self.envs[0].observation_space
+        self.action_space = self.envs[0].action_space
+        self.single_env_spec = self.envs[0].spec
+        self._check_spaces()
+        if owns_envs:
+            for env in self.envs:
+                quicken_action_space(env)
+        peeled = [peel(env) for env in self.envs]
+        self._steps = [step for step, _, _ in peeled]
+        self._limits = [limit for _, limit, _ in peeled]
+        self._time_limits = [passed for _, _, passed in peeled]
+        self._resets = [env.reset for env in self.envs]
+        self._batched_actions = batch_space(self.action_space, self.num_envs)
+        self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
+        self._obs = trees.allocate(self.observation_space, self.num_envs)
+        self._flat = isinstance(self._obs, np.ndarray)
+        flags = np.zeros((2, self.num_envs), dtype=np.bool_)
+        self._result = StepResult(self._obs, np.zeros(self.num_envs), flags[0], flags[1])
+        self._flags = flags
+        self._clock = 0
+        self._deadlines: list[int] = []
+        self._unchecked = True
+        self._closed = False
+
+    def _check_spaces(self) -> None:
+        trees.check_supported(self.observation_space, "the observation space")
+        trees.check_supported(self.action_space, "the action space")
+        for index, env in enumerate(self.envs):
+            for name in ("observation_space", "action_space"):
+                if getattr(env, name) != getattr(self, name):
+                    raise ValueError(
+                        f"environment {index} has {name} {getattr(env, name)}, environment 0 has "
+                        f"{getattr(self, name)}: all environments of one vector must have equal spaces."
+                    )
+
+    def reset(self, seeds: list[int] | None = None) -> Any:
+        """Begin a new episode in every row; see `VectorBoundary.reset`."""
+        self._check_seeds(seeds)
+        for row, reset in enumerate(self._resets):
+            try:
+                obs, _ = reset() if seeds is None else reset(seed=int(seeds[row]))
+                trees.check_shape(self._obs, obs)
+                trees.write_row(self._obs, row, obs)
+            except Exception as error:
+                raise step_error(
+                    error, backend=self.backend, env_index=row, action=None, during="reset"
+                ) from error
+        self._clock = 0
+        self._deadlines = list(self._limits)
+        self._unchecked = True
+        self._clear()
+        return self._obs
+
+    def _clear(self) -> None:
+        result = self._result
+        self._flags[:] = False
+        result.any_done = False
+        result.final_obs = None
+        result.infos = None
+
+    def step(self, actions: Any) -> StepResult:
+        """Take one action in every row; see `VectorBoundary.step`."""
+        result = self._result
+        if result.any_done:
+            self._clear()
+        if self._unchecked:
+            self._check_first_step(actions)
+        if not self._rows_of_actions:
+            actions = tuple(trees.split_actions(self._batched_actions, actions))
+        obs, rewards, deadlines = self._obs, result.rewards, self._deadlines
+        flat = self._flat
+        clock = self._clock = self._clock + 1
+        row = 0
+        final: list[tuple[int, Any, dict[str, Any]]] | None = None
+        try:
+            for step, action in zip(self._steps, actions):
+                row_obs, rewards[row], terminated, truncated, info = step(action)
+                if terminated or truncated or clock >= deadlines[row]:
+                    if final is None:
+                        final = []
+                    row_obs = self._end_episode(row, row_obs, terminated, truncated, info, final)
+                if flat:
+                    obs[row] = row_obs
+                else:
+                    trees.write_row(obs, row, row_obs)
+                row += 1
+        except Exception as error:
+            self._fail(error, row, actions)
+        if final is not None:
+            self._report(final)
+        return result
+
+    def _end_episode(
+        self, row: int, obs: Any, terminated: bool, truncated: bool, info: dict[str, Any], final: list[Any]
+    ) -> Any:
+        """Note flags and true last observation of a row, begin its next episode, return its first one."""
+        trees.check_shape(self._obs, obs)
+        last = trees.allocate(self.observation_space, 1)
+        trees.write_row(last, 0, obs)  # before the reset: an environment may reuse its array
+        final.append((row, last, info))
+        result = self._result
+        result.terminateds[row] = terminated
+        result.truncateds[row] = truncated or self._clock >= self._deadlines[row]
+        limit = self._limits[row]
+        self._deadlines[row] = NO_LIMIT if limit == NO_LIMIT else self._clock + limit
+        first, _ = self._resets[row]()
+        return first
+
+    def _report(self, final: list[tuple[int, Any, dict[str, Any]]]) -> None:
+        result = self._result
+        rows = np.array([row for row, _, _ in final], dtype=np.int64)
+        stacked = final[0][1] if len(final) == 1 else _concatenate([last for _, last, _ in final])
+        result.final_obs = (rows, stacked)
+        result.infos = {row: info for row, _, info in final if info} or None
+        result.any_done = True
+
+    def _check_first_step(self, actions: Any) -> None:
+        if not self._deadlines:
+            raise ValueError("step was called before reset: call reset(seeds) once, then step.")
+        if self._rows_of_actions and len(actions) != self.num_envs:
+            raise ValueError(
+                f"step got {len(actions)} actions for {self.num_envs} environments; give one for each row."
+            )
+        self._unchecked = False
+
+    def _fail(self, error: Exception, row: int, actions: Any) -> NoReturn:
+        action = actions[row] if row < len(actions) else None
+        raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
+
+    def render(self, row: int = 0) -> Any:
+        """The frame of one row."""
+        return self.envs[row].render()
+
+    def close(self) -> None:
+        """Close every environment; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            for env in self.envs:
+                env.close()
+
+
+def _concatenate(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    if isinstance(first, dict):
+        return {key: _concatenate([part[key] for part in parts]) for key in first}
+    return tuple(_concatenate([part[index] for part in parts]) for index in range(len(first)))
+
+
+def single(env: gym.Env) -> LightSyncVectorEnv:
+    """A vector of one from an environment that the caller made and keeps owning the look of."""
+    if not isinstance(env, gym.Env):
+        raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}.")
+    if isinstance(env.action_space, spaces.Space) and isinstance(env.observation_space, spaces.Space):
+        return LightSyncVectorEnv([lambda: env], owns_envs=False)
+    raise ValueError("the environment must have gymnasium spaces as observation_space and action_space.")
