@@ -1,0 +1,43 @@
+"""Pure functions on arrays and tensors: returns, V-trace, losses, distributions, statistics.
+
+numba is imported when a compiled kernel is first called, not with this package.
+"""
+
+from lockstep.ops.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagGaussian,
+    Distribution,
+    MultiCategorical,
+    SquashedGaussian,
+)
+from lockstep.ops.losses import approximate_kl, clipped_surrogate_loss, clipped_value_loss
+from lockstep.ops.returns import (
+    discounted_returns,
+    gae,
+    lambda_returns,
+    monte_carlo_returns,
+    n_step_returns,
+)
+from lockstep.ops.statistics import RunningMoments, explained_variance
+from lockstep.ops.vtrace import vtrace
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "DiagGaussian",
+    "Distribution",
+    "MultiCategorical",
+    "RunningMoments",
+    "SquashedGaussian",
+    "approximate_kl",
+    "clipped_surrogate_loss",
+    "clipped_value_loss",
+    "discounted_returns",
+    "explained_variance",
+    "gae",
+    "lambda_returns",
+    "monte_carlo_returns",
+    "n_step_returns",
+    "vtrace",
+]

@@ -1,0 +1,122 @@
+"""Compiled loops of :mod:`lockstep.ops.returns` and :mod:`lockstep.ops.vtrace`.
+
+The only module of the folder that imports numba; it is imported when a kernel is first called. Arrays are
+C-contiguous `[T, B]`; sums run in float64 whatever the dtype of the arrays. Kernels keep the result of row
+`t + 1` in one `[B]` array and walk time backwards. They trust their input: shapes and dtypes are checked by
+the callers.
+
+A value that must not be used (the bootstrap of a terminated row) is never read into a sum, so a NaN there
+is harmless.
+"""
+
+# numba infers the types of the kernels below.
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+
+def _compiled(function: Callable[..., None]) -> Any:
+    """Compile on first call, keep the machine code on disk where some cache folder can be written."""
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # numba found no folder to cache in (read-only installation without a home)
+        return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+@_compiled
+def gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_, advantages, value_targets):
+    """Fill `advantages` and `value_targets`."""
+    num_steps, num_envs = rewards.shape
+    carry = np.zeros(num_envs, dtype=np.float64)
+    decay = gamma * lambda_
+    for t in range(num_steps - 1, -1, -1):
+        for b in range(num_envs):
+            value = np.float64(values[t, b])
+            advantage = np.float64(rewards[t, b]) - value
+            if not terminateds[t, b]:
+                advantage += gamma * np.float64(next_values[t, b])
+                if not truncateds[t, b]:
+                    advantage += decay * carry[b]
+            carry[b] = advantage
+            advantages[t, b] = advantage
+            value_targets[t, b] = advantage + value
+
+
+@_compiled
+def lambda_returns(rewards, next_values, terminateds, truncateds, gamma, lambda_, returns):
+    """Fill `returns`."""
+    num_steps, num_envs = rewards.shape
+    carry = np.zeros(num_envs, dtype=np.float64)
+    for t in range(num_steps - 1, -1, -1):
+        for b in range(num_envs):
+            total = np.float64(rewards[t, b])
+            if not terminateds[t, b]:
+                bootstrap = np.float64(next_values[t, b])
+                if t < num_steps - 1 and not truncateds[t, b]:
+                    if lambda_ == 1.0:  # next values inside an episode are not read
+                        bootstrap = carry[b]
+                    else:
+                        bootstrap = (1.0 - lambda_) * bootstrap + lambda_ * carry[b]
+                total += gamma * bootstrap
+            carry[b] = total
+            returns[t, b] = total
+
+
+@_compiled
+def n_step_returns(rewards, next_values, terminateds, truncateds, gamma, n_step, returns):
+    """Fill `returns`; `O(T * n_step)` so that nothing is subtracted that was added before."""
+    num_steps, num_envs = rewards.shape
+    for t in range(num_steps):
+        for b in range(num_envs):
+            total = 0.0
+            discount = 1.0
+            last = min(t + n_step, num_steps) - 1
+            for k in range(t, last + 1):
+                total += discount * np.float64(rewards[k, b])
+                discount *= gamma
+                if terminateds[k, b]:
+                    break
+                if k == last or truncateds[k, b]:
+                    total += discount * np.float64(next_values[k, b])
+                    break
+            returns[t, b] = total
+
+
+@_compiled
+def vtrace(
+    log_ratios,
+    rewards,
+    values,
+    next_values,
+    terminateds,
+    truncateds,
+    gamma,
+    lambda_,
+    clip_rho,
+    clip_c,
+    clip_pg_rho,
+    vs,
+    pg_advantages,
+):
+    """Fill `vs` and `pg_advantages`. `carry` holds `vs[t + 1] - V(x[t + 1])`."""
+    num_steps, num_envs = rewards.shape
+    carry = np.zeros(num_envs, dtype=np.float64)
+    for t in range(num_steps - 1, -1, -1):
+        for b in range(num_envs):
+            ratio = np.exp(np.float64(log_ratios[t, b]))
+            value = np.float64(values[t, b])
+            one_step = np.float64(rewards[t, b]) - value
+            correction = 0.0
+            if not terminateds[t, b]:
+                one_step += gamma * np.float64(next_values[t, b])
+                if not truncateds[t, b]:
+                    correction = gamma * lambda_ * carry[b]
+            carry[b] = min(clip_rho, ratio) * one_step + min(clip_c, ratio) * correction
+            vs[t, b] = value + carry[b]
+            pg_advantages[t, b] = min(clip_pg_rho, ratio) * (one_step + correction)

@@ -1,0 +1,408 @@
+"""Action distributions built from a network's output.
+
+Small classes over tensors with few torch calls each and no Python that depends on data, so that they can be
+traced and compiled. Leading dimensions `[N]` may be any number of dimensions. Common to all of them:
+
+* `from_inputs(inputs, **static)` takes `[N, input_size(**static)]`; `static` is what the space fixes
+  (`size=` or `nvec=`).
+* `log_prob`, `entropy`, `kl` return `[N]`: sums over the parts of an action.
+* Acting with numbers drawn in bulk: `draw_noise(rng, leading_shape, **static)` once for a whole rollout, then
+  `sample_with_noise(noise)` at each step. `sample(generator)` draws for itself.
+
+Masks: the caller sets the logits of forbidden actions to a large negative *finite* number (-1e9, or
+`finfo.min`); log-probabilities, entropies and their gradients stay finite and the action is never drawn.
+`-inf` is not supported.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FloatNoise = npt.NDArray[np.float32]
+
+_LOG_2 = math.log(2.0)
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Distribution(ABC):
+    """A batch `[N]` of independent distributions over one action each.
+
+    `**static` stands for the keywords of the concrete class; there are no positional ones (`*args` only
+    tells the type checker that a subclass names its own).
+    """
+
+    @classmethod
+    @abstractmethod
+    def input_size(cls, *args: Any, **static: Any) -> int:
+        """Number of network outputs for each row."""
+
+    @classmethod
+    @abstractmethod
+    def noise_size(cls, *args: Any, **static: Any) -> int:
+        """Number of random numbers for each action (the last dimension of the noise)."""
+
+    @classmethod
+    @abstractmethod
+    def from_inputs(cls, inputs: Tensor, *args: Any, **static: Any) -> Self:
+        """From a network's output `[N, input_size]`; `ValueError` if the last dimension is another."""
+
+    @classmethod
+    @abstractmethod
+    def draw_noise(
+        cls, rng: np.random.Generator, leading_shape: Sequence[int], *args: Any, **static: Any
+    ) -> FloatNoise:
+        """Random numbers `[*leading_shape, noise_size]`, float32, for :meth:`sample_with_noise`."""
+
+    @abstractmethod
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """`[N]`, log-probability (density for continuous actions) of `actions`."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """`[N]`, in nats."""
+
+    @abstractmethod
+    def kl(self, other: Self) -> Tensor:
+        """`[N]`, `KL(self || other)` in nats."""
+
+    @abstractmethod
+    def mode(self) -> Tensor:
+        """The action taken when not exploring."""
+
+    @abstractmethod
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        """The action that `noise` `[N, noise_size]` from :meth:`draw_noise` selects."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One action for each row, drawn with torch's generator."""
+
+
+class Categorical(Distribution):
+    """One of `size` actions; actions are int64 `[N]`, noise is Gumbel (`argmax(logits + noise)`)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """`logits` `[N, size]`, not necessarily normalised."""
+        self.logits = logits
+        self._log_probs: Tensor | None = None
+
+    @classmethod
+    def input_size(cls, *, size: int) -> int:
+        return size
+
+    @classmethod
+    def noise_size(cls, *, size: int) -> int:
+        return size
+
+    @classmethod
+    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
+        _check_width(inputs, size, cls.__name__)
+        return cls(inputs)
+
+    @classmethod
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
+        return _gumbel(rng, (*leading_shape, size))
+
+    @property
+    def log_probs(self) -> Tensor:
+        """`[N, size]`, normalised; computed once."""
+        if self._log_probs is None:
+            self._log_probs = torch.log_softmax(self.logits, dim=-1)
+        return self._log_probs
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        log_probs = self.log_probs
+        return (log_probs.exp() * log_probs).sum(-1).neg()
+
+    def kl(self, other: Self) -> Tensor:
+        log_probs = self.log_probs
+        return (log_probs.exp() * (log_probs - other.log_probs)).sum(-1)
+
+    def mode(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        return (self.logits + noise).argmax(-1)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self.sample_with_noise(_gumbel_like(self.logits, generator))
+
+
+class MultiCategorical(Distribution):
+    """Independent choices, part `i` among `nvec[i]`; actions are int64 `[N, len(nvec)]`.
+
+    The parts are laid side by side in one `[N, len(nvec), max(nvec)]` tensor (a view where all are equal),
+    so the number of operations does not grow with the number of parts.
+    """
+
+    def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
+        """`logits` `[N, sum(nvec)]`, the parts one after the other."""
+        self.nvec = tuple(int(n) for n in nvec)
+        self.logits = logits
+        self._log_probs: Tensor | None = None
+
+    @classmethod
+    def input_size(cls, *, nvec: Sequence[int]) -> int:
+        return int(sum(nvec))
+
+    @classmethod
+    def noise_size(cls, *, nvec: Sequence[int]) -> int:
+        return int(sum(nvec))
+
+    @classmethod
+    def from_inputs(cls, inputs: Tensor, *, nvec: Sequence[int]) -> Self:
+        _check_width(inputs, int(sum(nvec)), cls.__name__)
+        return cls(inputs, nvec)
+
+    @classmethod
+    def draw_noise(
+        cls, rng: np.random.Generator, leading_shape: Sequence[int], *, nvec: Sequence[int]
+    ) -> FloatNoise:
+        return _gumbel(rng, (*leading_shape, int(sum(nvec))))
+
+    @property
+    def log_probs(self) -> Tensor:
+        """`[N, len(nvec), max(nvec)]`, each part normalised, padding very negative; computed once."""
+        if self._log_probs is None:
+            # Half of the smallest number: the normaliser can be subtracted without reaching -inf.
+            self._log_probs = torch.log_softmax(
+                self._parts(self.logits, torch.finfo(self.logits.dtype).min / 2), dim=-1
+            )
+        return self._log_probs
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1).sum(-1)
+
+    def entropy(self) -> Tensor:
+        log_probs = self.log_probs
+        return (log_probs.exp() * log_probs).sum((-2, -1)).neg()
+
+    def kl(self, other: Self) -> Tensor:
+        log_probs = self.log_probs
+        return (log_probs.exp() * (log_probs - other.log_probs)).sum((-2, -1))
+
+    def mode(self) -> Tensor:
+        return self._parts(self.logits, -math.inf).argmax(-1)
+
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        return self._parts(self.logits + noise, -math.inf).argmax(-1)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self.sample_with_noise(_gumbel_like(self.logits, generator))
+
+    def _parts(self, flat: Tensor, fill: float) -> Tensor:
+        """`[N, sum(nvec)]` -> `[N, len(nvec), max(nvec)]`, filled up with `fill`."""
+        widest = max(self.nvec)
+        if min(self.nvec) == widest:
+            return flat.unflatten(-1, (len(self.nvec), widest))
+        parts = flat.split(self.nvec, dim=-1)
+        return torch.stack([F.pad(part, (0, widest - part.shape[-1]), value=fill) for part in parts], dim=-2)
+
+
+class Bernoulli(Distribution):
+    """`size` independent bits; actions are int8 `[N, size]`, noise is logistic (`logits + noise > 0`)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """`logits` `[N, size]`, log-odds of each bit."""
+        self.logits = logits
+
+    @classmethod
+    def input_size(cls, *, size: int) -> int:
+        return size
+
+    @classmethod
+    def noise_size(cls, *, size: int) -> int:
+        return size
+
+    @classmethod
+    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
+        _check_width(inputs, size, cls.__name__)
+        return cls(inputs)
+
+    @classmethod
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
+        return rng.logistic(size=(*leading_shape, size)).astype(np.float32)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        signs = actions.to(self.logits.dtype) * 2.0 - 1.0
+        return F.logsigmoid(signs * self.logits).sum(-1)
+
+    def entropy(self) -> Tensor:
+        # Written in |logits| the two terms are positive: no cancellation where a bit is nearly certain.
+        size = self.logits.abs()
+        return (size * torch.sigmoid(-size) - F.logsigmoid(size)).sum(-1)
+
+    def kl(self, other: Self) -> Tensor:
+        mine, theirs = self.logits, other.logits
+        ones = torch.sigmoid(mine) * (F.logsigmoid(mine) - F.logsigmoid(theirs))
+        zeros = torch.sigmoid(-mine) * (F.logsigmoid(-mine) - F.logsigmoid(-theirs))
+        return (ones + zeros).sum(-1)
+
+    def mode(self) -> Tensor:
+        return (self.logits > 0).to(torch.int8)
+
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        return (self.logits + noise > 0).to(torch.int8)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        # The difference of two Gumbel variables is logistic.
+        noise = _gumbel_like(self.logits, generator) - _gumbel_like(self.logits, generator)
+        return self.sample_with_noise(noise)
+
+
+class DiagGaussian(Distribution):
+    """Independent normal variables; actions are floats `[N, A]`, noise is standard normal.
+
+    Inputs `[N, 2 * A]` are the means, then the logarithms of the standard deviations.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        """`mean` and `log_std`, `[N, A]` (`log_std` may be anything that broadcasts to it)."""
+        self.mean = mean
+        self.log_std = log_std if log_std.shape == mean.shape else log_std.expand_as(mean)
+
+    @classmethod
+    def input_size(cls, *, size: int) -> int:
+        return 2 * size
+
+    @classmethod
+    def noise_size(cls, *, size: int) -> int:
+        return size
+
+    @classmethod
+    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
+        _check_width(inputs, 2 * size, cls.__name__)
+        mean, log_std = inputs.chunk(2, dim=-1)
+        return cls(mean, log_std)
+
+    @classmethod
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
+        return rng.standard_normal((*leading_shape, size), dtype=np.float32)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        scaled = (actions - self.mean) * torch.exp(-self.log_std)
+        energy = torch.addcmul(self.log_std, scaled, scaled, value=0.5).sum(-1)
+        return -self.mean.shape[-1] * _HALF_LOG_2_PI - energy
+
+    def entropy(self) -> Tensor:
+        return self.log_std.sum(-1) + self.mean.shape[-1] * (0.5 + _HALF_LOG_2_PI)
+
+    def kl(self, other: Self) -> Tensor:
+        # With d = log_std - other.log_std the deviations give (exp(2d) - 1) / 2 - d, exact for small d.
+        log_scale = self.log_std - other.log_std
+        shift = (self.mean - other.mean) * torch.exp(-other.log_std)
+        return (0.5 * (shift.square() + torch.expm1(2.0 * log_scale)) - log_scale).sum(-1)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        noise = torch.empty_like(self.mean, requires_grad=False).normal_(generator=generator)
+        return self.sample_with_noise(noise)
+
+
+class SquashedGaussian(Distribution):
+    """`tanh` of a :class:`DiagGaussian`; actions are floats in [-1, 1], `[N, A]`, noise is standard normal.
+
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. `log(1 - tanh(u)**2)` is written
+    `2 * (log 2 - |u| - log1p(exp(-2|u|)))`, exact in both tails. A squashed float32 action has lost `u`
+    beyond about 8, so where `u` is at hand use :meth:`log_prob_of_raw` or :meth:`sample_with_log_prob`.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        """`mean` and `log_std` of the variable before `tanh`, `[N, A]`."""
+        self.base = DiagGaussian(mean, log_std)
+
+    @classmethod
+    def input_size(cls, *, size: int) -> int:
+        return 2 * size
+
+    @classmethod
+    def noise_size(cls, *, size: int) -> int:
+        return size
+
+    @classmethod
+    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
+        _check_width(inputs, 2 * size, cls.__name__)
+        mean, log_std = inputs.chunk(2, dim=-1)
+        return cls(mean, log_std)
+
+    @classmethod
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
+        return DiagGaussian.draw_noise(rng, leading_shape, size=size)
+
+    def log_prob_of_raw(self, raw_actions: Tensor) -> Tensor:
+        """`[N]`, log-density of `tanh(raw_actions)`, exact for every finite `raw_actions` `[N, A]`."""
+        return self.base.log_prob(raw_actions) - _log_tanh_slope(raw_actions).sum(-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """`[N]`, log-density of squashed `actions`; exactly +-1 counts as the number next to it."""
+        limit = 1.0 - torch.finfo(actions.dtype).eps / 2
+        return self.log_prob_of_raw(torch.atanh(actions.clamp(-limit, limit)))
+
+    def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """`(actions [N, A], log_prob [N])`, both differentiable, without inverting `tanh`."""
+        raw_actions = self.base.sample_with_noise(noise)
+        return torch.tanh(raw_actions), self.log_prob_of_raw(raw_actions)
+
+    def entropy(self) -> Tensor:
+        """`[N]`, by the trapezoid rule on 49 nodes; error below 1e-6 while the deviation is below 2."""
+        nodes = torch.linspace(-7.5, 7.5, 49, dtype=self.base.mean.dtype, device=self.base.mean.device)
+        weights = torch.softmax(-0.5 * nodes.square(), dim=-1)
+        raw = self.base.mean.unsqueeze(-1) + self.base.log_std.exp().unsqueeze(-1) * nodes
+        return self.base.entropy() + (_log_tanh_slope(raw) @ weights).sum(-1)
+
+    def kl(self, other: Self) -> Tensor:
+        """`[N]`; `tanh` is one-to-one, so it is the divergence of the variables before it."""
+        return self.base.kl(other.base)
+
+    def mode(self) -> Tensor:
+        """`tanh` of the mean (the median; the density itself may peak elsewhere)."""
+        return torch.tanh(self.base.mean)
+
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        return torch.tanh(self.base.sample_with_noise(noise))
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.tanh(self.base.sample(generator))
+
+
+def _log_tanh_slope(raw: Tensor) -> Tensor:
+    """`log(1 - tanh(raw)**2)`, stable for large `|raw|`."""
+    # logsigmoid keeps the tiny term that softplus drops beyond its threshold, and its gradient.
+    size = raw.abs()
+    return 2.0 * (_LOG_2 - size + F.logsigmoid(2.0 * size))
+
+
+def _check_width(inputs: Tensor, width: int, name: str) -> None:
+    if inputs.shape[-1] != width:
+        raise ValueError(
+            f"{name} needs {width} network outputs for each row, got inputs of shape {tuple(inputs.shape)}."
+        )
+
+
+def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatNoise:
+    """Standard Gumbel numbers: minus the logarithm of exponential ones, bounded away from infinity."""
+    exponential = rng.standard_exponential(shape).astype(np.float32)
+    np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
+    return -np.log(exponential)
+
+
+def _gumbel_like(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    exponential = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
+    return exponential.clamp_(min=torch.finfo(logits.dtype).tiny).log_().neg_()

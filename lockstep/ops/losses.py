@@ -1,0 +1,108 @@
+"""Loss terms, one number for each row: the learner decides which rows count and by what to divide."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def clipped_surrogate_loss(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    *,
+    clip_param: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """PPO's clipped objective, negated (Schulman et al. 2017, arXiv:1707.06347, equation 7).
+
+    `-min(ratio * A, clip(ratio, 1 - clip_param, 1 + clip_param) * A)` with `ratio = exp(logp - old_logp)`.
+
+    Args:
+        logp: `[N]`, log-probability of the taken actions under the policy being learned.
+        old_logp: `[N]`, the same under the policy that acted (no gradient expected).
+        advantages: `[N]`.
+        clip_param: > 0, the paper's epsilon.
+        dual_clip: None, or c > 1: where `A < 0` the objective is at least `c * A` (Ye et al. 2020,
+            arXiv:1912.09729, equation 5), which bounds the loss for large ratios.
+
+    Returns:
+        `[N]`, to be minimised.
+
+    Raises:
+        ValueError: `clip_param <= 0` or `dual_clip <= 1`.
+    """
+    if not clip_param > 0.0:
+        raise ValueError(f"clip_param must be greater than 0, got {clip_param!r}.")
+    ratio = torch.exp(logp - old_logp)
+    objective = torch.minimum(
+        ratio * advantages, ratio.clamp(1.0 - clip_param, 1.0 + clip_param) * advantages
+    )
+    if dual_clip is not None:
+        if not dual_clip > 1.0:
+            raise ValueError(
+                f"dual_clip must be greater than 1, or None to switch it off; got {dual_clip!r}."
+            )
+        objective = torch.where(advantages < 0.0, torch.maximum(objective, dual_clip * advantages), objective)
+    return -objective
+
+
+def clipped_value_loss(
+    values: Tensor,
+    value_targets: Tensor,
+    old_values: Tensor | None = None,
+    clip_param: float | None = None,
+) -> Tensor:
+    """Half the squared error of the values; with `clip_param`, the larger of that and the error of clipped
+    values.
+
+    The clipped form is that of OpenAI baselines' PPO2: `v_clipped = old + clip(v - old, -clip_param,
+    clip_param)`, `0.5 * max((v - target)**2, (v_clipped - target)**2)`.
+
+    Args:
+        values, value_targets: `[N]`.
+        old_values: `[N]`, the values at collection; needed when `clip_param` is given.
+        clip_param: > 0, in units of the value; None: no clipping.
+
+    Returns:
+        `[N]`.
+
+    Raises:
+        ValueError: `clip_param` without `old_values`, or not positive.
+    """
+    squared_error = (values - value_targets).square()
+    if clip_param is None:
+        return 0.5 * squared_error
+    if old_values is None or not clip_param > 0.0:
+        given = "no old_values" if old_values is None else f"clip_param={clip_param!r}"
+        raise ValueError(f"Clipping values needs old_values and a clip_param greater than 0; got {given}.")
+    clipped = old_values + (values - old_values).clamp(-clip_param, clip_param)
+    return 0.5 * torch.maximum(squared_error, (clipped - value_targets).square())
+
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def approximate_kl(logp: Tensor, old_logp: Tensor, *, estimator: KlEstimator = "k3") -> Tensor:
+    """Estimates of `KL(old || new)` from actions drawn from the old policy (Schulman 2020, "Approximating
+    KL").
+
+    With `x = logp - old_logp`: `k1 = -x` (unbiased, large variance), `k2 = x**2 / 2` (biased, small
+    variance), `k3 = exp(x) - 1 - x` (unbiased, never negative).
+
+    Returns:
+        `[N]`; average it over rows.
+
+    Raises:
+        ValueError: unknown estimator.
+    """
+    log_ratio = logp - old_logp
+    if estimator == "k3":
+        return torch.expm1(log_ratio) - log_ratio
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    raise ValueError(f"Unknown KL estimator {estimator!r}; allowed are 'k1', 'k2' and 'k3'.")

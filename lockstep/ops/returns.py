@@ -1,0 +1,187 @@
+"""Returns and advantages of time-major rewards (numpy in, numpy out, compiled on first use).
+
+Conventions of every function here, `T` time steps, `B` environments:
+
+* Arrays are `[T, B]`; `[T]` and `[T, ...]` work too, everything after time being independent traces.
+* `next_values[t]` is the value of the *true* observation that follows step `t`: where an episode was
+  truncated, the value of its final observation, not of the observation after the reset.
+* A `terminated` row bootstraps zero (its next value is never read), a `truncated` row bootstraps
+  `next_values[t]`; both end the recursion, so neighbouring episodes in one trace never mix. Row `T - 1`
+  bootstraps `next_values[T - 1]` unless it terminated.
+* A row that is no transition (the reset row after a finished episode) gets a number that means nothing and
+  changes no other row, because the row before it is done; mask it out.
+* Sums run in float64. Results have the widest float dtype among the inputs (float16 counts as float32).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.floating]
+"""`[T, B]` array of float32 or float64."""
+
+
+def gae(
+    rewards: npt.ArrayLike,
+    values: npt.ArrayLike,
+    next_values: npt.ArrayLike,
+    terminateds: npt.ArrayLike,
+    truncateds: npt.ArrayLike,
+    *,
+    gamma: float,
+    lambda_: float,
+) -> tuple[FloatArray, FloatArray]:
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+
+    `A[t] = delta[t] + gamma * lambda * (1 - done[t]) * A[t + 1]` with
+    `delta[t] = r[t] + gamma * (1 - terminated[t]) * next_values[t] - values[t]`.
+
+    Args:
+        rewards: `[T, B]`.
+        values: `[T, B]`, value of the observation acted on.
+        next_values, terminateds, truncateds: `[T, B]`, see the module's conventions.
+        gamma: discount in [0, 1].
+        lambda_: 0 = one-step temporal difference, 1 = discounted return minus value.
+
+    Returns:
+        `(advantages, value_targets)`, each `[T, B]`; `value_targets = advantages + values`.
+
+    Raises:
+        ValueError: shapes differ, or `gamma` or `lambda_` is outside [0, 1].
+    """
+    from lockstep.ops import _kernels
+
+    check_unit_interval(gamma=gamma, lambda_=lambda_)
+    shape, floats = prepare_floats(rewards=rewards, values=values, next_values=next_values)
+    flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
+    advantages, value_targets = np.empty_like(floats[0]), np.empty_like(floats[0])
+    _kernels.gae(*floats, *flags, float(gamma), float(lambda_), advantages, value_targets)
+    return advantages.reshape(shape), value_targets.reshape(shape)
+
+
+def lambda_returns(
+    rewards: npt.ArrayLike,
+    next_values: npt.ArrayLike,
+    terminateds: npt.ArrayLike,
+    truncateds: npt.ArrayLike,
+    *,
+    gamma: float,
+    lambda_: float,
+) -> FloatArray:
+    """TD(lambda) returns (Sutton and Barto 2018, equation 12.18 in its recursive form).
+
+    `G[t] = r[t] + gamma * ((1 - lambda) * next_values[t] + lambda * G[t + 1])`, with zero in place of the
+    bracket where terminated and `next_values[t]` where truncated or at the end of the trace.
+
+    Returns:
+        `[T, B]`. Errors as in :func:`gae`.
+    """
+    from lockstep.ops import _kernels
+
+    check_unit_interval(gamma=gamma, lambda_=lambda_)
+    shape, floats = prepare_floats(rewards=rewards, next_values=next_values)
+    flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
+    returns = np.empty_like(floats[0])
+    _kernels.lambda_returns(*floats, *flags, float(gamma), float(lambda_), returns)
+    return returns.reshape(shape)
+
+
+def discounted_returns(
+    rewards: npt.ArrayLike,
+    next_values: npt.ArrayLike,
+    terminateds: npt.ArrayLike,
+    truncateds: npt.ArrayLike,
+    *,
+    gamma: float,
+) -> FloatArray:
+    """Discounted sum of the rewards up to the end of the episode or trace, bootstrapped unless it terminated.
+
+    Equal to :func:`lambda_returns` with `lambda_=1`; `[T, B]`. Errors as in :func:`gae`.
+    """
+    return lambda_returns(rewards, next_values, terminateds, truncateds, gamma=gamma, lambda_=1.0)
+
+
+def monte_carlo_returns(
+    rewards: npt.ArrayLike,
+    terminateds: npt.ArrayLike,
+    truncateds: npt.ArrayLike,
+    *,
+    gamma: float,
+) -> FloatArray:
+    """Discounted sum of the rewards that were really seen: nothing is bootstrapped, truncated or not.
+
+    Unbiased only for episodes that terminated inside the trace; `[T, B]`. Errors as in :func:`gae`.
+    """
+    next_values = np.zeros(np.shape(rewards), dtype=np.float32)
+    return lambda_returns(rewards, next_values, terminateds, truncateds, gamma=gamma, lambda_=1.0)
+
+
+def n_step_returns(
+    rewards: npt.ArrayLike,
+    next_values: npt.ArrayLike,
+    terminateds: npt.ArrayLike,
+    truncateds: npt.ArrayLike,
+    *,
+    gamma: float,
+    n_step: int,
+) -> FloatArray:
+    """n-step returns (Sutton and Barto 2018, equation 7.1).
+
+    `G[t] = sum(gamma**k * r[t + k] for k < m) + gamma**m * next_values[t + m - 1]`, where `m` is `n_step`
+    or the number of rows to the end of the episode or trace, whichever is less; the last term is zero where
+    terminated.
+
+    Returns:
+        `[T, B]`.
+
+    Raises:
+        ValueError: `n_step < 1`, and as in :func:`gae`.
+    """
+    from lockstep.ops import _kernels
+
+    if n_step < 1 or int(n_step) != n_step:
+        raise ValueError(f"n_step must be a whole number of at least 1, got {n_step!r}.")
+    check_unit_interval(gamma=gamma)
+    shape, floats = prepare_floats(rewards=rewards, next_values=next_values)
+    flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
+    returns = np.empty_like(floats[0])
+    if n_step >= shape[0]:  # the horizon is never reached: the same numbers in O(T)
+        _kernels.lambda_returns(*floats, *flags, float(gamma), 1.0, returns)
+    else:
+        _kernels.n_step_returns(*floats, *flags, float(gamma), int(n_step), returns)
+    return returns.reshape(shape)
+
+
+def check_unit_interval(**coefficients: float) -> None:
+    """Raise `ValueError` for a coefficient outside [0, 1] (NaN included)."""
+    for name, value in coefficients.items():
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name.rstrip('_')} must lie in [0, 1], got {value!r}.")
+
+
+def prepare_floats(**arrays: npt.ArrayLike) -> tuple[tuple[int, ...], list[FloatArray]]:
+    """Common shape of the arrays, and each as a contiguous `[T, B]` array of one float dtype."""
+    found = {name: np.asarray(array) for name, array in arrays.items()}
+    shapes = {name: array.shape for name, array in found.items()}
+    shape = next(iter(shapes.values()))
+    if len(shape) == 0 or any(other != shape for other in shapes.values()):
+        raise ValueError(f"Arrays must have one common shape [T] or [T, B, ...], got {shapes}.")
+    dtypes = [array.dtype for array in found.values() if array.dtype.kind == "f"]
+    wide = not dtypes or any(dtype.itemsize > 4 for dtype in dtypes)
+    dtype = np.float64 if wide else np.float32
+    return shape, [_two_dimensional(array, dtype) for array in found.values()]
+
+
+def prepare_flags(shape: tuple[int, ...], **flags: npt.ArrayLike) -> list[npt.NDArray[np.bool_]]:
+    """Each flag array as a contiguous boolean `[T, B]` array; its shape must be `shape`."""
+    found = {name: np.asarray(array) for name, array in flags.items()}
+    for name, array in found.items():
+        if array.shape != shape:
+            raise ValueError(f"{name} must have the rewards' shape {shape}, got {array.shape}.")
+    return [_two_dimensional(array, np.bool_) for array in found.values()]
+
+
+def _two_dimensional(array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
+    array = np.ascontiguousarray(array, dtype=dtype)
+    return array if array.ndim == 2 else array.reshape(array.shape[0], -1 if array.size else 0)
