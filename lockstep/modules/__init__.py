@@ -1,0 +1,37 @@
+"""Networks: `RLModule` and its specs, the default actor-critic for every space, encoders, acting."""
+
+from lockstep.modules.acting import Actor, NumpyActor, TorchActor, make_actor
+from lockstep.modules.action_dist import ActionDist
+from lockstep.modules.actor_critic import DefaultActorCriticModule
+from lockstep.modules.batched import BatchedMLP
+from lockstep.modules.encoders import Encoder
+from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.multi_rl_module import (
+    ALL_MODULES,
+    DEFAULT_MODULE_ID,
+    MultiRLModule,
+    MultiRLModuleSpec,
+    check_module_id,
+)
+from lockstep.modules.rl_module import RLModule, RLModuleSpec
+from lockstep.modules.wrap import wrap_module
+
+__all__ = [
+    "ALL_MODULES",
+    "DEFAULT_MODULE_ID",
+    "ActionDist",
+    "Actor",
+    "BatchedMLP",
+    "DefaultActorCriticModule",
+    "Encoder",
+    "ModelConfig",
+    "MultiRLModule",
+    "MultiRLModuleSpec",
+    "NumpyActor",
+    "RLModule",
+    "RLModuleSpec",
+    "TorchActor",
+    "check_module_id",
+    "make_actor",
+    "wrap_module",
+]

@@ -1,0 +1,220 @@
+"""Acting on numpy observations, with random numbers that were drawn in bulk.
+
+For small plain networks numpy is several times faster than torch (no dispatcher between small operations); it
+works on the memory of the parameters themselves, so a new set of weights needs no copying. :func:`make_actor`
+picks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, Self, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from lockstep.modules.actor_critic import DefaultActorCriticModule
+from lockstep.modules.encoders import Encoder, FlatFeatures
+from lockstep.modules.rl_module import RLModule
+from lockstep.modules.spaces import map_leaves
+from lockstep.ops.distributions import Categorical, DiagGaussian
+
+MAX_PLANS = 16
+_LARGEST_FOR_NUMPY = 1 << 20  # multiply-adds for one row; beyond, torch's overhead is nothing
+
+
+class Pipeline(Protocol):
+    """What the observations go through before the network (known here only by this)."""
+
+    is_identity: bool
+
+    def __call__(self, data: Any) -> Any: ...
+
+
+@runtime_checkable
+class Actor(Protocol):
+    """Picks actions for a batch of observations."""
+
+    def act(self, obs: Any, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
+        """Actions `[B, ...]` as the distribution has them (`ActionDist.to_env` for the environment) for raw
+        observations `[B, ...]`. `noise` `[B, D]` from `draw_noise` explores; None takes the mode.
+        """
+        ...
+
+    def rebind(self) -> None:
+        """To be called after the parameters' storage was replaced (`parameter.data = ...`), not after their
+        values have changed.
+        """
+        ...
+
+
+class TorchActor:
+    """Acts with any :class:`RLModule`, on its device."""
+
+    def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
+        if module.is_stateful():
+            raise ValueError(
+                f"{type(module).__name__} keeps a state from step to step, which this actor does not"
+            )
+        self.module = module
+        self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline
+        self.rebind()
+
+    def rebind(self) -> None:
+        parameter = next(self.module.parameters(), None)
+        self._device = torch.device("cpu") if parameter is None else parameter.device
+
+    @torch.inference_mode()
+    def act(self, obs: Any, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
+        if self._pipeline is not None:
+            obs = self._pipeline(obs)
+        batch = {"obs": map_leaves(self._to_tensor, obs)}
+        if noise is None:
+            outputs = self.module.forward_inference(batch)
+        else:
+            outputs = self.module.forward_exploration(batch)
+        if "actions" in outputs:
+            return outputs["actions"].cpu().numpy()
+        dist = self.module.action_dist_cls.from_inputs(outputs["action_dist_inputs"])
+        actions = dist.mode() if noise is None else dist.sample_with_noise(self._to_tensor(noise))
+        return actions.cpu().numpy()
+
+    def _to_tensor(self, array: Any) -> torch.Tensor:
+        array = np.asarray(array)
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
+
+
+class NumpyActor:
+    """Acts with a plain :class:`DefaultActorCriticModule` through numpy, on the memory of its parameters."""
+
+    def __init__(self, module: DefaultActorCriticModule, obs_pipeline: Pipeline | None = None) -> None:
+        """Use :meth:`build`, which checks whether the module is plain enough."""
+        self.module = module
+        self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline
+        self._shape = cast(spaces.Box, module.observation_space).shape
+        self._is_gaussian = module.action_dist_cls.dist_class is DiagGaussian
+        self._num_actions = module.action_dist_cls.noise_size
+        activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
+        self._activate = _ACTIVATIONS[type(activations[0])] if activations else _tanh
+        self.rebind()
+
+    @classmethod
+    def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
+        """An actor, or None where numpy cannot act for this module: other observations than a flat Box, other
+        heads than Categorical and Gaussian, other activations than tanh and relu, overridden methods, hooks,
+        another device, or networks so large that there is nothing to gain.
+        """
+        return cls(cast(DefaultActorCriticModule, module), obs_pipeline) if _is_plain(module) else None
+
+    def rebind(self) -> None:
+        layers = [layer for layer in self.module.encoder.mlp if isinstance(layer, nn.Linear)]
+        layers.append(self.module.policy_head)
+        self._layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+        self._dtype = self._layers[0][0].dtype
+        log_std = self.module.log_std
+        self._log_std = None if log_std is None else log_std.detach().numpy()
+        self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
+
+    def act(self, obs: np.ndarray, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
+        if self._pipeline is not None:
+            obs = self._pipeline(obs)
+        if obs.shape[1:] != self._shape:
+            raise ValueError(
+                f"observation of shape {obs.shape} does not fit the space {self.module.observation_space}: "
+                f"expected "
+                f"[B, {', '.join(map(str, self._shape))}]"
+            )
+        num_rows = len(obs)
+        plan = self._plans.get(num_rows)
+        hidden, (weight, bias, out) = plan if plan is not None else self._make_plan(num_rows)
+        x = obs if obs.dtype == self._dtype else obs.astype(self._dtype)
+        if x.ndim != 2:
+            x = x.reshape(num_rows, -1)
+        for hidden_weight, hidden_bias, buffer in hidden:
+            np.matmul(x, hidden_weight, buffer)
+            np.add(buffer, hidden_bias, buffer)
+            self._activate(buffer)
+            x = buffer
+        np.matmul(x, weight, out)
+        np.add(out, bias, out)
+        if self._is_gaussian:
+            return self._gaussian(out, noise)
+        if noise is not None:
+            np.add(out, noise, out)
+        return cast(np.ndarray, out.argmax(1))
+
+    def _gaussian(self, out: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
+        mean = out[:, : self._num_actions]
+        if noise is None:
+            return mean.copy()
+        log_std = out[:, self._num_actions :] if self._log_std is None else self._log_std
+        actions = np.exp(log_std) * noise
+        np.add(actions, mean, actions)
+        return cast(np.ndarray, actions)
+
+    def _make_plan(self, num_rows: int) -> tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]:
+        """Weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        steps = [
+            (weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._layers
+        ]
+        self._plans[num_rows] = steps[:-1], steps[-1]
+        return self._plans[num_rows]
+
+
+def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:
+    """The fastest actor for a module; all give the same actions for the same noise, up to rounding."""
+    return NumpyActor.build(module, obs_pipeline) or TorchActor(module, obs_pipeline)
+
+
+def _tanh(x: np.ndarray) -> None:
+    np.tanh(x, x)
+
+
+def _relu(x: np.ndarray) -> None:
+    np.maximum(x, 0.0, x)
+
+
+_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu}
+_METHODS = ("_forward", "_encode", "_policy", "forward_inference", "forward_exploration", "action_dist_cls")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def _is_plain(module: RLModule) -> bool:
+    """Whether the policy of `module` is exactly Linear layers with activations between them."""
+    base = DefaultActorCriticModule
+    if not isinstance(module, base) or any(
+        getattr(type(module), name) is not getattr(base, name) for name in _METHODS
+    ):
+        return False
+    if any(name in vars(module) for name in _METHODS) or module.is_masked:
+        return False
+    if module.action_dist_cls.dist_class not in (Categorical, DiagGaussian):
+        return False
+    encoder = module.encoder
+    if (
+        type(encoder) is not Encoder
+        or type(encoder.features) is not FlatFeatures
+        or type(encoder.mlp) is not nn.Sequential
+    ):
+        return False
+    if not isinstance(module.observation_space, spaces.Box) or not module.observation_space.shape:
+        return False
+    layers = [*encoder.mlp, module.policy_head]
+    linears = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is not None]
+    activations = {type(layer) for layer in layers if type(layer) is not nn.Linear}
+    if len(linears) * 2 - 1 != len(layers) or len(activations) > 1 or not activations <= _ACTIVATIONS.keys():
+        return False
+    if any(
+        getattr(part, hooks) for part in (encoder, encoder.features, encoder.mlp, *layers) for hooks in _HOOKS
+    ):
+        return False
+    work = sum(layer.weight.numel() for layer in linears)
+    on_host = all(
+        p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters()
+    )
+    return on_host and work <= _LARGEST_FOR_NUMPY

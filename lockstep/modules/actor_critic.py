@@ -1,0 +1,92 @@
+"""The default network of actor-critic algorithms, for every observation space and every simple action space.
+
+Initialised like PPO's reference implementation: orthogonal weights with gain sqrt(2) in hidden layers, 0.01
+in the policy's last layer (nearly uniform actions at first), 1 in the value's, zero biases; Gaussian policies
+have one learned log-deviation for each action dimension, independent of the observation (Huang et al. 2022,
+"The 37 Implementation Details of Proximal Policy Optimization", details 2 and 13 of the core and continuous
+lists).
+"""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from lockstep.modules.encoders import Encoder
+from lockstep.modules.layers import initialise, mask_logits
+from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.rl_module import Batch, RLModule
+from lockstep.modules.spaces import ACTION_MASK, OBSERVATIONS, split_action_mask
+
+
+class DefaultActorCriticModule(RLModule):
+    """Policy and value function, in two networks or on one shared encoder.
+
+    Acting runs the policy only. Observations of a Dict with the keys `"observations"` and `"action_mask"`
+    restrict discrete actions to those whose mask is not 0.
+    """
+
+    def setup(self) -> None:
+        config = ModelConfig.of(self.model_config)
+        action_dist = self.action_dist_cls
+        space, self.is_masked = split_action_mask(self.observation_space, action_dist)
+        policy_gain, value_gain = (
+            (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
+        )
+        num_inputs = action_dist.input_size
+
+        self.log_std: nn.Parameter | None = None
+        if isinstance(self.action_space, spaces.Box) and config.free_log_std:
+            num_inputs //= 2
+            self.log_std = nn.Parameter(torch.full((num_inputs,), config.log_std_init))
+
+        self.encoder = Encoder(space, config)
+        self.policy_head = initialise(nn.Linear(self.encoder.output_size, num_inputs), policy_gain)
+        if isinstance(self.action_space, spaces.Box) and not config.free_log_std:
+            with torch.no_grad():
+                self.policy_head.bias[num_inputs // 2 :] = config.log_std_init
+
+        self.value_encoder: Encoder | None = None  # None: the policy's encoder, or no value function at all
+        self.value_head: nn.Linear | None = None
+        if not self.inference_only:
+            if not config.share_value_network:
+                self.value_encoder = Encoder(space, config)
+            self.value_head = initialise(nn.Linear(self.encoder.output_size, 1), value_gain)
+
+    def _forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Acting: `"action_dist_inputs"` `[N, D]`."""
+        return {"action_dist_inputs": self._policy(batch, self._encode(self.encoder, batch))}
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """`"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
+        features = self._encode(self.encoder, batch)
+        return {
+            "action_dist_inputs": self._policy(batch, features),
+            "vf_preds": self._values(batch, features),
+        }
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """State values `[N]`. `RuntimeError` for a module built with `inference_only`."""
+        return self._values(batch, self._encode(self.encoder, batch) if self.value_encoder is None else None)
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["value_encoder", "value_head"]
+
+    def _encode(self, encoder: Encoder, batch: Batch) -> Tensor:
+        obs = batch["obs"]
+        return encoder(obs[OBSERVATIONS] if self.is_masked else obs, self.policy_head.weight.dtype)
+
+    def _policy(self, batch: Batch, features: Tensor) -> Tensor:
+        inputs = self.policy_head(features)
+        if self.log_std is not None:
+            inputs = torch.cat([inputs, self.log_std.expand_as(inputs)], dim=-1)
+        if self.is_masked:
+            inputs = mask_logits(inputs, batch["obs"][ACTION_MASK])
+        return inputs
+
+    def _values(self, batch: Batch, shared_features: Tensor | None) -> Tensor:
+        if self.value_head is None:
+            raise RuntimeError("this module was built with inference_only=True and has no value function")
+        features = shared_features if self.value_encoder is None else self._encode(self.value_encoder, batch)
+        return self.value_head(features).squeeze(-1)

@@ -1,0 +1,91 @@
+"""Several networks of one shape as one batched matrix product (twin critics, ensembles)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.modules.layers import make_activation
+
+
+class BatchedMLP(nn.Module):
+    """`num_networks` independent multi-layer perceptrons, evaluated together.
+
+    Each layer is one `baddbmm` instead of a Python loop over networks, equal to that loop up to rounding.
+    Hidden layers are followed by the activation, the last one is not.
+    """
+
+    def __init__(
+        self,
+        num_networks: int,
+        input_size: int,
+        widths: Sequence[int],
+        output_size: int,
+        *,
+        activation: str = "relu",
+        hidden_gain: float = 2.0**0.5,
+        output_gain: float = 1.0,
+    ) -> None:
+        """Weights are orthogonal in each network with the given gains, biases zero.
+
+        Raises:
+            ValueError: a number of networks or a width below 1.
+        """
+        super().__init__()
+        sizes = (input_size, *widths, output_size)
+        if num_networks < 1 or min(sizes) < 1:
+            raise ValueError(f"BatchedMLP needs sizes of at least 1, got {num_networks} networks of {sizes}")
+        self.num_networks = num_networks
+        self.sizes = sizes
+        self.activation = make_activation(activation)
+        self.weights = nn.ParameterList(
+            torch.empty(num_networks, *pair) for pair in itertools.pairwise(sizes)
+        )
+        self.biases = nn.ParameterList(torch.zeros(num_networks, 1, size) for size in sizes[1:])
+        for i, weight in enumerate(self.weights):
+            gain = output_gain if i == len(sizes) - 2 else hidden_gain
+            for k in range(num_networks):
+                nn.init.orthogonal_(weight.data[k].T, gain)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`[N, input_size]` (the same for all networks) or `[num_networks, N, input_size]` ->
+        `[num_networks, N, output_size]`.
+        """
+        if inputs.dim() == 2:
+            inputs = inputs.expand(self.num_networks, -1, -1)
+        if inputs.dim() != 3 or inputs.shape[0] != self.num_networks or inputs.shape[2] != self.sizes[0]:
+            raise ValueError(
+                f"BatchedMLP takes [N, {self.sizes[0]}] or [{self.num_networks}, N, {self.sizes[0]}], got "
+                f"{list(inputs.shape)}"
+            )
+        last = len(self.sizes) - 2
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            inputs = torch.baddbmm(bias, inputs, weight)
+            if i < last:
+                inputs = self.activation(inputs)
+        return inputs
+
+    def network(self, index: int) -> nn.Sequential:
+        """A copy of one network as plain layers."""
+        layers: list[nn.Module] = []
+        for weight, bias in zip(self.weights, self.biases):
+            linear = nn.Linear(weight.shape[1], weight.shape[2], device=weight.device, dtype=weight.dtype)
+            with torch.no_grad():
+                linear.weight.copy_(weight[index].T)
+                linear.bias.copy_(bias[index, 0])
+            layers += [linear, self.activation]
+        return nn.Sequential(*layers[:-1])
+
+    def set_network(self, index: int, layers: nn.Sequential) -> None:
+        """Copy the weights of plain layers into one network; `ValueError` if their shapes are not its own."""
+        linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        shapes = tuple((layer.in_features, layer.out_features) for layer in linears)
+        if shapes != tuple(itertools.pairwise(self.sizes)):
+            raise ValueError(f"layers of sizes {shapes} do not fit networks of sizes {self.sizes}")
+        with torch.no_grad():
+            for weight, bias, linear in zip(self.weights, self.biases, linears):
+                weight[index].copy_(linear.weight.T)
+                bias[index, 0].copy_(linear.bias)

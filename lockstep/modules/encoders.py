@@ -1,0 +1,194 @@
+"""From observations of any space to feature vectors.
+
+An :class:`Encoder` is a tree of features that mirrors the space (flat numbers, one-hot, convolutions), whose
+outputs are joined, and a multi-layer perceptron on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.spaces import Space
+from torch import Tensor, nn
+
+from lockstep.modules.layers import initialise, make_activation, make_mlp
+from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.spaces import channels_last, image_size, is_image
+
+NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+SMALL_FILTERS = ((16, 3, 1), (32, 3, 1))
+
+
+class Features(nn.Module):
+    """Base of what turns one leaf or branch of an observation into `[N, output_size]`."""
+
+    output_size: int
+
+    def __init__(self, space: Space[Any]) -> None:
+        super().__init__()
+        self.space = space
+
+    def check(self, obs: Any, shape: tuple[int, ...]) -> Tensor:
+        """`obs` itself, if it is a tensor that ends in `shape`; the error names the space otherwise."""
+        if not isinstance(obs, Tensor):
+            raise TypeError(
+                f"an observation of space {self.space} must be a torch tensor, got {type(obs).__name__}"
+            )
+        if obs.shape[max(obs.dim() - len(shape), 0) :] != shape:
+            raise ValueError(
+                f"observation of shape {tuple(obs.shape)} does not fit the space {self.space}: expected [N, "
+                + ", ".join(map(str, shape))
+                + "]. Is the module built for another environment, or a connector missing?"
+            )
+        return obs
+
+
+class FlatFeatures(Features):
+    """Box and MultiBinary: the numbers themselves, flattened."""
+
+    def __init__(self, space: Space[Any]) -> None:
+        super().__init__(space)
+        self.shape = tuple(space.shape or ())
+        self.output_size = int(np.prod(self.shape, dtype=int))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        obs = self.check(obs, self.shape)
+        if len(self.shape) == 1:
+            return obs
+        return obs.flatten(-len(self.shape)) if self.shape else obs.unsqueeze(-1)
+
+
+class OneHotFeatures(Features):
+    """Discrete `[N]` and MultiDiscrete `[N, ...]`: one-hot vectors side by side. A number outside of the
+    space gives a vector of zeros (no check that would wait for the device).
+    """
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
+        super().__init__(space)
+        if isinstance(space, spaces.Discrete):
+            nvec, start = np.array([space.n]), np.array([space.start])
+        else:
+            nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
+        self.shape = tuple(space.shape or ())
+        self.output_size = int(nvec.sum())
+        # For each output: the part it belongs to, and the value of that part that sets it.
+        parts = np.repeat(np.arange(len(nvec)), nvec)
+        values = np.concatenate([np.arange(n) + first for n, first in zip(nvec, start)])
+        self.register_buffer("parts", torch.from_numpy(parts), persistent=False)
+        self.register_buffer("values", torch.from_numpy(values.astype(np.int64)), persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        obs = self.check(obs, self.shape)
+        flat = obs.flatten(-len(self.shape)) if self.shape else obs.unsqueeze(-1)
+        return flat[..., cast(Tensor, self.parts)] == cast(Tensor, self.values)
+
+
+class ImageFeatures(Features):
+    """Images: convolutions, then dense layers. Bytes (and floats of a space up to 255) are divided by 255.
+
+    Default for 36 x 36 pixels and more: the network of Mnih et al. 2015, "Human-level control through deep
+    reinforcement learning"; it takes 84 x 84 there.
+    """
+
+    def __init__(self, space: spaces.Box, config: ModelConfig) -> None:
+        super().__init__(space)
+        self.shape = tuple(space.shape)
+        self.channels_last = len(self.shape) == 3 and channels_last(space)
+        bytes_like = space.dtype == np.uint8 or bool((space.high == 255).all())
+        self.scale = 1.0 / 255.0 if bytes_like else 1.0
+        height, width = image_size(space)
+        channels = int(np.prod(self.shape)) // (height * width)
+        filters = config.conv_filters or (NATURE_FILTERS if min(height, width) >= 36 else SMALL_FILTERS)
+        gain = config.hidden_gain if config.orthogonal_init else None
+        layers: list[nn.Module] = []
+        for out_channels, kernel, stride in filters:
+            if kernel > min(height, width):
+                raise ValueError(
+                    f"conv_filters {filters} do not fit images of space {space}: a {kernel} x {kernel} "
+                    f"kernel meets "
+                    f"{height} x {width} pixels. Set model_config's conv_filters to smaller ones."
+                )
+            layers += [
+                initialise(nn.Conv2d(channels, out_channels, kernel, stride), gain),
+                make_activation(config.conv_activation),
+            ]
+            channels, height, width = (
+                out_channels,
+                (height - kernel) // stride + 1,
+                (width - kernel) // stride + 1,
+            )
+        flat = channels * height * width
+        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain)
+        self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
+        self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat
+
+    def forward(self, obs: Tensor) -> Tensor:
+        obs = self.check(obs, self.shape)
+        leading = obs.shape[: obs.dim() - len(self.shape)]
+        image = obs.reshape(-1, *self.shape).to(cast(nn.Conv2d, self.network[0]).weight.dtype) * self.scale
+        if len(self.shape) == 2:
+            image = image.unsqueeze(1)
+        elif self.channels_last:
+            image = image.permute(0, 3, 1, 2)
+        return self.network(image).reshape(*leading, self.output_size)
+
+
+class JoinedFeatures(Features):
+    """Dict and Tuple: the features of the parts one after the other, in the space's own order."""
+
+    def __init__(self, space: spaces.Dict | spaces.Tuple, parts: Mapping[Any, Features]) -> None:
+        super().__init__(space)
+        if not parts:
+            raise ValueError(f"observation space {space} has no parts to make a network for")
+        self.keys = tuple(parts)
+        self.parts = nn.ModuleList(parts.values())
+        self.output_size = sum(part.output_size for part in parts.values())
+
+    def forward(self, obs: Any) -> Tensor:
+        try:
+            leaves = [obs[key] for key in self.keys]
+        except (KeyError, IndexError, TypeError) as error:
+            given = list(obs) if isinstance(obs, Mapping) else f"{type(obs).__name__}"
+            raise ValueError(f"observation with {given} does not fit the space {self.space}") from error
+        return torch.cat([part(leaf) for part, leaf in zip(self.parts, leaves)], dim=-1)
+
+
+def make_features(space: Space[Any], config: ModelConfig) -> Features:
+    """The features of an observation space, nested like it; `ValueError` for a space that has none."""
+    if isinstance(space, spaces.Dict):
+        return JoinedFeatures(space, {key: make_features(part, config) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return JoinedFeatures(space, {i: make_features(part, config) for i, part in enumerate(space.spaces)})
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return OneHotFeatures(space)
+    if isinstance(space, spaces.Box) and is_image(space):
+        return ImageFeatures(space, config)
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return FlatFeatures(space)
+    raise ValueError(
+        f"no network for observation space {space}; possible are Box, Discrete, MultiDiscrete, MultiBinary, "
+        f"Dict and "
+        "Tuple. Wrap the environment, or pass a module of your own."
+    )
+
+
+class Encoder(nn.Module):
+    """Observations `[N, ...]` -> features `[N, output_size]`: features of the space, then a multi-layer
+    perceptron (which a lone image, having dense layers of its own, goes without).
+    """
+
+    def __init__(self, space: Space[Any], config: ModelConfig) -> None:
+        super().__init__()
+        self.features = make_features(space, config)
+        widths: Sequence[int] = () if isinstance(self.features, ImageFeatures) else config.hiddens
+        gain = config.hidden_gain if config.orthogonal_init else None
+        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain)
+        self.output_size = widths[-1] if widths else self.features.output_size
+
+    def forward(self, obs: Any, dtype: torch.dtype) -> Tensor:
+        """`dtype`: that of the weights, in which all is computed."""
+        return self.mlp(self.features(obs).to(dtype))

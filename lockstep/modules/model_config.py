@@ -1,0 +1,97 @@
+"""What can be chosen about the default networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Self
+
+ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Settings of the default actor-critic networks. The defaults are those of PPO's reference implementation
+    for vector observations (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy
+    Optimization", details 2, 13, 15 and, for images, the Nature CNN of Mnih et al. 2015).
+
+    Raises:
+        ValueError: a width, gain, activation or filter that cannot be.
+    """
+
+    hiddens: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers. Not used when the observation is one image: see `image_hiddens`."""
+    activation: str = "tanh"
+    """Of the hidden layers: tanh, relu, gelu, silu or elu."""
+    share_value_network: bool = False
+    """One encoder for policy and value (usual for images), or one for each."""
+    orthogonal_init: bool = True
+    """Orthogonal weights with the gains below and zero biases; False leaves torch's own initialisation."""
+    hidden_gain: float = math.sqrt(2.0)
+    policy_gain: float = 0.01
+    value_gain: float = 1.0
+    log_std_init: float = 0.0
+    """Start of the logarithm of the standard deviations of a Gaussian head."""
+    free_log_std: bool = True
+    """One learned log_std for each action dimension, the same for all observations; False: outputs of the
+    network.
+    """
+    squash_actions: bool = False
+    """tanh-squashed Gaussian with actions in [-1, 1] (rescale them to the space with a connector)."""
+    conv_filters: tuple[tuple[int, int, int], ...] | None = None
+    """Convolutions for images as (channels, kernel, stride). None: the Nature CNN from 36 x 36 pixels
+    upwards, two 3 x 3 convolutions below."""
+    conv_activation: str = "relu"
+    image_hiddens: tuple[int, ...] = (512,)
+    """Dense layers after the convolutions."""
+
+    def __post_init__(self) -> None:
+        for name in ("hiddens", "image_hiddens"):
+            widths = getattr(self, name)
+            if isinstance(widths, str) or not all(_is_count(width) for width in widths):
+                raise ValueError(f"{name} must be positive whole numbers, got {widths!r}")
+            object.__setattr__(self, name, tuple(int(width) for width in widths))
+        for name in ("activation", "conv_activation"):
+            if getattr(self, name) not in ACTIVATIONS:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(ACTIVATIONS)}")
+        for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
+        if self.conv_filters is not None:
+            filters = tuple(tuple(layer) for layer in self.conv_filters)
+            if not filters or not all(len(layer) == 3 and all(map(_is_count, layer)) for layer in filters):
+                raise ValueError(
+                    f"conv_filters must be (channels, kernel, stride) triples, got {self.conv_filters!r}"
+                )
+            object.__setattr__(self, "conv_filters", filters)
+
+    @classmethod
+    def of(cls, value: ModelConfig | Mapping[str, Any] | None) -> Self:
+        """A config from a config, a dict of some of its fields, or None (the defaults).
+
+        Raises:
+            ValueError: a key that is no field (with the nearest one that is).
+        """
+        if value is None:
+            return cls()
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise TypeError(f"model_config must be a ModelConfig, a dict or None, got {type(value).__name__}")
+        names = [entry.name for entry in fields(cls)]
+        for key in value:
+            if key not in names:
+                near = get_close_matches(str(key), names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+                raise ValueError(f"unknown model_config key {key!r}: {hint}")
+        return cls(**value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values; `ModelConfig.of` gives back an equal config."""
+        return asdict(self)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

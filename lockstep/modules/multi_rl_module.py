@@ -1,0 +1,220 @@
+"""Several networks under their ids, as one module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from lockstep.modules.rl_module import ModuleState, RLModule, RLModuleSpec
+from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+
+DEFAULT_MODULE_ID = "default_policy"
+ALL_MODULES = "__all_modules__"
+T = TypeVar("T")
+
+
+def check_module_id(module_id: object) -> str:
+    """`module_id` itself, if it can name a module, its folder and its parameters; `ValueError` otherwise."""
+    if not isinstance(module_id, str) or not module_id or module_id == ALL_MODULES:
+        raise ValueError(f"module id {module_id!r} must be a non-empty text other than {ALL_MODULES!r}")
+    if (
+        any(mark in module_id for mark in './\\:*?"<>|')
+        or not module_id.isprintable()
+        or module_id.endswith(" ")
+    ):
+        raise ValueError(
+            f'module id {module_id!r} must be printable text without . / \\ : * ? " < > | (it names a '
+            f"folder and "
+            "parameters)"
+        )
+    if hasattr(nn.ModuleDict, module_id) or module_id == "training":
+        raise ValueError(
+            f"module id {module_id!r} is a name that torch's modules use themselves; take another"
+        )
+    return module_id
+
+
+class MultiRLModule(nn.Module):
+    """A mapping from module id to :class:`RLModule`. Batches and outputs are dicts by module id; a module
+    without a batch is not run.
+    """
+
+    def __init__(self, modules: Mapping[str, RLModule] | None = None) -> None:
+        super().__init__()
+        self.rl_modules = nn.ModuleDict()
+        for module_id, module in (modules or {}).items():
+            self.add_module(module_id, module)
+
+    # Mapping
+
+    def __getitem__(self, module_id: str) -> RLModule:
+        if module_id not in self.rl_modules:
+            raise KeyError(f"no module {module_id!r}; there are {', '.join(map(repr, self)) or 'none'}")
+        module = self.rl_modules[module_id]
+        assert isinstance(module, RLModule)
+        return module
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rl_modules)
+
+    def __len__(self) -> int:
+        return len(self.rl_modules)
+
+    def __contains__(self, module_id: object) -> bool:
+        return module_id in self.keys()
+
+    def keys(self) -> list[str]:
+        """The ids, in the order of adding."""
+        return list(self.rl_modules)
+
+    def values(self) -> list[RLModule]:
+        """The modules, in the order of adding."""
+        return [self[module_id] for module_id in self]
+
+    def items(self) -> list[tuple[str, RLModule]]:
+        """(id, module), in the order of adding."""
+        return [(module_id, self[module_id]) for module_id in self]
+
+    def add_module(self, name: str, module: nn.Module | None, *, override: bool = False) -> None:
+        """Add a module under an id.
+
+        Raises:
+            ValueError: the id exists already (unless `override`) or is illegal; it is no `RLModule`
+            (`TypeError`).
+        """
+        if not isinstance(module, RLModule):
+            raise TypeError(
+                f"module {name!r} must be an RLModule, got {type(module).__name__}; see wrap_module()"
+            )
+        check_module_id(name)
+        if name in self.rl_modules and not override:
+            raise ValueError(f"there is a module {name!r} already; remove it first, or pass override=True")
+        self.rl_modules[name] = module
+
+    def remove_module(self, module_id: str) -> RLModule:
+        """Take a module out and return it; `KeyError` with the ids that exist for an unknown one."""
+        module = self[module_id]
+        del self.rl_modules[module_id]
+        return module
+
+    def foreach_module(self, func: Callable[[str, RLModule], T]) -> dict[str, T]:
+        """`func(module_id, module)` for each module."""
+        return {module_id: func(module_id, module) for module_id, module in self.items()}
+
+    # Forward
+
+    def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        """`{module_id: outputs}` for `{module_id: batch}`."""
+        return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
+
+    def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        """`{module_id: outputs}` for `{module_id: batch}`."""
+        return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
+
+    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        """`{module_id: outputs}` for `{module_id: batch}`."""
+        return {module_id: self[module_id].forward_train(part) for module_id, part in batch.items()}
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        """:meth:`forward_train`."""
+        return self.forward_train(batch)
+
+    # State and checkpoints
+
+    def get_state(
+        self, module_ids: list[str] | tuple[str, ...] | None = None, *, inference_only: bool = False
+    ) -> dict[str, ModuleState]:
+        """`{module_id: {name: array}}`, copies; all modules or the given ones."""
+        ids = self.keys() if module_ids is None else module_ids
+        return {module_id: self[module_id].get_state(inference_only=inference_only) for module_id in ids}
+
+    def set_state(self, state: Mapping[str, Mapping[str, np.ndarray | Tensor]]) -> None:
+        """Set the modules named in `state` (others stay as they are), all or none of them.
+
+        Raises:
+            KeyError: an id that is not there. ValueError: a state that does not fit its module.
+        """
+        checked = [self[module_id]._check_state(part) for module_id, part in state.items()]
+        for pairs in checked:
+            RLModule._copy_checked(pairs)
+
+    def spec(self) -> MultiRLModuleSpec:
+        """The recipe that builds such modules."""
+        return MultiRLModuleSpec({module_id: module.spec() for module_id, module in self.items()})
+
+    def save_to_path(self, path: str | os.PathLike[str]) -> str:
+        """One checkpoint with a folder for each module, which is usable by itself; returns its absolute
+        path.
+        """
+        folders = {module_id: module.state_tree() for module_id, module in self.items()}
+        return str(write_checkpoint(path, {"": {}, **folders}))
+
+    def restore_from_path(self, path: str | os.PathLike[str]) -> None:
+        """Take the weights of the checkpoint's modules; their ids must exist here."""
+        self.set_state({module_id: tree["weights"] for module_id, tree in _module_trees(path).items()})
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: str | os.PathLike[str], *, module_classes: Mapping[str, type[RLModule]] | None = None
+    ) -> Self:
+        """Build all modules of a checkpoint; `module_classes` by id for classes that cannot be imported."""
+        classes = module_classes or {}
+        return cls(
+            {
+                module_id: RLModule.from_state_tree(tree, module_class=classes.get(module_id))
+                for module_id, tree in _module_trees(path).items()
+            }
+        )
+
+
+@dataclass(frozen=True)
+class MultiRLModuleSpec:
+    """How to build a :class:`MultiRLModule`: a spec for each module id."""
+
+    rl_module_specs: Mapping[str, RLModuleSpec] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for module_id, spec in self.rl_module_specs.items():
+            check_module_id(module_id)
+            if not isinstance(spec, RLModuleSpec):
+                raise TypeError(
+                    f"the spec of module {module_id!r} must be an RLModuleSpec, got {type(spec).__name__}"
+                )
+
+    def build(self, *, seeds: Mapping[str, int] | None = None) -> MultiRLModule:
+        """All modules, new; `seeds` by module id as for :meth:`RLModuleSpec.build`."""
+        return MultiRLModule(
+            {
+                module_id: spec.build(seed=None if seeds is None else seeds.get(module_id))
+                for module_id, spec in self.rl_module_specs.items()
+            }
+        )
+
+    def with_module(self, module_id: str, spec: RLModuleSpec) -> MultiRLModuleSpec:
+        """A spec with one module more; `ValueError` if the id exists."""
+        if module_id in self.rl_module_specs:
+            raise ValueError(f"there is a module {module_id!r} already")
+        return MultiRLModuleSpec({**self.rl_module_specs, module_id: spec})
+
+    def without_module(self, module_id: str) -> MultiRLModuleSpec:
+        """A spec with one module less; `KeyError` with the ids that exist for an unknown one."""
+        if module_id not in self.rl_module_specs:
+            raise KeyError(
+                f"no module {module_id!r}; there are {', '.join(map(repr, self.rl_module_specs)) or 'none'}"
+            )
+        return MultiRLModuleSpec(
+            {key: spec for key, spec in self.rl_module_specs.items() if key != module_id}
+        )
+
+
+def _module_trees(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
+    folders = read_checkpoint(path)
+    trees = {name: dict(tree) for name, tree in folders.items() if name}
+    if folders.get("") or not all({"weights", "spec"} <= tree.keys() for tree in trees.values()):
+        raise CheckpointError(f"{path} is a checkpoint, but not of a MultiRLModule")
+    return trees
