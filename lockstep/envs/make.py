@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
+from lockstep.envs.adapters import VectorEnvBoundary, native_vector
+from lockstep.envs.async_adapter import AsyncVectorEnvBoundary
 from lockstep.envs.boundary import VectorBoundary
+from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envpool
 from lockstep.envs.sync import LightSyncVectorEnv, single
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
@@ -21,33 +26,79 @@ def make_vector(
     mode: str = "auto",
     env_config: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    step_timeout: float | None = None,
 ) -> VectorBoundary:
     """One boundary over whatever ``env`` is.
 
     Args:
-        env: an environment id (or ``EnvSpec``), a function or class that makes an environment.
-        num_envs: number of rows B.
-        mode: "sync" (our vectoriser, in this process; what "auto" takes for ids and functions).
-        env_config: keyword arguments for making a single environment.
-        seed: rows are seeded with ``seed, seed + 1, ...`` at once, where given.
+        env: an environment id (or ``EnvSpec``); a function or class that makes one environment; a finished
+            environment (one row); a gymnasium vector environment or a pool of EnvPool (their own number of
+            rows); or a boundary, which is given back as it is.
+        num_envs: number of rows B; a finished environment or vector has its own.
+        mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto"
+            takes), "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
+        env_config: keyword arguments for making a single environment (native vectors and pools: for the
+            whole).
+        seed: where given, the first reset is done at once, with the seeds ``seed, seed + 1, ...``.
+        step_timeout: seconds that a step of an environment in its own process may take; "async" only.
 
     Raises:
-        ValueError: unknown id (with the nearest known ones), mode or number of environments.
+        ValueError: unknown id (with the nearest known ones), mode or number of environments, or options that
+            do not fit what ``env`` is.
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{_suggestion(mode, MODES)}")
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
-    if isinstance(env, VectorBoundary):
-        return env
-    if isinstance(env, gym.Env):
-        boundary: VectorBoundary = single(env)
+    boundary = _finished(env, step_timeout)
+    if boundary is not None:
+        if mode != "auto" or env_config or num_envs not in (1, boundary.num_envs):
+            raise ValueError(
+                f"{type(env).__name__} is finished, with {boundary.num_envs} rows: mode={mode!r}, "
+                f"num_envs={num_envs} and env_config={env_config!r} apply to ids and functions only. Leave "
+                "them out."
+            )
     else:
-        factory = single_env_factory(env, env_config)
-        boundary = LightSyncVectorEnv([factory] * num_envs)
+        boundary = _build(env, num_envs, mode, env_config, step_timeout)
     if seed is not None:
         boundary.reset([seed + row for row in range(boundary.num_envs)])
     return boundary
+
+
+def _finished(env: Any, step_timeout: float | None) -> VectorBoundary | None:
+    """The boundary over something that steps already, None for something to be made."""
+    if step_timeout is not None and isinstance(env, VectorBoundary | VectorEnv | gym.Env):
+        if type(env) is not AsyncVectorEnv:
+            raise ValueError(f"step_timeout applies to an AsyncVectorEnv only, got {type(env).__name__}.")
+    if isinstance(env, VectorBoundary):
+        return env
+    if is_envpool(env):
+        return EnvPoolBoundary(env)
+    if isinstance(env, AsyncVectorEnv):
+        return AsyncVectorEnvBoundary(env, step_timeout=step_timeout)
+    if isinstance(env, VectorEnv):
+        return VectorEnvBoundary(env)
+    return single(env) if isinstance(env, gym.Env) else None
+
+
+def _build(
+    env: Any, num_envs: int, mode: str, env_config: Mapping[str, Any] | None, step_timeout: float | None
+) -> VectorBoundary:
+    if step_timeout is not None and mode != "async":
+        raise ValueError(f"step_timeout applies to mode='async' only, got mode={mode!r}.")
+    if mode == "envpool":
+        return make_envpool(env, num_envs, env_config or {})
+    if mode == "vector":
+        if not isinstance(env, str | EnvSpec):
+            raise TypeError(f"mode='vector' needs an environment id, got {env!r}.")
+        if isinstance(env, str):
+            check_known(env)
+        return VectorEnvBoundary(native_vector(env, num_envs, env_config or {}))
+    factory = single_env_factory(env, env_config)
+    if mode == "async":
+        workers = AsyncVectorEnv([factory] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        return AsyncVectorEnvBoundary(workers, step_timeout=step_timeout)
+    return LightSyncVectorEnv([factory] * num_envs)
 
 
 def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) -> Callable[[], gym.Env]:
@@ -59,7 +110,7 @@ def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) ->
     config = dict(env_config or {})
     if isinstance(env, str):
         check_known(env)
-    if isinstance(env, str | gym.envs.registration.EnvSpec):
+    if isinstance(env, str | EnvSpec):
         return lambda: _gym_make(env, config)
     if callable(env):
         return lambda: env(**config)

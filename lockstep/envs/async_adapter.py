@@ -1,0 +1,148 @@
+"""gymnasium's `AsyncVectorEnv` behind the boundary, with its known faults guarded.
+
+- After a time-out its pipes answer the wrong question: the workers are ended, and a further step is refused.
+- An error in a worker arrives with its traceback, row and last action; gymnasium only logs the traceback.
+- In DISABLED mode stepping past the end is silent: the boundary resets finished rows itself, always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Iterable
+from typing import Any
+
+from gymnasium.vector import AsyncVectorEnv
+
+from lockstep.envs.adapters import VectorEnvBoundary, _row_of
+from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, step_error
+
+
+class WorkerTraceback(Exception):
+    """Carries the traceback text of a worker process as the cause of the error raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"\n{text}")
+
+
+class AsyncVectorEnvBoundary(VectorEnvBoundary):
+    """`AsyncVectorEnv` (one process for each environment) behind the boundary.
+
+    Args:
+        env: the vector environment, not wrapped.
+        step_timeout: seconds that the slowest environment may take for a step or a reset; None waits for
+            ever.
+    """
+
+    def __init__(self, env: AsyncVectorEnv, *, step_timeout: float | None = None) -> None:
+        if step_timeout is not None and step_timeout <= 0:
+            raise ValueError(
+                f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}."
+            )
+        super().__init__(env)
+        self._workers = env
+        self._step_timeout = step_timeout
+        self._env_step = self._step_workers
+        self._last_actions: Any = None
+        self._broken: str | None = None
+        env._raise_if_errors = self._raise_worker_errors  # type: ignore[method-assign]
+
+    def _resets_single_rows(self, base: Any) -> bool:
+        return bool(base.shared_memory)
+
+    def _step_workers(self, actions: Any) -> Any:
+        self._check_running()
+        self._last_actions = actions
+        with self._guard("step"):
+            self._workers.step_async(actions)
+            return self._workers.step_wait(self._step_timeout)
+
+    def _reset_all(self, seeds: list[int] | None) -> Any:
+        self._check_running()
+        self._last_actions = None
+        with self._guard("reset"):
+            self._workers.reset_async(seed=None if seeds is None else [int(seed) for seed in seeds])
+            return self._workers.reset_wait(self._step_timeout)[0]
+
+    def _reset_rows(self, mask: Any) -> Any:
+        with self._guard("reset"):
+            self._workers.reset_async(options={"reset_mask": mask})
+            return self._workers.reset_wait(self._step_timeout)[0]
+
+    def _check_running(self) -> None:
+        if self._broken is not None:
+            raise EnvironmentStepError(
+                f"the workers were ended after an earlier failure ({self._broken}); build the vector again."
+            )
+
+    @contextlib.contextmanager
+    def _guard(self, during: str) -> Any:
+        try:
+            yield
+        except EnvironmentStepError:
+            raise
+        except multiprocessing.TimeoutError as error:
+            late = [row for row, pipe in enumerate(self._workers.parent_pipes) if not pipe.poll(0)]
+            self._end_workers(f"time-out of rows {late}")
+            raise EnvironmentTimeoutError(
+                f"environments {late} did not answer within step_timeout={self._step_timeout} s (during "
+                f"{during}). "
+                "Their pipes are out of step, so all workers were ended; build the vector again.",
+                env_index=late[0] if late else None,
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            dead = [row for row, process in enumerate(self._workers.processes) if not process.is_alive()]
+            row = dead[0] if dead else None
+            self._end_workers(f"worker {row} died")
+            raise step_error(
+                None, backend=self.backend, env_index=row, action=self._action_of(row), during=during
+            ) from error
+
+    def _action_of(self, row: int | None) -> Any:
+        return None if row is None or self._last_actions is None else _row_of(self._last_actions, row)
+
+    def _raise_worker_errors(self, successes: Iterable[bool]) -> None:
+        """Stands in for `AsyncVectorEnv._raise_if_errors`: with the place and the traceback."""
+        failed = sum(not success for success in successes)
+        if not failed:
+            return
+        reports = sorted(
+            (self._workers.error_queue.get() for _ in range(failed)), key=lambda report: report[0]
+        )
+        row, _, value, text = reports[0]
+        self._end_workers(f"error in row {row}")
+        if isinstance(value, KeyboardInterrupt):
+            raise value
+        raise step_error(
+            value,
+            backend=self.backend,
+            env_index=row,
+            action=self._action_of(row),
+            during="reset" if self._last_actions is None else "step",
+        ) from WorkerTraceback(text)
+
+    def _end_workers(self, reason: str) -> None:
+        """End all processes and pipes without asking them anything."""
+        self._broken = reason
+        self._closed = True
+        env = self._workers
+        for process in env.processes:
+            process.terminate()
+        for process in env.processes:
+            process.join(1.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in env.parent_pipes:
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+        env.closed = True
+
+    def close(self) -> None:
+        """End the workers; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(EOFError, OSError):
+                self._workers.close()
+            if not self._workers.closed:
+                self._end_workers("closed")

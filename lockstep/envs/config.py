@@ -1,0 +1,43 @@
+"""The section of a configuration that says which environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class EnvironmentSection:
+    """Which environment, and what its observations and actions go through."""
+
+    env: Any = None
+    """id, class, function that makes one, or an environment"""
+    env_config: dict[str, Any] = field(default_factory=dict)
+    """keyword arguments for making one environment"""
+    observation_space: Any = None
+    """`None`: asked of the environment"""
+    action_space: Any = None
+    """`None`: asked of the environment"""
+    normalize_observations: bool = False
+    """shift and scale by running statistics (part of the policy, frozen in evaluation)"""
+    clip_observations: float = 10.0
+    """bound of normalised observations"""
+    normalize_rewards: bool = False
+    """scale by the running deviation of the discounted return, for learning only"""
+    clip_rewards: float | None = 10.0
+    """bound of normalised rewards"""
+    rescale_actions: bool = False
+    """the policy's [-1, 1] means the bounds of the action space"""
+    clip_actions: bool = True
+    """continuous actions are clipped to the bounds before the environment sees them"""
+    frame_stack: int = 1
+    """observations stacked along the last axis"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        if self.env is None and self.observation_space is None:
+            raise ValueError('environment.env is not set; give an id such as "CartPole-v1", a class or a function')
+        if not isinstance(self.frame_stack, int) or self.frame_stack < 1:
+            raise ValueError(f"environment.frame_stack={self.frame_stack!r} must be a whole number, at least 1")
+        if self.clip_observations <= 0:
+            raise ValueError(f"environment.clip_observations={self.clip_observations!r} must be above 0")
