@@ -1,0 +1,23 @@
+"""Transforms that are the same when acting and when learning, with their statistics."""
+
+from lockstep.connectors.actions import ClipActions, EnvActions, RescaleActions
+from lockstep.connectors.base import Connector
+from lockstep.connectors.frame_stack import FrameStack
+from lockstep.connectors.module_connectors import ModuleConnectors
+from lockstep.connectors.observations import ClipObs, FlattenObs, NormalizeObs, ObsPipeline, OneHot
+from lockstep.connectors.rewards import NormalizeRewards
+
+__all__ = [
+    "ClipActions",
+    "ClipObs",
+    "Connector",
+    "EnvActions",
+    "FlattenObs",
+    "FrameStack",
+    "ModuleConnectors",
+    "NormalizeObs",
+    "NormalizeRewards",
+    "ObsPipeline",
+    "OneHot",
+    "RescaleActions",
+]

@@ -1,0 +1,91 @@
+"""From the actions of a distribution to those of an environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import Space
+
+from lockstep.modules.action_dist import ActionDist
+
+
+class ClipActions:
+    """Limits actions `[..., A]` of a Box to its bounds; actions of other spaces pass.
+
+    The learner keeps the actions as they were drawn: a Gaussian's density is that of the unlimited ones.
+    """
+
+    def __init__(self, action_space: Space[Any]) -> None:
+        self._low = self._high = None
+        if isinstance(action_space, spaces.Box) and (
+            action_space.bounded_below.any() or action_space.bounded_above.any()
+        ):
+            self._low, self._high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+        self.is_identity = self._low is None
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """`[..., A]` within the bounds, a new array."""
+        if self._low is None or self._high is None:
+            return actions
+        return np.minimum(np.maximum(actions, self._low), self._high)
+
+
+class RescaleActions:
+    """Maps actions `[..., A]` in [-1, 1] linearly onto the bounds of a Box (beyond them they are limited).
+
+    Raises:
+        ValueError: another space, or a Box without finite bounds.
+    """
+
+    is_identity = False
+
+    def __init__(self, action_space: Space[Any]) -> None:
+        if not isinstance(action_space, spaces.Box) or not action_space.is_bounded():
+            raise ValueError(f"RescaleActions needs a Box with finite bounds, got {action_space}")
+        # Halved before the difference: bounds may be as large as the type allows.
+        low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+        self._low, self._high = low, high
+        self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """[-1, 1] -> the bounds."""
+        return np.minimum(np.maximum(actions * self._half + self._centre, self._low), self._high)
+
+    def inverse(self, actions: np.ndarray) -> np.ndarray:
+        """The bounds -> [-1, 1] (0 where both bounds are the same)."""
+        return (actions - self._centre) / np.where(self._half > 0, self._half, 1.0)
+
+
+class EnvActions:
+    """A module's actions, ready for the environment: limited to the bounds or rescaled onto them, then in the
+    action space's shape, dtype and offset.
+    """
+
+    def __init__(self, action_dist: ActionDist, *, bounds: str | None = None) -> None:
+        """`bounds` for a Box: "clip", "rescale" (from [-1, 1]), or "ignore". None: rescale what is squashed,
+        clip the rest.
+
+        Raises:
+            ValueError: an unknown `bounds`, or "rescale" for a space without finite bounds.
+        """
+        space = action_dist.action_space
+        if bounds is None:
+            bounds = "rescale" if action_dist.squashed else "clip"
+        if bounds not in ("clip", "rescale", "ignore"):
+            raise ValueError(f'bounds of actions must be "clip", "rescale" or "ignore", got {bounds!r}')
+        self.action_dist = action_dist
+        self.bounds = bounds
+        self._limit: ClipActions | RescaleActions | None = None
+        if bounds == "rescale":
+            self._limit = RescaleActions(space)
+        elif bounds == "clip" and not ClipActions(space).is_identity:
+            self._limit = ClipActions(space)
+        self.is_identity = isinstance(space, spaces.Discrete) and space.start == 0
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """`[..., A]` (`[...]` for Discrete) -> `[..., *action_space.shape]`."""
+        if self.is_identity:
+            return actions
+        return self.action_dist.to_env(actions if self._limit is None else self._limit(actions))

@@ -1,0 +1,86 @@
+"""Rewards on a common scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.ops.statistics import RunningMoments
+
+
+class NormalizeRewards:
+    """Rewards divided by the standard deviation of the running discounted return, then limited to [-clip,
+    clip].
+
+    The running return of an environment is `R_t = gamma * R_(t-1) + r_t`, zero again after an episode's end.
+    The mean is not subtracted, so signs stay. (OpenAI baselines' VecNormalize; Huang et al. 2022, "The 37
+    Implementation Details of Proximal Policy Optimization", details on reward scaling and clipping.)
+    """
+
+    def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = 1e-8) -> None:
+        if not 0.0 <= gamma <= 1.0 or not epsilon > 0 or (clip is not None and not clip > 0):
+            raise ValueError(
+                f"NormalizeRewards needs gamma in [0, 1], clip > 0 (or None) and epsilon > 0, got {gamma}, "
+                f"{clip} and "
+                f"{epsilon}"
+            )
+        self.gamma, self.clip, self.epsilon = float(gamma), clip, float(epsilon)
+        self.moments = RunningMoments()
+        self._returns = np.zeros(0)  # [B], the running returns after the last row seen
+
+    def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
+        """Take rewards `[T, B]` into the statistics, then return them scaled, in their own float type.
+
+        Args:
+            dones: bool `[T, B]`, an episode ended with this step (terminated or truncated).
+            valid: None, or bool `[T, B]`; False rows (a reset, no transition) are passed over.
+        """
+        self.update(rewards, dones, valid)
+        return self.scale(rewards)
+
+    def update(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> None:
+        """Only the statistics. A call with another number of environments than before begins their returns
+        anew.
+
+        Raises:
+            ValueError: the arrays are not all `[T, B]`.
+        """
+        if (
+            rewards.ndim != 2
+            or dones.shape != rewards.shape
+            or (valid is not None and valid.shape != rewards.shape)
+        ):
+            shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
+            raise ValueError(f"NormalizeRewards takes arrays of one shape [T, B], got {shapes}")
+        num_steps, num_envs = rewards.shape
+        returns = np.empty((num_steps, num_envs))
+        running = self._returns if len(self._returns) == num_envs else np.zeros(num_envs)
+        counted = rewards if valid is None else np.where(valid, rewards, 0.0)
+        discounts = np.full(rewards.shape, self.gamma) if valid is None else np.where(valid, self.gamma, 1.0)
+        keeps = np.logical_not(dones)
+        for t in range(num_steps):
+            running = np.add(running * discounts[t], counted[t], out=returns[t])
+            running = running * keeps[t]
+        self._returns = np.array(running)
+        self.moments.update(returns.reshape(-1) if valid is None else returns[valid])
+
+    def scale(self, rewards: np.ndarray) -> np.ndarray:
+        """Rewards of any shape, scaled with the statistics as they are."""
+        factor = rewards.dtype.type(1.0 / np.sqrt(float(self.moments.var) + self.epsilon))
+        scaled = rewards * factor
+        return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip, out=scaled)
+
+    def get_state(self) -> dict[str, Any]:
+        """Statistics and the running returns."""
+        return {"moments": self.moments.get_state(), "returns": self._returns.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`get_state` gave."""
+        missing = {"moments", "returns"} - set(state)
+        if missing:
+            raise ValueError(f"state of NormalizeRewards lacks {sorted(missing)}; it has {sorted(state)}")
+        moments = RunningMoments()
+        moments.set_state(state["moments"])
+        self.moments, self._returns = moments, np.array(state["returns"], dtype=np.float64)
