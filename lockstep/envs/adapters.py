@@ -21,6 +21,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from lockstep.envs import trees
 from lockstep.envs.boundary import StepResult, VectorBoundary
+from lockstep.envs.env_state import check_rows, env_state, set_env_state, tells_state
 from lockstep.envs.errors import EnvironmentStepError, step_error
 
 
@@ -195,6 +196,34 @@ class VectorEnvBoundary(VectorBoundary):
         row = _row_in_traceback(error.__traceback__)
         action = None if row is None or actions is None else _row_of(actions, row)
         return step_error(error, backend=self.backend, env_index=row, action=action, during=during)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The state of a `SyncVectorEnv` or of a native vector that tells it; None for all others."""
+        if not self._started or self.env is not self.env.unwrapped:
+            return None
+        envs = self.env.envs if type(self.env) is SyncVectorEnv else [self.env]
+        states = [env_state(env) for env in envs]
+        if any(state is None for state in states):
+            return None
+        obs = trees.gather(self._result.obs, np.arange(self.num_envs))
+        return {"envs": states, "obs": obs, "pending": self._pending.copy()}
+
+    def set_state(self, state: dict[str, Any]) -> Any:
+        """Continue from what `get_state` gave; returns the current observations."""
+        envs = self.env.envs if type(self.env) is SyncVectorEnv else [self.env]
+        if self.env is not self.env.unwrapped or any(not tells_state(env) for env in envs):
+            return super().set_state(state)
+        check_rows(state, len(envs))
+        if len(state["pending"]) != self.num_envs:
+            raise ValueError(f"the state is of {len(state['pending'])} rows, there are {self.num_envs} here.")
+        self.reset()
+        for env, one in zip(envs, state["envs"], strict=True):
+            set_env_state(env, one)
+        result = self._result
+        result.obs = trees.gather(state["obs"], np.arange(self.num_envs))
+        self._pending[:] = state["pending"]
+        self._any_pending = bool(self._pending.any())
+        return result.obs
 
     def render(self, row: int = 0) -> Any:
         """The frame of one row, where the vector renders."""

@@ -161,6 +161,14 @@ class CountingVectorEnv(VectorEnv):
             self._begin(done)
         return self._observations(), rewards, terminated, truncated, infos
 
+    def get_env_state(self) -> dict[str, Any]:
+        """Counters, as arrays."""
+        return {"steps": self._steps.copy(), "episodes": self._episodes.copy(), "ended": self._ended.copy()}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_env_state` gave."""
+        self._steps, self._episodes, self._ended = state["steps"], state["episodes"], state["ended"]
+
     def _infos(self, done: npt.NDArray[np.bool_]) -> dict[str, Any]:
         if not done.any():
             return {}

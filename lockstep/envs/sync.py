@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from lockstep.envs import trees
 from lockstep.envs.boundary import StepResult, VectorBoundary
+from lockstep.envs.env_state import check_rows, env_state, set_env_state
 from lockstep.envs.errors import step_error
 from lockstep.envs.peel import NO_LIMIT, peel, quicken_action_space
 
@@ -48,7 +49,7 @@ class LightSyncVectorEnv(VectorBoundary):
         peeled = [peel(env) for env in self.envs]
         self._steps = [step for step, _, _ in peeled]
         self._limits = [limit for _, limit, _ in peeled]
-        self._time_limits = [passed for _, _, passed in peeled]
+        self._time_limits: list[list[Any]] = [passed for _, _, passed in peeled]
         self._resets = [env.reset for env in self.envs]
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
@@ -166,6 +167,36 @@ class LightSyncVectorEnv(VectorBoundary):
     def _fail(self, error: Exception, row: int, actions: Any) -> NoReturn:
         action = actions[row] if row < len(actions) else None
         raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The state of every environment, or None where one cannot tell it; see `lockstep.envs.env_state`."""
+        if not self._deadlines:
+            return None
+        for row, passed in enumerate(self._time_limits):
+            elapsed = self._clock - self._deadlines[row] + self._limits[row]
+            for time_limit in passed:
+                time_limit._elapsed_steps = elapsed
+        states = [env_state(env) for env in self.envs]
+        if any(state is None for state in states):
+            return None
+        return {"envs": states, "obs": trees.gather(self._obs, np.arange(self.num_envs))}
+
+    def set_state(self, state: dict[str, Any]) -> Any:
+        """Continue from what `get_state` gave; returns the current observations."""
+        check_rows(state, self.num_envs)
+        for row, (env, one) in enumerate(zip(self.envs, state["envs"], strict=True)):
+            set_env_state(env, one)
+            passed = self._time_limits[row]
+            self._limits[row] = min([limit._max_episode_steps for limit in passed], default=NO_LIMIT)
+        self._clock = 0
+        self._deadlines = [
+            limit if limit == NO_LIMIT else limit - passed[0]._elapsed_steps
+            for limit, passed in zip(self._limits, self._time_limits, strict=True)
+        ]
+        trees.copy_into(self._obs, state["obs"])
+        self._unchecked = True
+        self._clear()
+        return self._obs
 
     def render(self, row: int = 0) -> Any:
         """The frame of one row."""

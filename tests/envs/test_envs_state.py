@@ -1,0 +1,140 @@
+"""A stored state of the environments continues bit by bit, in other objects, through a checkpoint on disk."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from lockstep.envs import make_vector
+from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+
+EPISODES = ((3, "terminate"), (5, "truncate"))
+
+
+def short(env_id, **kwargs):
+    """A short time limit, so that limits and resets lie on both sides of the checkpoint."""
+    return lambda: gym.make(env_id, max_episode_steps=37, disable_env_checker=True, **kwargs)
+
+
+def sync_vector(env_id, mode):
+    return SyncVectorEnv([lambda: gym.make(env_id, max_episode_steps=37)] * 3, autoreset_mode=mode)
+
+
+CASES = {
+    "CartPole": lambda: make_vector(short("CartPole-v1"), num_envs=3),
+    "Acrobot": lambda: make_vector(short("Acrobot-v1"), num_envs=3),
+    "Pendulum": lambda: make_vector(short("Pendulum-v1"), num_envs=3),
+    "MountainCar": lambda: make_vector(short("MountainCar-v0"), num_envs=3),
+    "MountainCarContinuous": lambda: make_vector(short("MountainCarContinuous-v0"), num_envs=3),
+    "counting": lambda: make_vector(CountingEnv, num_envs=3, env_config={"episodes": EPISODES}),
+    "counting_nested": lambda: make_vector(
+        CountingEnv, num_envs=3, env_config={"episodes": EPISODES, "nested": True}
+    ),
+    "rescaled": lambda: make_vector(
+        lambda: gym.wrappers.RescaleAction(short("Pendulum-v1")(), np.float32(-1), np.float32(1)), num_envs=3
+    ),
+    "sync_next_step": lambda: make_vector(sync_vector("CartPole-v1", AutoresetMode.NEXT_STEP)),
+    "sync_disabled": lambda: make_vector(sync_vector("Acrobot-v1", AutoresetMode.DISABLED)),
+    "native_cartpole": lambda: make_vector(
+        "CartPole-v1", num_envs=3, mode="vector", env_config={"max_episode_steps": 37}
+    ),
+    "native_counting": lambda: make_vector(CountingVectorEnv(3, EPISODES)),
+}
+MUJOCO = ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5", "Hopper-v5", "InvertedDoublePendulum-v5")
+
+
+def trace(boundary, actions):
+    lines = []
+    for action in actions:
+        result = boundary.step(action)
+        final = None if result.final_obs is None else [flat(part).tobytes() for part in result.final_obs]
+        valid = None if result.valid is None else result.valid.tobytes()
+        lines.append(
+            (
+                flat(result.obs).tobytes(),
+                result.rewards.tobytes(),
+                result.terminateds.tobytes(),
+                result.truncateds.tobytes(),
+                final,
+                valid,
+            )
+        )
+    return lines
+
+
+def flat(tree):
+    if isinstance(tree, dict):
+        return np.concatenate([flat(part) for part in tree.values()])
+    if isinstance(tree, tuple):
+        return np.concatenate([flat(part) for part in tree])
+    return np.asarray(tree, dtype=np.float64).ravel()
+
+
+def check_continues(make, tmp_path, before, after):
+    first = make()
+    first.reset([3, 4, 5])
+    first.action_space.seed(0)
+    actions = [np.stack([first.action_space.sample() for _ in range(3)]) for _ in range(before + after)]
+    trace(first, actions[:before])
+    state = first.get_state()
+    write_checkpoint(tmp_path / "checkpoint", {"": {"env": state}})
+    expected = trace(first, actions[before:])
+    second = make()
+    obs = second.set_state(read_checkpoint(tmp_path / "checkpoint")[""]["env"])
+    np.testing.assert_array_equal(flat(obs), flat(state["obs"]))
+    assert trace(second, actions[before:]) == expected
+    if after > 40:
+        assert any(line[4] is not None for line in expected)
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("before", [1, 36, 50])
+@pytest.mark.parametrize("case", CASES)
+def test_continues_bit_by_bit(case, before, tmp_path):
+    check_continues(CASES[case], tmp_path, before, 90)
+
+
+@pytest.mark.parametrize("env_id", MUJOCO)
+def test_mujoco_continues_bit_by_bit(env_id, tmp_path):
+    pytest.importorskip("mujoco")
+    check_continues(lambda: make_vector(short(env_id), num_envs=3), tmp_path, 25, 45)
+
+
+def test_a_state_does_not_change_afterwards(tmp_path):
+    boundary = CASES["CartPole"]()
+    boundary.reset([0, 1, 2])
+    state = boundary.get_state()
+    before = state["obs"].copy(), state["envs"][0]["inner"]["state"].copy()
+    for _ in range(5):
+        boundary.step(np.ones(3, dtype=np.int64))
+    np.testing.assert_array_equal(state["obs"], before[0])
+    np.testing.assert_array_equal(state["envs"][0]["inner"]["state"], before[1])
+
+
+def test_environments_that_cannot_tell_their_state_give_none():
+    wrapped = make_vector(lambda: gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 2))
+    wrapped.reset([0])
+    assert wrapped.get_state() is None
+    toy = make_vector("FrozenLake-v1")
+    toy.reset([0])
+    assert toy.get_state() is None
+    vector = make_vector(
+        gym.wrappers.vector.RecordEpisodeStatistics(sync_vector("CartPole-v1", AutoresetMode.SAME_STEP))
+    )
+    vector.reset([0, 1, 2])
+    assert vector.get_state() is None
+    with pytest.raises(ValueError, match="cannot be put into a stored state"):
+        vector.set_state({})
+    assert CASES["CartPole"]().get_state() is None  # never reset: there is nothing to continue
+
+
+def test_a_state_of_other_environments_is_refused():
+    boundary = CASES["CartPole"]()
+    boundary.reset([0, 1, 2])
+    state = boundary.get_state()
+    with pytest.raises(ValueError, match="3 environments, there are 2"):
+        make_vector("CartPole-v1", num_envs=2).set_state(state)
+    with pytest.raises(ValueError, match=r"of a CartPoleEnv, the environment is a PendulumEnv"):
+        make_vector("Pendulum-v1", num_envs=3).set_state(state)
