@@ -14,6 +14,7 @@ from lockstep.envs.adapters import VectorEnvBoundary, native_vector
 from lockstep.envs.async_adapter import AsyncVectorEnvBoundary
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envpool
+from lockstep.envs.probes import register_environments
 from lockstep.envs.sync import LightSyncVectorEnv, single
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
@@ -121,6 +122,8 @@ def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) ->
 
 def check_known(env_id: str) -> None:
     """Raise ``ValueError`` with suggestions where gymnasium does not know ``env_id``."""
+    if env_id.startswith("lockstep/"):
+        register_environments()
     try:
         gym.spec(env_id)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
