@@ -1,0 +1,30 @@
+"""What watches a run: loggers, run folders, statistics over runs, plots."""
+
+from lockstep.tracking.jsonl import JsonlLogger
+from lockstep.tracking.logger import BaseLogger, LazyLogger, MultiLogger
+from lockstep.tracking.moving import MovAvg
+from lockstep.tracking.plots import plot_runs, read_curve
+from lockstep.tracking.records import read_metrics, write_json
+from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, versions
+from lockstep.tracking.stats import IqmInterval, iqm, iqm_bootstrap
+from lockstep.tracking.tensorboard import TensorboardLogger
+
+__all__ = [
+    "BaseLogger",
+    "IqmInterval",
+    "JsonlLogger",
+    "LazyLogger",
+    "MovAvg",
+    "MultiLogger",
+    "RunFolder",
+    "RunFolderError",
+    "TensorboardLogger",
+    "git_revision",
+    "iqm",
+    "iqm_bootstrap",
+    "plot_runs",
+    "read_curve",
+    "read_metrics",
+    "versions",
+    "write_json",
+]

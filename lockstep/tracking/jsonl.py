@@ -1,0 +1,183 @@
+"""The logger that needs nothing: one JSON object for each record, one line each."""
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lockstep.tracking.logger import BaseLogger, RestoredData
+from lockstep.tracking.records import flatten, read_metrics, to_strict_json
+
+
+class JsonlLogger(BaseLogger):
+    """Appends records to a file that any tool can read (`read_metrics` does).
+
+    A line: `{"scope": "test", "step_type": "env_step", "step": 1024, "wall_s": 3.2, "data": {...}}`. Each
+    line is written by one call to the system, so a kill can tear no more than the last one. The state holds
+    the file's length, taken after all of it is on the disk: `set_state` cuts away what was written after
+    the checkpoint, so that a resumed run doubles no record.
+
+    Args:
+        path: the file; its directory must exist.
+        resume: continue a file that is there already.
+        intervals: as `BaseLogger`.
+
+    Raises:
+        ValueError: the file holds records and `resume` is False.
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool = False, **intervals: Any) -> None:
+        super().__init__(**intervals)
+        self.path = Path(path).absolute()
+        if not resume and self.path.exists() and self.path.stat().st_size:
+            raise ValueError(
+                f"{self.path} already holds records: pass resume=True to continue it, or another path"
+            )
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._wall_before = 0.0
+        self._started = time.monotonic()
+        self._open()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of logging so far: this process's and those restored by `set_state`."""
+        return self._wall_before + time.monotonic() - self._started
+
+    def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Append one line for each scope in `data`.
+
+        Raises:
+            OSError: the disk is full, say; the file is cut back to its last whole line.
+        """
+        scopes: dict[str, dict[str, Any]] = {}
+        for name, value in flatten(data, exclude_arrays=self.exclude_arrays).items():
+            scope, slash, rest = name.partition("/")
+            scopes.setdefault(scope if slash else "", {})[rest if slash else name] = value
+        for scope, values in scopes.items():
+            record = {
+                "scope": scope,
+                "step_type": step_type,
+                "step": int(step),
+                "wall_s": round(self.wall_s, 3),
+                "data": to_strict_json(values),
+            }
+            self._append(json.dumps(record, allow_nan=False).encode() + b"\n")
+
+    def restore_data(self) -> tuple[int, int, int]:
+        """`(epoch, env_step, gradient_step)` of the last save on record.
+
+        Cuts away what was recorded after that save, as a run that goes on from its counters will record it
+        anew.
+        """
+        counters, end = (0, 0, 0), 0
+        position = 0
+        with open(self.path, "rb") as file:
+            for line in file:
+                position += len(line)
+                record = json.loads(line)
+                if record["scope"] == "save":
+                    data = record["data"]
+                    counters = (int(data["epoch"]), int(data["env_step"]), int(data["gradient_step"]))
+                    end = position
+                    self._wall_before = float(record["wall_s"])
+        if end:
+            self.truncate_to(end)
+            self._started = time.monotonic()
+            self._continue_from(*counters)
+        return counters
+
+    def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
+        """Every value in a `metrics.jsonl`: scoped name -> `{"step": [...], "value": [...]}`."""
+        restored: RestoredData = {}
+        for record in read_metrics(path):
+            for name, value in record["data"].items():
+                key = f"{record['scope']}/{name}" if record["scope"] else name
+                series = restored.setdefault(key, {"step": [], "value": []})
+                series["step"].append(record["step"])
+                series["value"].append(value)
+        return restored
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the file to its first `offset` bytes, which must end a line.
+
+        Raises:
+            ValueError: the file is shorter, or the offset lies inside a line.
+        """
+        file = self._open()
+        if not 0 <= offset <= self._size:
+            raise ValueError(f"cannot cut {self.path} to {offset} bytes: it has {self._size}")
+        if offset:
+            with open(self.path, "rb") as reader:
+                reader.seek(offset - 1)
+                if reader.read(1) != b"\n":
+                    raise ValueError(f"cannot cut {self.path} to {offset} bytes: that is inside a line")
+        file.truncate(offset)
+        self._size = offset
+
+    def finalize(self) -> None:
+        """Write what is waiting, sync the file to the disk and close it."""
+        super().finalize()
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+    def get_state(self) -> dict[str, Any]:
+        """As the base, with the file's length (all of it is on the disk when this returns) and the clock."""
+        os.fsync(self._open().fileno())
+        return {**super().get_state(), "offset": self._size, "wall_s": self.wall_s}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to where the file stood; the note of the save that holds this state is kept.
+
+        A file that is shorter than the state says (a run folder without its metrics) is continued with a
+        warning.
+        """
+        super().set_state(state)
+        self._wall_before = float(state["wall_s"])
+        self._started = time.monotonic()
+        self._open()
+        offset = int(state["offset"])
+        if offset > self._size:
+            warnings.warn(
+                f"{self.path} has {self._size} bytes, {offset} when the checkpoint was made: "
+                "earlier records are lost",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
+        self.truncate_to(offset + self._save_note_length(offset))
+
+    def _save_note_length(self, offset: int) -> int:
+        with open(self.path, "rb") as reader:
+            reader.seek(offset)
+            line = reader.readline()
+        return len(line) if line and json.loads(line)["scope"] == "save" else 0
+
+    def _open(self) -> BinaryIO:
+        """The file, opened at its end; a last line without an end is cut off first."""
+        if self._file is None:
+            # Unbuffered: a record is in the system's hands when `write` returns.
+            file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open until finalize)
+            content = self.path.read_bytes()
+            self._size = content.rfind(b"\n") + 1
+            if self._size != len(content):
+                file.truncate(self._size)
+            self._file = file
+        return self._file
+
+    def _append(self, line: bytes) -> None:
+        file = self._open()
+        try:
+            written = file.write(line)
+            if written != len(line):
+                file.write(line[written:])  # makes the system say what is wrong
+        except OSError as error:
+            file.truncate(self._size)
+            raise OSError(error.errno, f"cannot log to {self.path}: {error.strerror}") from error
+        self._size += len(line)

@@ -1,0 +1,293 @@
+"""Loggers: where the records of a run go.
+
+The trainer hands over dicts of statistics; a logger thins them out by intervals without losing any (what
+comes between two writes is aggregated), names them under a scope (`train/ test/ update/ info/ save/`) and
+writes them.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from lockstep.tracking.records import REDUCTIONS, aggregate, flatten
+
+SaveCheckpointFn = Callable[[int, int, int], Any]
+"""`(epoch, env_step, gradient_step) -> path` of the checkpoint that it wrote."""
+
+RestoredData = dict[str, dict[str, list[Any]]]
+"""Name with its scope -> `{"step": [...], "value": [...]}`."""
+
+_STEP_TYPES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch"}
+
+
+class _Scope:
+    """What one scope has waiting, and when it was written last."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.last_written: int | None = None
+        self.pending: list[dict[str, Any]] = []
+        self.pending_step = 0
+
+
+class BaseLogger(ABC):
+    """Base of all loggers: a subclass writes `write`, and where it can, `restore_data`.
+
+    Args:
+        train_interval, test_interval: environment steps between two records of that scope (the first is
+            written at once). What comes in between is aggregated into the next record and never lost.
+        update_interval: the same in gradient steps.
+        info_interval: the same in epochs.
+        exclude_arrays: leave arrays and lists out of the records.
+        reductions: name (whole, or its last part) -> "mean", "sum", "max", "min" or "last", where the rule of
+            `lockstep.tracking.records.reduction_of` is not what you want.
+
+    Raises:
+        ValueError: an interval below 1 or an unknown reduction.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_interval: int = 1000,
+        test_interval: int = 1,
+        update_interval: int = 100,
+        info_interval: int = 1,
+        exclude_arrays: bool = True,
+        reductions: Mapping[str, str] | None = None,
+    ) -> None:
+        intervals = {
+            "train": train_interval,
+            "test": test_interval,
+            "update": update_interval,
+            "info": info_interval,
+        }
+        for scope, interval in intervals.items():
+            if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+                raise ValueError(f"{scope}_interval must be a whole number of at least 1, got {interval!r}")
+        for name, reduction in (reductions or {}).items():
+            if reduction not in REDUCTIONS:
+                raise ValueError(
+                    f"reductions[{name!r}] must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
+                )
+        self.exclude_arrays = exclude_arrays
+        self.reductions = dict(reductions or {})
+        self._scopes = {scope: _Scope(interval) for scope, interval in intervals.items()}
+
+    # What the trainer calls
+
+    def log_train_data(self, data: Mapping[str, Any], env_step: int) -> None:
+        """Record statistics of a collect (scope `train/`)."""
+        self._log("train", data, env_step)
+
+    def log_test_data(self, data: Mapping[str, Any], env_step: int) -> None:
+        """Record statistics of an evaluation (scope `test/`)."""
+        self._log("test", data, env_step)
+
+    def log_update_data(self, data: Mapping[str, Any], gradient_step: int) -> None:
+        """Record statistics of an update (scope `update/`)."""
+        self._log("update", data, gradient_step)
+
+    def log_info_data(self, data: Mapping[str, Any], epoch: int) -> None:
+        """Record statistics of a whole epoch (scope `info/`)."""
+        self._log("info", data, epoch)
+
+    def save_data(
+        self,
+        epoch: int,
+        env_step: int,
+        gradient_step: int,
+        save_checkpoint_fn: SaveCheckpointFn | None = None,
+    ) -> None:
+        """Have a checkpoint written (if a function is given) and record the counters and its path
+        (`save/`).
+        """
+        path = save_checkpoint_fn(epoch, env_step, gradient_step) if save_checkpoint_fn is not None else None
+        self._record_save(epoch, env_step, gradient_step, path)
+
+    def restore_data(self) -> tuple[int, int, int]:
+        """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
+        return 0, 0, 0
+
+    def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
+        """What was logged to `path` earlier: scoped name -> `{"step": [...], "value": [...]}`.
+
+        A logger that keeps nothing returns an empty dict.
+        """
+        return {}
+
+    @abstractmethod
+    def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Write one record now: `data` maps scoped names (`train/returns_stat/mean`) to values."""
+
+    def flush(self) -> None:
+        """Write what is waiting for the next interval."""
+        for scope in self._scopes:
+            self._flush_scope(scope)
+
+    def finalize(self) -> None:
+        """Write what is waiting and release files; logging more afterwards opens them again."""
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finalize()
+
+    # State
+
+    def get_state(self) -> dict[str, Any]:
+        """Records that wait and positions of the intervals; subclasses add where their files stand."""
+        return {
+            "scopes": {
+                name: {
+                    "last_written": scope.last_written,
+                    "pending": [dict(record) for record in scope.pending],
+                    "pending_step": scope.pending_step,
+                }
+                for name, scope in self._scopes.items()
+            }
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`, so that a resumed run leaves the records of one that never stopped.
+
+        Raises:
+            ValueError: the state lacks a scope or a field.
+        """
+        scopes = state.get("scopes")
+        if not isinstance(scopes, Mapping) or set(scopes) != set(self._scopes):
+            raise ValueError(f"a logger's state needs the scopes {sorted(self._scopes)}, got {scopes!r}")
+        for name, saved in scopes.items():
+            if set(saved) != {"last_written", "pending", "pending_step"}:
+                raise ValueError(f"the state of the scope {name!r} has the fields {sorted(saved)}")
+        for name, saved in scopes.items():
+            scope = self._scopes[name]
+            scope.last_written = saved["last_written"]
+            scope.pending = [dict(record) for record in saved["pending"]]
+            scope.pending_step = saved["pending_step"]
+
+    # For subclasses
+
+    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+        counters = {"save/epoch": epoch, "save/env_step": env_step, "save/gradient_step": gradient_step}
+        self.write("env_step", env_step, {**counters, "save/path": None if path is None else str(path)})
+
+    def _continue_from(self, epoch: int, env_step: int, gradient_step: int) -> None:
+        steps = {"env_step": env_step, "gradient_step": gradient_step, "epoch": epoch}
+        for name, scope in self._scopes.items():
+            scope.last_written = steps[_STEP_TYPES[name]] or None
+            scope.pending = []
+
+    def _log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+        scope = self._scopes[name]
+        last = scope.last_written
+        if last is not None and step < last:  # a new run with the same logger
+            self._flush_scope(name)
+            last = None
+        scope.pending.append(flatten(data, exclude_arrays=self.exclude_arrays))
+        scope.pending_step = int(step)
+        if last is None or scope.interval == 1 or step - last >= scope.interval:
+            self._flush_scope(name)
+
+    def _flush_scope(self, name: str) -> None:
+        scope = self._scopes[name]
+        if not scope.pending:
+            return
+        record = aggregate(scope.pending, self.reductions)
+        scope.pending = []
+        scope.last_written = scope.pending_step
+        self.write(
+            _STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()}
+        )
+
+
+class LazyLogger(BaseLogger):
+    """Keeps nothing; checkpoints are still written when the trainer saves."""
+
+    def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Does nothing."""
+
+    def _log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+        """Does nothing, and lets nothing wait."""
+
+
+class MultiLogger(BaseLogger):
+    """Hands everything to several loggers, each with its own intervals.
+
+    Raises:
+        ValueError: no logger was given.
+        TypeError: one of them is no `BaseLogger`.
+    """
+
+    def __init__(self, loggers: Sequence[BaseLogger]) -> None:
+        super().__init__()
+        if not loggers:
+            raise ValueError("MultiLogger needs at least one logger; use LazyLogger to log nothing")
+        for logger in loggers:
+            if not isinstance(logger, BaseLogger):
+                raise TypeError(f"MultiLogger takes BaseLogger objects, got {type(logger).__name__}")
+        self.loggers = list(loggers)
+
+    def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Write one record to each logger."""
+        for logger in self.loggers:
+            logger.write(step_type, step, data)
+
+    def restore_data(self) -> tuple[int, int, int]:
+        """The counters of the first logger that has any."""
+        found = [logger.restore_data() for logger in self.loggers]
+        return next((counters for counters in found if any(counters)), (0, 0, 0))
+
+    def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
+        """What the first logger finds that finds anything at `path`."""
+        for logger in self.loggers:
+            data = logger.restore_logged_data(path)
+            if data:
+                return data
+        return {}
+
+    def flush(self) -> None:
+        """Write what is waiting in any of them."""
+        for logger in self.loggers:
+            logger.flush()
+
+    def finalize(self) -> None:
+        """Finalize all, also when one fails; the first failure is raised afterwards."""
+        failures: list[Exception] = []
+        for logger in self.loggers:
+            try:
+                logger.finalize()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of each logger, in order."""
+        return {"loggers": [logger.get_state() for logger in self.loggers]}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue each logger from its state.
+
+        Raises:
+            ValueError: the state is of another number of loggers.
+        """
+        states = state.get("loggers")
+        if not isinstance(states, list) or len(states) != len(self.loggers):
+            raise ValueError(f"expected the states of {len(self.loggers)} loggers under 'loggers'")
+        for logger, saved in zip(self.loggers, states, strict=True):
+            logger.set_state(saved)
+
+    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+        for logger in self.loggers:
+            logger._record_save(epoch, env_step, gradient_step, path)
+
+    def _log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+        for logger in self.loggers:
+            logger._log(name, data, step)

@@ -1,0 +1,193 @@
+"""Records of a run: flat names, aggregation between two writes, and strict JSON for them."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.state.replace import write_file_atomically
+
+REDUCTIONS = ("mean", "sum", "max", "min", "last")
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LAST = ("epoch", "env_step", "gradient_step", "step", "episode", "train_step", "train_episode", "test_step")
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool = True) -> dict[str, Any]:
+    """Nested names joined by `/`, values as plain Python: numbers, bools, text, None, and lists of numbers.
+
+    Arrays with more or fewer than one element, lists and tuples are left out with `exclude_arrays`.
+
+    Raises:
+        TypeError: `data` is no mapping, or a value can be neither logged nor left out.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"data to log must be a dict, got {type(data).__name__}")
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{key}/", exclude_arrays=exclude_arrays))
+            continue
+        plain = _plain(value, key)
+        if not (exclude_arrays and isinstance(plain, list)):
+            flat[key] = plain
+    return flat
+
+
+def _plain(value: Any, key: str) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.ndim == 0 or value.numel() == 1 else value.tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.item() if value.size == 1 else value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item, key) for item in value]
+    if isinstance(value, str | os.PathLike):
+        return str(value)
+    raise TypeError(
+        f"cannot log {key!r}: a {type(value).__name__} is neither a number, text, None, an array, "
+        "nor a dict of these"
+    )
+
+
+def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
+    """How several values of one name become one: `mean`, `sum`, `max`, `min` or `last`.
+
+    `reductions` (whole name, or the last part of it -> reduction) comes first. Else the last part decides:
+    `max` and `min` are themselves; `count` and what begins with `n_` or `num_` adds up, unless it ends in
+    `_lifetime`; lifetime counters, positions (`epoch`, `env_step`, ...) and `best_...` keep the last; all
+    other are averaged.
+    """
+    name = key.rpartition("/")[2]
+    for given in (key, name):
+        if reductions is not None and given in reductions:
+            return reductions[given]
+    if name in ("max", "min"):
+        return name
+    if name.endswith("_lifetime") or name in _LAST or name.startswith("best_"):
+        return "last"
+    if name == "count" or name.startswith(("n_", "num_")):
+        return "sum"
+    return "mean"
+
+
+def aggregate(
+    records: Sequence[Mapping[str, Any]], reductions: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Several flat records as one, in the order of first appearance; None stands for "no value" and is
+    skipped.
+
+    A `mean`, `median` or `std` that has a `count` beside it is weighted by it, so that means over collects of
+    different length are the mean over all their episodes, and the deviation is that of the pooled sequence.
+    """
+    if len(records) == 1:
+        return dict(records[0])
+    keys = dict.fromkeys(key for record in records for key in record)
+    return {key: _aggregate_one(records, key, reduction_of(key, reductions)) for key in keys}
+
+
+def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: str) -> Any:
+    present = [record for record in records if record.get(key) is not None]
+    values: list[Any] = [record[key] for record in present]
+    if not values:
+        return None
+    if any(isinstance(value, list) for value in values):
+        joined: list[Any] = []
+        for value in values:
+            joined.extend(value if isinstance(value, list) else [value])
+        return joined
+    if reduction == "last" or any(isinstance(value, str | bool) for value in values):
+        return values[-1]
+    if reduction == "sum":
+        return sum(values)
+    if reduction in ("max", "min"):
+        return float(getattr(np, reduction)(values)) if len(values) > 1 else values[0]
+    group, _, name = key.rpartition("/")
+    beside = f"{group}/" if group else ""
+    counts: list[Any] = [record.get(f"{beside}count") for record in present]
+    weighted = name in ("mean", "median", "std") and all(isinstance(count, int) for count in counts)
+    weights = np.array(counts if weighted and sum(counts) else np.ones(len(values)), dtype=np.float64)
+    numbers = np.array(values, dtype=np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        means = [record.get(f"{beside}mean") for record in present]
+        if name == "std" and weighted and all(isinstance(mean, int | float) for mean in means):
+            centre = np.average(np.array(means, np.float64), weights=weights)
+            second = np.average(numbers**2 + (np.array(means, np.float64) - centre) ** 2, weights=weights)
+            return float(np.sqrt(second))
+        return float(np.average(numbers, weights=weights))
+
+
+def to_strict_json(value: Any) -> Any:
+    """`value` with NaN and infinities as the texts "NaN", "Infinity", "-Infinity", which strict JSON can
+    hold.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, Mapping):
+        return {str(key): to_strict_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_strict_json(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return to_strict_json(value.tolist())
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+def from_strict_json(value: Any) -> Any:
+    """The inverse of `to_strict_json` for what JSON can hold."""
+    if isinstance(value, str):
+        return _NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: from_strict_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_strict_json(item) for item in value]
+    return value
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write one JSON file at once: a reader sees the old content or the new, never a part.
+
+    Raises:
+        TypeError: `value` holds something that JSON cannot.
+        OSError: as the system says it; the old content stays.
+    """
+    text = json.dumps(to_strict_json(value), indent=2, allow_nan=False)
+    write_file_atomically(Path(path), (text + "\n").encode())
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl` (or of the run folder that holds one), NaN and infinities as floats.
+
+    Each record: `scope` ("train", "test", ...), `step_type` ("env_step", "gradient_step", "epoch"), `step`,
+    `wall_s` (seconds since the run began, stops not counted), `data` (name -> value). A last line that was
+    torn by a kill is left out.
+
+    Raises:
+        ValueError: a line before the last is damaged; its number is named.
+        FileNotFoundError: there is no such file.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "metrics.jsonl"
+    lines = file.read_bytes().split(b"\n")
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = from_strict_json(json.loads(line))
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{file}: line {number} is damaged ({error})") from error
+        if not isinstance(record, dict) or not {"scope", "step_type", "step", "data"} <= set(record):
+            if number == len(lines):
+                break
+            raise ValueError(f"{file}: line {number} is no record with scope, step_type, step and data")
+        records.append(record)
+    return records

@@ -1,0 +1,230 @@
+"""The folder of one run: what was asked for, what happened, what came out."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep._version import __version__
+from lockstep.state.checkpoint import newest_checkpoint
+from lockstep.tracking.records import from_strict_json, write_json
+
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "gymnasium",
+    "numba",
+    "safetensors",
+    "ray",
+    "envpool",
+    "mujoco",
+    "ale-py",
+    "box2d",
+    "pettingzoo",
+)
+
+
+class RunFolderError(ValueError):
+    """A run's folder cannot be made, written or understood. The message says which and what to do."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, Lockstep and the installed packages that can change a result (none is imported)."""
+    found = {"python": platform.python_version(), "platform": platform.platform(), "lockstep": __version__}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def git_revision(directory: str | os.PathLike[str] = ".") -> str | None:
+    """The commit checked out in a directory, with `-dirty` after it when files differ; None without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+class RunFolder:
+    """The folder of one run.
+
+    `config.json` (who, what, with which versions), `metrics.jsonl`, `checkpoints/`, `best/`, `summary.json`,
+    `curve.png`. Made by `create`, found again by `open`. Attributes: `path`, `algo`, `env`, `seed`, `config`
+    (the full config as JSON values), `info` (all of config.json).
+    """
+
+    def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
+        self.path = path
+        self.info = dict(info)
+        self.algo = str(info["algo"])
+        self.env = str(info["env"])
+        self.seed = info["seed"]
+        self.config: dict[str, Any] = dict(info["config"])
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @classmethod
+    def create(
+        cls,
+        root: str | os.PathLike[str] = "runs",
+        *,
+        algo: str,
+        env: str,
+        seed: int | None,
+        config: Mapping[str, Any],
+    ) -> "RunFolder":
+        """Make `root/<algo>_<env>_s<seed>_<time>/` with its config.json and return it.
+
+        Two runs that start within one second get different folders.
+
+        Raises:
+            RunFolderError: the folder cannot be made or written (read-only, full), or the config is not
+                plain JSON; no part of it is left.
+        """
+        created = time.time()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(created))
+        name = "_".join(re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-.") or "x" for part in (algo, env))
+        parent = Path(root).absolute()
+        path = None
+        info = {
+            "algo": algo,
+            "env": env,
+            "seed": seed,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(created)),
+            "git_revision": git_revision(),
+            "versions": versions(),
+            "config": dict(config),
+        }
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path = _make_unused(parent, f"{name}_s{seed}_{stamp}")
+            for inner in ("checkpoints", "best"):
+                (path / inner).mkdir()
+            write_json(path / "config.json", info)
+            (path / "metrics.jsonl").touch()
+        except BaseException as error:
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise RunFolderError(
+                    f"cannot make a run folder in {parent}: {error.strerror or error}. Free space or give "
+                    "another place for runs."
+                ) from error
+            if isinstance(error, TypeError | ValueError):
+                raise RunFolderError(f"the config of a run must be plain JSON values: {error}") from error
+            raise
+        return cls(path, info)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
+        """The run in an existing folder.
+
+        Raises:
+            RunFolderError: there is no run, or its config.json is damaged.
+        """
+        root = Path(path).absolute()
+        try:
+            info = json.loads((root / "config.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise RunFolderError(f"no run at {root}: it has no config.json") from error
+        except OSError as error:
+            raise RunFolderError(f"cannot read {root / 'config.json'}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise RunFolderError(f"{root / 'config.json'} is damaged: {error}") from error
+        if not isinstance(info, dict) or not {"algo", "env", "seed", "config"} <= set(info):
+            raise RunFolderError(f"{root / 'config.json'} is not the config of a lockstep run")
+        return cls(root, info)
+
+    @property
+    def metrics_path(self) -> Path:
+        """`metrics.jsonl`, written by `JsonlLogger`, read by `read_metrics`."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of the run's checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The directory of the checkpoint with the best score."""
+        return self.path / "best"
+
+    @property
+    def curve_path(self) -> Path:
+        """`curve.png`."""
+        return self.path / "curve.png"
+
+    @property
+    def summary_path(self) -> Path:
+        """`summary.json`."""
+        return self.path / "summary.json"
+
+    def checkpoint_path(self, env_step: int) -> Path:
+        """Where the checkpoint at an environment step goes; names sort by step."""
+        return self.checkpoints / f"step_{env_step:012d}"
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest intact checkpoint; damaged ones are named by warnings."""
+        return newest_checkpoint(self.checkpoints)
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Delete all but the last `keep` checkpoints by name.
+
+        Raises:
+            ValueError: `keep` is below 1.
+        """
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep!r}")
+        for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> Path:
+        """Write summary.json at once: what is given, with seed, versions and git revision beside it.
+
+        Raises:
+            RunFolderError: it cannot be written; an older summary stays as it was.
+        """
+        fields = ("algo", "env", "seed", "created", "git_revision", "versions")
+        keep = {key: self.info.get(key) for key in fields}
+        try:
+            write_json(self.summary_path, {**keep, **summary})
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self.summary_path}: {error.strerror or error}") from error
+        return self.summary_path
+
+    def read_summary(self) -> dict[str, Any]:
+        """The content of summary.json.
+
+        Raises:
+            RunFolderError: the run has none yet, or it is damaged.
+        """
+        try:
+            return dict(from_strict_json(json.loads(self.summary_path.read_bytes())))
+        except FileNotFoundError as error:
+            raise RunFolderError(f"{self.path} has no summary.json yet: the run has not ended") from error
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot read {self.summary_path}: {error}") from error
+
+
+def _make_unused(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path

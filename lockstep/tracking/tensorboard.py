@@ -1,0 +1,111 @@
+"""The TensorBoard logger. tensorboard (an extra) is imported when the first record is written."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.tracking.logger import BaseLogger, RestoredData
+from lockstep.tracking.records import flatten
+
+_EVENTS = "events.out.tfevents.*"
+_MISSING = "TensorboardLogger needs tensorboard: pip install 'lockstep-rl[tensorboard]'"
+
+
+class TensorboardLogger(BaseLogger):
+    """Writes numbers as scalars and text as text to TensorBoard event files.
+
+    A tag is the scoped name (`test/returns_stat/mean`), its step the one of its scope. The state holds the
+    length of each event file: `set_state` cuts away what was written after the checkpoint.
+
+    Args:
+        log_dir: directory of the event files; made when needed.
+        intervals: as `BaseLogger`.
+
+    Raises:
+        ImportError: at the first record, when tensorboard is not installed.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str], **intervals: Any) -> None:
+        super().__init__(**intervals)
+        self.log_dir = Path(log_dir).absolute()
+        self._writer: Any = None
+
+    def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Write each value of `data` under its name; None is left out."""
+        writer = self._open()
+        for name, value in flatten(data, exclude_arrays=True).items():
+            if isinstance(value, str):
+                writer.add_text(name, value, global_step=step)
+            elif value is not None:
+                writer.add_scalar(name, float(value), global_step=step)
+
+    def flush(self) -> None:
+        """Write what is waiting, through to the event file."""
+        super().flush()
+        if self._writer is not None:
+            self._writer.flush()
+
+    def finalize(self) -> None:
+        """Write what is waiting and close the event file."""
+        super().finalize()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def restore_data(self) -> tuple[int, int, int]:
+        """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
+        series = self.restore_logged_data(self.log_dir)
+        names = ("epoch", "env_step", "gradient_step")
+        if any(f"save/{name}" not in series for name in names):
+            return 0, 0, 0
+        epoch, env_step, gradient_step = (int(series[f"save/{name}"]["value"][-1]) for name in names)
+        self._continue_from(epoch, env_step, gradient_step)
+        return epoch, env_step, gradient_step
+
+    def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
+        """Every scalar in the event files at `path`: tag -> `{"step": [...], "value": [...]}` (float32)."""
+        if self._writer is not None:
+            self._writer.flush()
+        if not any(Path(path).glob(_EVENTS)):
+            return {}
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        except ImportError as error:
+            raise ImportError(_MISSING) from error
+        accumulator = EventAccumulator(os.fspath(path), size_guidance={"scalars": 0})
+        accumulator.Reload()
+        restored: RestoredData = {}
+        for tag in accumulator.Tags()["scalars"]:
+            events = accumulator.Scalars(tag)
+            restored[tag] = {"step": [e.step for e in events], "value": [e.value for e in events]}
+        return restored
+
+    def get_state(self) -> dict[str, Any]:
+        """As the base, with the name and length of each event file."""
+        if self._writer is not None:
+            self._writer.flush()
+        files = {file.name: file.stat().st_size for file in sorted(self.log_dir.glob(_EVENTS))}
+        return {**super().get_state(), "files": files}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to where the event files stood; later ones are deleted, new records go to a new file."""
+        super().set_state(state)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        for file in self.log_dir.glob(_EVENTS):
+            length = state["files"].get(file.name)
+            if length is None:
+                file.unlink()
+            elif length < file.stat().st_size:
+                os.truncate(file, length)
+
+    def _open(self) -> Any:
+        if self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ImportError(_MISSING) from error
+            self._writer = SummaryWriter(str(self.log_dir))
+        return self._writer
