@@ -1,0 +1,50 @@
+"""Lockstep: reinforcement learning on PyTorch.
+
+import lockstep
+result = lockstep.train("ppo", "CartPole-v1", total_steps=100_000)
+action = result.policy.compute_single_action(observation)
+"""
+
+from lockstep._version import __version__
+from lockstep.algorithms import (
+    ALGORITHMS,
+    A2CConfig,
+    AlgorithmConfig,
+    Policy,
+    PPOConfig,
+    get_config,
+    policy_within_training_step,
+)
+from lockstep.data.rollout import RolloutStore
+from lockstep.data.sample_batch import SampleBatch
+from lockstep.learner import Learner, LearnerGroup
+from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.rollout import Collector
+from lockstep.trainer import BaseTrainer, OnpolicyTrainer
+from lockstep.trainer.run import TrainResult, load_policy, train
+
+__all__ = [
+    "ALGORITHMS",
+    "A2CConfig",
+    "AlgorithmConfig",
+    "BaseTrainer",
+    "Collector",
+    "Learner",
+    "LearnerGroup",
+    "ModelConfig",
+    "MultiRLModule",
+    "MultiRLModuleSpec",
+    "OnpolicyTrainer",
+    "PPOConfig",
+    "Policy",
+    "RLModule",
+    "RLModuleSpec",
+    "RolloutStore",
+    "SampleBatch",
+    "TrainResult",
+    "__version__",
+    "get_config",
+    "load_policy",
+    "policy_within_training_step",
+    "train",
+]

@@ -13,7 +13,7 @@ def clipped_surrogate_loss(
     old_logp: Tensor,
     advantages: Tensor,
     *,
-    clip_param: float,
+    clip_param: float | Tensor,
     dual_clip: float | None = None,
 ) -> Tensor:
     """PPO's clipped objective, negated (Schulman et al. 2017, arXiv:1707.06347, equation 7).
@@ -24,7 +24,7 @@ def clipped_surrogate_loss(
         logp: `[N]`, log-probability of the taken actions under the policy being learned.
         old_logp: `[N]`, the same under the policy that acted (no gradient expected).
         advantages: `[N]`.
-        clip_param: > 0, the paper's epsilon.
+        clip_param: > 0, the paper's epsilon; a 0-d tensor is taken as it is, without a check.
         dual_clip: None, or c > 1: where `A < 0` the objective is at least `c * A` (Ye et al. 2020,
             arXiv:1912.09729, equation 5), which bounds the loss for large ratios.
 
@@ -34,11 +34,11 @@ def clipped_surrogate_loss(
     Raises:
         ValueError: `clip_param <= 0` or `dual_clip <= 1`.
     """
-    if not clip_param > 0.0:
+    if not isinstance(clip_param, Tensor) and not clip_param > 0.0:
         raise ValueError(f"clip_param must be greater than 0, got {clip_param!r}.")
     ratio = torch.exp(logp - old_logp)
     objective = torch.minimum(
-        ratio * advantages, ratio.clamp(1.0 - clip_param, 1.0 + clip_param) * advantages
+        ratio * advantages, torch.clamp(ratio, 1.0 - clip_param, 1.0 + clip_param) * advantages  # type: ignore[arg-type]
     )
     if dual_clip is not None:
         if not dual_clip > 1.0:

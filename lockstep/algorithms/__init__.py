@@ -1,0 +1,33 @@
+"""Algorithms: one file each, and the list of them."""
+
+import difflib
+
+from lockstep.algorithms.a2c import A2CConfig, A2CLearner
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.algorithms.ppo import PPOConfig, PPOLearner
+
+ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (PPOConfig, A2CConfig)
+
+
+def get_config(algorithm: str) -> AlgorithmConfig:
+    """A configuration with the algorithm's defaults; `ValueError` with a suggestion for an unknown name."""
+    known = {config.algorithm: config for config in ALGORITHMS}
+    if algorithm not in known:
+        near = difflib.get_close_matches(str(algorithm), known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown algorithm {algorithm!r}{hint} (there are {', '.join(known)})")
+    return known[algorithm]()
+
+
+__all__ = [
+    "ALGORITHMS",
+    "A2CConfig",
+    "A2CLearner",
+    "AlgorithmConfig",
+    "PPOConfig",
+    "PPOLearner",
+    "Policy",
+    "get_config",
+    "policy_within_training_step",
+]

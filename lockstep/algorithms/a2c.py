@@ -1,0 +1,97 @@
+"""A2C: synchronous advantage actor-critic (Mnih et al. 2016, https://arxiv.org/abs/1602.01783).
+
+Defaults: 5 steps of each environment, one gradient step on the whole batch, entropy 0.01, gradient norm 0.5; Adam
+instead of the paper's RMSprop (with lr 7e-4), and GAE with lambda 1, which is the paper's n-step advantage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
+from lockstep.learner.config import TrainingSection, require
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.onpolicy import evaluate_trajectories, select_rows
+from lockstep.ops import explained_variance, gae
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class A2CTraining(TrainingSection):
+    """Options of `A2CConfig.training(...)`."""
+
+    lr: ScheduleLike = 7e-4
+    train_batch_size: int = 40
+    grad_clip: float | None = 0.5
+    adam_epsilon: float = 1e-5
+    lambda_: float = 1.0
+    """lambda of GAE; 1: n-step advantages"""
+    vf_loss_coeff: float = 0.5
+    entropy_coeff: ScheduleLike = 0.01
+    normalize_advantages: bool = False
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        require("lambda_", self.lambda_, 0.0 <= self.lambda_ <= 1.0, "between 0 and 1")
+        require("vf_loss_coeff", self.vf_loss_coeff, self.vf_loss_coeff >= 0, "at least 0")
+
+
+class A2CLearner(Learner):
+    """The update of A2C."""
+
+    scheduled = ("entropy_coeff",)
+
+    def required_columns(self) -> tuple[str, ...]:
+        """What the loss reads."""
+        return (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
+
+    def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
+        """Advantages and value targets of a rollout, computed once."""
+        config: Any = self.config_of(module_id)
+        rollout = evaluate_trajectories(self, module_id, trajectories)
+        terminateds, cuts = trajectories.terminateds, trajectories.cuts
+        rewards = self.connectors[module_id].learning_rewards(trajectories)
+        advantages, targets = gae(
+            rewards,
+            rollout.values,
+            rollout.next_values,
+            terminateds,
+            cuts,
+            gamma=config.gamma,
+            lambda_=config.lambda_,
+        )
+        columns = {
+            Columns.OBS: rollout.obs,
+            Columns.ACTIONS: rollout.actions,
+            Columns.ADVANTAGES: self.to_tensor(advantages.reshape(-1)),
+            Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
+        }
+        self.metrics.set(module_id, vf_explained_var=float(explained_variance(rollout.values, targets)))
+        return select_rows(columns, trajectories.rows())
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """Policy gradient with advantages, squared value error, entropy bonus (algorithm S3 of the paper)."""
+        dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        advantages = batch[Columns.ADVANTAGES]
+        if config.normalize_advantages:
+            advantages = self.normalized(advantages, batch)
+        policy_loss = -self.masked_mean(dist.log_prob(batch[Columns.ACTIONS]) * advantages, batch)
+        value_error = 0.5 * (fwd_out[Columns.VF_PREDS] - batch[Columns.VALUE_TARGETS]).square()
+        vf_loss = self.masked_mean(value_error, batch)
+        entropy = self.masked_mean(dist.entropy(), batch)
+        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy)
+        return policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
+
+
+class A2CConfig(AlgorithmConfig):
+    """`A2CConfig().environment("CartPole-v1").build_trainer().run()`."""
+
+    algorithm = "a2c"
+    learner_class = A2CLearner
+    training_class = A2CTraining

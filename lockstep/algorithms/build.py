@@ -1,0 +1,173 @@
+"""From a configuration to its parts: each part is handed only its own section."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces as gym_spaces
+
+from lockstep.algorithms.policy import Policy
+from lockstep.connectors import (
+    ClipActions,
+    FrameStack,
+    ModuleConnectors,
+    NormalizeObs,
+    NormalizeRewards,
+    ObsPipeline,
+    RescaleActions,
+)
+from lockstep.envs import VectorBoundary, make_vector
+from lockstep.learner.learner import Learner
+from lockstep.modules import ActionDist, DefaultActorCriticModule, RLModule, RLModuleSpec
+from lockstep.modules.model_config import ModelConfig
+from lockstep.rollout.collector import Collector
+from lockstep.state.streams import RandomStreams
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.config import AlgorithmConfig
+
+Spaces = tuple[Any, Any]
+
+
+def make_envs(config: AlgorithmConfig, num_envs: int, env: Any = None, **env_config: Any) -> VectorBoundary:
+    """The vector environment that the configuration names (or `env`)."""
+    section = config.sections["environment"]
+    runners = config.sections["env_runners"]
+    chosen = section.env if env is None else env
+    finished = not isinstance(chosen, str) and not callable(chosen)
+    return make_vector(
+        chosen,
+        num_envs=1 if finished else num_envs,
+        mode="auto" if finished else runners.vectorize_mode,
+        env_config=None if finished else {**section.env_config, **env_config} or None,
+        step_timeout=runners.step_timeout,
+    )
+
+
+def find_spaces(config: AlgorithmConfig, env: Any, spaces: Spaces | None) -> Spaces:
+    """Observation and action space: as given, as configured, or asked of an environment that is closed again."""
+    section = config.sections["environment"]
+    if spaces is not None:
+        return spaces
+    if section.observation_space is not None and section.action_space is not None:
+        return section.observation_space, section.action_space
+    given = section.env if env is None else env
+    boundary = make_envs(config, 1, env)
+    try:
+        return boundary.observation_space, boundary.action_space
+    finally:
+        if isinstance(given, str) or callable(given):
+            boundary.close()
+
+
+def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> Learner:
+    """A built learner with its module and connectors."""
+    config.validate()
+    set_num_threads(config)
+    observation_space, action_space = find_spaces(config, env, spaces)
+    check_spaces(config.algorithm, observation_space, action_space)
+    streams = RandomStreams(config.seed)
+    connectors, module_space = build_connectors(config, observation_space, action_space)
+    training = config.sections["training"]
+    learner_class = training.learner_class or config.learner_class
+    learner = learner_class(
+        config=training,
+        module_spec=build_module(config, module_space, action_space, streams),
+        framework=config.sections["framework"],
+        connectors={"default_policy": connectors},
+        policies_to_train=config.sections["multi_agent"].policies_to_train,
+        streams=streams.child("learner"),
+    )
+    return learner.build()
+
+
+def build_module(
+    config: AlgorithmConfig, observation_space: Any, action_space: Any, streams: RandomStreams
+) -> RLModule:
+    """The configured network; its initial weights depend on the seed only."""
+    section = config.sections["rl_module"]
+    spec = section.rl_module_spec
+    if isinstance(spec, RLModule):
+        return spec
+    spec = spec or RLModuleSpec()
+    model_config = ModelConfig.of(spec.model_config or section.model_config)
+    filled = RLModuleSpec(
+        module_class=spec.module_class or DefaultActorCriticModule,
+        observation_space=spec.observation_space or observation_space,
+        action_space=spec.action_space or action_space,
+        inference_only=spec.inference_only,
+        model_config=model_config,
+    )
+    return filled.build(seed=streams.seed("module"))
+
+
+def build_connectors(
+    config: AlgorithmConfig, observation_space: Any, action_space: Any
+) -> tuple[ModuleConnectors, Any]:
+    """The transforms around the network, and the space it sees."""
+    section = config.sections["environment"]
+    space = observation_space
+    if section.frame_stack > 1:
+        space = FrameStack(section.frame_stack, space).observation_space
+    steps: list[Any] = []
+    if section.normalize_observations:
+        steps.append(NormalizeObs(clip=section.clip_observations))
+    pipeline = ObsPipeline(steps, space)
+    space = pipeline.observation_space
+    rewards = NormalizeRewards(gamma=config.gamma, clip=section.clip_rewards) if section.normalize_rewards else None
+    actions: Any = None
+    if isinstance(action_space, gym_spaces.Box):
+        squashed = ModelConfig.of(config.model_config).squash_actions
+        if section.rescale_actions or squashed:
+            actions = RescaleActions(action_space)
+        elif section.clip_actions:
+            actions = ClipActions(action_space)
+    return ModuleConnectors(obs=pipeline, rewards=rewards, actions=actions), space
+
+
+def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> Policy:
+    """A policy over a group of learners."""
+    spaces = find_spaces(config, env, spaces)
+    return Policy(config, config.build_learner_group(env, spaces), observation_space=spaces[0], action_space=spaces[1])
+
+
+def build_collector(config: AlgorithmConfig, policy: Policy) -> Collector:
+    """The training collector."""
+    envs = make_envs(config, config.num_envs_per_env_runner)
+    return Collector(
+        policy,
+        envs,
+        exploration_noise=config.explore,
+        frame_stack=config.frame_stack,
+        streams=RandomStreams(config.seed).child("train_collector"),
+    )
+
+
+def build_test_collector(config: AlgorithmConfig, policy: Policy) -> Collector:
+    """The evaluation collector: environments and random streams of its own."""
+    num_envs = min(config.evaluation_num_envs, config.evaluation_episodes)
+    return Collector(
+        policy,
+        make_envs(config, num_envs),
+        exploration_noise=config.evaluation_explore,
+        frame_stack=config.frame_stack,
+        streams=RandomStreams(config.seed).child("test_collector"),
+    )
+
+
+def check_spaces(algorithm: str, observation_space: Any, action_space: Any) -> None:
+    """Raises `ValueError` for spaces that the algorithm's default networks cannot take."""
+    try:
+        ActionDist(action_space)
+    except ValueError as error:
+        raise ValueError(f"{algorithm} cannot act in {action_space}: {error}") from None
+
+
+def set_num_threads(config: AlgorithmConfig) -> int:
+    """Threads of torch in this process (house, decision 9); returns the number."""
+    import torch
+
+    chosen = config.num_threads or 1
+    if torch.get_num_threads() != chosen:
+        torch.set_num_threads(chosen)
+    return int(chosen)

@@ -1,0 +1,290 @@
+"""`AlgorithmConfig`: joins the sections of a configuration. Each part of the library receives only its own section."""
+
+from __future__ import annotations
+
+import copy as copying
+import difflib
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from lockstep.algorithms.build import build_collector, build_learner, build_policy
+from lockstep.envs.config import EnvironmentSection
+from lockstep.learner.config import FrameworkSection, LearnersSection, MultiAgentSection, TrainingSection
+from lockstep.learner.group import LearnerGroup
+from lockstep.learner.learner import Learner
+from lockstep.modules.config import RLModuleSection
+from lockstep.modules.model_config import ModelConfig
+from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
+from lockstep.tracking.config import CheckpointingSection, DebuggingSection, ReportingSection
+
+Section = Any
+
+
+class AlgorithmConfig:
+    """A typed configuration with one section for each concern; section methods chain.
+
+    Options are read as attributes (`config.lr`), set by section methods (`config.training(lr=1e-3)`) or by
+    assignment; an unknown name raises with "did you mean". `copy()`, `freeze()`, `==`, `to_dict()`, `to_json()`.
+    """
+
+    algorithm: ClassVar[str] = ""
+    learner_class: ClassVar[type[Learner]] = Learner
+    training_class: ClassVar[type[TrainingSection]] = TrainingSection
+    trainer_factory: ClassVar[Callable[..., Any] | None] = None
+    """set by the trainer's floor, which stands above this one"""
+
+    def __init__(self) -> None:
+        sections: dict[str, Section] = {
+            "environment": EnvironmentSection(),
+            "env_runners": EnvRunnersSection(),
+            "learners": LearnersSection(),
+            "rl_module": RLModuleSection(),
+            "training": self.training_class(),
+            "multi_agent": MultiAgentSection(),
+            "evaluation": EvaluationSection(),
+            "reporting": ReportingSection(),
+            "checkpointing": CheckpointingSection(),
+            "debugging": DebuggingSection(),
+            "framework": FrameworkSection(),
+        }
+        object.__setattr__(self, "sections", sections)
+        object.__setattr__(self, "_frozen", False)
+
+    sections: dict[str, Section]
+
+    # -- section methods ---
+
+    def environment(self, env: Any = None, **options: Any) -> Self:
+        """Which environment: see `EnvironmentSection`."""
+        return self.set_section("environment", options if env is None else {"env": env, **options})
+
+    def env_runners(self, **options: Any) -> Self:
+        """How data is collected: see `EnvRunnersSection`."""
+        return self.set_section("env_runners", options)
+
+    def learners(self, **options: Any) -> Self:
+        """Where learners run: see `LearnersSection`."""
+        return self.set_section("learners", options)
+
+    def rl_module(self, **options: Any) -> Self:
+        """Which networks: see `RLModuleSection`; a dict of `model_config` changes those fields only."""
+        given = options.get("model_config")
+        if isinstance(given, Mapping):
+            now = ModelConfig.of(self.sections["rl_module"].model_config)
+            options = {**options, "model_config": ModelConfig.of({**now.to_dict(), **given})}
+        return self.set_section("rl_module", options)
+
+    def training(self, **options: Any) -> Self:
+        """The update: see the algorithm's training section."""
+        return self.set_section("training", options)
+
+    def multi_agent(self, **options: Any) -> Self:
+        """Who learns: see `MultiAgentSection`."""
+        return self.set_section("multi_agent", options)
+
+    def evaluation(self, **options: Any) -> Self:
+        """Evaluation: see `EvaluationSection`."""
+        return self.set_section("evaluation", options)
+
+    def reporting(self, **options: Any) -> Self:
+        """Length of the run and loggers: see `ReportingSection`."""
+        return self.set_section("reporting", options)
+
+    def checkpointing(self, **options: Any) -> Self:
+        """Checkpoints: see `CheckpointingSection`."""
+        return self.set_section("checkpointing", options)
+
+    def debugging(self, **options: Any) -> Self:
+        """Seeds: see `DebuggingSection`."""
+        return self.set_section("debugging", options)
+
+    def framework(self, **options: Any) -> Self:
+        """Compile, device, threads: see `FrameworkSection`."""
+        return self.set_section("framework", options)
+
+    def set_section(self, name: str, options: Mapping[str, Any]) -> Self:
+        """Sets options of one section; unknown names raise `ValueError` with a suggestion."""
+        self._check_not_frozen()
+        section = self.sections[name]
+        known = [f.name for f in fields(section)]
+        for option in options:
+            if option not in known:
+                raise ValueError(f"{name} has no option {option!r}{self._suggest(option, known)}")
+        for option, value in options.items():
+            setattr(section, option, value)
+        return self
+
+    def set_path(self, path: str, value: Any) -> Self:
+        """Sets one option by its path, `"training.lr"` or `"rl_module.model_config.hiddens"`."""
+        name, _, option = path.partition(".")
+        if name not in self.sections or not option:
+            hint = self._suggest(name, list(self.sections))
+            raise ValueError(f"unknown option {path!r}{hint}; write section.option, e.g. training.lr")
+        option, _, inner = option.partition(".")
+        method: Callable[..., Self] = getattr(self, name)
+        return method(**{option: {inner: value} if inner else value})
+
+    # -- reading and writing ---
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            for section in self.__dict__.get("sections", {}).values():
+                if name in section.__dict__:
+                    return section.__dict__[name]
+        raise AttributeError(f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_options())}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check_not_frozen()
+        for section in self.sections.values():
+            if name in section.__dict__:
+                setattr(section, name, value)
+                return
+        raise AttributeError(f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_options())}")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.sections == other.sections
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults; `to_dict()` has all."""
+        default = type(self)().sections
+        changed = [
+            f"{name}.{f.name}={getattr(section, f.name)!r}"
+            for name, section in self.sections.items()
+            for f in fields(section)
+            if getattr(section, f.name) != getattr(default[name], f.name)
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def copy(self) -> Self:
+        """An independent, unfrozen copy."""
+        new = type(self)()
+        object.__setattr__(new, "sections", copying.deepcopy(self.sections))
+        return new
+
+    def freeze(self) -> Self:
+        """From now on setting anything raises."""
+        object.__setattr__(self, "_frozen", True)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options as plain JSON values: `{"algorithm": ..., section: {option: value}}`."""
+        out: dict[str, Any] = {"algorithm": self.algorithm}
+        for name, section in self.sections.items():
+            out[name] = {f.name: _plain(f"{name}.{f.name}", getattr(section, f.name)) for f in fields(section)}
+        return out
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """`to_dict` as JSON text, written to `path` if given."""
+        text = json.dumps(self.to_dict(), indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n")
+        return text
+
+    def update_from_dict(self, data: Mapping[str, Any]) -> Self:
+        """Sets the options of a nested dict `{section: {option: value}}`, as read from a file."""
+        for name, options in data.items():
+            if name == "algorithm":
+                if options != self.algorithm:
+                    raise ValueError(f"the configuration is for {options!r}, this one for {self.algorithm!r}")
+                continue
+            if name not in self.sections or not isinstance(options, Mapping):
+                raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
+            getattr(self, name)(**{key: _revived(value) for key, value in options.items()})
+        return self
+
+    # -- checks and builds ---
+
+    def validate(self) -> None:
+        """Refuses mistakes within and across sections; every build calls it. Raises `ValueError`."""
+        for section in self.sections.values():
+            section.validate()
+        if self.seed < 0 or self.framework_device_missing():
+            raise ValueError(f"framework.device={self.device!r} is not there; torch sees no such device")
+        batch, envs = self.train_batch_size, self.num_envs_per_env_runner
+        if batch < envs:
+            raise ValueError(
+                f"training.train_batch_size={batch} is smaller than env_runners.num_envs_per_env_runner={envs}; "
+                "one update needs at least one step of every environment"
+            )
+
+    def framework_device_missing(self) -> bool:
+        """Is the device one that torch cannot see?"""
+        import torch
+
+        kind = torch.device(self.device).type
+        return (kind == "cuda" and not torch.cuda.is_available()) or (
+            kind == "mps" and not torch.backends.mps.is_available()
+        )
+
+    def build_learner(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> Learner:
+        """A built learner in this process. `spaces`: (observation, action); else they are asked of the environment."""
+        return build_learner(self, env, spaces)
+
+    def build_learner_group(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> LearnerGroup:
+        """The group of learners."""
+        return LearnerGroup(self.build_learner(env, spaces), self.sections["learners"])
+
+    def build_policy(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> Any:
+        """A policy that acts and learns."""
+        return build_policy(self, env, spaces)
+
+    def build_collector(self, policy: Any = None) -> Any:
+        """The collector of training data, on environments of its own."""
+        return build_collector(self, policy or self.build_policy())
+
+    def build_trainer(self, **options: Any) -> Any:
+        """The trainer with its policy, collectors, evaluation and (with `folder=`) the run's files."""
+        factory = type(self).trainer_factory
+        if factory is None:
+            raise RuntimeError("import lockstep before building a trainer; only its lower floors are loaded")
+        return factory(self, **options)
+
+    # -- inside ---
+
+    def _check_not_frozen(self) -> None:
+        if self.__dict__.get("_frozen"):
+            raise ValueError("this configuration is frozen; change a copy()")
+
+    def _all_options(self) -> list[str]:
+        return [f.name for section in self.__dict__.get("sections", {}).values() for f in fields(section)]
+
+    @staticmethod
+    def _suggest(name: str, known: list[str]) -> str:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are {', '.join(sorted(known))}"
+
+
+def _plain(path: str, value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(path, asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{path}.{key}", part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(path, part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    name = getattr(value, "__qualname__", "")
+    if name and "<" not in name and getattr(value, "__module__", "") not in ("", "__main__"):
+        return {"__import__": f"{value.__module__}:{name}"}
+    raise ValueError(
+        f"{path}={value!r} cannot be written to JSON; use plain values, or a class or function that can "
+        "be imported by name"
+    )
+
+
+def _revived(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if set(value) == {"__import__"}:
+            module, _, name = value["__import__"].partition(":")
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+            return found
+        return {key: _revived(part) for key, part in value.items()}
+    return value

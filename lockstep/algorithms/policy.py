@@ -1,0 +1,212 @@
+"""`Policy`: acts, and learns through its group of learners."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.connectors import FrameStack
+from lockstep.data.rollout import RolloutStore
+from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.trees import map_tree
+from lockstep.learner.group import LearnerGroup
+from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.modules import DEFAULT_MODULE_ID, RLModule, make_actor
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.streams import RandomStreams
+from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.config import AlgorithmConfig
+
+
+class Policy:
+    """The two verbs of both worlds: it acts (`compute_actions`) and learns (`update`, `learn_on_batch`).
+
+    Acting reads the parameters' own memory, so what a learner in this process has just learned is acted on at once.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        learner_group: LearnerGroup,
+        *,
+        observation_space: Any,
+        action_space: Any,
+    ) -> None:
+        self.config = config
+        self.learner_group = learner_group
+        self.observation_space, self.action_space = observation_space, action_space
+        learner = learner_group.learner
+        self.module: RLModule = learner.module[DEFAULT_MODULE_ID]
+        self.connectors = learner.connectors[DEFAULT_MODULE_ID]
+        self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
+        self.last_results: dict[str, Any] = {}
+        self._actor = make_actor(self.module, self.connectors.obs)
+        self._dist = self.module.action_dist_cls
+        self._training = False
+        self._rng = RandomStreams(config.seed).child("policy").numpy("compute_actions")
+        self.act = self._actor.act
+
+    # -- acting ---
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Version of the weights."""
+        return self.learner_group.learner.weights_seq_no
+
+    def compute_actions(self, obs: Any, state: Any = None, explore: bool = True) -> np.ndarray:
+        """Environment actions `[B, ...]` for raw observations `[B, ...]`; `explore=False` takes the most likely ones.
+
+        `state` is for recurrent modules. Raises `ValueError` for observations that do not fit the space.
+        """
+        rows = self._check_obs(obs)
+        noise = self._dist.draw_noise(self._rng, (rows,)) if explore else None
+        return self.to_env(self.act(obs, noise)).copy()
+
+    def compute_single_action(self, obs: Any, state: Any = None, explore: bool = False) -> Any:
+        """The environment's action for one observation (a plain int for a Discrete space)."""
+        batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
+        action = self.compute_actions(batch, explore=explore)[0]
+        return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
+        """Random numbers for `act`, for many steps at once."""
+        return self._dist.draw_noise(rng, leading_shape)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Actions as learned from -> actions as the environment takes them."""
+        actions = self._dist.to_env(actions)
+        return actions if self.connectors.actions is None else self.connectors.actions(actions)
+
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse of the change of shape (for actions drawn from the action space)."""
+        return self._dist.from_env(actions)
+
+    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Raises `ValueError` with both where the environment's spaces are not the policy's."""
+        for name, own, given in (
+            ("observation", self.observation_space, observation_space),
+            ("action", self.action_space, action_space),
+        ):
+            if own != given:
+                raise ValueError(
+                    f"the policy's {name} space is {own}, the environment's is {given}; use the environment that the "
+                    "policy was made for"
+                )
+
+    def _check_obs(self, obs: Any) -> int:
+        space = self.observation_space
+        if isinstance(obs, np.ndarray) and space.shape is not None:
+            expected = space.shape
+            if self.config.frame_stack > 1:
+                expected = FrameStack(self.config.frame_stack, space).observation_space.shape
+            if obs.shape[1:] != expected:
+                raise ValueError(f"observations have shape {obs.shape}, expected [B, {', '.join(map(str, expected))}]")
+            return int(obs.shape[0])
+        leaf = obs
+        while isinstance(leaf, dict | tuple):
+            leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
+        return len(leaf)
+
+    # -- learning ---
+
+    @contextmanager
+    def within_training_step(self, enabled: bool = True) -> Any:
+        """The context in which `update` is allowed."""
+        before, self._training = self._training, enabled
+        try:
+            yield
+        finally:
+            self._training = before
+
+    def update(
+        self, sample_size: int, buffer: RolloutStore, batch_size: int | None = None, repeat: int | None = None
+    ) -> TrainingStats:
+        """Gradient steps on the whole rollout in `buffer` (`sample_size=0`), `repeat` passes in minibatches.
+
+        Raises `RuntimeError` outside of a training step, `ValueError` for a sample size (that is for replay buffers).
+        """
+        if not self._training:
+            raise RuntimeError("update() outside of a training step; use `with policy_within_training_step(policy):`")
+        if sample_size != 0:
+            raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
+        started = time.perf_counter()
+        results = self.learner_group.update_from_episodes(
+            buffer.episodes(),
+            timesteps=self.timesteps,
+            num_epochs=self.config.num_epochs if repeat is None else repeat,
+            minibatch_size=batch_size,
+            shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
+        )
+        self.last_results = results
+        series = self.learner_group.learner.last_series
+        metrics = {name: SequenceSummaryStats.from_sequence(values) for (_, name), values in series.items()}
+        for name, value in results.get(DEFAULT_MODULE_ID, {}).items():
+            if name not in metrics and isinstance(value, int | float):
+                metrics[name] = SequenceSummaryStats.from_sequence([value])
+        common = results[ALL_MODULES]
+        stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
+        return TrainingStats(time.perf_counter() - started, common["num_minibatches"], metrics, stages)
+
+    def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
+        """One pass over a prepared batch; returns the results by module."""
+        return self.learner_group.update_from_batch(batch, timesteps=self.timesteps)
+
+    def process_buffer(self, buffer: Any) -> Any:
+        """Prepares offline data once; on-policy algorithms leave it as it is."""
+        return buffer
+
+    # -- state ---
+
+    def get_state(self) -> dict[str, Any]:
+        """The group's state, the time and the random numbers of `compute_actions`."""
+        return {
+            "learner_group": self.learner_group.get_state(),
+            "timesteps": dict(self.timesteps),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.learner_group.set_state(state["learner_group"])
+        self._set_own_state(state)
+
+    def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
+        """The folders of a checkpoint: the group's, and `policy`."""
+        own = {
+            "config": self.config.to_dict(),
+            "timesteps": self.timesteps,
+            "rng": self._rng.bit_generator.state,
+        }
+        return {"policy": {"state": own}, **self.learner_group.checkpoint_folders()}
+
+    def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
+        """Restores from the folders of a checkpoint."""
+        self.learner_group.set_checkpoint_folders(folders)
+        self._set_own_state(folders["policy"]["state"])
+
+    def _set_own_state(self, state: Mapping[str, Any]) -> None:
+        self.timesteps = {name: int(value) for name, value in state["timesteps"].items()}
+        self._rng.bit_generator.state = state["rng"]
+
+    def save_to_path(self, path: str | Path) -> str:
+        """Writes a checkpoint folder; returns its path."""
+        return str(write_checkpoint(Path(path), self.checkpoint_folders()))
+
+    def restore_from_path(self, path: str | Path) -> None:
+        """Restores from a checkpoint folder."""
+        self.set_checkpoint_folders(read_checkpoint(Path(path)))
+
+
+@contextmanager
+def policy_within_training_step(policy: Policy, enabled: bool = True) -> Any:
+    """The context in which a policy may learn and explores."""
+    with policy.within_training_step(enabled):
+        yield policy

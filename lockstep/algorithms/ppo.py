@@ -1,0 +1,184 @@
+"""PPO: proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
+
+Defaults: the paper's for continuous control (table 3: 2048 steps, minibatches of 64, 10 epochs, lr 3e-4, gamma 0.99,
+lambda 0.95, clip 0.2), gradient norm 0.5 and Adam epsilon 1e-5 as in the reference code ("The 37 implementation
+details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per minibatch (detail 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
+from lockstep.learner.config import TrainingSection, choice, require
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.onpolicy import evaluate_trajectories, select_rows
+from lockstep.ops import clipped_surrogate_loss, clipped_value_loss, explained_variance, gae
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class PPOTraining(TrainingSection):
+    """Options of `PPOConfig.training(...)`."""
+
+    minibatch_size: int | None = 64
+    num_epochs: int = 10
+    grad_clip: float | None = 0.5
+    adam_epsilon: float = 1e-5
+    lambda_: float = 0.95
+    """lambda of GAE (Schulman et al. 2016)"""
+    clip_param: ScheduleLike = 0.2
+    """epsilon of the clipped surrogate, equation 7"""
+    vf_clip_param: float | None = None
+    """the new value may move this far from the old one; `None`: no clipping"""
+    vf_loss_coeff: float = 0.5
+    entropy_coeff: ScheduleLike = 0.0
+    normalize_advantages: str | None = "minibatch"
+    """"minibatch", "batch" or None"""
+    dual_clip: float | None = None
+    """lower bound of the surrogate at negative advantages, as a multiple (Ye et al. 2020, equation 5)"""
+    target_kl: float | None = None
+    """stop the passes of an update when the mean KL of a pass exceeds this"""
+    kl_coeff: float = 0.0
+    """start of the adaptive KL penalty (equation 8); 0: no penalty"""
+    kl_target: float = 0.01
+    """the penalty's target"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        require("lambda_", self.lambda_, 0.0 <= self.lambda_ <= 1.0, "between 0 and 1")
+        require("vf_loss_coeff", self.vf_loss_coeff, self.vf_loss_coeff >= 0, "at least 0")
+        require("dual_clip", self.dual_clip, self.dual_clip is None or self.dual_clip > 1, "above 1, or None")
+        require("target_kl", self.target_kl, self.target_kl is None or self.target_kl > 0, "above 0, or None")
+        require("kl_coeff", self.kl_coeff, self.kl_coeff >= 0, "at least 0")
+        if self.normalize_advantages is not None:
+            choice("normalize_advantages", self.normalize_advantages, ("minibatch", "batch"))
+
+
+class PPOLearner(Learner):
+    """The update of PPO."""
+
+    scheduled = ("clip_param", "entropy_coeff")
+
+    def build(self) -> PPOLearner:
+        """Adds the KL coefficient of each module to the state."""
+        if self._module is None:
+            super().build()
+            for module_id in self.module:
+                start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)  # type: ignore[attr-defined]
+                self.register_state(f"{module_id}/kl_coeff", start)
+        return self
+
+    def required_columns(self) -> tuple[str, ...]:
+        """What the loss reads."""
+        return (
+            Columns.OBS,
+            Columns.ACTIONS,
+            Columns.ACTION_LOGP,
+            Columns.ADVANTAGES,
+            Columns.VALUE_TARGETS,
+        )
+
+    def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
+        """Values, log-probabilities, advantages and value targets of a rollout, computed once."""
+        config: Any = self.config_of(module_id)
+        rollout = evaluate_trajectories(self, module_id, trajectories)
+        terminateds, cuts = trajectories.terminateds, trajectories.cuts
+        rewards = self.connectors[module_id].learning_rewards(trajectories)
+        advantages, targets = gae(
+            rewards,
+            rollout.values,
+            rollout.next_values,
+            terminateds,
+            cuts,
+            gamma=config.gamma,
+            lambda_=config.lambda_,
+        )
+        columns = {
+            Columns.OBS: rollout.obs,
+            Columns.ACTIONS: rollout.actions,
+            Columns.ACTION_LOGP: rollout.action_logp,
+            Columns.ADVANTAGES: self.to_tensor(advantages.reshape(-1)),
+            Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
+        }
+        if config.vf_clip_param is not None:
+            columns[Columns.VF_PREDS] = self.to_tensor(rollout.values.reshape(-1))
+        if config.kl_coeff > 0:
+            columns[Columns.ACTION_DIST_INPUTS] = rollout.action_dist_inputs
+        columns = select_rows(columns, trajectories.rows())
+        if config.normalize_advantages == "batch":
+            columns[Columns.ADVANTAGES] = self.normalized(columns[Columns.ADVANTAGES], columns)
+        self.metrics.set(module_id, vf_explained_var=float(explained_variance(rollout.values, targets)))
+        return columns
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """Equation 9: clipped surrogate, value loss, entropy bonus; all means over the global minibatch."""
+        dist_cls = self.module[module_id].action_dist_cls
+        dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        logp, old_logp = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ACTION_LOGP]
+        advantages = batch[Columns.ADVANTAGES]
+        if config.normalize_advantages == "minibatch":
+            advantages = self.normalized(advantages, batch)
+
+        clip_param = self.coefficient(module_id, "clip_param")
+        surrogate = clipped_surrogate_loss(
+            logp, old_logp, advantages, clip_param=clip_param, dual_clip=config.dual_clip
+        )
+        policy_loss = self.masked_mean(surrogate, batch)
+
+        old_values = batch.get(Columns.VF_PREDS)
+        value_error = clipped_value_loss(
+            fwd_out[Columns.VF_PREDS], batch[Columns.VALUE_TARGETS], old_values, config.vf_clip_param
+        )
+        vf_loss = self.masked_mean(value_error, batch)
+
+        entropy = self.masked_mean(dist.entropy(), batch)
+        loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
+
+        with torch.no_grad():  # Schulman's low-variance estimate of KL(old || new)
+            log_ratio = logp - old_logp
+            mean_kl = self.masked_mean(log_ratio.exp() - 1.0 - log_ratio, batch)
+        if config.kl_coeff > 0:
+            old = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
+            mean_kl = self.masked_mean(old.kl(dist), batch)
+            loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
+        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
+        return loss
+
+    def should_stop_passes(self) -> bool:
+        """The mean KL of the last pass against `target_kl`."""
+        for module_id in self.module:
+            limit = self.config_of(module_id).target_kl  # type: ignore[attr-defined]
+            if limit is not None and self.metrics.pass_mean(module_id, "mean_kl_loss") > limit:
+                return True
+        return False
+
+    def after_gradient_based_update(self, *, timesteps: Any) -> None:
+        """Adapts the KL penalty (section 4): doubled above 1.5 times the target, halved below a 1.5th of it."""
+        for module_id in self.module:
+            config: Any = self.config_of(module_id)
+            if config.kl_coeff > 0:
+                coefficient = self.registered[f"{module_id}/kl_coeff"]
+                mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
+                if mean_kl > 1.5 * config.kl_target:
+                    coefficient.mul_(2.0)
+                elif mean_kl < config.kl_target / 1.5:
+                    coefficient.mul_(0.5)
+
+
+class PPOConfig(AlgorithmConfig):
+    """`PPOConfig().environment("CartPole-v1").training(lr=3e-4).build_trainer().run()`."""
+
+    algorithm = "ppo"
+    learner_class = PPOLearner
+    training_class = PPOTraining
+
+
+__all__ = ["PPOConfig", "PPOLearner", "PPOTraining"]

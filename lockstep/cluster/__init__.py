@@ -1,0 +1,1 @@
+"""The same groups on Ray actors; the only folder that imports ray."""

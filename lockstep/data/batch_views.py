@@ -1,0 +1,283 @@
+"""Parts of a batch: slices, sequences, episodes, rows. All take and give a `SampleBatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lockstep.data.batch_layout import is_per_sequence, num_sequences_of, seq_lens_of
+from lockstep.data.columns import Columns
+from lockstep.data.sequences import rows_of_sequences, sequence_starts
+from lockstep.data.trees import index_leaf, map_tree, to_numpy_leaf
+
+if TYPE_CHECKING:
+    from lockstep.data.sample_batch import SampleBatch
+
+
+def select(batch: SampleBatch, key: Any) -> SampleBatch:
+    """`batch[slice]` (views) and `batch[mask or indices]` (a gather)."""
+    if isinstance(key, slice):
+        return _select_slice(batch, key)
+    index = _as_index(key, len(batch))
+    if Columns.SEQ_LENS in batch or batch.time_major:
+        raise ValueError(
+            "rows of sequences cannot be picked one by one; use take_sequences(numbers), or unpad() first"
+        )
+    return take_rows(batch, index)
+
+
+def _as_index(key: Any, num_rows: int) -> np.ndarray:
+    if isinstance(key, torch.Tensor):
+        key = to_numpy_leaf(key)
+    if isinstance(key, list) and not key:
+        key = np.empty(0, dtype=np.int64)
+    index = np.asarray(key) if isinstance(key, list | np.ndarray) else None
+    if index is None or index.ndim != 1 or index.dtype.kind not in "biu":
+        raise TypeError(
+            f"a batch is indexed by a column name, a slice, a mask or a list of integers, not by {key!r}"
+        )
+    if index.dtype.kind == "b":
+        if len(index) != num_rows:
+            raise IndexError(f"the mask has {len(index)} entries, the batch {num_rows} rows")
+        return np.flatnonzero(index)
+    index = index.astype(np.int64)
+    outside = (index >= num_rows) | (index < -num_rows)
+    if outside.any():
+        raise IndexError(f"row {int(index[outside][0])} is outside a batch of {num_rows} rows")
+    return np.where(index < 0, index + num_rows, index)
+
+
+def take_rows(batch: SampleBatch, index: slice | np.ndarray) -> SampleBatch:
+    """Rows of every column of a batch without sequences."""
+    columns: dict[str, Any] = {}
+    for name, column in batch.items():
+        if type(column) is np.ndarray:
+            columns[name] = column[index] if type(index) is slice else column.take(index, axis=0)
+        else:
+            columns[name] = map_tree(lambda leaf: index_leaf(leaf, index), column)
+    return batch._trusted(columns, batch)
+
+
+def _select_slice(batch: SampleBatch, key: slice) -> SampleBatch:
+    seq_lens = seq_lens_of(batch)
+    if seq_lens is None:
+        if batch.time_major:
+            raise ValueError("a time-major batch without 'seq_lens' cannot be cut by rows; use unpad() first")
+        return take_rows(batch, key)
+    starts = sequence_starts(seq_lens)
+    start, stop, step = key.indices(int(starts[-1]))
+    if step == 1:
+        first, last = np.searchsorted(starts[:-1], [start, max(start, stop)])
+        return take_sequences(batch, slice(int(first), int(last)))
+    chosen = np.zeros(int(starts[-1]), dtype=bool)
+    chosen[key] = True
+    real = np.flatnonzero(seq_lens > 0)
+    sequences = real[chosen[starts[real]]]
+    return take_sequences(batch, sequences if step > 0 else sequences[::-1])
+
+
+def select_sequence_range(
+    batch: SampleBatch, start: int, end: int, state_start: int | None, state_end: int | None
+) -> SampleBatch:
+    """Sequences `state_start:state_end`, checked to be rows `start:end`."""
+    seq_lens = seq_lens_of(batch)
+    if seq_lens is None:
+        raise ValueError("state_start and state_end name sequences; this batch has no 'seq_lens'")
+    first, last, _ = slice(state_start, state_end).indices(len(seq_lens))
+    starts = sequence_starts(seq_lens)
+    rows = (int(starts[first]), int(starts[max(first, last)]))
+    if slice(start, end).indices(int(starts[-1]))[:2] != rows:
+        raise ValueError(f"sequences {first}:{last} are rows {rows[0]}:{rows[1]}, not {start}:{end}")
+    return take_sequences(batch, slice(first, last))
+
+
+def take_sequences(batch: SampleBatch, sequences: slice | np.ndarray) -> SampleBatch:
+    """Whole sequences, in the given order."""
+    seq_lens = seq_lens_of(batch)
+    if seq_lens is None:
+        raise ValueError("this batch has no 'seq_lens'")
+    if isinstance(sequences, slice) and sequences.step not in (None, 1):
+        sequences = np.arange(len(seq_lens))[sequences]
+    if not isinstance(sequences, slice):
+        sequences = _as_index(sequences, len(seq_lens))
+    rows = None if batch.time_major else _rows_of(batch, seq_lens, sequences)
+    columns: dict[str, Any] = {}
+    for name, column in batch.items():
+        if is_per_sequence(batch, name, len(seq_lens)):
+            columns[name] = map_tree(lambda leaf: index_leaf(leaf, sequences), column)
+        elif rows is None:
+            columns[name] = map_tree(lambda leaf: _index_second(leaf, sequences), column)
+        else:
+            columns[name] = map_tree(lambda leaf: index_leaf(leaf, rows), column)
+    return batch._trusted(columns, batch)
+
+
+def _rows_of(batch: SampleBatch, seq_lens: np.ndarray, sequences: slice | np.ndarray) -> slice | np.ndarray:
+    if batch.zero_padded:
+        length = batch.max_seq_len or 0
+        starts = np.arange(len(seq_lens) + 1, dtype=np.int64) * length
+        lengths = np.full(len(seq_lens), length, dtype=np.int64)
+    else:
+        starts, lengths = sequence_starts(seq_lens), seq_lens
+    if isinstance(sequences, slice):
+        first, last, _ = sequences.indices(len(seq_lens))
+        return slice(int(starts[first]), int(starts[max(first, last)]))
+    return rows_of_sequences(starts[:-1][sequences], lengths[sequences])
+
+
+def _index_second(leaf: Any, sequences: slice | np.ndarray) -> Any:
+    if isinstance(leaf, torch.Tensor) and not isinstance(sequences, slice):
+        return leaf.index_select(1, torch.from_numpy(sequences).to(leaf.device))
+    return leaf[:, sequences]
+
+
+def split_by_episode(batch: SampleBatch, key: str | None) -> list[SampleBatch]:
+    """One piece for each episode, views."""
+    batch = batch._flat()
+    if not len(batch):
+        return []
+    name = key if key is not None else Columns.EPS_ID
+    if key is not None or name in batch:
+        ids = to_numpy_leaf(batch[name])
+        changed = ids[1:] != ids[:-1]
+        cuts = (
+            np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim))))
+            + 1
+        )
+    elif Columns.DONES in batch or Columns.TERMINATEDS in batch:
+        cuts = np.flatnonzero(to_numpy_leaf(batch[Columns.DONES])[:-1]) + 1
+    else:
+        raise KeyError(
+            f"no 'eps_id', 'terminateds' or 'dones' to tell episodes apart; columns are {sorted(batch)}"
+        )
+    bounds = [0, *cuts.tolist(), len(batch)]
+    seq_lens = seq_lens_of(batch)
+    if seq_lens is not None:
+        starts = sequence_starts(seq_lens)
+        inside = np.setdiff1d(cuts, starts)
+        if len(inside):
+            raise ValueError(f"a sequence crosses the episode boundary at row {int(inside[0])}")
+        bounds = np.searchsorted(starts, bounds).tolist()
+        bounds[-1] = len(seq_lens)
+        return [take_sequences(batch, slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:])]
+    return [take_rows(batch, slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:])]
+
+
+def timeslices(batch: SampleBatch, size: int | None, num_slices: int | None) -> list[SampleBatch]:
+    """Consecutive slices; see `SampleBatch.timeslices`."""
+    if (size is None) == (num_slices is None):
+        raise ValueError(
+            f"exactly one of size and num_slices is needed, got size={size}, num_slices={num_slices}"
+        )
+    total = len(batch)
+    if size is not None:
+        if size < 1:
+            raise ValueError(f"size={size}; it must be at least 1")
+        slices = [batch[start : start + size] for start in range(0, total, size)]
+        return [part for part in slices if len(part)]
+    count = num_slices or 0
+    if count < 1:
+        raise ValueError(f"num_slices={num_slices}; it must be at least 1")
+    sequences = num_sequences_of(batch)
+    if sequences is not None:
+        bounds = [i * sequences // count for i in range(count + 1)]
+        return [take_sequences(batch, slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:])]
+    bounds = [i * total // count for i in range(count + 1)]
+    return [batch[a:b] for a, b in zip(bounds[:-1], bounds[1:])]
+
+
+def split(
+    batch: SampleBatch, size: int, shuffle: bool, generator: np.random.Generator | int | None
+) -> Iterator[SampleBatch]:
+    """Batches of `size` rows (with sequences: slices that snap), in random order with `shuffle`."""
+    if size < 1:
+        raise ValueError(f"size={size}; it must be at least 1")
+    whole = batch._trusted(permuted(batch, generator), batch) if shuffle else batch
+    return iter(timeslices(whole, size, None))
+
+
+def permuted(batch: SampleBatch, generator: np.random.Generator | int | None) -> dict[str, Any]:
+    """All columns under one random permutation of rows, or of whole sequences."""
+    rng = np.random.default_rng(generator)
+    sequences = num_sequences_of(batch)
+    if sequences is not None:
+        return dict(take_sequences(batch, rng.permutation(sequences)))
+    if batch.time_major:
+        raise ValueError(
+            "a time-major batch without 'seq_lens' cannot be shuffled by rows; use unpad() first"
+        )
+    return dict(take_rows(batch, rng.permutation(len(batch))))
+
+
+def iterate_rows(batch: SampleBatch) -> Iterator[dict[str, Any]]:
+    """Each real row as a dict."""
+    flat = batch._flat()
+    sequences = num_sequences_of(flat)
+    columns = {name: column for name, column in flat.items() if not is_per_sequence(flat, name, sequences)}
+    for row in range(len(flat)):
+        yield {name: map_tree(lambda leaf, i=row: leaf[i], column) for name, column in columns.items()}
+
+
+def is_single_trajectory(batch: SampleBatch) -> bool:
+    """Whether only the last row may end an episode and all have one `eps_id`."""
+    if Columns.DONES in batch or Columns.TERMINATEDS in batch:
+        if bool(batch[Columns.DONES][:-1].any()):
+            return False
+    if Columns.EPS_ID in batch:
+        ids = to_numpy_leaf(batch[Columns.EPS_ID])
+        return bool((ids[1:] == ids[:-1]).all())
+    return True
+
+
+_AFTER_LAST = {
+    Columns.OBS: Columns.NEXT_OBS,
+    Columns.PREV_ACTIONS: Columns.ACTIONS,
+    Columns.PREV_REWARDS: Columns.REWARDS,
+}
+
+
+def single_step_input(
+    batch: SampleBatch, requirements: Mapping[str, Any] | None, index: int | str
+) -> dict[str, Any]:
+    """One row [1, ...] of each wanted column; see `SampleBatch.get_single_step_input_dict`."""
+    batch = batch._flat()
+    last = index == "last"
+    if not last and (not isinstance(index, int) or not -len(batch) <= index < len(batch)):
+        raise IndexError(f"index={index!r}; allowed are 'last' and rows of a batch with {len(batch)}")
+    if not len(batch):
+        raise IndexError("an empty batch has no row")
+    row = len(batch) - 1 if last else int(index) % len(batch)
+    result: dict[str, Any] = {}
+    for wanted, source in _wanted_columns(batch, requirements).items():
+        name = source
+        if last:
+            after = _AFTER_LAST.get(source, source.replace(Columns.STATE_IN, Columns.STATE_OUT, 1))
+            if after in batch:
+                name = after
+        result[wanted] = _one_row(batch, name, row)
+    return result
+
+
+def _wanted_columns(batch: SampleBatch, requirements: Mapping[str, Any] | None) -> dict[str, str]:
+    if requirements is not None:
+        wanted = {}
+        for name, source in requirements.items():
+            if getattr(source, "used_for_compute_actions", True):
+                wanted[name] = (
+                    source if isinstance(source, str) else getattr(source, "data_col", None)
+                ) or name
+        return wanted
+    inputs = (Columns.OBS, Columns.PREV_ACTIONS, Columns.PREV_REWARDS)
+    states = [name for name in batch if name.startswith(Columns.STATE_IN)]
+    return {name: name for name in [*(name for name in inputs if name in batch), *states]}
+
+
+def _one_row(batch: SampleBatch, name: str, row: int) -> Any:
+    column = batch[name]
+    seq_lens = seq_lens_of(batch)
+    if seq_lens is not None and is_per_sequence(batch, name, len(seq_lens)):
+        row = int(np.searchsorted(sequence_starts(seq_lens)[1:], row, side="right"))
+    return map_tree(lambda leaf: leaf[row : row + 1], column)

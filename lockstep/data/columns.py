@@ -1,0 +1,57 @@
+"""The names of the columns in which all data moves."""
+
+from __future__ import annotations
+
+DEFAULT_MODULE_ID = "default_policy"
+"""Key of the only network where there is one agent."""
+
+
+class Columns:
+    """Names of columns; `SampleBatch` carries them as class attributes too."""
+
+    __slots__ = ()
+
+    OBS = "obs"
+    NEXT_OBS = "new_obs"
+    ACTIONS = "actions"
+    REWARDS = "rewards"
+    TERMINATEDS = "terminateds"
+    TRUNCATEDS = "truncateds"
+    DONES = "dones"
+    INFOS = "infos"
+    EPS_ID = "eps_id"
+    ENV_ID = "env_id"
+    AGENT_INDEX = "agent_index"
+    AGENT_ID = "agent_id"
+    MODULE_ID = "module_id"
+    UNROLL_ID = "unroll_id"
+    T = "t"
+    SEQ_LENS = "seq_lens"
+    ACTION_LOGP = "action_logp"
+    ACTION_PROB = "action_prob"
+    ACTION_DIST_INPUTS = "action_dist_inputs"
+    ACTIONS_FOR_ENV = "actions_for_env"
+    VF_PREDS = "vf_preds"
+    VALUES_BOOTSTRAPPED = "values_bootstrapped"
+    PREV_ACTIONS = "prev_actions"
+    PREV_REWARDS = "prev_rewards"
+    OBS_EMBEDS = "obs_embeds"
+    RETURNS_TO_GO = "returns_to_go"
+    ATTENTION_MASKS = "attention_masks"
+    STATE_IN = "state_in"
+    STATE_OUT = "state_out"
+    EMBEDDINGS = "embeddings"
+    ADVANTAGES = "advantages"
+    VALUE_TARGETS = "value_targets"
+    INTRINSIC_REWARDS = "intrinsic_rewards"
+    LOSS_MASK = "loss_mask"
+    WEIGHTS_SEQ_NO = "weights_seq_no"
+    WEIGHTS = "weights"
+    BATCH_INDEXES = "batch_indexes"
+
+
+def is_state_column(name: str) -> bool:
+    """Whether `name` is a recurrent state: `state_in`, `state_out`, or one of their numbered parts."""
+    return name.startswith((Columns.STATE_IN, Columns.STATE_OUT)) and (
+        name in (Columns.STATE_IN, Columns.STATE_OUT) or name.startswith(("state_in_", "state_out_"))
+    )

@@ -1,0 +1,355 @@
+"""What changes an episode or makes another from it: pieces, joining, setters, checks, state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.data.columns import Columns
+from lockstep.data.episode_access import (
+    Indices,
+    as_rows,
+    check_in_space,
+    copied,
+    num_items,
+    positions_of,
+    trees_equal,
+    written,
+)
+from lockstep.data.space_codec import describe_space, space_from
+from lockstep.data.trees import as_column, concat_leaves, map_tree, stack_rows, zip_trees
+
+if TYPE_CHECKING:
+    from lockstep.data.episode import SingleAgentEpisode
+    from lockstep.data.sample_batch import SampleBatch
+
+Tree = Any
+
+
+def check_lengths(episode: SingleAgentEpisode) -> int:
+    """Number of steps stored, lookback included; `ValueError` naming the data that do not fit."""
+    columns = {"actions": episode._actions, "rewards": episode._rewards, **episode._extras}
+    sizes = {name: num_items(column) for name, column in columns.items() if column is not None}
+    if episode._obs is None:
+        if sizes or episode._infos:
+            given = sorted(sizes) + ["infos"] * bool(episode._infos)
+            raise ValueError(f"an episode with {given} needs observations, one more than actions")
+        episode._infos = None
+        return 0
+    observations = num_items(episode._obs) + (episode._last_obs is not None)
+    if observations == 0:
+        raise ValueError("observations are given but empty; leave them out for an episode that is not reset")
+    steps = observations - 1
+    for name in ("actions", "rewards", *episode._extras):
+        if sizes.get(name, 0) != steps:
+            raise ValueError(
+                f"{observations} observations make {steps} steps, but there are {sizes.get(name, 0)} {name}"
+            )
+    if episode._infos is not None and len(episode._infos) != observations:
+        raise ValueError(f"{observations} observations need as many infos, but there are {len(episode._infos)}")
+    return steps
+
+
+def check_new_keys(episode: SingleAgentEpisode, keys: Any) -> None:
+    """`ValueError` unless the step is the first one."""
+    if episode._new_steps or episode._lookback + len(episode):
+        raise ValueError(
+            f"extra model outputs have the keys {sorted(keys or ())} at t={episode.t}, and had "
+            f"{sorted(episode._extra_keys or ())} before; a new key can only come with the first step"
+        )
+
+
+def make_infos(episode: SingleAgentEpisode) -> None:
+    """Empty infos for every observation; `ValueError` where there is no observation."""
+    if not episode.is_reset:
+        raise ValueError(f"episode {episode.id_} has no observation yet; call add_env_reset first")
+    episode._infos = [{} for _ in range(episode._lookback + len(episode) + 1)]
+
+
+def _cut_tree(tree: Tree, start: int, stop: int) -> Tree:
+    if tree is None or type(tree) is np.ndarray:
+        return None if tree is None else tree[start:stop]
+    return map_tree(lambda leaf: leaf[start:stop], tree)
+
+
+def piece(episode: SingleAgentEpisode, start: int, stop: int, lookback: int) -> SingleAgentEpisode:
+    """Steps `start:stop` with `lookback` steps before them, as views."""
+    if lookback < 0:
+        raise ValueError(f"len_lookback_buffer={lookback}; it cannot be negative")
+    episode._pack()
+    first = episode._lookback + start - lookback
+    last = episode._lookback + stop
+    new = object.__new__(type(episode))
+    new.id_, new.agent_id, new.module_id = episode.id_, episode.agent_id, episode.module_id
+    new.multi_agent_episode_id = episode.multi_agent_episode_id
+    new.observation_space, new.action_space = episode.observation_space, episode.action_space
+    new.custom_data = dict(episode.custom_data)
+    at_end = stop == len(episode)
+    new.is_terminated = at_end and episode.is_terminated
+    new.is_truncated = at_end and episode.is_truncated
+    apart = at_end and episode._last_obs is not None
+    new._obs = _cut_tree(episode._obs, first, last if apart else last + 1)
+    new._last_obs = episode._last_obs if apart else None
+    new._actions = _cut_tree(episode._actions, first, last)
+    new._rewards = _cut_tree(episode._rewards, first, last)
+    new._extras = {key: _cut_tree(tree, first, last) for key, tree in episode._extras.items()}
+    new._extra_keys = episode._extra_keys
+    new._infos = None if episode._infos is None else episode._infos[first : last + 1]
+    new._new_obs, new._new_steps, new._spare = [], [], {}
+    new._lookback = lookback
+    new.t_started, new.t = episode.t_started + start, episode.t_started + stop
+    new._duration, new._start_time, new._last_time = 0.0, episode._last_time, episode._last_time
+    return new
+
+
+def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+    """Appends `other` in place."""
+    _check_contiguous(episode, other)
+    if episode._infos is not None or other._infos is not None:
+        episode._infos = _all_infos(episode)[:-1] + _all_infos(other)[other._lookback :]
+    steps, begin = episode._lookback + len(episode), other._lookback
+    if len(other):
+        episode._actions = _joined(episode._actions, _cut_tree(other._actions, begin, _end(other)), "actions")
+        episode._rewards = _joined(episode._rewards, _cut_tree(other._rewards, begin, _end(other)), "rewards")
+        for key, tree in other._extras.items():
+            episode._extras[key] = _joined(episode._extras.get(key), _cut_tree(tree, begin, _end(other)), key)
+        episode._extra_keys = other._extra_keys
+    mine = _cut_tree(episode._obs, 0, steps)
+    theirs = _cut_tree(other._obs, begin, _end(other) + 1)
+    episode._obs = _joined(mine, theirs, "observations")
+    episode._last_obs = other._last_obs
+    episode._spare = {}
+    episode.t = other.t
+    episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
+    episode._duration += other.get_duration_s()
+    episode.custom_data.update(other.custom_data)
+
+
+def _end(episode: SingleAgentEpisode) -> int:
+    return episode._lookback + len(episode)
+
+
+def _joined(first: Tree, second: Tree, name: str) -> Tree:
+    if first is None:
+        return copied(second)
+    return zip_trees(lambda parts: concat_leaves(parts, name), [first, second], name)
+
+
+def _all_infos(episode: SingleAgentEpisode) -> list[Any]:
+    if episode._infos is None:
+        make_infos(episode)
+    return episode._infos or []
+
+
+def _check_contiguous(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+    if other.id_ != episode.id_:
+        raise ValueError(f"the episodes have different ids, {episode.id_!r} and {other.id_!r}")
+    if episode.is_done:
+        raise ValueError(f"episode {episode.id_} ended at t={episode.t}; nothing can follow")
+    if other.t_started != episode.t:
+        raise ValueError(f"the first piece ends at t={episode.t}, the second begins at t={other.t_started}")
+    if not (episode.is_reset and other.is_reset):
+        raise ValueError("both pieces need an observation; call add_env_reset first")
+    last, first = episode.get_observations(-1), other.get_observations(0)
+    if not trees_equal(last, first):
+        raise ValueError(f"the first piece ends with observation {last!r}, the second begins with {first!r}")
+    both = _end(episode) and len(other)
+    if both and set(episode._extra_keys or ()) != set(other._extra_keys or ()):
+        raise ValueError(
+            f"extra model outputs differ: {sorted(episode._extra_keys or ())} and {sorted(other._extra_keys or ())}"
+        )
+
+
+def set_column(episode: SingleAgentEpisode, name: str, new_data: Any, indices: Indices, negative: bool) -> None:
+    """Replaces items of observations, actions or rewards."""
+    episode._pack()
+    if episode._last_obs is not None and name == "observations":
+        episode._join()
+    attribute = {"observations": "_obs", "actions": "_actions", "rewards": "_rewards"}[name]
+    space = {"observations": episode.observation_space, "actions": episode.action_space}.get(name)
+    old = getattr(episode, attribute)
+    setattr(episode, attribute, _replaced(episode, old, name, new_data, indices, negative, space))
+    episode._spare = {}
+
+
+def set_extra(episode: SingleAgentEpisode, key: str, new_data: Any, indices: Indices, negative: bool) -> None:
+    """Replaces items of an extra model output, or begins a new one."""
+    episode._pack()
+    old = episode._extras.get(key)
+    if old is None:
+        if indices is not None:
+            raise KeyError(f"no extra model output {key!r}; a new one takes all {len(episode)} values at once")
+        rows = as_rows(new_data, key)
+        if num_items(rows) != len(episode):
+            raise IndexError(f"new {key} have {num_items(rows)} items for {len(episode)} steps")
+        lookback = episode._lookback
+
+        def led(leaf: np.ndarray) -> np.ndarray:
+            return np.concatenate([np.zeros((lookback, *leaf.shape[1:]), leaf.dtype), leaf])
+
+        episode._extras[key] = map_tree(led, rows)
+        episode._extra_keys = frozenset(episode._extras)
+    else:
+        episode._extras[key] = _replaced(episode, old, key, new_data, indices, negative, None)
+    episode._spare = {}
+
+
+def _replaced(
+    episode: SingleAgentEpisode, old: Tree, name: str, new_data: Any, indices: Indices, negative: bool, space: Any
+) -> Tree:
+    stored = _end(episode) + (name == "observations" and episode.is_reset)
+    where = positions_of(indices, episode._lookback, stored, negative, fill=False, what=name)
+    rows = stack_rows(name, [new_data]) if isinstance(where, int) else as_rows(new_data, name)
+    if old is None:
+        if num_items(rows):
+            raise IndexError(f"new {name} have {num_items(rows)} items, and the episode has no {name}")
+        return None
+    if space is not None:
+        rows = zip_trees(_same_kind, [rows, old], name)
+        check_in_space(rows, space, name)
+    target = np.array([where]) if isinstance(where, int) else where
+    return written(old, target, rows, name)
+
+
+def _same_kind(pair: list[np.ndarray]) -> np.ndarray:
+    new, old = pair
+    return new.astype(old.dtype) if new.dtype.kind == old.dtype.kind else new
+
+
+def validate(episode: SingleAgentEpisode) -> None:
+    """Checks lengths, the count of steps, and that values lie in the spaces."""
+    episode._pack()
+    steps = check_lengths(episode)
+    if episode.t - episode.t_started != steps - episode._lookback:
+        raise ValueError(
+            f"t={episode.t} and t_started={episode.t_started} do not fit {steps} stored steps, "
+            f"{episode._lookback} of them lookback"
+        )
+    if episode.is_done and not episode.is_reset:
+        raise ValueError(f"episode {episode.id_} is done but has no observation")
+    if episode._rewards is not None and (episode._rewards.ndim != 1 or not np.isfinite(episode._rewards).all()):
+        raise ValueError(f"rewards must be one finite number for each step, got {episode._rewards!r}")
+    if episode._obs is not None:
+        check_in_space(episode._obs, episode.observation_space, "observations")
+        if episode._last_obs is not None:
+            check_in_space(stack_rows("obs", [episode._last_obs]), episode.observation_space, "last observation")
+    if episode._actions is not None:
+        check_in_space(episode._actions, episode.action_space, "actions")
+
+
+def data_dict(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Columns of T rows."""
+    episode._pack()
+    if not episode.is_reset:
+        raise ValueError(f"episode {episode.id_} has no observation yet; call add_env_reset first")
+    first, steps = episode._lookback, len(episode)
+    last = first + steps
+    obs = _cut_tree(episode._obs, first, last)
+    if episode._last_obs is None:
+        new_obs = _cut_tree(episode._obs, first + 1, last + 1)
+    else:
+        tail = map_tree(lambda leaf: np.asarray(leaf)[None], episode._last_obs)
+        later = _cut_tree(episode._obs, first + 1, last)
+        new_obs = zip_trees(lambda parts: concat_leaves(parts, "new_obs"), [later, tail], "new_obs")
+        new_obs = _cut_tree(new_obs, 0, steps)
+    ends = np.zeros((2, steps), dtype=bool)
+    if steps:
+        ends[:, -1] = episode.is_terminated, episode.is_truncated
+    return {
+        Columns.OBS: obs,
+        Columns.NEXT_OBS: new_obs,
+        Columns.ACTIONS: episode.get_actions(),
+        Columns.REWARDS: episode.get_rewards(),
+        Columns.INFOS: as_column(Columns.INFOS, list(_all_infos(episode)[first + 1 :])),
+        Columns.TERMINATEDS: ends[0],
+        Columns.TRUNCATEDS: ends[1],
+        Columns.T: np.arange(episode.t_started, episode.t),
+        Columns.EPS_ID: np.full(steps, episode.id_),
+        **{key: _cut_tree(tree, first, last) for key, tree in episode._extras.items()},
+    }
+
+
+_OWN_COLUMNS = {
+    *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
+    *(Columns.TRUNCATEDS, Columns.DONES, Columns.T, Columns.EPS_ID, Columns.SEQ_LENS, Columns.AGENT_ID),
+    *(Columns.MODULE_ID, Columns.STATE_IN),
+}
+
+
+def arguments_from_batch(batch: SampleBatch) -> dict[str, Any]:
+    """Arguments of the constructor for the episode in a batch."""
+    if not len(batch):
+        raise ValueError("an empty batch is no episode")
+    if not batch.is_single_trajectory():
+        raise ValueError("the batch holds more than one episode; use split_by_episode() first")
+    flat = batch.copy(shallow=True).unpad().to_numpy()
+    tail = map_tree(lambda leaf: leaf[-1:], flat[Columns.NEXT_OBS])
+    observations = _joined(flat[Columns.OBS], tail, Columns.OBS)
+    arguments: dict[str, Any] = {
+        "observations": observations,
+        "actions": flat[Columns.ACTIONS],
+        "rewards": flat[Columns.REWARDS],
+        "terminated": bool(flat[Columns.TERMINATEDS][-1]) if Columns.TERMINATEDS in flat else False,
+        "truncated": bool(flat[Columns.TRUNCATEDS][-1]) if Columns.TRUNCATEDS in flat else False,
+        "t_started": int(flat[Columns.T][0]) if Columns.T in flat else 0,
+        "extra_model_outputs": {key: tree for key, tree in flat.items() if key not in _OWN_COLUMNS},
+    }
+    if Columns.INFOS in flat:
+        arguments["infos"] = [{}, *flat[Columns.INFOS]]
+    for column, name in ((Columns.EPS_ID, "id_"), (Columns.AGENT_ID, "agent_id"), (Columns.MODULE_ID, "module_id")):
+        if column in flat:
+            value = flat[column][0]
+            arguments[name] = value.item() if isinstance(value, np.generic) else value
+    return arguments
+
+
+_PLAIN = ("id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t", "t_started")
+
+
+def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Plain values and copies of the arrays."""
+    episode._pack()
+    if episode._last_obs is not None:
+        episode._join()
+    return {
+        **{name: getattr(episode, name) for name in _PLAIN},
+        "custom_data": dict(episode.custom_data),
+        "len_lookback_buffer": episode._lookback,
+        "duration_s": episode.get_duration_s(),
+        "observations": None if episode._obs is None else copied(episode._obs),
+        "actions": None if episode._actions is None else copied(episode._actions),
+        "rewards": None if episode._rewards is None else copied(episode._rewards),
+        "extra_model_outputs": {key: copied(tree) for key, tree in episode._extras.items()},
+        "infos": None if episode._infos is None else list(episode._infos),
+        "observation_space": describe_space(episode.observation_space),
+        "action_space": describe_space(episode.action_space),
+    }
+
+
+def restore(cls: type[SingleAgentEpisode], state: Mapping[str, Any]) -> SingleAgentEpisode:
+    """The episode of a state; `KeyError` naming what a foreign state lacks."""
+    missing = [name for name in (*_PLAIN, "observations", "len_lookback_buffer") if name not in state]
+    if missing:
+        raise KeyError(f"this is no state of an episode; it lacks {missing}")
+    episode = cls(
+        state["id_"],
+        observations=state["observations"],
+        actions=state["actions"],
+        rewards=state["rewards"],
+        infos=state["infos"],
+        extra_model_outputs=state["extra_model_outputs"],
+        observation_space=space_from(state["observation_space"]),
+        action_space=space_from(state["action_space"]),
+        t_started=state["t_started"],
+        len_lookback_buffer=state["len_lookback_buffer"],
+        terminated=state["is_terminated"],
+        truncated=state["is_truncated"],
+        agent_id=state["agent_id"],
+        module_id=state["module_id"],
+        multi_agent_episode_id=state["multi_agent_episode_id"],
+    )
+    episode.custom_data = dict(state["custom_data"])
+    episode._duration = state["duration_s"]
+    return episode

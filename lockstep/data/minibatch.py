@@ -1,0 +1,148 @@
+"""Cutting a batch into minibatches. Pure: the same arguments (and generator state) give the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import SampleBatch
+
+
+def minibatch_indices(
+    num_rows: int,
+    minibatch_size: int | None,
+    num_epochs: int = 1,
+    shuffle: bool = False,
+    rng: np.random.Generator | None = None,
+) -> Iterator[np.ndarray]:
+    """Row numbers of each minibatch: int64 views on one array for each pass.
+
+    Each of `num_epochs` passes has `num_rows // minibatch_size` minibatches. Unshuffled, the rows left over in one
+    pass come first in the next; shuffled, every pass has its own permutation (one call of `rng.permutation`) and a
+    random remainder is left out. A batch smaller than `minibatch_size` is one minibatch, and so is the whole batch
+    where `minibatch_size` is None (`shuffle` is ignored then). Without rows there is no minibatch.
+
+    Raises `ValueError` for a size or number of passes below 1, or `shuffle` without `rng`.
+    """
+    for rows in multi_minibatch_indices({"": num_rows}, minibatch_size, num_epochs, shuffle, rng):
+        yield rows[""]
+
+
+def multi_minibatch_indices(
+    num_rows: Mapping[str, int],
+    minibatch_size: int | None,
+    num_epochs: int = 1,
+    shuffle: bool = False,
+    rng: np.random.Generator | None = None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Row numbers of each minibatch by module, as in `minibatch_indices`.
+
+    A minibatch holds `minibatch_size` rows of the largest module and of the others their proportion; modules
+    without rows are left out.
+    """
+    shuffle = shuffle and minibatch_size is not None
+    _check(num_rows, minibatch_size, num_epochs, shuffle, rng)
+    sizes = {module_id: rows for module_id, rows in num_rows.items() if rows}
+    if not sizes:
+        return
+    largest = max(sizes.values())
+    size = largest if minibatch_size is None else min(minibatch_size, largest)
+    per_pass = largest // size
+    streams = {} if shuffle else {key: _twice(np.arange(rows), rows) for key, rows in sizes.items()}
+    for epoch in range(num_epochs):
+        if shuffle and rng is not None:
+            streams = {key: rng.permutation(rows) for key, rows in sizes.items()}
+        done = 0 if shuffle else epoch * per_pass
+        for number in range(done, done + per_pass):
+            minibatch = {}
+            for key, rows in sizes.items():
+                start = number * size * rows // largest
+                stop = (number + 1) * size * rows // largest
+                if stop > start:
+                    first = start % rows
+                    minibatch[key] = streams[key][first : first + stop - start]
+            yield minibatch
+
+
+def _twice(index: np.ndarray, rows: int) -> np.ndarray:
+    """[0..rows) two times, so that a piece that runs over the end is one slice."""
+    return np.concatenate([index, index]) if rows else index
+
+
+def _check(
+    num_rows: Mapping[str, int],
+    minibatch_size: int | None,
+    num_epochs: int,
+    shuffle: bool,
+    rng: np.random.Generator | None,
+) -> None:
+    if minibatch_size is not None and minibatch_size < 1:
+        raise ValueError(
+            f"minibatch_size={minibatch_size}; it must be at least 1, or None for the whole batch"
+        )
+    if num_epochs < 1:
+        raise ValueError(f"num_epochs={num_epochs}; it must be at least 1")
+    if any(rows < 0 for rows in num_rows.values()):
+        raise ValueError(f"numbers of rows cannot be negative: {dict(num_rows)}")
+    if shuffle and rng is None:
+        raise ValueError("shuffle=True needs a numpy random generator `rng`")
+
+
+class MiniBatchIterator:
+    """Minibatches of a `SampleBatch` or `MultiAgentBatch`, by the rule of `minibatch_indices`.
+
+    A batch with `seq_lens` is cut between sequences: `minibatch_size` counts sequences then. Minibatches are views
+    where their rows lie together, else one gather. Each use of `iter()` starts anew (and draws new permutations).
+
+    `MultiAgentBatch` minibatches count the rows of their largest module as environment steps.
+    """
+
+    def __init__(
+        self,
+        batch: SampleBatch | MultiAgentBatch,
+        *,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        if not isinstance(batch, SampleBatch | MultiAgentBatch):
+            raise TypeError(f"a SampleBatch or MultiAgentBatch is needed, got a {type(batch).__name__}")
+        self._batch = batch
+        self._modules: dict[str, SampleBatch] = (
+            {"": batch} if isinstance(batch, SampleBatch) else dict(batch.policy_batches)
+        )
+        self._rows = {key: num_units(part) for key, part in self._modules.items()}
+        self._options: tuple[Any, ...] = (minibatch_size, num_epochs, shuffle_batch_per_epoch, rng)
+        _check(
+            self._rows,
+            minibatch_size,
+            num_epochs,
+            shuffle_batch_per_epoch and minibatch_size is not None,
+            rng,
+        )
+
+    def __iter__(self) -> Iterator[SampleBatch | MultiAgentBatch]:
+        for rows in multi_minibatch_indices(self._rows, *self._options):
+            parts = {key: take_units(self._modules[key], index) for key, index in rows.items()}
+            if isinstance(self._batch, SampleBatch):
+                yield parts[""]
+            else:
+                yield MultiAgentBatch(parts, max(part.count for part in parts.values()))
+
+
+def num_units(batch: SampleBatch) -> int:
+    """What a minibatch counts: sequences where there are any, else rows."""
+    seq_lens = batch.get("seq_lens")
+    return len(batch) if seq_lens is None else len(seq_lens)
+
+
+def take_units(batch: SampleBatch, index: np.ndarray) -> SampleBatch:
+    """Sequences or rows by number; a view where the numbers are consecutive."""
+    rows: slice | np.ndarray = index
+    if len(index) and index[-1] - index[0] == len(index) - 1 and bool(np.all(np.diff(index) == 1)):
+        rows = slice(int(index[0]), int(index[-1]) + 1)
+    return batch.take_sequences(rows) if "seq_lens" in batch else batch[rows]

@@ -1,0 +1,278 @@
+"""`RolloutStore`: where a collector writes, once, in preallocated time-major columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import leaves, map_tree, zip_trees
+
+Tree = Any
+
+
+class RolloutStore:
+    """The on-policy buffer: columns `[T, B, ...]`, observations `[T + 1, B, ...]`.
+
+    `num_steps` is the capacity in vector steps; it grows (doubling) where an unknown number is collected. The store
+    is empty after `clear()`, which keeps the last observation as the first one of the next rollout.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+    ) -> None:
+        if num_steps < 1 or num_envs < 1:
+            raise ValueError(f"num_steps and num_envs must be at least 1, not {num_steps} and {num_envs}")
+        self.num_envs = num_envs
+        self.num_steps = num_steps
+        self.observation_space, self.action_space = observation_space, action_space
+        self.size = 0
+        """vector steps written"""
+        self.obs: Tree = _empty(observation_space, (num_steps + 1, num_envs))
+        self._needs_actions = True
+        self.actions: np.ndarray = np.empty((num_steps, 0))
+        """as learned from; shape and dtype come with the first ones written"""
+        self.rewards = np.empty((num_steps, num_envs), np.float32)
+        self.terminateds = np.empty((num_steps, num_envs), bool)
+        self.truncateds = np.empty((num_steps, num_envs), bool)
+        self.valid = np.ones((num_steps, num_envs), bool)
+        self.all_valid = True
+        self.final_index: list[np.ndarray] = []
+        """flat rows that ended an episode, in pieces"""
+        self.final_obs: list[Tree] = []
+        """their true next observations"""
+        self.episode_ids = np.arange(num_envs, dtype=np.int64)
+        """id of the episode each environment is in at the first row"""
+        self.t_started = np.zeros(num_envs, np.int64)
+        """steps of that episode before the first row"""
+        self.next_episode_id = num_envs
+        self.weights_seq_no = 0
+        """version of the weights that acted"""
+
+    def __len__(self) -> int:
+        """Number of real transitions."""
+        if self.all_valid:
+            return self.size * self.num_envs
+        return int(np.count_nonzero(self.valid[: self.size]))
+
+    def ensure_room(self, num_steps: int) -> None:
+        """Room for at least `num_steps` vector steps in all."""
+        if num_steps <= self.num_steps:
+            return
+        old, self.num_steps = self.num_steps, max(num_steps, 2 * self.num_steps)
+
+        def grown(leaf: np.ndarray) -> np.ndarray:
+            new = np.empty((leaf.shape[0] - old + self.num_steps, *leaf.shape[1:]), leaf.dtype)
+            new[: leaf.shape[0]] = leaf
+            return new
+
+        self.obs, self.actions, self.rewards = (
+            map_tree(grown, self.obs),
+            grown(self.actions),
+            grown(self.rewards),
+        )
+        self.terminateds, self.truncateds = grown(self.terminateds), grown(self.truncateds)
+        self.valid = grown(self.valid)
+        self.valid[old:] = True
+
+    def write_actions(self, t: int, actions: np.ndarray) -> None:
+        """`actions` `[B, ...]` of vector step `t`."""
+        if self._needs_actions:
+            self.actions = np.empty((self.num_steps, *actions.shape), actions.dtype)
+            self._needs_actions = False
+        self.actions[t] = actions
+
+    def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
+        """Which rows of vector step `t` are transitions that count."""
+        row = counting if valid is None else valid if counting is None else valid & counting
+        if row is not None and not row.all():
+            self.valid[t] = row
+            self.all_valid = False
+
+    def get_state(self) -> dict[str, Any]:
+        """Ids and lengths of the running episodes (the store is empty between updates)."""
+        return {
+            "episode_ids": self.episode_ids.copy(),
+            "t_started": self.t_started.copy(),
+            "next_episode_id": self.next_episode_id,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues the episodes of `get_state` with an empty store."""
+        self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
+        self.valid[:] = True
+        self.episode_ids, self.t_started = state["episode_ids"].copy(), state["t_started"].copy()
+        self.next_episode_id = int(state["next_episode_id"])
+
+    def clear(self) -> None:
+        """Empties the store; episodes that go on keep their ids and lengths."""
+        if self.size:
+            self.episode_ids, self.t_started, self.next_episode_id = self._ids_after()
+        self.size, self.all_valid = 0, True
+        self.valid[:] = True
+        self.final_index, self.final_obs = [], []
+
+    def restart(self) -> None:
+        """Empties the store and begins a new episode in every environment."""
+        self.clear()
+        self.episode_ids = np.arange(self.next_episode_id, self.next_episode_id + self.num_envs)
+        self.next_episode_id += self.num_envs
+        self.t_started = np.zeros(self.num_envs, np.int64)
+
+    def trajectories(self) -> Trajectories:
+        """What was collected, as views; only the bootstrap observations are gathered."""
+        size, num_envs = self.size, self.num_envs
+        if size == 0:
+            raise ValueError("the rollout store is empty: collect before learning")
+        terminateds, cuts = self.terminateds[:size], self.truncateds[:size] & ~self.terminateds[:size]
+        cuts = cuts.copy()
+        open_envs = np.flatnonzero(~(terminateds[-1] | cuts[-1]))
+        cuts[-1, open_envs] = True
+        pieces_index, pieces_obs = [(size - 1) * num_envs + open_envs], [self._obs_at(size, open_envs)]
+        flat_terminated = terminateds.reshape(-1)
+        for index, obs in zip(self.final_index, self.final_obs):
+            truncated = ~flat_terminated[index]
+            if truncated.any():
+                pieces_index.append(index[truncated])
+                pieces_obs.append(_rows(obs, truncated))
+        return Trajectories(
+            obs=map_tree(lambda leaf: leaf[:size], self.obs),
+            actions=self.actions[:size],
+            rewards=self.rewards[:size],
+            terminateds=terminateds,
+            cuts=cuts,
+            dones=terminateds | self.truncateds[:size],
+            bootstrap_index=np.concatenate(pieces_index).astype(np.int64),
+            bootstrap_obs=zip_trees(np.concatenate, pieces_obs, "obs"),
+            valid=None if self.all_valid else self.valid[:size],
+        )
+
+    def episodes(self) -> RolloutEpisodes:
+        """The pieces of episodes in the store, as views made when they are asked for."""
+        return RolloutEpisodes(self)
+
+    def _obs_at(self, t: int, envs: np.ndarray) -> Tree:
+        return _rows(self.obs, (t, envs))
+
+    def _first_new_ids(self) -> np.ndarray:
+        """[B] id of the first episode that each environment began within the rollout (one a done row)."""
+        dones = (self.terminateds[: self.size] | self.truncateds[: self.size]) & self.valid[: self.size]
+        num_done = dones.sum(axis=0)
+        return self.next_episode_id + np.cumsum(num_done) - num_done
+
+    def _ids_after(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Ids and lengths so far of the episodes that go on after the rollout, and the next free id."""
+        size = self.size
+        valid = self.valid[:size]
+        dones = (self.terminateds[:size] | self.truncateds[:size]) & valid
+        num_done = dones.sum(axis=0)
+        ids = np.where(num_done > 0, self._first_new_ids() + num_done - 1, self.episode_ids)
+        starts = np.where(num_done > 0, 0, self.t_started)
+        for b in range(self.num_envs):
+            after = int(np.flatnonzero(dones[:, b])[-1]) + 1 if num_done[b] else 0
+            starts[b] += int(np.count_nonzero(valid[after:, b]))
+        return ids, starts, self.next_episode_id + int(num_done.sum())
+
+
+class RolloutEpisodes(Sequence[SingleAgentEpisode]):
+    """The episodes of one rollout: a sequence whose items are views on the store.
+
+    A learner that is handed this object reads the store's columns at once and makes no episode at all.
+    """
+
+    def __init__(self, store: RolloutStore) -> None:
+        self.store = store
+        self._items: list[SingleAgentEpisode] | None = None
+
+    def trajectories(self) -> Trajectories:
+        """The columns behind all these episodes."""
+        return self.store.trajectories()
+
+    def num_steps(self) -> int:
+        """Number of transitions, without making an episode."""
+        return len(self.store)
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    @overload
+    def __getitem__(self, index: int) -> SingleAgentEpisode: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SingleAgentEpisode]: ...
+    def __getitem__(self, index: int | slice) -> SingleAgentEpisode | list[SingleAgentEpisode]:
+        return self._made()[index]
+
+    def __iter__(self) -> Iterator[SingleAgentEpisode]:
+        return iter(self._made())
+
+    def _made(self) -> list[SingleAgentEpisode]:
+        if self._items is None:
+            self._items = [episode for b in range(self.store.num_envs) for episode in self._of_env(b)]
+        return self._items
+
+    def _of_env(self, b: int) -> Iterator[SingleAgentEpisode]:
+        store = self.store
+        final = {
+            int(row): _rows(obs, k)
+            for index, obs in zip(store.final_index, store.final_obs)
+            for k, row in enumerate(index)
+        }
+        rows = np.flatnonzero(store.valid[: store.size, b])
+        if rows.size == 0:
+            return
+        dones = (store.terminateds[rows, b] | store.truncateds[rows, b]).nonzero()[0]
+        pieces = np.split(rows, dones + 1)
+        first_new = int(store._first_new_ids()[b])
+        for number, piece in enumerate(pieces):
+            if piece.size == 0:
+                continue
+            start, stop = int(piece[0]), int(piece[-1]) + 1
+            terminated = bool(store.terminateds[stop - 1, b])
+            truncated = bool(store.truncateds[stop - 1, b])
+            ended = terminated or truncated
+            last = final[(stop - 1) * store.num_envs + b] if ended else _rows(store.obs, (stop, b))
+            first = number == 0
+            yield SingleAgentEpisode.view(
+                id_=str(int(store.episode_ids[b]) if first else first_new + number - 1),
+                observations=_rows(store.obs, (slice(start, stop), b)),
+                last_observation=last,
+                actions=store.actions[start:stop, b],
+                rewards=store.rewards[start:stop, b],
+                terminated=terminated,
+                truncated=truncated,
+                t_started=int(store.t_started[b]) if first else 0,
+                observation_space=store.observation_space,
+                action_space=store.action_space,
+            )
+
+
+def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:
+    if isinstance(space, spaces.Dict):
+        return {key: _empty(part, leading) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_empty(part, leading) for part in space.spaces)
+    if space.shape is None or space.dtype is None:
+        raise ValueError(f"the space {space} has no fixed shape and cannot be stored in columns")
+    return np.empty((*leading, *space.shape), space.dtype)
+
+
+def write_row(store_tree: Tree, t: int, value: Tree) -> None:
+    """`store_tree[t] = value` for every leaf."""
+    if type(store_tree) is np.ndarray:
+        store_tree[t] = value
+        return
+    for target, source in zip(leaves(store_tree), leaves(value)):
+        target[t] = source
+
+
+def _rows(tree: Tree, index: Any) -> Tree:
+    """`leaf[index]` of every leaf."""
+    return map_tree(lambda leaf: leaf[index], tree)

@@ -1,0 +1,403 @@
+"""`SampleBatch`: a dict of columns with the same number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from lockstep.data import batch_files, batch_layout, batch_views
+from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
+from lockstep.data.summaries import describe_columns
+from lockstep.data.trees import (
+    as_column,
+    copy_leaf,
+    is_numeric,
+    leaf_bytes,
+    leaves,
+    map_tree,
+    to_numpy_leaf,
+    to_torch_leaf,
+)
+
+if TYPE_CHECKING:
+    from lockstep.data.multi_agent_batch import MultiAgentBatch
+
+_MISSING = object()
+
+
+class SampleBatch(dict[str, Any], Columns):
+    """Columns of equal length, numpy or torch, possibly nested (dicts and tuples of arrays).
+
+    `SampleBatch({"obs": obs, "rewards": rewards})` or `SampleBatch(obs=obs, rewards=rewards)`. Lists and numbers
+    become arrays; `infos` may hold objects.
+
+    With a column `seq_lens` (int [S]) the rows are S sequences: flat (one after another), padded
+    (`zero_padded`, each filled to `max_seq_len` rows) or `time_major` (columns [L, S, ...]). State columns
+    (`state_in`, `state_out`) then have one row for each sequence.
+
+    `len(batch)` is the number of real rows: the sum of `seq_lens` if there is one, else the rows.
+
+    Raises `TypeError` for a name that is no string or a value that is no column, `ValueError` for columns of
+    different lengths.
+    """
+
+    __slots__ = ("_max_seq_len", "is_training", "num_grad_updates", "time_major", "zero_padded")
+
+    def __init__(
+        self,
+        mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        *,
+        _time_major: bool = False,
+        _zero_padded: bool = False,
+        _max_seq_len: int | None = None,
+        _is_training: bool = False,
+        _num_grad_updates: float | None = None,
+        **columns: Any,
+    ) -> None:
+        super().__init__()
+        self.time_major = _time_major
+        self.zero_padded = _zero_padded
+        self._max_seq_len = _max_seq_len
+        self.is_training = _is_training
+        self.num_grad_updates = _num_grad_updates
+        given = dict(mapping) if mapping is not None else {}
+        given.update(columns)
+        for name, value in given.items():
+            _check_name(name)
+            super().__setitem__(name, as_column(name, value))
+        batch_layout.check_rows(self)
+
+    @classmethod
+    def _trusted(cls, columns: Mapping[str, Any], like: SampleBatch | None = None) -> SampleBatch:
+        """A batch of columns known to be sound, without checks; layout and marks from `like`."""
+        batch = cls.__new__(cls)
+        dict.update(batch, columns)
+        batch._take_marks(like)
+        return batch
+
+    def _take_marks(self, like: SampleBatch | None) -> None:
+        self.time_major = like.time_major if like is not None else False
+        self.zero_padded = like.zero_padded if like is not None else False
+        self._max_seq_len = like._max_seq_len if like is not None else None
+        self.is_training = like.is_training if like is not None else False
+        self.num_grad_updates = like.num_grad_updates if like is not None else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        marks = (
+            self.time_major,
+            self.zero_padded,
+            self._max_seq_len,
+            self.is_training,
+            self.num_grad_updates,
+        )
+        return _rebuild, (type(self), dict(self), marks)
+
+    # ---- sizes -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return batch_layout.count_rows(self)
+
+    @property
+    def count(self) -> int:
+        """Number of real rows, counted now."""
+        return len(self)
+
+    def env_steps(self) -> int:
+        """Environment steps: one for each row."""
+        return len(self)
+
+    def agent_steps(self) -> int:
+        """Agent steps: one for each row."""
+        return len(self)
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """The longest sequence allowed (the padded length where the batch is padded); None without sequences."""
+        if self._max_seq_len is not None:
+            return self._max_seq_len
+        seq_lens = batch_layout.seq_lens_of(self)
+        return None if seq_lens is None or not len(seq_lens) else int(seq_lens.max())
+
+    @max_seq_len.setter
+    def max_seq_len(self, value: int | None) -> None:
+        self._max_seq_len = value
+
+    def set_training(self, training: bool = True) -> None:
+        """Says whether the batch is used for training (`is_training`)."""
+        self.is_training = training
+
+    def size_bytes(self) -> int:
+        """Bytes of all leaves, objects included."""
+        return sum(leaf_bytes(leaf) for column in self.values() for leaf in leaves(column))
+
+    # ---- a dict that keeps its columns sound -------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        if type(key) is str:
+            return super().__getitem__(key)
+        return batch_views.select(self, key)
+
+    def __missing__(self, key: str) -> Any:
+        if key == Columns.DONES and Columns.TERMINATEDS in self:
+            terminateds = self[Columns.TERMINATEDS]
+            return terminateds | self[Columns.TRUNCATEDS] if Columns.TRUNCATEDS in self else terminateds
+        raise KeyError(f"no column {key!r}; columns are {sorted(self)}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The column, or `default`; `dones` reads as in `batch["dones"]`."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        column = as_column(name, value)
+        before = dict.get(self, name, _MISSING)
+        super().__setitem__(name, column)
+        try:
+            batch_layout.check_column(self, name)
+        except ValueError:
+            if before is _MISSING:
+                super().__delitem__(name)
+            else:
+                super().__setitem__(name, before)
+            raise
+
+    def update(self, *mappings: Any, **columns: Any) -> None:  # type: ignore[override]
+        """Sets several columns, with the checks of the constructor; on an error nothing is changed."""
+        given = {**dict(*mappings), **columns}
+        for name in given:
+            _check_name(name)
+        merged = SampleBatch._trusted(dict(self), self)
+        dict.update(merged, {name: as_column(name, value) for name, value in given.items()})
+        batch_layout.check_rows(merged)
+        super().update(merged)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """The column, which is set to `default` first where it is missing."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def __ior__(self, other: Any) -> SampleBatch:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    # ---- reading -----------------------------------------------------------------------------------------
+
+    def columns(self, keys: Sequence[str]) -> list[Any]:
+        """The columns in this order; `KeyError` for one that is missing."""
+        return [self[key] for key in keys]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Each real row as `{column: row}`; columns with one row for each sequence are left out."""
+        return batch_views.iterate_rows(self)
+
+    def get_single_step_input_dict(
+        self, view_requirements: Mapping[str, Any] | None = None, index: int | Literal["last"] = "last"
+    ) -> SampleBatch:
+        """One row as model input, [1, ...] for each column.
+
+        `index="last"` is the input for the step *after* the last row: `obs` is the last `new_obs`,
+        `prev_actions` and `prev_rewards` are the last action and reward, `state_in` the last `state_out`.
+        An integer takes that row as it is. `view_requirements` maps a wanted column to the column it is read
+        from (a name, None for the same name, or an object with `data_col`).
+        """
+        return SampleBatch(batch_views.single_step_input(self, view_requirements, index))
+
+    def is_terminated_or_truncated(self) -> bool:
+        """Whether the last row ends an episode."""
+        return bool(len(self)) and bool(self._flat()[Columns.DONES][-1])
+
+    def is_single_trajectory(self) -> bool:
+        """Whether no row but the last ends an episode, and all rows have the same `eps_id`."""
+        return batch_views.is_single_trajectory(self._flat())
+
+    def summary(self) -> str:
+        """One line for each column: container, shape, dtype, min, max, mean."""
+        marks = [f"{len(self)} rows"]
+        if Columns.SEQ_LENS in self:
+            marks.append(f"{len(self[Columns.SEQ_LENS])} sequences")
+        marks += ["zero padded"] * self.zero_padded + ["time-major"] * self.time_major
+        return f"SampleBatch({', '.join(marks)})\n{describe_columns(self)}".rstrip()
+
+    __repr__ = summary
+
+    # ---- parts -------------------------------------------------------------------------------------------
+
+    def slice(
+        self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
+    ) -> SampleBatch:
+        """Rows `start` to `end` as views.
+
+        With `seq_lens` the slice snaps to whole sequences: those whose first row lies in the range (neighbouring
+        slices therefore never share or lose a row). With `state_start` and `state_end` the sequences are named
+        instead; `ValueError` unless their rows are just `start` to `end`.
+        """
+        if state_start is None and state_end is None:
+            return batch_views.select(self, slice(start, end))
+        return batch_views.select_sequence_range(self, start, end, state_start, state_end)
+
+    def take_sequences(self, sequences: slice | np.ndarray) -> SampleBatch:
+        """Whole sequences by number; views for a slice of flat or padded rows, one gather for an int array."""
+        return batch_views.take_sequences(self, sequences)
+
+    def split_by_episode(self, key: str | None = None) -> list[SampleBatch]:
+        """One view for each episode: cut where `key` (default `eps_id`) changes, else after each ended row.
+
+        An open last piece is kept. Neither an episode column nor flags: `KeyError`.
+        """
+        return batch_views.split_by_episode(self, key)
+
+    def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[SampleBatch]:
+        """Views of `size` rows each (the last may be shorter), or `num_slices` views of nearly equal size.
+
+        Every row lies in exactly one slice. `ValueError` unless exactly one argument is given.
+        """
+        return batch_views.timeslices(self, size, num_slices)
+
+    def split(
+        self, size: int, shuffle: bool = False, generator: np.random.Generator | int | None = None
+    ) -> Iterator[SampleBatch]:
+        """Batches of `size` rows, the last possibly shorter; in random order with `shuffle`."""
+        return batch_views.split(self, size, shuffle, generator)
+
+    # ---- new forms ---------------------------------------------------------------------------------------
+
+    def shuffle(self, generator: np.random.Generator | int | None = None) -> SampleBatch:
+        """Permutes rows (with `seq_lens`: whole sequences) in place, every column alike; returns self."""
+        dict.update(self, batch_views.permuted(self, generator))
+        return self
+
+    def copy(self, shallow: bool = False) -> SampleBatch:
+        """A copy; deep for tensors and objects too, or `shallow` with the same arrays."""
+        function = (lambda leaf: leaf) if shallow else copy_leaf
+        return self._trusted({name: map_tree(function, column) for name, column in self.items()}, self)
+
+    def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> SampleBatch:
+        """Fills each sequence with zeros on the right to `max_seq_len` rows, in place; returns self.
+
+        `exclude_states=False` spreads state columns as well: the state in the first row of its sequence, zeros
+        after. `ValueError` without `seq_lens`, or where a sequence is longer than `max_seq_len`.
+        """
+        batch_layout.right_zero_pad(self, max_seq_len, exclude_states)
+        return self
+
+    def unpad(self) -> SampleBatch:
+        """Brings padded or time-major sequences to flat rows, in place; returns self."""
+        batch_layout.unpad(self)
+        return self
+
+    def _flat(self) -> SampleBatch:
+        """Self, or an unpadded shallow copy where rows are padded or time-major."""
+        return self.copy(shallow=True).unpad() if self.zero_padded or self.time_major else self
+
+    def to_device(
+        self,
+        device: str | torch.device,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+        *,
+        keep_dtype: bool = False,
+    ) -> SampleBatch:
+        """Makes all columns tensors on `device`, in place; returns self.
+
+        float64 becomes float32 unless `keep_dtype`. `infos`, strings and objects stay as they are.
+        """
+
+        def move(leaf: Any) -> Any:
+            if not is_numeric(leaf):
+                return leaf
+            tensor = to_torch_leaf(leaf)
+            dtype = torch.float32 if tensor.dtype == torch.float64 and not keep_dtype else tensor.dtype
+            if pin_memory and tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+                tensor = tensor.pin_memory()
+            return tensor.to(device=device, dtype=dtype, non_blocking=non_blocking)
+
+        for name, column in self.items():
+            if name != Columns.INFOS:
+                dict.__setitem__(self, name, map_tree(move, column))
+        return self
+
+    def to_numpy(self) -> SampleBatch:
+        """The same columns as numpy arrays, sharing memory where tensors lie on the CPU."""
+        return self._trusted({name: map_tree(to_numpy_leaf, column) for name, column in self.items()}, self)
+
+    def to_torch(self) -> SampleBatch:
+        """The same columns as tensors, sharing memory where numpy allows it; strings and objects stay arrays."""
+        return self._trusted({name: map_tree(to_torch_leaf, column) for name, column in self.items()}, self)
+
+    def as_multi_agent(self, module_id: str = DEFAULT_MODULE_ID) -> MultiAgentBatch:
+        """The `MultiAgentBatch` with this batch under `module_id`."""
+        from lockstep.data.multi_agent_batch import MultiAgentBatch
+
+        return MultiAgentBatch({module_id: self}, self.env_steps())
+
+    def to_npz(self, path: str | Path) -> Path:
+        """Writes all columns to one `.npz` file without loss; returns its path.
+
+        `infos` may hold None, bool, int, float, str, arrays and dicts, lists and tuples of them; `TypeError`
+        naming the column for any other object.
+        """
+        marks = {
+            "time_major": self.time_major,
+            "zero_padded": self.zero_padded,
+            "max_seq_len": self._max_seq_len,
+            "is_training": self.is_training,
+            "num_grad_updates": self.num_grad_updates,
+        }
+        return batch_files.write_npz(Path(path), dict(self), marks)
+
+    @classmethod
+    def from_npz(cls, path: str | Path) -> SampleBatch:
+        """Reads what `to_npz` wrote; `ValueError` naming the file where it is damaged or foreign."""
+        columns, marks = batch_files.read_npz(Path(path))
+        return cls(columns, **{f"_{name}": value for name, value in marks.items()})
+
+    def concat(self, other: SampleBatch) -> SampleBatch:
+        """The rows of both; see `concat_samples`."""
+        return concat_samples([self, other])  # type: ignore[return-value]
+
+    @staticmethod
+    def concat_samples(batches: Sequence[Any], on_missing: Literal["raise", "drop"] = "raise") -> Any:
+        """See the function `concat_samples`."""
+        return concat_samples(batches, on_missing)
+
+
+def concat_samples(batches: Sequence[Any], on_missing: Literal["raise", "drop"] = "raise") -> Any:
+    """The rows of all batches in one, with one allocation for each column.
+
+    Empty batches are skipped; `[]` gives an empty batch. A column that one batch lacks: `KeyError` with its
+    name and position (`on_missing="drop"` keeps the common columns). Batches of different layout: `ValueError`.
+    Where one is a `MultiAgentBatch` the result is one as well (`concat_samples_into_ma_batch`).
+    """
+    from lockstep.data.multi_agent_batch import MultiAgentBatch, concat_samples_into_ma_batch
+
+    batches = list(batches)
+    if any(isinstance(batch, MultiAgentBatch) for batch in batches):
+        return concat_samples_into_ma_batch(batches, on_missing)
+    for position, batch in enumerate(batches):
+        if not isinstance(batch, SampleBatch):
+            raise TypeError(f"position {position} is a {type(batch).__name__}; all must be SampleBatch")
+    if on_missing not in ("raise", "drop"):
+        raise ValueError(f"on_missing={on_missing!r}; allowed are 'raise' and 'drop'")
+    columns, first, max_seq_len = batch_layout.concat(batches, on_missing)
+    result = SampleBatch._trusted(columns, first)
+    result.max_seq_len = max_seq_len
+    return result
+
+
+def _rebuild(cls: type[SampleBatch], columns: dict[str, Any], marks: tuple[Any, ...]) -> SampleBatch:
+    batch = cls._trusted(columns)
+    batch.time_major, batch.zero_padded, batch._max_seq_len, batch.is_training, batch.num_grad_updates = marks
+    return batch
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"column names are strings, got {name!r} ({type(name).__name__})")

@@ -1,0 +1,107 @@
+"""`Trajectories`: what an on-policy learner reads, whatever the steps came from.
+
+Rows stand in time-major columns `[T, B]`. Each column of the `[T, B]` grid is a chain: the true next observation of
+row `(t, b)` is the observation of row `(t + 1, b)`, except at rows listed in `bootstrap_index`, whose true next
+observation is given apart (an episode cut by a time limit, or a piece that ends with the data).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.columns import Columns
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.trees import leaves, map_tree, zip_trees
+
+Tree = Any
+
+
+@dataclass(slots=True)
+class Trajectories:
+    """Time-major columns; every array may be a view on a rollout store."""
+
+    obs: Tree
+    """[T, B, ...]"""
+    actions: np.ndarray
+    """[T, B, ...]"""
+    rewards: np.ndarray
+    """[T, B] float32"""
+    terminateds: np.ndarray
+    """[T, B] bool: the episode ended for good, nothing is bootstrapped"""
+    cuts: np.ndarray
+    """[T, B] bool: truncated, or the last row of a piece; the value of its own next observation is bootstrapped"""
+    dones: np.ndarray
+    """[T, B] bool: an episode of the environment ended here (not where only the data ends)"""
+    bootstrap_index: np.ndarray
+    """[K] int64 indices into the flat [T * B] rows"""
+    bootstrap_obs: Tree
+    """[K, ...] true next observations of those rows"""
+    valid: np.ndarray | None = None
+    """[T, B] bool, or None where every row is a transition"""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, B)"""
+        return self.rewards.shape[0], self.rewards.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of real transitions."""
+        return self.rewards.size if self.valid is None else int(np.count_nonzero(self.valid))
+
+    def rows(self) -> np.ndarray | None:
+        """Flat indices of the real transitions, `None` for all of them."""
+        return None if self.valid is None else np.flatnonzero(self.valid)
+
+    def flat_obs(self) -> Tree:
+        """Observations `[T * B, ...]`, a view."""
+        return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.obs)
+
+    def flat_actions(self) -> np.ndarray:
+        """Actions `[T * B, ...]`, a view."""
+        return self.actions.reshape(-1, *self.actions.shape[2:])
+
+
+def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajectories:
+    """Episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
+
+    Raises `ValueError` for an empty list or when no episode has a step.
+    """
+    pieces = [episode for episode in episodes if len(episode)]
+    if not pieces:
+        raise ValueError("there is no step to learn from: every given episode is empty; collect at least one step")
+    data = [piece.get_data_dict() for piece in pieces]
+    ends = np.cumsum([len(piece) for piece in pieces]) - 1
+
+    def joined(column: str) -> Any:
+        return zip_trees(lambda parts: np.concatenate(parts)[:, None], [item[column] for item in data], column)
+
+    terminateds = joined(Columns.TERMINATEDS).astype(bool)
+    cuts = np.zeros_like(terminateds)
+    cuts[ends, 0] = True
+    cuts &= ~terminateds
+    open_ends = [i for i, end in enumerate(ends) if not terminateds[end, 0]]
+    if open_ends:
+        last = [map_tree(lambda leaf: leaf[-1:], data[i][Columns.NEXT_OBS]) for i in open_ends]
+        bootstrap_obs = zip_trees(lambda parts: np.concatenate(parts), last, Columns.NEXT_OBS)
+    else:
+        bootstrap_obs = map_tree(lambda leaf: leaf[:0], data[0][Columns.NEXT_OBS])
+    return Trajectories(
+        obs=joined(Columns.OBS),
+        actions=joined(Columns.ACTIONS),
+        rewards=joined(Columns.REWARDS).astype(np.float32),
+        terminateds=terminateds,
+        cuts=cuts,
+        dones=terminateds | joined(Columns.TRUNCATEDS).astype(bool),
+        bootstrap_index=ends[open_ends].astype(np.int64),
+        bootstrap_obs=bootstrap_obs,
+    )
+
+
+def num_rows_of(tree: Tree) -> int:
+    """Rows of a column that may be nested."""
+    return int(next(iter(leaves(tree))).shape[0])

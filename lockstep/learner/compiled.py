@@ -1,0 +1,197 @@
+"""The whole gradient step (gather, forward, loss, gradient, clip, Adam) as one compiled function.
+
+The learner's own Python is run once with tracing tensors, so that every hook of a subclass is in the graph; what is
+compiled has static shapes and no checks at run time. Numbers that change between steps (learning rate, coefficients,
+registered state) are inputs of the graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.trees import leaves
+from lockstep.learner.minibatches import gather
+from lockstep.learner.optimizers import RegisteredOptimizer
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner
+
+MAX_SHAPES = 4
+Metric = tuple[str, str, int]
+
+
+class CompiledUpdate:
+    """Compiled gradient steps of one learner, one for each combination of shapes."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self._steps: dict[Any, tuple[Callable[..., Any], list[Metric]] | None] = {}
+        self._lr: dict[str, Tensor] = {}
+
+    def run(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> bool:
+        """One gradient step on the given rows. False where it must be done eagerly instead."""
+        learner = self.learner
+        signature = tuple(
+            (
+                module_id,
+                None if index is None else len(index),
+                *((k, *map(_kind, leaves(v))) for k, v in columns[module_id].items()),
+            )
+            for module_id, index in indices.items()
+        )
+        if signature not in self._steps:
+            self._steps[signature] = self._compile(columns, indices)
+        step = self._steps[signature]
+        if step is None:
+            return False
+        function, metrics = step
+        values = function(*self._inputs(columns, indices))[0]
+        for (module_id, name, rows), value in zip(metrics, values.unbind()):
+            learner.metrics.log(module_id, name, value, rows)
+        return True
+
+    def _inputs(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> list[Tensor]:
+        learner = self.learner
+        inputs: list[Tensor] = [leaf for part in columns.values() for v in part.values() for leaf in leaves(v)]
+        inputs += [index for index in indices.values() if index is not None]
+        for entry in learner.optimizers:
+            lr = self._lr.setdefault(entry.key, torch.zeros((), device=learner.device))
+            lr.fill_(entry.optimizer.param_groups[0]["lr"])
+            inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, lr, *entry.adam_state()]
+        inputs += [value for _, value in learner.coefficients.values()]
+        return inputs + [value for value in learner.registered.values() if isinstance(value, Tensor)]
+
+    def _compile(
+        self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]
+    ) -> tuple[Callable[..., Any], list[Metric]] | None:
+        learner = self.learner
+        reason = self._refusal()
+        if reason is not None:
+            warnings.warn(f"compile=True: this gradient step runs eagerly, because {reason}", stacklevel=2)
+            return None
+        from torch._inductor import compile as inductor_compile
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        inputs = self._inputs(columns, indices)
+        names: list[Metric] = []
+
+        def step(*_: Tensor) -> tuple[Tensor]:
+            return (self._traced_step(columns, indices, names),)
+
+        saved = [tensor.clone() for tensor in inputs]
+        outer, learner.metrics = learner.metrics, type(learner.metrics)()
+        try:
+            graph = make_fx(step)(*inputs)
+        finally:
+            learner.metrics = outer
+            for tensor, before in zip(inputs, saved):
+                tensor.copy_(before)
+        return inductor_compile(graph, list(inputs)), names
+
+    def _refusal(self) -> str | None:
+        if len(self._steps) >= MAX_SHAPES:
+            return f"{MAX_SHAPES} other batch shapes are compiled already; use batches of one size"
+        if self.learner.reducer.world_size > 1:
+            return "several learners share the update"
+        other = [entry.key for entry in self.learner.optimizers if not entry.is_plain_adam]
+        if other:
+            return f"the optimizers {other} are not plain Adam"
+        if self.learner.config.nan_policy == "zero":
+            return "nan_policy='zero' is not compiled"
+        return None
+
+    def _traced_step(
+        self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None], names: list[Metric]
+    ) -> Tensor:
+        learner = self.learner
+        leaf_tensors = [entry.flat.data.detach().requires_grad_() for entry in learner.optimizers]
+        with self._traced_views():
+            batch = gather(columns, indices)
+            losses = _functional_losses(learner, leaf_tensors, batch)
+            total = torch.stack(list(losses.values())).sum()
+            gradients = torch.autograd.grad(total, leaf_tensors)
+            by_param: dict[nn.Parameter, Tensor] = {}
+            for entry, gradient in zip(learner.optimizers, gradients):
+                entry.flat.grad.copy_(gradient)
+                by_param.update(zip(entry.flat.params, entry.flat.grad_views))
+            by_param = learner.postprocess_gradients(by_param)
+            for entry in learner.optimizers:
+                for param, view in zip(entry.flat.params, entry.flat.grad_views):
+                    if by_param[param] is not view:
+                        view.copy_(by_param[param])
+                _adam_step_(entry, self._lr[entry.key])
+        values: list[Tensor] = []
+        for (module_id, name), logged in learner.metrics.items():
+            names.append((module_id, name, logged[-1][1]))
+            values.append(logged[-1][0].detach().reshape(()))
+        return torch.stack(values)
+
+    @contextmanager
+    def _traced_views(self) -> Any:
+        """While tracing, gradient views are taken anew from the flat gradient, which is an input of the graph."""
+        entries = list(self.learner.optimizers)
+        before = [entry.flat.grad_views for entry in entries]
+        for entry in entries:
+            entry.flat.grad_views = entry.flat.unflatten(entry.flat.grad)
+        try:
+            yield
+        finally:
+            for entry, views in zip(entries, before):
+                entry.flat.grad_views = views
+
+
+class _Losses(nn.Module):
+    """The learner's forward pass and losses as a module, so that its parameters can be replaced for the trace."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.module = learner.module
+        self.learner = learner
+
+    def forward(self, batch: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
+        return self.learner.compute_losses(fwd_out=self.learner.forward_train(batch), batch=batch)
+
+
+def _functional_losses(
+    learner: Learner, leaf_tensors: list[Tensor], batch: dict[str, dict[str, Any]]
+) -> dict[str, Tensor]:
+    names = {id(p): f"module.{name}" for name, p in learner.module.named_parameters()}
+    replaced = {
+        names[id(param)]: view
+        for entry, leaf in zip(learner.optimizers, leaf_tensors)
+        for param, view in zip(entry.flat.params, entry.flat.unflatten(leaf))
+        if id(param) in names
+    }
+    losses: dict[str, Tensor] = torch.func.functional_call(_Losses(learner), replaced, (batch,))
+    return losses
+
+
+def _adam_step_(entry: RegisteredOptimizer, lr: Tensor) -> None:
+    """Adam (Kingma & Ba 2015, algorithm 1) on the flat tensors; skipped whole where the gradient is not finite."""
+    group = entry.optimizer.param_groups[0]
+    beta1, beta2 = group["betas"]
+    exp_avg, exp_avg_sq, step = entry.adam_state()
+    gradient = entry.flat.grad
+    good = torch.isfinite(gradient.sum())
+    entry.bad_steps.add_((~good).to(entry.bad_steps.dtype))
+    new_step = step + good.to(step.dtype)
+    new_avg = torch.where(good, exp_avg + (gradient - exp_avg) * (1.0 - beta1), exp_avg)
+    new_sq = torch.where(good, exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2), exp_avg_sq)
+    step_size = lr / (1.0 - beta1**new_step)
+    denominator = new_sq.sqrt() / (1.0 - beta2**new_step).sqrt() + group["eps"]
+    with torch.no_grad():
+        moved = entry.flat.data - step_size * new_avg / denominator
+        entry.flat.data.copy_(torch.where(good, moved, entry.flat.data))
+        exp_avg.copy_(new_avg)
+        exp_avg_sq.copy_(new_sq)
+        step.copy_(new_step)
+
+
+def _kind(leaf: Tensor) -> tuple[Any, ...]:
+    return (leaf.shape, leaf.dtype)

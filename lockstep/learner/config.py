@@ -1,0 +1,125 @@
+"""The sections of a configuration that the learner reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lockstep.state.schedules import ScheduleLike
+
+GradClipBy = Literal["value", "norm", "global_norm"]
+NanPolicy = Literal["skip", "stop", "zero"]
+
+
+@dataclass
+class TrainingSection:
+    """What every update needs; an algorithm's own section adds its coefficients."""
+
+    lr: ScheduleLike = 3e-4
+    """learning rate: a number, `[[0, v0], [t1, v1], ...]` over sampled environment steps, or a function of them"""
+    gamma: float = 0.99
+    """discount"""
+    train_batch_size: int = 2048
+    """environment steps in one update, over all learners"""
+    minibatch_size: int | None = None
+    """rows in one gradient step, over all learners; `None`: the whole batch"""
+    num_epochs: int = 1
+    """passes over the batch in one update"""
+    shuffle_batch_per_epoch: bool = True
+    """a new permutation for each pass"""
+    grad_clip: float | None = None
+    """`None`: off"""
+    grad_clip_by: GradClipBy = "global_norm"
+    """clip each element, each tensor's norm, or the norm of all gradients of one optimizer"""
+    adam_epsilon: float = 1e-8
+    """epsilon of the default optimizer"""
+    nan_policy: NanPolicy = "skip"
+    """a gradient that is not finite: leave the parameters untouched and count it, raise, or set it to zero"""
+    learner_class: type | None = None
+    """a subclass of the algorithm's learner"""
+    learner_config_dict: dict[str, Any] = field(default_factory=dict)
+    """free-form settings for a learner of your own"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        require("gamma", self.gamma, 0.0 <= self.gamma <= 1.0, "between 0 and 1")
+        require("train_batch_size", self.train_batch_size, self.train_batch_size >= 1, "at least 1")
+        require("num_epochs", self.num_epochs, self.num_epochs >= 1, "at least 1")
+        require("adam_epsilon", self.adam_epsilon, self.adam_epsilon > 0, "above 0")
+        if self.minibatch_size is not None:
+            require("minibatch_size", self.minibatch_size, self.minibatch_size >= 1, "at least 1, or None")
+            if self.minibatch_size > self.train_batch_size:
+                raise ValueError(
+                    f"training.minibatch_size={self.minibatch_size} is larger than "
+                    f"training.train_batch_size={self.train_batch_size}; make the minibatch at most the batch"
+                )
+        if self.grad_clip is not None:
+            require("grad_clip", self.grad_clip, self.grad_clip > 0, "above 0, or None to switch clipping off")
+        choice("grad_clip_by", self.grad_clip_by, ("value", "norm", "global_norm"))
+        choice("nan_policy", self.nan_policy, ("skip", "stop", "zero"))
+
+
+@dataclass
+class LearnersSection:
+    """Where learners run."""
+
+    num_learners: int = 0
+    """0: one learner in this process; n: n processes (needs the extra `ray`)"""
+    num_cpus_per_learner: int = 1
+    num_gpus_per_learner: int = 0
+    max_requests_in_flight_per_learner: int = 3
+    never_skip_update: bool = False
+    """an empty update raises instead of being counted as skipped"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` for what this machine or this version cannot give."""
+        require(
+            "num_learners",
+            self.num_learners,
+            self.num_learners == 0,
+            "0 (remote learners need `lockstep.cluster`)",
+        )
+        limit = self.max_requests_in_flight_per_learner
+        require("max_requests_in_flight_per_learner", limit, limit >= 1, "at least 1")
+
+
+@dataclass
+class FrameworkSection:
+    """How the arithmetic is done."""
+
+    compile: bool = False
+    """compile the whole gradient step (about 10-20 s once, then under 2 s from the compiler's cache)"""
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    num_threads: int | None = None
+    """threads of torch in this process; `None`: 1, which is fastest for small networks"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        choice("dtype", self.dtype, ("float32", "float64"))
+        if self.num_threads is not None:
+            require("num_threads", self.num_threads, self.num_threads >= 1, "at least 1, or None")
+
+
+@dataclass
+class MultiAgentSection:
+    """Who learns what."""
+
+    policies_to_train: Collection[str] | Callable[..., bool] | None = None
+    """module ids that learn; `None`: all"""
+
+    def validate(self) -> None:
+        """Nothing to refuse by itself; the build compares the ids with the modules."""
+
+
+def require(name: str, value: object, condition: bool, allowed: str) -> None:
+    """Raises `ValueError` unless `condition`."""
+    if not condition:
+        raise ValueError(f"{name}={value!r} is not allowed; it must be {allowed}")
+
+
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raises `ValueError` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not allowed; choose one of {', '.join(map(repr, allowed))}")

@@ -1,0 +1,34 @@
+"""Clipping of gradients: each element, each tensor's norm, or the norm of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.learner.config import GradClipBy
+
+
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """0-d: Euclidean norm of all elements of all tensors."""
+    if len(tensors) == 1:
+        return torch.linalg.vector_norm(tensors[0])
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors]))
+
+
+def clip_gradients_(tensors: Sequence[Tensor], limit: float, by: GradClipBy, norm: Tensor) -> None:
+    """Clips in place. `norm` is the global norm of `tensors`; used by `by="global_norm"` only.
+
+    A tensor of norm n is scaled by `min(1, limit / n)`, so that its direction stays.
+    """
+    if by == "value":
+        for tensor in tensors:
+            tensor.clamp_(-limit, limit)
+    elif by == "norm":
+        for tensor in tensors:
+            tensor.mul_((limit / (torch.linalg.vector_norm(tensor) + 1e-6)).clamp(max=1.0))
+    else:
+        scale = (limit / (norm + 1e-6)).clamp_(max=1.0)
+        for tensor in tensors:
+            tensor.mul_(scale)

@@ -1,0 +1,63 @@
+"""Which rows go into which gradient step, for one or several modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lockstep.data.minibatch import minibatch_indices
+from lockstep.data.trees import map_tree
+
+Indices = dict[str, np.ndarray | None]
+TensorColumns = dict[str, Any]
+
+
+def gather(columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]) -> dict[str, TensorColumns]:
+    """Rows of every column: one gather each; `None` takes all rows without a copy."""
+    return {
+        module_id: columns[module_id] if index is None else take_rows(columns[module_id], index)
+        for module_id, index in indices.items()
+    }
+
+
+def take_rows(columns: TensorColumns, index: Tensor) -> TensorColumns:
+    """The rows `index` `[K]` int64 of every column, nested ones too."""
+
+    def take(leaf: Tensor) -> Tensor:
+        return leaf.index_select(0, index)
+
+    return {name: map_tree(take, value) for name, value in columns.items()}
+
+
+def module_minibatches(
+    num_rows: Mapping[str, int],
+    minibatch_size: int | None,
+    num_epochs: int,
+    shuffle: bool,
+    rng: np.random.Generator,
+) -> Iterator[tuple[Indices, bool]]:
+    """Yields `({module_id: row indices, None = all rows}, is the last of its pass)`.
+
+    Each minibatch holds `minibatch_size` rows of the largest module and a proportional number of the others.
+    """
+    largest = max(num_rows.values())
+    if minibatch_size is None or minibatch_size >= largest:
+        for _ in range(num_epochs):
+            yield dict.fromkeys(num_rows), True
+        return
+    per_pass = largest // minibatch_size
+    sizes = {m: max(1, rows // per_pass) if rows < largest else minibatch_size for m, rows in num_rows.items()}
+    streams = {
+        module_id: minibatch_indices(rows, sizes[module_id], num_epochs, shuffle, rng)
+        for module_id, rows in num_rows.items()
+    }
+    for number in range(per_pass * num_epochs):
+        indices: Indices = {}
+        for module_id, stream in streams.items():
+            index = next(stream, None)
+            if index is not None:
+                indices[module_id] = index
+        yield indices, (number + 1) % per_pass == 0

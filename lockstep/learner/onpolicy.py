@@ -1,0 +1,67 @@
+"""What on-policy learners share: values and log-probabilities of a rollout, in one large batch (house, decision 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import leaves, map_tree
+from lockstep.learner.minibatches import take_rows
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """A rollout seen by the networks that are about to be trained."""
+
+    obs: Any
+    """[T * B, ...] tensors, after the observation pipeline"""
+    actions: Tensor
+    """[T * B, ...]"""
+    action_dist_inputs: Tensor
+    """[T * B, D]"""
+    action_logp: Tensor
+    """[T * B]"""
+    values: np.ndarray
+    """[T, B]"""
+    next_values: np.ndarray
+    """[T, B] value of the true next observation; the estimator ignores it where the episode terminated"""
+
+
+@torch.no_grad()
+def evaluate_trajectories(learner: Learner, module_id: str, trajectories: Trajectories) -> Evaluated:
+    """One forward pass over all rows and one over the bootstrap observations.
+
+    The parameters are those that acted, so log-probabilities equal those at acting time.
+    """
+    module, pipeline = learner.module[module_id], learner.connectors[module_id].obs
+    obs = map_tree(learner.to_tensor, pipeline(trajectories.flat_obs()))
+    out = module.forward_train({Columns.OBS: obs})
+    actions = learner.to_tensor(trajectories.flat_actions())
+    inputs = out[Columns.ACTION_DIST_INPUTS]
+    values = out[Columns.VF_PREDS].cpu().numpy().reshape(trajectories.shape)
+    next_values = np.empty_like(values)
+    next_values[:-1] = values[1:]
+    next_values[-1] = 0.0
+    if len(trajectories.bootstrap_index):
+        last = map_tree(learner.to_tensor, pipeline(trajectories.bootstrap_obs))
+        bootstrap = module.compute_values({Columns.OBS: last}).cpu().numpy()
+        next_values.reshape(-1)[trajectories.bootstrap_index] = bootstrap
+    logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
+    return Evaluated(obs, actions, inputs, logp, values, next_values)
+
+
+def select_rows(columns: dict[str, Any], rows: np.ndarray | None) -> dict[str, Any]:
+    """Real rows of every column; `None`: all, without a copy."""
+    if rows is None:
+        return columns
+    first = next(iter(leaves(columns)))
+    return take_rows(columns, torch.from_numpy(rows).to(first.device))

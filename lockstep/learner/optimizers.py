@@ -1,0 +1,192 @@
+"""The named optimizers of a learner, each over flat parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.learner.flat import FlatParameters
+from lockstep.state.schedules import Schedule, ScheduleLike
+
+ALL_MODULES = "__all_modules__"
+DEFAULT_OPTIMIZER = "default_optimizer"
+
+
+@dataclass(slots=True)
+class RegisteredOptimizer:
+    """One optimizer, its flat parameters and its learning-rate schedule."""
+
+    module_id: str
+    name: str
+    optimizer: torch.optim.Optimizer
+    flat: FlatParameters
+    schedule: Schedule
+    steps_flat: bool
+    """the optimizer holds the one flat tensor (ours), not the single parameters (a user's)"""
+    bad_steps: Tensor
+    """0-d: gradients that were not finite, since the last report"""
+
+    @property
+    def key(self) -> str:
+        """`module_id.name`, as in checkpoints."""
+        return f"{self.module_id}.{self.name}"
+
+    @property
+    def is_plain_adam(self) -> bool:
+        """Adam on the flat tensor with nothing special switched on: the step that can be compiled whole."""
+        group = self.optimizer.param_groups[0]
+        return (
+            self.steps_flat
+            and type(self.optimizer) is torch.optim.Adam
+            and not (group["weight_decay"] or group["amsgrad"] or group["maximize"])
+        )
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of every parameter group."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def adam_state(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`(exp_avg, exp_avg_sq, step)`, made where no step was taken yet."""
+        state = self.optimizer.state[self.flat.parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self.flat.data.device)
+            state["exp_avg"] = torch.zeros_like(self.flat.data)
+            state["exp_avg_sq"] = torch.zeros_like(self.flat.data)
+        return state["exp_avg"], state["exp_avg_sq"], state["step"]
+
+
+class OptimizerSet:
+    """Registration, learning rates and state of all optimizers of one learner."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, str], RegisteredOptimizer] = {}
+        self._owner: dict[int, str] = {}
+
+    def __iter__(self) -> Any:
+        return iter(self._by_key.values())
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def register(
+        self,
+        module_id: str,
+        name: str,
+        make: torch.optim.Optimizer | Callable[[nn.Parameter], torch.optim.Optimizer],
+        params: Sequence[nn.Parameter],
+        lr: ScheduleLike | None,
+    ) -> RegisteredOptimizer:
+        """Adds an optimizer over `params`, or `make(flat_parameter)` over all of them as one tensor.
+
+        Raises `ValueError` when the name is taken, a parameter already has an optimizer, or the optimizer holds
+        other parameters than those given.
+        """
+        if (module_id, name) in self._by_key:
+            raise ValueError(f"optimizer {name!r} of module {module_id!r} is already registered; give it another name")
+        params = list(params)
+        for param in params:
+            if id(param) in self._owner:
+                raise ValueError(
+                    f"a parameter of shape {tuple(param.shape)} already belongs to optimizer "
+                    f"{self._owner[id(param)]!r}; a second optimizer would step it twice"
+                )
+        is_given = isinstance(make, torch.optim.Optimizer)
+        if isinstance(make, torch.optim.Optimizer):
+            check_optimizer(make, params)
+        flat = FlatParameters(params)
+        optimizer = make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter)
+        if lr is None:
+            lr = float(optimizer.param_groups[0]["lr"])
+        entry = RegisteredOptimizer(
+            module_id,
+            name,
+            optimizer,
+            flat,
+            Schedule(lr, name=f"lr of {name}"),
+            not is_given,
+            torch.zeros((), device=flat.data.device),
+        )
+        entry.set_lr(entry.schedule(0))
+        self._by_key[module_id, name] = entry
+        self._owner.update({id(param): entry.key for param in params})
+        return entry
+
+    def get(self, module_id: str, name: str) -> RegisteredOptimizer:
+        """The optimizer of that name; `KeyError` with those that exist."""
+        try:
+            return self._by_key[module_id, name]
+        except KeyError:
+            known = ", ".join(entry.key for entry in self) or "none"
+            raise KeyError(f"no optimizer {name!r} for module {module_id!r}; registered are: {known}") from None
+
+    def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
+        """The optimizers registered under `module_id`, in order of registration."""
+        return [entry for entry in self if entry.module_id == module_id]
+
+    def get_state(self) -> dict[str, Any]:
+        """`{key: {"state": tensors by parameter, "param_groups": settings, "schedule": position}}`."""
+        out: dict[str, Any] = {}
+        for entry in self:
+            state = entry.optimizer.state_dict()
+            groups = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
+            out[entry.key] = {
+                "state": {i: {k: _copied(v) for k, v in item.items()} for i, item in state["state"].items()},
+                "param_groups": groups,
+                "schedule": entry.schedule.get_state(),
+            }
+        return out
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises `ValueError` naming missing, unknown or misshaped entries; changes nothing."""
+        known = {entry.key for entry in self}
+        if set(state) != known:
+            raise ValueError(
+                f"optimizer state does not fit: missing {sorted(known - set(state))}, "
+                f"unknown {sorted(set(state) - known)}"
+            )
+        for entry in self:
+            given = state[entry.key]
+            parameters = [p for group in entry.optimizer.param_groups for p in group["params"]]
+            if len(given["param_groups"]) != len(entry.optimizer.param_groups):
+                raise ValueError(f"optimizer {entry.key!r} has another number of parameter groups than the state")
+            for index, item in given["state"].items():
+                for name, value in item.items():
+                    if torch.is_tensor(value) and value.dim() and value.shape != parameters[int(index)].shape:
+                        raise ValueError(
+                            f"optimizer {entry.key!r}: {name} of parameter {index} has shape {tuple(value.shape)}, "
+                            f"the parameter {tuple(parameters[int(index)].shape)}"
+                        )
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores all optimizers, or none (`check_state` is called first)."""
+        self.check_state(state)
+        for entry in self:
+            given = state[entry.key]
+            current = entry.optimizer.state_dict()["param_groups"]
+            groups = [{**now, **saved} for now, saved in zip(current, given["param_groups"])]
+            tensors = {int(i): {k: _copied(v) for k, v in item.items()} for i, item in given["state"].items()}
+            entry.optimizer.load_state_dict({"state": tensors, "param_groups": groups})
+            entry.schedule.set_state(given["schedule"])
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:
+    """Raises `ValueError` unless `optimizer` is one and holds just `params`."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if any(not isinstance(param, Tensor) for param in params):
+        raise ValueError("params must be a list of parameters of the module")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held != {id(p) for p in params}:
+        raise ValueError(
+            f"the optimizer holds {len(held)} parameters, params lists {len(params)}, and they are not the same ones; "
+            "build the optimizer from just the parameters you register"
+        )
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if torch.is_tensor(value) else value

@@ -1,0 +1,66 @@
+"""What an update call reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.results import Results, UpdateMetrics
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner
+
+
+def summarize_update(
+    learner: Learner, trained: Mapping[str, int], steps: tuple[int, int, int], seconds: tuple[float, float]
+) -> Results:
+    """Plain numbers by module, and under `ALL_MODULES` those of the whole call.
+
+    `trained`: rows by module; `steps`: (minibatches, passes, environment steps); `seconds`: (pipeline, gradient steps).
+    Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
+    """
+    num_minibatches, passes, env_steps = steps
+    metrics, learner.metrics = learner.metrics, UpdateMetrics()
+    for entry in learner.optimizers:
+        metrics.set(entry.module_id, **{f"{entry.name}_learning_rate": entry.optimizer.param_groups[0]["lr"]})
+        metrics.log(entry.module_id, f"{entry.name}_bad_gradients", entry.bad_steps.clone(), 1)
+        entry.bad_steps.zero_()
+    for module_id, rows in trained.items():
+        metrics.set(
+            module_id,
+            num_module_steps_trained=rows,
+            num_module_steps_trained_lifetime=learner.count(f"{module_id}/rows", rows),
+            module_train_batch_size_mean=rows / num_minibatches,
+            weights_seq_no=learner.weights_seq_no,
+            num_trainable_parameters=sum(p.numel() for p in learner.module[module_id].parameters() if p.requires_grad),
+        )
+    results = metrics.reduce()
+    bad = 0
+    for entry in learner.optimizers:
+        metrics.series.pop((entry.module_id, f"{entry.name}_bad_gradients"))
+        bad += int(results[entry.module_id].pop(f"{entry.name}_bad_gradients"))
+    learner.last_series = metrics.series
+    results[ALL_MODULES].update(
+        num_env_steps_trained=env_steps,
+        num_env_steps_trained_lifetime=learner.count("env_steps", env_steps),
+        num_minibatches=num_minibatches,
+        num_passes=passes,
+        num_gradient_steps_lifetime=learner.count("gradient_steps", num_minibatches),
+        num_updates_skipped=0,
+        num_bad_gradients=bad,
+        seconds_pipeline=seconds[0],
+        seconds_gradient_steps=seconds[1],
+    )
+    if bad and learner.config.nan_policy == "stop":
+        raise FloatingPointError(_describe_bad_gradients(learner, bad))
+    return results
+
+
+def _describe_bad_gradients(learner: Learner, count: int) -> str:
+    bad = [name for name, p in learner.module.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    first = bad[0] if bad else "unknown (it was finite again at the last step)"
+    return (
+        f"{count} gradient steps had a gradient that is not finite; first bad tensor: {first}. Lower the learning rate "
+        "or look at the batch; nan_policy='skip' leaves such steps out"
+    )

@@ -1,0 +1,363 @@
+"""`Collector`: lets a policy act in environments and writes what happens into time-major columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from lockstep.connectors import FrameStack
+from lockstep.data.rollout import RolloutStore, write_row
+from lockstep.data.trees import leaves, map_tree
+from lockstep.envs import StepResult, VectorBoundary, make_vector
+from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.streams import RandomStreams
+from lockstep.tracking.statistics import CollectStats
+
+NOISE_CHUNK = 128
+
+
+class ActingPolicy(Protocol):
+    """What a collector needs of a policy."""
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Version of the weights that act."""
+        ...
+
+    def act(self, obs: Any, noise: np.ndarray | None) -> np.ndarray:
+        """Actions as learned from, for raw observations `[B, ...]`; `noise=None` takes the most likely ones."""
+        ...
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
+        """Random numbers for `act`, for many steps at once."""
+        ...
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Actions as the environment takes them."""
+        ...
+
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse, for actions drawn from the action space."""
+        ...
+
+    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Raises `ValueError` where the environment's spaces do not fit."""
+        ...
+
+
+class Collector:
+    """Steps all environments of a vector together.
+
+    `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
+    stored; without one (evaluation) only returns and lengths are kept. It explores where `exploration_noise` is set.
+    `on_step_hook(step_result)` and `on_episode_done_hook(env_index, episode_return, length)` observe.
+    """
+
+    def __init__(
+        self,
+        policy: ActingPolicy,
+        env: Any,
+        buffer: RolloutStore | None = None,
+        exploration_noise: bool = False,
+        on_step_hook: Callable[[StepResult], None] | None = None,
+        on_episode_done_hook: Callable[[int, float, int], None] | None = None,
+        raise_on_nan_in_buffer: bool = True,
+        *,
+        frame_stack: int = 1,
+        streams: RandomStreams | None = None,
+    ) -> None:
+        self.policy = policy
+        self.env: VectorBoundary = env if isinstance(env, VectorBoundary) else make_vector(env)
+        space = self.env.observation_space
+        self.frame_stack = FrameStack(frame_stack, space) if frame_stack > 1 else None
+        self.observation_space = space if self.frame_stack is None else self.frame_stack.observation_space
+        policy.check_spaces(self.env.observation_space, self.env.action_space)
+        self.buffer = buffer
+        self.exploration_noise = exploration_noise
+        self.on_step_hook = on_step_hook
+        self.on_episode_done_hook = on_episode_done_hook
+        self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
+        self.streams = streams or RandomStreams(0)
+        self.num_resets = 0
+        self._obs: Any = None
+        self._returns = np.zeros(self.num_envs, np.float64)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+        self._ended: list[tuple[float, int]] = []
+        self._counting: np.ndarray | None = None
+        self.reset_stat()
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return self.env.num_envs
+
+    # -- resets ---
+
+    def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
+        """New episodes everywhere, seeded from the collector's own streams; empties buffer and statistics if asked."""
+        if reset_buffer:
+            self.reset_buffer()
+        if reset_stats:
+            self.reset_stat()
+        self.reset_env()
+
+    def reset_env(self) -> None:
+        """New episodes everywhere. Episodes under way end here: nothing is estimated across this boundary."""
+        obs = self.env.reset(self.streams.seeds(f"env_reset/{self.num_resets}", self.num_envs))
+        self.num_resets += 1
+        self._obs = obs if self.frame_stack is None else self.frame_stack.reset(obs)
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        if self.buffer is not None:
+            if self.buffer.size:
+                raise ValueError(
+                    "the buffer still holds steps of the running episodes; learn from them or reset it too"
+                )
+            self.buffer.restart()
+
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empties the buffer."""
+        if self.buffer is not None:
+            self.buffer.clear()
+        if not keep_statistics:
+            self._ended.clear()
+
+    def reset_stat(self) -> None:
+        """Counters to zero."""
+        self.collect_step = 0
+        self.collect_episode = 0
+        self.collect_time = 0.0
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self.env.close()
+
+    # -- collecting ---
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        *,
+        random: bool = False,
+        reset_before_collect: bool | None = None,
+    ) -> CollectStats:
+        """Collects `n_step` environment steps (rounded up to whole vector steps) or `n_episode` whole episodes.
+
+        Episodes are counted without bias: the first `n_episode` that *start* count, however long they last; so this
+        form begins new episodes (unless `reset_before_collect=False`). `random=True` draws actions from the space.
+
+        Raises `ValueError` unless exactly one of the two is given, `MalformedBufferError` for NaN in a new row,
+        `EnvironmentStepError` where an environment raises.
+        """
+        if (n_step is None) == (n_episode is None):
+            raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
+        amount = n_step if n_step is not None else n_episode
+        if amount is None or amount < 1:
+            raise ValueError(f"n_step and n_episode must be at least 1, not {amount}")
+        if reset_before_collect or self._obs is None or (n_episode is not None and reset_before_collect is None):
+            self.reset(reset_buffer=False, reset_stats=False)
+        started = time.perf_counter()
+        self._ended.clear()
+        self._env_time = self._act_time = 0.0
+        first = self.buffer.size if self.buffer is not None else 0
+        steps = (
+            self._collect_steps(-(-amount // self.num_envs), random)
+            if n_episode is None
+            else self._collect_episodes(amount, random)
+        )
+        if self.buffer is not None and self.raise_on_nan_in_buffer:
+            _check_finite(self.buffer, first)
+        seconds = time.perf_counter() - started
+        self.collect_step += steps
+        self.collect_episode += len(self._ended)
+        self.collect_time += seconds
+        return CollectStats(
+            len(self._ended),
+            steps,
+            seconds,
+            self._env_time,
+            self._act_time,
+            tuple(r for r, _ in self._ended),
+            tuple(n for _, n in self._ended),
+        )
+
+    def _collect_steps(self, num_vector_steps: int, random: bool) -> int:
+        steps = 0
+        self._counting = None
+        for start in range(0, num_vector_steps, NOISE_CHUNK):
+            steps += self._run(min(NOISE_CHUNK, num_vector_steps - start), random)
+        return steps
+
+    def _collect_episodes(self, n_episode: int, random: bool) -> int:
+        self._counting = np.arange(self.num_envs) < n_episode
+        self._to_start = max(0, n_episode - self.num_envs)
+        steps = 0
+        while self._counting.any():
+            steps += self._run(NOISE_CHUNK, random)
+        self._counting = None
+        return steps
+
+    def _run(self, num_vector_steps: int, random: bool) -> int:
+        """The hot loop: act, step, store."""
+        env, policy, store, counting = self.env, self.policy, self.buffer, self._counting
+        rng = self.streams.numpy("exploration")
+        noise = None
+        if self.exploration_noise and not random:
+            noise = policy.draw_noise(rng, (num_vector_steps, self.num_envs))
+        act, to_env, env_step, clock = policy.act, policy.to_env, env.step, time.perf_counter
+        returns, lengths, obs = self._returns, self._lengths, self._obs
+        t = 0
+        if store is not None:
+            t = store.size
+            store.ensure_room(t + num_vector_steps)
+            store.weights_seq_no = policy.weights_seq_no
+            store_obs, rewards, terminateds, truncateds = (
+                store.obs,
+                store.rewards,
+                store.terminateds,
+                store.truncateds,
+            )
+            plain = type(store_obs) is np.ndarray
+        env_time = act_time = 0.0
+        steps = 0
+        for k in range(num_vector_steps):
+            if (
+                store is not None
+            ):  # before the step: the environments may write the next observation into the same memory
+                if plain:
+                    store_obs[t] = obs
+                else:
+                    write_row(store_obs, t, obs)
+            began = clock()
+            actions = self._random_actions() if random else act(obs, None if noise is None else noise[k])
+            acted = clock()
+            step = env_step(to_env(actions))
+            env_time += clock() - acted
+            act_time += acted - began
+            valid = step.valid
+            if store is not None:
+                store.write_actions(t, actions)
+                rewards[t] = step.rewards
+                terminateds[t] = step.terminateds
+                truncateds[t] = step.truncateds
+                if valid is not None or counting is not None:
+                    store.mark_valid(t, valid, counting)
+            if valid is None:
+                returns += step.rewards
+                lengths += 1
+            else:
+                returns += np.where(valid, step.rewards, 0.0)
+                lengths += valid
+            if counting is not None:
+                steps += int(np.count_nonzero(counting if valid is None else counting & valid))
+            elif valid is not None:
+                steps += int(np.count_nonzero(valid))
+            obs = step.obs
+            if self.frame_stack is not None or step.any_done:
+                obs = self._after_step(step, t, counting)
+            if self.on_step_hook is not None:
+                self.on_step_hook(step)
+            t += 1
+            if counting is not None and step.any_done and not counting.any():
+                break
+        self._obs = obs
+        self._env_time += env_time
+        self._act_time += act_time
+        if store is not None:
+            store.size = t
+            write_row(store_obs, t, obs)
+            self._obs = map_tree(lambda leaf: leaf[t], store_obs)
+        if counting is None and not env.has_invalid_rows:
+            return num_vector_steps * self.num_envs
+        return steps
+
+    def _after_step(self, step: StepResult, t: int, counting: np.ndarray | None) -> Any:
+        """Ends episodes: the true final observation is kept, returns and lengths are recorded."""
+        obs, final = step.obs, step.final_obs
+        if self.frame_stack is not None:
+            obs, final = self.frame_stack.step(obs, final, step.valid)
+        if final is None:
+            return obs
+        indices, final_obs = final
+        if self.buffer is not None:
+            self.buffer.final_index.append(t * self.num_envs + np.asarray(indices, np.int64))
+            self.buffer.final_obs.append(map_tree(np.copy, final_obs))
+        for b in indices:
+            episode = (float(self._returns[b]), int(self._lengths[b]))
+            self._returns[b], self._lengths[b] = 0.0, 0
+            if counting is not None:
+                if not counting[b]:
+                    continue
+                if self._to_start > 0:
+                    self._to_start -= 1
+                else:
+                    counting[b] = False
+            self._ended.append(episode)
+            if self.on_episode_done_hook is not None:
+                self.on_episode_done_hook(int(b), *episode)
+        return obs
+
+    def _random_actions(self) -> np.ndarray:
+        rng = self.streams.numpy("random_actions")
+        space = self.env.action_space
+        space.seed(int(rng.integers(2**31)))
+        return self.policy.from_env(np.stack([space.sample() for _ in range(self.num_envs)]))
+
+    # -- state ---
+
+    def get_state(self) -> dict[str, Any]:
+        """Environments (None where they cannot tell their state), running episodes, random streams, counters."""
+        if self.buffer is not None and self.buffer.size:
+            raise ValueError(
+                "a collector can be saved between an update and the next collect only, not with data in it"
+            )
+        return {
+            "env": self.env.get_state(),
+            "obs": None if self._obs is None else map_tree(np.copy, self._obs),
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "streams": self.streams.get_state(),
+            "num_resets": self.num_resets,
+            "counters": [self.collect_step, self.collect_episode, self.collect_time],
+            "frame_stack": None if self.frame_stack is None else self.frame_stack.get_state(),
+            "buffer": None if self.buffer is None else self.buffer.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from `get_state`; environments without a state begin new episodes (a boundary)."""
+        self.streams.set_state(state["streams"])
+        self.num_resets = int(state["num_resets"])
+        self.collect_step, self.collect_episode, self.collect_time = state["counters"]
+        if self.buffer is not None and state["buffer"] is not None:
+            self.buffer.set_state(state["buffer"])
+        if state["obs"] is None:
+            return
+        if state["env"] is None:
+            self.reset_env()
+            return
+        obs = self.env.set_state(state["env"])
+        if self.frame_stack is not None:
+            self.frame_stack.set_state(state["frame_stack"])
+            obs = state["obs"]
+        self._obs = map_tree(np.copy, obs)
+        self._returns[:] = state["returns"]
+        self._lengths[:] = state["lengths"]
+
+
+def _check_finite(store: RolloutStore, first: int) -> None:
+    """Raises `MalformedBufferError` naming environment, step and column; looks at the new rows only."""
+    columns = {"rewards": store.rewards[first : store.size]}
+    columns |= {f"obs[{i}]": leaf[first : store.size + 1] for i, leaf in enumerate(leaves(store.obs))}
+    columns |= {"actions": store.actions[first : store.size]}
+    for name, column in columns.items():
+        if column.dtype.kind != "f" or np.isfinite(column.sum()) or np.isfinite(column).all():
+            continue
+        t, b = (int(i) for i in np.argwhere(~np.isfinite(column))[0][:2])
+        raise MalformedBufferError(
+            f"environment {b} gave a value that is not finite in column {name!r} at step {t} of this collect: "
+            f"{column[t, b]!r}; mend the environment (`lockstep doctor` checks it) or pass raise_on_nan_in_buffer=False"
+        )

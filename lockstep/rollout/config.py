@@ -1,0 +1,61 @@
+"""The sections of a configuration that collection and evaluation read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+VECTORIZE_MODES = ("auto", "sync", "async", "vector", "envpool")
+
+
+@dataclass
+class EnvRunnersSection:
+    """How data is collected."""
+
+    num_env_runners: int = 0
+    """0: in this process"""
+    num_envs_per_env_runner: int = 8
+    vectorize_mode: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"
+    """who steps the environments; "auto": our own vectoriser in this process"""
+    rollout_fragment_length: int | None = None
+    """vector steps before an update; `None`: the train batch divided by the number of environments"""
+    explore: bool = True
+    """draw actions while collecting; False takes the most likely ones"""
+    step_timeout: float | None = None
+    """seconds that a step of an environment in its own process may take"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        if self.num_env_runners != 0:
+            raise ValueError(
+                f"env_runners.num_env_runners={self.num_env_runners} is not allowed; it must be 0 "
+                "(remote runners need `lockstep.cluster`)"
+            )
+        if self.num_envs_per_env_runner < 1:
+            raise ValueError(f"env_runners.num_envs_per_env_runner={self.num_envs_per_env_runner} must be at least 1")
+        if self.vectorize_mode not in VECTORIZE_MODES:
+            raise ValueError(
+                f"env_runners.vectorize_mode={self.vectorize_mode!r} is not allowed; choose one of {VECTORIZE_MODES}"
+            )
+
+
+@dataclass
+class EvaluationSection:
+    """Evaluation on environments and random streams of its own."""
+
+    evaluation_interval: int = 1
+    """epochs between evaluations; 0: none"""
+    evaluation_episodes: int = 20
+    evaluation_num_envs: int = 8
+    evaluation_explore: bool = False
+    """draw actions in evaluation too"""
+    stop_return: float | None = None
+    """end the run when an evaluation's mean return reaches this"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        for name in ("evaluation_episodes", "evaluation_num_envs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"evaluation.{name}={getattr(self, name)} must be at least 1")
+        if self.evaluation_interval < 0:
+            raise ValueError(f"evaluation.evaluation_interval={self.evaluation_interval} must be 0 or more")

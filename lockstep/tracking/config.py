@@ -1,0 +1,57 @@
+"""The sections of a configuration about what a run leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LOGGERS = ("jsonl", "tensorboard")
+
+
+@dataclass
+class ReportingSection:
+    """Loggers and epochs."""
+
+    total_steps: int = 100_000
+    """environment steps of the whole run"""
+    steps_per_epoch: int | None = None
+    """environment steps between evaluations; `None`: a tenth of the run, at least one update"""
+    loggers: list[str] = field(default_factory=lambda: ["jsonl"])
+    """any of "jsonl", "tensorboard" """
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        if self.total_steps < 1:
+            raise ValueError(f"reporting.total_steps={self.total_steps} must be at least 1")
+        if self.steps_per_epoch is not None and self.steps_per_epoch < 1:
+            raise ValueError(f"reporting.steps_per_epoch={self.steps_per_epoch} must be at least 1, or None")
+        wrong = [name for name in self.loggers if name not in LOGGERS]
+        if wrong:
+            raise ValueError(f"reporting.loggers={wrong} are unknown; choose from {LOGGERS}")
+
+
+@dataclass
+class CheckpointingSection:
+    """Checkpoints of a run."""
+
+    checkpoint_interval: int = 1
+    """epochs between checkpoints; one is always written at the end"""
+    num_to_keep: int = 3
+    """older ones are deleted; the best policy is kept apart"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        if self.checkpoint_interval < 1 or self.num_to_keep < 1:
+            raise ValueError("checkpointing.checkpoint_interval and num_to_keep must be at least 1")
+
+
+@dataclass
+class DebuggingSection:
+    """Seeds."""
+
+    seed: int = 0
+    """one seed for the tree of all random streams"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"debugging.seed={self.seed!r} must be a whole number, at least 0")

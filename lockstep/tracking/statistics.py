@@ -1,0 +1,198 @@
+"""Statistics of collection and training: frozen, plain numbers, JSON-serialisable."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class SequenceSummaryStats:
+    """Summary of some numbers; all fields but `count` are None where there are none."""
+
+    mean: float | None = None
+    std: float | None = None
+    max: float | None = None
+    min: float | None = None
+    median: float | None = None
+    count: int = 0
+
+    @classmethod
+    def from_sequence(cls, values: Sequence[float]) -> Self:
+        """Population deviation; an empty sequence gives None, not zeros."""
+        numbers = [float(value) for value in values]
+        if not numbers:
+            return cls()
+        mean = sum(numbers) / len(numbers)
+        std = (sum((value - mean) ** 2 for value in numbers) / len(numbers)) ** 0.5
+        return cls(mean, std, max(numbers), min(numbers), statistics.median(numbers), len(numbers))
+
+
+@dataclass(frozen=True)
+class CollectStatsBase:
+    """How much was collected."""
+
+    n_collected_episodes: int = 0
+    """episodes that ended"""
+    n_collected_steps: int = 0
+    """environment steps"""
+
+
+@dataclass(frozen=True)
+class CollectStats(CollectStatsBase):
+    """Of one or several collects; returns and lengths are those of whole episodes, however many collects they span."""
+
+    collect_time: float = 0.0
+    """seconds"""
+    env_time: float = 0.0
+    """seconds of it inside the environments"""
+    act_time: float = 0.0
+    """seconds of it choosing actions"""
+    returns: tuple[float, ...] = ()
+    """of the episodes that ended"""
+    lens: tuple[int, ...] = ()
+    """their lengths in steps"""
+
+    @property
+    def collect_speed(self) -> float:
+        """environment steps per second"""
+        return self.n_collected_steps / self.collect_time if self.collect_time > 0 else 0.0
+
+    @property
+    def returns_stat(self) -> SequenceSummaryStats | None:
+        """None where no episode ended"""
+        return SequenceSummaryStats.from_sequence(self.returns) if self.returns else None
+
+    @property
+    def lens_stat(self) -> SequenceSummaryStats | None:
+        """None where no episode ended"""
+        return SequenceSummaryStats.from_sequence(self.lens) if self.lens else None
+
+    def __add__(self, other: CollectStats) -> CollectStats:
+        """Both together."""
+        return CollectStats(
+            self.n_collected_episodes + other.n_collected_episodes,
+            self.n_collected_steps + other.n_collected_steps,
+            self.collect_time + other.collect_time,
+            self.env_time + other.env_time,
+            self.act_time + other.act_time,
+            self.returns + other.returns,
+            self.lens + other.lens,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers for a logger."""
+        out: dict[str, Any] = {
+            "n_collected_episodes": self.n_collected_episodes,
+            "n_collected_steps": self.n_collected_steps,
+            "collect_time": self.collect_time,
+            "collect_speed": self.collect_speed,
+        }
+        for name, stat in (("returns_stat", self.returns_stat), ("lens_stat", self.lens_stat)):
+            if stat is not None:
+                out[name] = asdict(stat)
+        return out
+
+
+@dataclass(frozen=True)
+class TrainingStats:
+    """Of one or several updates: each loss and learner metric over their gradient steps."""
+
+    train_time: float = 0.0
+    """seconds"""
+    gradient_steps: int = 0
+    metrics: Mapping[str, SequenceSummaryStats] = field(default_factory=dict)
+    """e.g. `metrics["policy_loss"].mean`"""
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    """seconds by stage of the update"""
+
+    def get_loss_stats_dict(self) -> dict[str, float]:
+        """Mean of each metric."""
+        return {name: stat.mean for name, stat in self.metrics.items() if stat.mean is not None}
+
+
+@dataclass(frozen=True)
+class TimingStats:
+    """Seconds of a run so far, by a monotonic clock."""
+
+    total_time: float = 0.0
+    train_time: float = 0.0
+    train_time_collect: float = 0.0
+    train_time_update: float = 0.0
+    test_time: float = 0.0
+    update_speed: float = 0.0
+    """environment steps per second of training time (collection and updates)"""
+    env_time: float = 0.0
+    """of the collection, inside the environments"""
+    act_time: float = 0.0
+    """of the collection, choosing actions"""
+
+
+@dataclass(frozen=True)
+class InfoStats:
+    """A run so far."""
+
+    gradient_step: int = 0
+    best_score: float | None = None
+    best_reward: float | None = None
+    best_reward_std: float | None = None
+    best_epoch: int | None = None
+    train_step: int = 0
+    train_episode: int = 0
+    test_step: int = 0
+    test_episode: int = 0
+    timing: TimingStats = field(default_factory=TimingStats)
+    stop_reason: str | None = None
+    history: tuple[EpochStats, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers for a logger or a summary, without the history."""
+        out = {name: value for name, value in self.__dict__.items() if name not in ("history", "timing")}
+        return {**out, "timing": asdict(self.timing)}
+
+
+@dataclass(frozen=True)
+class EpochStats:
+    """One epoch; unpacks into `(epoch, stats, info)`."""
+
+    epoch: int
+    train_collect_stat: CollectStats | None
+    """the whole epoch"""
+    test_collect_stat: CollectStats | None
+    """None without evaluation"""
+    training_stat: TrainingStats | None
+    """the whole epoch"""
+    info_stat: InfoStats
+
+    def __iter__(self) -> Any:
+        return iter((self.epoch, self, self.info_stat))
+
+
+def merge_training_stats(parts: Sequence[TrainingStats]) -> TrainingStats:
+    """Several updates as one; means are weighted by their number of gradient steps."""
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
+    merged: dict[str, SequenceSummaryStats] = {}
+    for name in names:
+        stats = [part.metrics[name] for part in parts if name in part.metrics and part.metrics[name].count]
+        merged[name] = _merge(stats)
+    stages = dict.fromkeys(name for part in parts for name in part.stage_seconds)
+    return TrainingStats(
+        sum(part.train_time for part in parts),
+        sum(part.gradient_steps for part in parts),
+        merged,
+        {name: sum(part.stage_seconds.get(name, 0.0) for part in parts) for name in stages},
+    )
+
+
+def _merge(stats: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
+    count = sum(stat.count for stat in stats)
+    if not count:
+        return SequenceSummaryStats()
+    mean = sum((stat.mean or 0.0) * stat.count for stat in stats) / count
+    square = sum(((stat.std or 0.0) ** 2 + (stat.mean or 0.0) ** 2) * stat.count for stat in stats) / count
+    maximum = max(stat.max for stat in stats if stat.max is not None)
+    minimum = min(stat.min for stat in stats if stat.min is not None)
+    median = statistics.median(stat.median for stat in stats if stat.median is not None)
+    return SequenceSummaryStats(mean, max(square - mean * mean, 0.0) ** 0.5, maximum, minimum, median, count)

@@ -1,0 +1,94 @@
+"""From a configuration to a trainer, with or without a run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.algorithms.build import build_test_collector, set_num_threads
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.policy import Policy
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.tracking import BaseLogger, JsonlLogger, LazyLogger, MultiLogger, RunFolder, TensorboardLogger
+from lockstep.trainer.callbacks import Callback
+from lockstep.trainer.onpolicy import OnpolicyTrainer
+
+
+def build_onpolicy_trainer(
+    config: AlgorithmConfig,
+    *,
+    folder: RunFolder | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+) -> OnpolicyTrainer:
+    """Policy, collectors and trainer of a configuration. With `folder`: loggers, checkpoints and the best policy."""
+    config.validate()
+    set_num_threads(config)
+    policy = config.build_policy()
+    num_envs = config.num_envs_per_env_runner
+    fragment = config.rollout_fragment_length or -(-config.train_batch_size // num_envs)
+    per_update = fragment * num_envs
+    per_epoch = config.steps_per_epoch or max(per_update, config.total_steps // 10)
+    per_epoch = -(-per_epoch // per_update) * per_update
+    evaluate = config.evaluation_interval > 0
+    stop_return = config.stop_return
+    trainer = OnpolicyTrainer(
+        policy,
+        max_epoch=-(-config.total_steps // per_epoch),
+        batch_size=config.minibatch_size,
+        train_collector=config.build_collector(policy),
+        test_collector=build_test_collector(config, policy) if evaluate else None,
+        step_per_epoch=per_epoch,
+        repeat_per_collect=config.num_epochs,
+        step_per_collect=per_update,
+        episode_per_test=config.evaluation_episodes if evaluate else None,
+        test_interval=config.evaluation_interval or 1,
+        stop_fn=None if stop_return is None else lambda score: score >= stop_return,
+        logger=LazyLogger() if folder is None else make_logger(config, folder, resume=resume),
+        checkpoint_interval=config.checkpoint_interval,
+        callbacks=callbacks,
+    )
+    if folder is not None:
+        keep_files(trainer, folder, config.num_to_keep)
+    return trainer
+
+
+def make_logger(config: AlgorithmConfig, folder: RunFolder, *, resume: bool = False) -> BaseLogger:
+    """The loggers that the configuration names, writing into the run's folder."""
+    loggers: list[BaseLogger] = []
+    for name in config.loggers:
+        if name == "jsonl":
+            loggers.append(JsonlLogger(folder.metrics_path, resume=resume))
+        else:
+            loggers.append(TensorboardLogger(folder.path / "tensorboard"))
+    return loggers[0] if len(loggers) == 1 else MultiLogger(loggers)
+
+
+def keep_files(trainer: OnpolicyTrainer, folder: RunFolder, num_to_keep: int) -> None:
+    """Checkpoints after each epoch, and the best policy."""
+
+    def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path:
+        path = save_trainer(trainer, folder.checkpoint_path(env_step))
+        folder.prune_checkpoints(num_to_keep)
+        return path
+
+    def save_best(policy: Policy) -> None:
+        policy.save_to_path(folder.best / "policy")
+
+    trainer.save_checkpoint_fn = save_checkpoint
+    trainer.save_best_fn = save_best
+
+
+def save_trainer(trainer: OnpolicyTrainer, path: str | Path) -> Path:
+    """A full checkpoint: policy and all its state in its own folders, the trainer's in `trainer`."""
+    trainer.logger.flush()
+    return write_checkpoint(path, {**trainer.policy.checkpoint_folders(), "trainer": {"state": trainer.get_state()}})
+
+
+def restore_trainer(trainer: OnpolicyTrainer, path: str | Path) -> None:
+    """Continues a run bit by bit from a full checkpoint. `ValueError` where it is damaged or of another shape."""
+    folders = read_checkpoint(path)
+    if "trainer" not in folders:
+        raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
+    trainer.policy.set_checkpoint_folders(folders)
+    trainer.set_state(folders["trainer"]["state"])

@@ -1,0 +1,69 @@
+"""`OnpolicyTrainer`: collect a rollout, learn from all of it, forget it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.data.rollout import RolloutStore
+from lockstep.rollout.collector import Collector
+from lockstep.tracking.statistics import CollectStats, TrainingStats
+from lockstep.trainer.base import BaseTrainer
+
+
+class OnpolicyTrainer(BaseTrainer):
+    """Trains a policy on what it has just done.
+
+    `step_per_collect` environment steps (or `episode_per_collect` whole episodes: exactly one of the two) make one
+    update of `repeat_per_collect` passes in minibatches of `batch_size` (`None`: the whole rollout at once). Other
+    parameters: `BaseTrainer`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_epoch: int,
+        batch_size: int | None,
+        train_collector: Collector,
+        test_collector: Collector | None = None,
+        step_per_epoch: int,
+        repeat_per_collect: int,
+        step_per_collect: int | None = None,
+        episode_per_collect: int | None = None,
+        **options: Any,
+    ) -> None:
+        if (step_per_collect is None) == (episode_per_collect is None):
+            raise ValueError(
+                f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
+                f"{episode_per_collect}"
+            )
+        for name, value in (
+            ("step_per_collect", step_per_collect),
+            ("episode_per_collect", episode_per_collect),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} is not allowed; it must be at least 1")
+        if repeat_per_collect < 1:
+            raise ValueError(f"repeat_per_collect={repeat_per_collect} is not allowed; it must be at least 1")
+        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
+        self.collector = train_collector
+        self.repeat_per_collect = repeat_per_collect
+        self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
+        if train_collector.buffer is None:
+            envs = train_collector.num_envs
+            num_steps = -(-step_per_collect // envs) if step_per_collect else 128
+            train_collector.buffer = RolloutStore(
+                num_steps, envs, train_collector.observation_space, train_collector.env.action_space
+            )
+        self.buffer = train_collector.buffer
+
+    def _training_step(self) -> tuple[CollectStats, TrainingStats]:
+        """One rollout and one update on it; then the store is empty again, while episodes go on."""
+        stats = self.collector.collect(n_step=self.step_per_collect, n_episode=self.episode_per_collect)
+        self._count_collect(stats)
+        with policy_within_training_step(self.policy):
+            training = self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
+        self.buffer.clear()
+        self._count_update(training)
+        return stats, training
