@@ -65,9 +65,7 @@ def write_checkpoint(
         files: dict[str, dict[str, Any]] = {}
         for folder, tree in folders.items():
             _write_folder(temporary, _checked_folder(folder), tree, files)
-        _write_manifests(
-            temporary, [_checked_folder(folder) for folder in folders], files, dict(metadata or {})
-        )
+        _write_manifests(temporary, [_checked_folder(folder) for folder in folders], files, dict(metadata or {}))
         move_into_place(temporary, target)
     except StateTypeError as error:
         raise CheckpointError(f"cannot write checkpoint {target}: {error}") from error
@@ -109,9 +107,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, StateTree]:
                     contents.pop(base / f"{key}.json", None), contents.pop(base / f"{key}.safetensors", None)
                 )
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise CheckpointError(
-                    f"checkpoint {root}: cannot understand {str(base / key)!r}: {error}"
-                ) from error
+                raise CheckpointError(f"checkpoint {root}: cannot understand {str(base / key)!r}: {error}") from error
             folders[folder][key] = value
     return folders
 
@@ -165,6 +161,9 @@ def _age_key(path: Path) -> tuple[int, str]:
 
 
 def _check_target(target: Path) -> None:
+    blocking = next((above for above in target.parents if above.exists() and not above.is_dir()), None)
+    if blocking is not None:
+        raise CheckpointError(f"cannot write checkpoint {target}: {blocking} is a file, not a directory")
     if target.is_dir():
         if (target / MANIFEST).exists() or not any(target.iterdir()):
             return
@@ -185,12 +184,7 @@ def _checked_folder(folder: str) -> str:
 
 def _check_name(name: object, what: str) -> None:
     legal = isinstance(name, str) and 0 < len(name.encode("utf-8", "replace")) <= 200 and name.isprintable()
-    if (
-        not legal
-        or str(name)[0] == "."
-        or str(name).endswith(" ")
-        or any(mark in str(name) for mark in '/\\:*?"<>|')
-    ):
+    if not legal or str(name)[0] == "." or str(name).endswith(" ") or any(mark in str(name) for mark in '/\\:*?"<>|'):
         raise CheckpointError(
             f"cannot write a checkpoint with the {what}: names become file names, so they must be printable "
             'text of at most 200 bytes without / \\ : * ? " < > | and without a dot in front'
@@ -203,9 +197,7 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
     for key, value in tree.items():
         _check_name(key, f"key {key!r}")
         if key == PurePosixPath(MANIFEST).stem:
-            raise CheckpointError(
-                f"the key {key!r} is taken by the checkpoint's own manifest: use another name"
-            )
+            raise CheckpointError(f"the key {key!r} is taken by the checkpoint's own manifest: use another name")
         base = f"{folder}/{key}" if folder else key
         arrays: dict[str, Array] = {}
         if _is_flat(value):
@@ -214,9 +206,7 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
             text = json.dumps(encode(value, key, arrays), indent=1, allow_nan=False)
             files[f"{base}.json"] = _write_file(root / f"{base}.json", [text.encode("ascii")])
         if arrays:
-            files[f"{base}.safetensors"] = _write_file(
-                root / f"{base}.safetensors", tensor_file_chunks(arrays)
-            )
+            files[f"{base}.safetensors"] = _write_file(root / f"{base}.safetensors", tensor_file_chunks(arrays))
 
 
 def _is_flat(value: object) -> bool:
@@ -310,9 +300,7 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
         and isinstance(files, dict)
         and all(isinstance(entry, dict) and {"size", "sha256"} <= set(entry) for entry in files.values())
         and isinstance(folders, dict)
-        and all(
-            isinstance(keys, list) and all(isinstance(key, str) for key in keys) for keys in folders.values()
-        )
+        and all(isinstance(keys, list) and all(isinstance(key, str) for key in keys) for keys in folders.values())
     )
 
 
@@ -325,17 +313,11 @@ def _read_verified(root: Path, name: str, entry: Mapping[str, Any]) -> bytes:
     except FileNotFoundError as error:
         raise CheckpointError(f"damaged checkpoint {root}: {name} is missing") from error
     except OSError as error:
-        raise CheckpointError(
-            f"cannot read {name} of checkpoint {root}: {error.strerror or error}"
-        ) from error
+        raise CheckpointError(f"cannot read {name} of checkpoint {root}: {error.strerror or error}") from error
     if len(content) != entry["size"]:
-        raise CheckpointError(
-            f"damaged checkpoint {root}: {name} has {len(content)} bytes, not {entry['size']}"
-        )
+        raise CheckpointError(f"damaged checkpoint {root}: {name} has {len(content)} bytes, not {entry['size']}")
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise CheckpointError(
-            f"damaged checkpoint {root}: the content of {name} is not what was written (SHA-256)"
-        )
+        raise CheckpointError(f"damaged checkpoint {root}: the content of {name} is not what was written (SHA-256)")
     return content
 
 

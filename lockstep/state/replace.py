@@ -23,11 +23,7 @@ def clear_stale(directory: Path) -> None:
     """
     for leftover in directory.glob(f"{_PREFIX}~*"):
         fields = leftover.name.split("~")
-        if (
-            len(fields) != 4
-            or fields[1] != socket.gethostname().replace("~", "-")[:60]
-            or not fields[2].isdigit()
-        ):
+        if len(fields) != 4 or fields[1] != socket.gethostname().replace("~", "-")[:60] or not fields[2].isdigit():
             continue
         if not _is_alive(int(fields[2])):
             if leftover.is_dir():

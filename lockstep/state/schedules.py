@@ -91,9 +91,7 @@ class Schedule:
         if not isinstance(state, Mapping) or set(state) != {"timestep", "value"}:
             raise ValueError(f"{self.name}: a schedule's state has 'timestep' and 'value'; got {state!r}")
         if not _is_number(state["value"]) or not _is_number(state["timestep"]) or state["timestep"] < 0:
-            raise ValueError(
-                f"{self.name}: 'timestep' (from 0) and 'value' must be numbers; got {dict(state)!r}"
-            )
+            raise ValueError(f"{self.name}: 'timestep' (from 0) and 'value' must be numbers; got {dict(state)!r}")
         self._timestep = int(state["timestep"])
         self._value = float(state["value"])
 
@@ -106,9 +104,7 @@ class Schedule:
 
     def _check_finite(self, value: Any, t: int) -> float:
         if not _is_number(value) or not math.isfinite(value):
-            raise ValueError(
-                f"{self.name} must be a finite number at every step; at step {t} it is {value!r}"
-            )
+            raise ValueError(f"{self.name} must be a finite number at every step; at step {t} it is {value!r}")
         return float(value)
 
     def _checked_points(self, points: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,15 +114,9 @@ class Schedule:
                 f"{points!r}. For a constant value give the number itself."
             )
         for point in points:
-            sound = (
-                isinstance(point, list | tuple | np.ndarray)
-                and len(point) == 2
-                and all(map(_is_number, point))
-            )
+            sound = isinstance(point, list | tuple | np.ndarray) and len(point) == 2 and all(map(_is_number, point))
             if not sound or not all(math.isfinite(part) for part in point):
-                raise ValueError(
-                    f"{self.name}: every point must be [step, value], two finite numbers; got {point!r}"
-                )
+                raise ValueError(f"{self.name}: every point must be [step, value], two finite numbers; got {point!r}")
         times = np.array([point[0] for point in points], dtype=np.float64)
         if times[0] != 0:
             raise ValueError(f"{self.name}: the first point must be at step 0, got {times[0]:g}")

@@ -118,9 +118,7 @@ class RandomStreams:
     def _check(self, state: Mapping[str, Any], where: str) -> None:
         if not isinstance(state, Mapping) or set(state) != set(_FIELDS):
             given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(
-                f"state of random streams {where!r}: expected the fields {sorted(_FIELDS)}, got {given}"
-            )
+            raise ValueError(f"state of random streams {where!r}: expected the fields {sorted(_FIELDS)}, got {given}")
         try:
             RandomStreams(state["root_seed"])
             if len(bytes.fromhex(state["key"])) != 32:
@@ -141,9 +139,7 @@ class RandomStreams:
         for name in {*self._numpy, *state["numpy"]}:
             position = state["numpy"].get(name) or self._new_numpy(name).bit_generator.state
             self.numpy(name).bit_generator.state = position
-        saved = {
-            (name, device): at for name, devices in state["torch"].items() for device, at in devices.items()
-        }
+        saved = {(name, device): at for name, devices in state["torch"].items() for device, at in devices.items()}
         for name, device in {*self._torch, *saved}:
             generator = self.torch(name, device)
             if (name, device) in saved:
@@ -162,9 +158,7 @@ class RandomStreams:
         self._apply(fresh)
 
     def _new_numpy(self, name: str) -> np.random.Generator:
-        return np.random.Generator(
-            np.random.PCG64(int.from_bytes(_derive(self._key, "numpy", name), "little"))
-        )
+        return np.random.Generator(np.random.PCG64(int.from_bytes(_derive(self._key, "numpy", name), "little")))
 
     def _torch_seed(self, name: str) -> int:
         return int.from_bytes(_derive(self._key, "torch", name)[:8], "little") >> 1

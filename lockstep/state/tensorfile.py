@@ -70,7 +70,8 @@ def _flatten(value: Array) -> tuple[str, list[int], Any, dict[str, Any]]:
     """safetensors name, shape, bytes (a flat uint8 array) and the kind entry for one array."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        raw = plain.reshape(-1).view(torch.uint8).numpy()
+        # An empty tensor may have strides that cannot be viewed as bytes.
+        raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
         name = _TORCH_NAMES.get(plain.dtype)
         if name is not None:
             return name, list(plain.shape), raw, {"is": "tensor"}
@@ -118,7 +119,7 @@ def _restore(tensor: torch.Tensor, kind: Mapping[str, Any]) -> Array:
         dtype = getattr(torch, kind["dtype"], None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"unknown torch type {kind['dtype']!r}")
-        return tensor.view(dtype).reshape(kind["shape"])
+        return (tensor.view(dtype) if tensor.numel() else torch.empty(0, dtype=dtype)).reshape(kind["shape"])
     array = tensor.numpy()
     if "dtype" not in kind:
         return array

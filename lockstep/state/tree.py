@@ -18,9 +18,7 @@ StateTree: TypeAlias = dict[str, Any]
 """Nested state: dicts (text or int keys), lists and tuples over None, bool, int, float, str, numpy scalars,
 numpy arrays and torch tensors."""
 
-_ALLOWED = (
-    "dict (str or int keys), list, tuple, None, bool, int, float, str, numpy scalars and arrays, tensors"
-)
+_ALLOWED = "dict (str or int keys), list, tuple, None, bool, int, float, str, numpy scalars and arrays, tensors"
 
 
 class StateTypeError(ValueError):
@@ -67,9 +65,7 @@ def _encode_scalar(value: np.generic, where: str) -> Any:
     if isinstance(value, np.str_):
         return {"$numpy": "str", "value": str(value)}
     if value.dtype.kind not in "biufcmM":
-        raise StateTypeError(
-            f"state at {where!r} is a numpy scalar of type {value.dtype}; allowed are {_ALLOWED}"
-        )
+        raise StateTypeError(f"state at {where!r} is a numpy scalar of type {value.dtype}; allowed are {_ALLOWED}")
     return {"$numpy": value.dtype.str, "hex": value.tobytes().hex()}
 
 
@@ -100,9 +96,7 @@ def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
     if tag == "$tuple":
         return tuple(decode(item, arrays) for item in body)
     if tag == "$dict":
-        return {
-            key if isinstance(key, str) else int(key["$int"], 16): decode(item, arrays) for key, item in body
-        }
+        return {key if isinstance(key, str) else int(key["$int"], 16): decode(item, arrays) for key, item in body}
     if tag == "$float":
         return float(body)
     if tag == "$int":

@@ -1,0 +1,403 @@
+"""Checkpoints: exact round trips, layout, refusals, damage."""
+
+import json
+import math
+import pickle
+import struct
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from lockstep.state import CheckpointError, newest_checkpoint, read_checkpoint, verify_checkpoint, write_checkpoint
+
+# fmt: off
+NUMPY_TYPES = [
+    "?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", ">f8", ">i4", "c8", "c16",
+    "U3", "S4", "M8[ns]", "m8[s]", "g",
+]
+# fmt: on
+TORCH_TYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+
+def raw_bytes(tensor: torch.Tensor) -> list[int]:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
+
+
+def same(left: object, right: object) -> bool:
+    """Equal in type, shape, element type and every bit."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(
+            type(a) is type(b) and same(left[a], right[b]) for a, b in zip(left, right, strict=True)
+        )
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, np.ndarray | np.generic):
+        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and raw_bytes(left) == raw_bytes(right)
+    if isinstance(left, float):
+        return (math.isnan(left) and math.isnan(right)) or struct.pack("d", left) == struct.pack("d", right)
+    return left == right
+
+
+arrays = st.sampled_from(NUMPY_TYPES).flatmap(
+    lambda kind: hnp.arrays(np.dtype(kind), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+plain_tensors = hnp.arrays(
+    st.sampled_from([np.dtype(kind) for kind in ["?", "u1", "i4", "i8", "f4", "f8", "c8"]]),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
+).map(lambda array: torch.from_numpy(array.copy()))
+# longdouble is left out as a scalar: its padding bytes are not part of the value
+scalars = st.sampled_from([kind for kind in NUMPY_TYPES if kind not in ("S4", "g", ">f8", ">i4")]).flatmap(
+    lambda kind: hnp.arrays(np.dtype(kind), ()).map(lambda array: array[()])
+)
+text = st.text(st.characters(), max_size=6)  # lone surrogates and control characters included
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=2**62, max_value=2**200)
+    | st.floats()
+    | text
+    | arrays
+    | plain_tensors
+    | scalars
+)
+nested = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(text | st.integers() | st.just("$tuple"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+names = st.text(st.sampled_from("abcXYZ019_-+äß "), min_size=1, max_size=5).filter(
+    lambda name: not name.endswith(" ") and name != "manifest"
+)
+trees = st.dictionaries(names, nested, max_size=3)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(folders=st.dictionaries(st.sampled_from(["", "learner", "learner/rl_module/p0", "other"]), trees, max_size=3))
+def test_round_trip_is_exact_in_value_and_type(tmp_path: Path, folders: dict) -> None:
+    path = write_checkpoint(tmp_path / "checkpoint", folders)
+    read = read_checkpoint(path)
+    assert set(read) == set(folders)
+    for folder, tree in folders.items():
+        assert same(read[folder], tree), (folder, tree, read[folder])
+
+
+@pytest.mark.parametrize("dtype", TORCH_TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 3)], ids=str)
+def test_every_torch_type_round_trips(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(math.prod(shape)).reshape(shape).to(dtype) if shape else torch.tensor(1).to(dtype)
+    tree = {"flat": {"tensor": tensor}, "nested": {"deep": [tensor]}}
+    assert same(read_checkpoint(write_checkpoint(tmp_path / "c", {"": tree}))[""], tree)
+
+
+def test_views_transposes_and_gradients_are_stored_as_their_own_values(tmp_path: Path) -> None:
+    flat = torch.arange(12.0)
+    weight = torch.nn.Parameter(flat[:6].view(2, 3))
+    array = np.arange(12.0).reshape(3, 4)
+    read_only = np.arange(3)
+    read_only.flags.writeable = False
+    tree = {
+        "w": {"a": weight, "b": flat[6:], "t": flat.view(3, 4).T, "same": flat[6:]},
+        "n": {"f": np.asfortranarray(array), "neg": array[::-1, ::2], "ro": read_only},
+    }
+    read = read_checkpoint(write_checkpoint(tmp_path / "c", {"": tree}))[""]
+    assert torch.equal(read["w"]["a"], flat[:6].view(2, 3))
+    assert type(read["w"]["a"]) is torch.Tensor
+    assert torch.equal(read["w"]["t"], flat.view(3, 4).T)
+    assert torch.equal(read["w"]["same"], flat[6:])
+    assert (read["n"]["f"] == array).all()
+    assert (read["n"]["neg"] == array[::-1, ::2]).all()
+    read["n"]["ro"][0] = 7  # what is read belongs to the reader
+    read["w"]["b"].fill_(3)
+    assert read["w"]["same"][0] == 6
+
+
+def test_flat_dicts_of_tensors_are_plain_safetensors_and_the_rest_is_json(tmp_path: Path) -> None:
+    tree = {"weights": {"layer.weight": torch.ones(2, 3)}, "spec": {"hiddens": (64, 64)}, "state": {"m": [np.ones(2)]}}
+    path = write_checkpoint(tmp_path / "c", {"learner/rl_module/p0": {"weights": tree["weights"]}, "": tree})
+    module = path / "learner" / "rl_module" / "p0"
+    assert sorted(file.name for file in module.iterdir()) == ["manifest.json", "weights.safetensors"]
+    foreign = safetensors.torch.load_file(module / "weights.safetensors")
+    assert torch.equal(foreign["layer.weight"], torch.ones(2, 3))
+    files = sorted(file.name for file in path.iterdir() if file.is_file())
+    assert files == ["manifest.json", "spec.json", "state.json", "state.safetensors", "weights.safetensors"]
+    assert json.loads((path / "spec.json").read_text()) == {"hiddens": {"$tuple": [64, 64]}}
+
+
+def test_a_folder_of_a_checkpoint_is_a_checkpoint_by_itself_wherever_it_is_moved(tmp_path: Path) -> None:
+    folders = {"learner": {"k": 1}, "learner/rl_module/p0": {"w": 2}, "learner/rl_module/p1": {"w": 3}}
+    path = write_checkpoint(tmp_path / "c", folders, metadata={"step": 5})
+    (path / "learner" / "rl_module").rename(tmp_path / "moved")
+    assert read_checkpoint(tmp_path / "moved") == {"p0": {"w": 2}, "p1": {"w": 3}}
+    assert read_checkpoint(tmp_path / "moved" / "p1") == {"": {"w": 3}}
+    assert verify_checkpoint(tmp_path / "moved" / "p1")["metadata"] == {"step": 5}
+
+
+def test_a_safetensors_file_from_elsewhere_is_read_as_tensors(tmp_path: Path) -> None:
+    from lockstep.state.tensorfile import parse_tensor_file
+
+    file = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(3)}, file)
+    assert torch.equal(parse_tensor_file(file.read_bytes())["w"], torch.ones(3))
+
+
+def test_writing_again_replaces_the_checkpoint_whole(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "best", {"": {"old": 1, "step": 1}})
+    write_checkpoint(tmp_path / "best", {"": {"step": 2}})
+    assert read_checkpoint(tmp_path / "best") == {"": {"step": 2}}
+    assert [child.name for child in tmp_path.iterdir()] == ["best"]
+
+
+def test_replacing_works_where_names_cannot_be_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.state.replace._exchange", lambda first, second: False)
+    test_writing_again_replaces_the_checkpoint_whole(tmp_path)
+
+
+def test_relative_paths_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_checkpoint("runs/c", {"": {"a": 1}})
+    assert path == tmp_path / "runs" / "c"
+    assert read_checkpoint("runs/c") == {"": {"a": 1}}
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ({1, 2}, "builtins.set"),
+        (np.array([object()], dtype=object), "type object"),
+        (np.zeros(2, dtype=[("a", "f4")]), "an array of type"),
+        (torch.zeros(2, 2).to_sparse(), "layout"),
+        (Point(1, 2), "Point"),
+        (1 + 2j, "builtins.complex"),
+        ({(1, 2): 3}, "keys must be str or int"),
+        ({True: 3}, "keys must be str or int"),
+        (b"bytes", "builtins.bytes"),
+    ],
+    ids=repr,
+)
+def test_what_has_no_safe_form_is_refused_with_its_place(tmp_path: Path, value: object, complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=complaint) as caught:
+        write_checkpoint(tmp_path / "c", {"": {"optimizer": {"deep": [0, value]}}})
+    assert "optimizer/deep/1" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tree_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    loop: dict = {}
+    loop["again"] = loop
+    with pytest.raises(CheckpointError, match="contains itself"):
+        write_checkpoint(tmp_path / "c", {"": {"loop": loop}})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a\\b", "nul\0", "a\n", "manifest", "x" * 201, 3])
+def test_keys_that_cannot_be_file_names_are_refused(tmp_path: Path, name: object) -> None:
+    with pytest.raises(CheckpointError, match="key"):
+        write_checkpoint(tmp_path / "c", {"": {name: 1}})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["/abs", "../up", "a//b", "a/../../b", "a/"])
+def test_folders_that_lead_outside_are_refused(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(CheckpointError, match="folder"):
+        write_checkpoint(tmp_path / "c", {folder: {"a": 1}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_something_else_in_the_place_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        write_checkpoint(tmp_path / "mine", {"": {"a": 1}})
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="a file is in its place"):
+        write_checkpoint(tmp_path / "file", {"": {"a": 1}})
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_metadata_must_be_json(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="metadata must be plain JSON"):
+        write_checkpoint(tmp_path / "c", {"": {"a": 1}}, metadata={"f": print})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ordered_dicts_come_back_as_dicts(tmp_path: Path) -> None:
+    state = torch.nn.Linear(2, 1).state_dict()
+    assert isinstance(state, OrderedDict)
+    read = read_checkpoint(write_checkpoint(tmp_path / "c", {"": {"w": state}}))[""]["w"]
+    assert type(read) is dict
+    assert list(read) == list(state)
+
+
+# Damage
+
+
+def example(path: Path, step: int = 1) -> Path:
+    tree = {"weights": {"w": torch.arange(6.0)}, "state": {"step": step, "noise": np.arange(4)}}
+    return write_checkpoint(path, {"": tree, "learner": tree})
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = example(tmp_path / "c")
+    rng = np.random.default_rng(0)
+    for file in sorted(path.rglob("*.*")):
+        whole = file.read_bytes()
+        if file == path / "manifest.json":
+            continue
+        for _ in range(5):
+            damaged = bytearray(whole)
+            damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+            file.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=r"SHA-256") as caught:
+                read_checkpoint(path)
+            assert str(file.relative_to(path)) in str(caught.value)
+        file.write_bytes(whole)
+    read_checkpoint(path)
+
+
+def test_a_damaged_manifest_never_gives_other_values(tmp_path: Path) -> None:
+    path = example(tmp_path / "c")
+    intact = read_checkpoint(path)
+    whole = (path / "manifest.json").read_bytes()
+    rng = np.random.default_rng(1)
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        (path / "manifest.json").write_bytes(damaged)
+        try:
+            read = read_checkpoint(path)
+        except CheckpointError:
+            refused += 1
+        else:  # a flip in the time or the version changes no state
+            for folder, tree in read.items():
+                for key, value in tree.items():
+                    assert any(same(value, other[key]) for other in intact.values() if key in other), folder
+    assert refused > 100
+
+
+@pytest.mark.parametrize("name", ["state.json", "learner/weights.safetensors"])
+def test_truncated_and_missing_files_are_named(tmp_path: Path, name: str) -> None:
+    path = example(tmp_path / "c")
+    file = path / name
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{name} has .* bytes"):
+        verify_checkpoint(path)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        read_checkpoint(path)
+
+
+def test_foreign_directories_and_missing_ones_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        read_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "dir").mkdir()
+    with pytest.raises(CheckpointError, match=r"no manifest\.json"):
+        read_checkpoint(tmp_path / "dir")
+    for content in ("[]", '{"version": 3}', '{"format": 1}', "null", "{", "\xff"):
+        (tmp_path / "dir" / "manifest.json").write_text(content)
+        with pytest.raises(CheckpointError, match="manifest"):
+            verify_checkpoint(tmp_path / "dir")
+
+
+def test_a_newer_format_says_what_it_needs(tmp_path: Path) -> None:
+    path = example(tmp_path / "c")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest.update(format=2, lockstep_version="9.9.9")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"format 2, written by lockstep 9\.9\.9.*Upgrade"):
+        read_checkpoint(path)
+
+
+def test_a_manifest_that_points_outside_is_refused(tmp_path: Path) -> None:
+    path = example(tmp_path / "c")
+    (tmp_path / "secret").write_text("1")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["../secret"] = {"size": 1, "sha256": "0"}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="points outside"):
+        read_checkpoint(path)
+
+
+class Bomb:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.target,)
+
+
+def test_a_pickle_in_place_of_a_file_executes_nothing(tmp_path: Path) -> None:
+    """Even one whose size and hash the manifest vouches for."""
+    import hashlib
+
+    target = tmp_path / "executed"
+    payload = pickle.dumps(Bomb(target))
+    for name in ("state.json", "weights.safetensors"):
+        path = example(tmp_path / "c")
+        (path / name).write_bytes(payload)
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["files"][name] = {"size": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match="cannot understand"):
+            read_checkpoint(path)
+    assert not target.exists()
+    pickle.loads(payload)
+    assert target.exists()  # the payload is live
+
+
+# The newest
+
+
+def test_newest_is_by_time_of_writing_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+    assert newest_checkpoint(tmp_path) is None
+    example(tmp_path / "step_9", step=9)
+    example(tmp_path / "step_10", step=10)
+    assert newest_checkpoint(tmp_path) == tmp_path / "step_10"
+    last = example(tmp_path / "step_2", step=2)  # a resumed run, say
+    assert newest_checkpoint(tmp_path) == last
+    (last / "state.json").write_text("{}")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "a file").write_text("")
+    with pytest.warns(RuntimeWarning) as caught:
+        assert newest_checkpoint(tmp_path) == tmp_path / "step_10"
+    said = [str(warning.message) for warning in caught]
+    assert any("step_2" in message and "state.json" in message for message in said)
+    assert any("notes" in message for message in said)
