@@ -104,11 +104,7 @@ def _apply(leaves: Any, data: Any) -> Any:
 def walk(leaves: Any, data: Any) -> list[tuple[Leaf, Any]]:
     """(transform, its data) for each leaf that has a transform, in the order of the space."""
     if isinstance(leaves, dict):
-        return [
-            pair for key, leaf in leaves.items() for pair in walk(leaf, None if data is None else data[key])
-        ]
+        return [pair for key, leaf in leaves.items() for pair in walk(leaf, None if data is None else data[key])]
     if isinstance(leaves, tuple):
-        return [
-            pair for i, leaf in enumerate(leaves) for pair in walk(leaf, None if data is None else data[i])
-        ]
+        return [pair for i, leaf in enumerate(leaves) for pair in walk(leaf, None if data is None else data[i])]
     return [] if leaves is None else [(leaves, data)]

@@ -41,9 +41,7 @@ class FrameStack:
             raise ValueError(f"FrameStack takes a Box, not {input_space}; flatten the observations first")
         axis = _channel_axis(input_space)
         low, high = (
-            np.concatenate([bound] * self.num_frames, axis)
-            if axis is not None
-            else np.stack([bound] * self.num_frames)
+            np.concatenate([bound] * self.num_frames, axis) if axis is not None else np.stack([bound] * self.num_frames)
             for bound in (input_space.low, input_space.high)
         )
         return spaces.Box(low, high, dtype=input_space.dtype.type)
@@ -97,9 +95,7 @@ class FrameStack:
         frames = state["frames"]
         shape = (self.num_frames, *(self.input_space.shape or ()))
         if frames is not None and np.shape(frames)[1:] != shape:
-            raise ValueError(
-                f"frames of shape {np.shape(frames)} do not fit [B, {', '.join(map(str, shape))}]"
-            )
+            raise ValueError(f"frames of shape {np.shape(frames)} do not fit [B, {', '.join(map(str, shape))}]")
         self._frames = None if frames is None else np.array(frames)
 
     def _check(self, obs: np.ndarray) -> None:

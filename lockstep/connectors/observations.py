@@ -19,9 +19,7 @@ from lockstep.ops.statistics import RunningMoments
 class ObsPipeline:
     """Connectors one after the other: raw observations in, what the network sees out."""
 
-    def __init__(
-        self, connectors: Sequence[Connector] = (), observation_space: Space[Any] | None = None
-    ) -> None:
+    def __init__(self, connectors: Sequence[Connector] = (), observation_space: Space[Any] | None = None) -> None:
         """`observation_space` is that of the raw observations; connectors are bound to it (statistics start
         anew).
 
@@ -134,9 +132,7 @@ class NormalizeObs(LeafConnector):
     def set_state(self, state: Mapping[str, Any]) -> None:
         normalizers = self._normalizers()
         if set(state) != {"leaves"} or len(state["leaves"]) != len(normalizers):
-            raise ValueError(
-                f"the state does not fit {len(normalizers)} normalised leaves of {self._input_space}"
-            )
+            raise ValueError(f"the state does not fit {len(normalizers)} normalised leaves of {self._input_space}")
         fresh = [RunningMoments(normalizer.moments.shape) for normalizer in normalizers]
         for moments, saved in zip(fresh, state["leaves"]):
             moments.set_state(saved)
@@ -176,8 +172,8 @@ class _Normalizer:
         else:
             out = np.subtract(x.astype(np.float32), self._mean)
         out = np.multiply(out, self._factor, out)
-        np.minimum(out, self._high, out)
-        return np.maximum(out, self._low, out)
+        np.minimum(out, self._high, out=out)
+        return np.maximum(out, self._low, out=out)
 
     def _normalize_tensor(self, x: torch.Tensor) -> torch.Tensor:
         if x.device not in self._tensors:
@@ -199,11 +195,7 @@ class ClipObs(LeafConnector):
         self.low, self.high = float(low), float(high)
 
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf | None]:
-        if (
-            not isinstance(space, spaces.Box)
-            or is_image(space)
-            or not np.issubdtype(space.dtype, np.floating)
-        ):
+        if not isinstance(space, spaces.Box) or is_image(space) or not np.issubdtype(space.dtype, np.floating):
             return space, None
         low, high = (np.clip(bound, self.low, self.high) for bound in (space.low, space.high))
         return spaces.Box(low, high, space.shape, space.dtype.type), self._clip

@@ -47,11 +47,7 @@ class NormalizeRewards:
         Raises:
             ValueError: the arrays are not all `[T, B]`.
         """
-        if (
-            rewards.ndim != 2
-            or dones.shape != rewards.shape
-            or (valid is not None and valid.shape != rewards.shape)
-        ):
+        if rewards.ndim != 2 or dones.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
             shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
             raise ValueError(f"NormalizeRewards takes arrays of one shape [T, B], got {shapes}")
         num_steps, num_envs = rewards.shape

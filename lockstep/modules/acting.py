@@ -56,9 +56,7 @@ class TorchActor:
 
     def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
         if module.is_stateful():
-            raise ValueError(
-                f"{type(module).__name__} keeps a state from step to step, which this actor does not"
-            )
+            raise ValueError(f"{type(module).__name__} keeps a state from step to step, which this actor does not")
         self.module = module
         self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline
         self.rebind()
@@ -159,9 +157,7 @@ class NumpyActor:
         """Weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        steps = [
-            (weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._layers
-        ]
+        steps = [(weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._layers]
         self._plans[num_rows] = steps[:-1], steps[-1]
         return self._plans[num_rows]
 
@@ -176,7 +172,7 @@ def _tanh(x: np.ndarray) -> None:
 
 
 def _relu(x: np.ndarray) -> None:
-    np.maximum(x, 0.0, x)
+    np.maximum(x, 0.0, out=x)
 
 
 _ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu}
@@ -187,11 +183,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 def _is_plain(module: RLModule) -> bool:
     """Whether the policy of `module` is exactly Linear layers with activations between them."""
     base = DefaultActorCriticModule
-    if not isinstance(module, base) or any(
-        getattr(type(module), name) is not getattr(base, name) for name in _METHODS
-    ):
+    if not isinstance(module, base) or any(getattr(type(module), name) is not getattr(base, name) for name in _METHODS):
         return False
-    if any(name in vars(module) for name in _METHODS) or module.is_masked:
+    if any(name in vars(module) for name in _METHODS) or module.is_masked or module.is_stateful():
         return False
     if module.action_dist_cls.dist_class not in (Categorical, DiagGaussian):
         return False
@@ -209,12 +203,8 @@ def _is_plain(module: RLModule) -> bool:
     activations = {type(layer) for layer in layers if type(layer) is not nn.Linear}
     if len(linears) * 2 - 1 != len(layers) or len(activations) > 1 or not activations <= _ACTIVATIONS.keys():
         return False
-    if any(
-        getattr(part, hooks) for part in (encoder, encoder.features, encoder.mlp, *layers) for hooks in _HOOKS
-    ):
+    if any(getattr(part, hooks) for part in (encoder, encoder.features, encoder.mlp, *layers) for hooks in _HOOKS):
         return False
     work = sum(layer.weight.numel() for layer in linears)
-    on_host = all(
-        p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters()
-    )
+    on_host = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters())
     return on_host and work <= _LARGEST_FOR_NUMPY

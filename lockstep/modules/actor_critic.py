@@ -31,9 +31,7 @@ class DefaultActorCriticModule(RLModule):
         config = ModelConfig.of(self.model_config)
         action_dist = self.action_dist_cls
         space, self.is_masked = split_action_mask(self.observation_space, action_dist)
-        policy_gain, value_gain = (
-            (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
-        )
+        policy_gain, value_gain = (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
         num_inputs = action_dist.input_size
 
         self.log_std: nn.Parameter | None = None

@@ -41,9 +41,7 @@ class BatchedMLP(nn.Module):
         self.num_networks = num_networks
         self.sizes = sizes
         self.activation = make_activation(activation)
-        self.weights = nn.ParameterList(
-            torch.empty(num_networks, *pair) for pair in itertools.pairwise(sizes)
-        )
+        self.weights = nn.ParameterList(torch.empty(num_networks, *pair) for pair in itertools.pairwise(sizes))
         self.biases = nn.ParameterList(torch.zeros(num_networks, 1, size) for size in sizes[1:])
         for i, weight in enumerate(self.weights):
             gain = output_gain if i == len(sizes) - 2 else hidden_gain
@@ -54,13 +52,14 @@ class BatchedMLP(nn.Module):
         """`[N, input_size]` (the same for all networks) or `[num_networks, N, input_size]` ->
         `[num_networks, N, output_size]`.
         """
-        if inputs.dim() == 2:
-            inputs = inputs.expand(self.num_networks, -1, -1)
-        if inputs.dim() != 3 or inputs.shape[0] != self.num_networks or inputs.shape[2] != self.sizes[0]:
+        leading, fits = tuple(inputs.shape[:-2]), inputs.dim() >= 2 and inputs.shape[-1] == self.sizes[0]
+        if not fits or leading not in ((), (self.num_networks,)):
             raise ValueError(
                 f"BatchedMLP takes [N, {self.sizes[0]}] or [{self.num_networks}, N, {self.sizes[0]}], got "
                 f"{list(inputs.shape)}"
             )
+        if inputs.dim() == 2:
+            inputs = inputs.expand(self.num_networks, -1, -1)
         last = len(self.sizes) - 2
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             inputs = torch.baddbmm(bias, inputs, weight)

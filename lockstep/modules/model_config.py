@@ -62,9 +62,7 @@ class ModelConfig:
         if self.conv_filters is not None:
             filters = tuple(tuple(layer) for layer in self.conv_filters)
             if not filters or not all(len(layer) == 3 and all(map(_is_count, layer)) for layer in filters):
-                raise ValueError(
-                    f"conv_filters must be (channels, kernel, stride) triples, got {self.conv_filters!r}"
-                )
+                raise ValueError(f"conv_filters must be (channels, kernel, stride) triples, got {self.conv_filters!r}")
             object.__setattr__(self, "conv_filters", filters)
 
     @classmethod

@@ -22,20 +22,14 @@ def check_module_id(module_id: object) -> str:
     """`module_id` itself, if it can name a module, its folder and its parameters; `ValueError` otherwise."""
     if not isinstance(module_id, str) or not module_id or module_id == ALL_MODULES:
         raise ValueError(f"module id {module_id!r} must be a non-empty text other than {ALL_MODULES!r}")
-    if (
-        any(mark in module_id for mark in './\\:*?"<>|')
-        or not module_id.isprintable()
-        or module_id.endswith(" ")
-    ):
+    if any(mark in module_id for mark in './\\:*?"<>|') or not module_id.isprintable() or module_id.endswith(" "):
         raise ValueError(
             f'module id {module_id!r} must be printable text without . / \\ : * ? " < > | (it names a '
             f"folder and "
             "parameters)"
         )
     if hasattr(nn.ModuleDict, module_id) or module_id == "training":
-        raise ValueError(
-            f"module id {module_id!r} is a name that torch's modules use themselves; take another"
-        )
+        raise ValueError(f"module id {module_id!r} is a name that torch's modules use themselves; take another")
     return module_id
 
 
@@ -88,9 +82,7 @@ class MultiRLModule(nn.Module):
             (`TypeError`).
         """
         if not isinstance(module, RLModule):
-            raise TypeError(
-                f"module {name!r} must be an RLModule, got {type(module).__name__}; see wrap_module()"
-            )
+            raise TypeError(f"module {name!r} must be an RLModule, got {type(module).__name__}; see wrap_module()")
         check_module_id(name)
         if name in self.rl_modules and not override:
             raise ValueError(f"there is a module {name!r} already; remove it first, or pass override=True")
@@ -182,9 +174,7 @@ class MultiRLModuleSpec:
         for module_id, spec in self.rl_module_specs.items():
             check_module_id(module_id)
             if not isinstance(spec, RLModuleSpec):
-                raise TypeError(
-                    f"the spec of module {module_id!r} must be an RLModuleSpec, got {type(spec).__name__}"
-                )
+                raise TypeError(f"the spec of module {module_id!r} must be an RLModuleSpec, got {type(spec).__name__}")
 
     def build(self, *, seeds: Mapping[str, int] | None = None) -> MultiRLModule:
         """All modules, new; `seeds` by module id as for :meth:`RLModuleSpec.build`."""
@@ -204,12 +194,8 @@ class MultiRLModuleSpec:
     def without_module(self, module_id: str) -> MultiRLModuleSpec:
         """A spec with one module less; `KeyError` with the ids that exist for an unknown one."""
         if module_id not in self.rl_module_specs:
-            raise KeyError(
-                f"no module {module_id!r}; there are {', '.join(map(repr, self.rl_module_specs)) or 'none'}"
-            )
-        return MultiRLModuleSpec(
-            {key: spec for key, spec in self.rl_module_specs.items() if key != module_id}
-        )
+            raise KeyError(f"no module {module_id!r}; there are {', '.join(map(repr, self.rl_module_specs)) or 'none'}")
+        return MultiRLModuleSpec({key: spec for key, spec in self.rl_module_specs.items() if key != module_id})
 
 
 def _module_trees(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:

@@ -178,9 +178,7 @@ class RLModule(nn.Module):
         self.set_state(_module_tree(path)["weights"])
 
     @classmethod
-    def from_checkpoint(
-        cls, path: str | os.PathLike[str], *, module_class: type[RLModule] | None = None
-    ) -> RLModule:
+    def from_checkpoint(cls, path: str | os.PathLike[str], *, module_class: type[RLModule] | None = None) -> RLModule:
         """Build the module whose checkpoint is in `path`, weights included.
 
         `module_class` is needed for a class that cannot be imported by name (one made in a script or a
@@ -215,11 +213,7 @@ class RLModuleSpec:
         Raises:
             ValueError: a field that is needed is None.
         """
-        absent = [
-            name
-            for name in ("module_class", "observation_space", "action_space")
-            if getattr(self, name) is None
-        ]
+        absent = [name for name in ("module_class", "observation_space", "action_space") if getattr(self, name) is None]
         if absent or self.module_class is None or self.observation_space is None or self.action_space is None:
             raise ValueError(f"RLModuleSpec needs {', '.join(absent)} to build a module")
         if not (isinstance(self.module_class, type) and issubclass(self.module_class, RLModule)):
@@ -245,9 +239,7 @@ class RLModuleSpec:
         cls = self.module_class
         return {
             "module_class": None if cls is None else f"{cls.__module__}:{cls.__qualname__}",
-            "observation_space": None
-            if self.observation_space is None
-            else space_to_dict(self.observation_space),
+            "observation_space": None if self.observation_space is None else space_to_dict(self.observation_space),
             "action_space": None if self.action_space is None else space_to_dict(self.action_space),
             "inference_only": self.inference_only,
             "model_config_class": "ModelConfig" if known else None,
@@ -277,9 +269,7 @@ class RLModuleSpec:
 def _module_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
     tree = read_checkpoint(path).get("", {})
     if not {"weights", "spec"} <= tree.keys():
-        raise CheckpointError(
-            f"{path} is a checkpoint, but not of one RLModule: give the folder with a spec.json"
-        )
+        raise CheckpointError(f"{path} is a checkpoint, but not of one RLModule: give the folder with a spec.json")
     return dict(tree)
 
 

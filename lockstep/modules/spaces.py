@@ -113,8 +113,7 @@ def space_to_dict(space: Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [space_to_dict(part) for part in space.spaces]}
     raise ValueError(
-        f"space {space} cannot be written to a file; Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
-        f"Tuple can"
+        f"space {space} cannot be written to a file; Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple can"
     )
 
 

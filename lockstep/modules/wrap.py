@@ -31,9 +31,7 @@ class WrappedModule(RLModule):
                 "wrap_module() "
                 "and call restore_from_path()"
             )
-        super().__init__(
-            observation_space, action_space, inference_only=inference_only, model_config=model_config
-        )
+        super().__init__(observation_space, action_space, inference_only=inference_only, model_config=model_config)
         self.network = network
         self.outputs = tuple(outputs)
 
@@ -49,9 +47,7 @@ class WrappedModule(RLModule):
         elif len(returned) == len(self.outputs):
             named = dict(zip(self.outputs, returned))
         else:
-            raise ValueError(
-                f"the wrapped module returned {len(returned)} tensors for the outputs {self.outputs}"
-            )
+            raise ValueError(f"the wrapped module returned {len(returned)} tensors for the outputs {self.outputs}")
         values = named.get("vf_preds")
         if values is not None and values.dim() > 1 and values.shape[-1] == 1:
             named["vf_preds"] = values.squeeze(-1)
@@ -89,6 +85,4 @@ def wrap_module(
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if not {"action_dist_inputs", "actions"} & set(names) or len(set(names)) != len(names):
         raise ValueError(f"outputs must name 'action_dist_inputs' or 'actions', each name once; got {names}")
-    return WrappedModule(
-        observation_space, action_space, model_config=model_config, network=network, outputs=names
-    )
+    return WrappedModule(observation_space, action_space, model_config=model_config, network=network, outputs=names)

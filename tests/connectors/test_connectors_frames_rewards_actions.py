@@ -1,0 +1,299 @@
+"""Frame stacks at episode boundaries, reward scaling against a written-out reference, actions for environments."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep.connectors import ClipActions, EnvActions, FrameStack, NormalizeRewards, RescaleActions
+from lockstep.modules import ActionDist
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+
+VECTOR = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+def column(*numbers):
+    return np.array(numbers, np.float32)[:, None]
+
+
+def listed(stacks):
+    return stacks[..., 0].tolist()
+
+
+# FrameStack
+
+
+def test_frames_are_stacked_oldest_first_and_the_first_fills_the_stack():
+    stack = FrameStack(3, VECTOR)
+    assert stack.observation_space.shape == (3, 1)
+    assert listed(stack.reset(column(1, 10))) == [[1, 1, 1], [10, 10, 10]]
+    assert listed(stack.step(column(2, 20))[0]) == [[1, 1, 2], [10, 10, 20]]
+    assert listed(stack.step(column(3, 30))[0]) == [[1, 2, 3], [10, 20, 30]]
+    assert listed(stack.step(column(4, 40))[0]) == [[2, 3, 4], [20, 30, 40]]
+    assert listed(stack.reset(column(7, 8))) == [[7, 7, 7], [8, 8, 8]]
+
+
+def test_at_an_episodes_end_the_final_stack_is_the_old_ones_and_the_next_is_new():
+    stack = FrameStack(3, VECTOR)
+    stack.reset(column(1, 10))
+    stack.step(column(2, 20))
+    # Row 1 ends with 30 and begins anew with 100.
+    stacked, final = stack.step(column(3, 100), (np.array([1]), column(30)))
+    assert listed(stacked) == [[1, 2, 3], [100, 100, 100]]
+    assert final[0].tolist() == [1]
+    assert listed(final[1]) == [[10, 20, 30]]
+    stacked, final = stack.step(column(4, 101))
+    assert listed(stacked) == [[2, 3, 4], [100, 100, 101]]
+    assert final is None
+
+
+def test_a_row_that_only_reset_begins_anew():
+    """NEXT_STEP: the episode's end shows the last observation, the step after it the first of the next episode."""
+    stack = FrameStack(3, VECTOR)
+    stack.reset(column(1, 10))
+    stacked, final = stack.step(column(2, 20), (np.array([1]), column(20)))
+    assert listed(final[1]) == [[10, 10, 20]]
+    stacked, final = stack.step(column(3, 100), None, np.array([True, False]))
+    assert listed(stacked) == [[1, 2, 3], [100, 100, 100]]
+    assert final is None
+    assert listed(stack.step(column(4, 101), None, np.array([True, True]))[0]) == [[2, 3, 4], [100, 100, 101]]
+
+
+def test_stacks_of_random_episodes_equal_a_deque_for_each_environment():
+    from collections import deque
+
+    rng = np.random.default_rng(0)
+    num_envs, k = 5, 4
+    stack = FrameStack(k, VECTOR)
+    number = iter(np.arange(10_000, dtype=np.float32))
+    obs = column(*[next(number) for _ in range(num_envs)])
+    stacked = stack.reset(obs)
+    queues = [deque([obs[b, 0]] * k, maxlen=k) for b in range(num_envs)]
+    for _ in range(200):
+        done = rng.random(num_envs) < 0.3
+        obs = column(*[next(number) for _ in range(num_envs)])
+        finals = column(*[next(number) for _ in range(int(done.sum()))])
+        stacked, final = stack.step(obs, (np.flatnonzero(done), finals) if done.any() else None)
+        expected_finals = []
+        for b in range(num_envs):
+            if done[b]:
+                queues[b].append(finals[len(expected_finals), 0])
+                expected_finals.append(list(queues[b]))
+                queues[b] = deque([obs[b, 0]] * k, maxlen=k)
+            else:
+                queues[b].append(obs[b, 0])
+        assert listed(stacked) == [list(queue) for queue in queues]
+        assert (listed(final[1]) if final else []) == expected_finals
+
+
+def test_final_stacks_are_not_overwritten_by_the_next_step():
+    for space in (VECTOR, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 255, (3, 10, 10), np.uint8)):
+        stack = FrameStack(2, space)
+        shape = (1, *space.shape)
+        stack.reset(np.zeros(shape, space.dtype))
+        _, final = stack.step(np.full(shape, 9, space.dtype), (np.array([0]), np.full(shape, 1, space.dtype)))
+        kept = final[1].copy()
+        stack.step(np.full(shape, 5, space.dtype))
+        np.testing.assert_array_equal(final[1], kept)
+
+
+@pytest.mark.parametrize(
+    "shape, stacked_shape",
+    [((10, 12), (3, 10, 12)), ((10, 12, 2), (10, 12, 6)), ((2, 10, 12), (6, 10, 12)), ((), (3,))],
+)
+def test_images_are_joined_along_their_channels(shape, stacked_shape):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    stack = FrameStack(3, space)
+    assert stack.observation_space.shape == stacked_shape
+    frames = [np.random.default_rng(i).integers(0, 256, (2, *shape)).astype(np.uint8) for i in range(3)]
+    stack.reset(frames[0])
+    stack.step(frames[1])
+    stacked, _ = stack.step(frames[2])
+    if len(shape) == 3:
+        expected = np.concatenate(frames, axis=3 if shape[-1] == 2 else 1)
+    else:
+        expected = np.stack(frames, axis=1)
+    np.testing.assert_array_equal(stacked, expected)
+    assert stacked.dtype == np.uint8
+    assert all(stack.observation_space.contains(row) for row in stacked)
+
+
+def test_frame_stack_state_goes_round(tmp_path):
+    stack, other = FrameStack(3, VECTOR), FrameStack(3, VECTOR)
+    other.set_state(stack.get_state())
+    stack.reset(column(1, 2))
+    stack.step(column(3, 4))
+    write_checkpoint(tmp_path / "c", {"": {"stack": stack.get_state()}})
+    other.set_state(read_checkpoint(tmp_path / "c")[""]["stack"])
+    assert listed(other.step(column(5, 6))[0]) == listed(stack.step(column(5, 6))[0]) == [[1, 3, 5], [2, 4, 6]]
+    with pytest.raises(ValueError, match="do not fit"):
+        FrameStack(2, VECTOR).set_state(stack.get_state())
+
+
+def test_frame_stack_mistakes_are_named():
+    with pytest.raises(ValueError, match="takes a Box, not Discrete"):
+        FrameStack(2, spaces.Discrete(3))
+    for bad in (0, 1.5):
+        with pytest.raises(ValueError, match="at least 1"):
+            FrameStack(bad, VECTOR)
+    with pytest.raises(RuntimeError, match="before reset"):
+        FrameStack(2, VECTOR).step(column(1))
+    with pytest.raises(ValueError, match=r"\(2, 3\) does not fit"):
+        FrameStack(2, VECTOR).reset(np.zeros((2, 3)))
+
+
+# NormalizeRewards
+
+
+def reference(rewards, dones, valid, gamma, state=None):
+    """Running returns, one environment and one step at a time; the returns seen and those carried on."""
+    seen, carry = [], []
+    for b in range(rewards.shape[1]):
+        running = 0.0 if state is None else state[b]
+        for t in range(rewards.shape[0]):
+            if not valid[t, b]:
+                continue
+            running = gamma * running + rewards[t, b]
+            seen.append(running)
+            if dones[t, b]:
+                running = 0.0
+        carry.append(running)
+    return seen, carry
+
+
+@pytest.mark.parametrize("with_invalid", [False, True])
+def test_reward_scaling_equals_the_reference_over_several_rollouts(with_invalid):
+    rng = np.random.default_rng(0)
+    normalize = NormalizeRewards(0.9, clip=None, epsilon=1e-6)
+    seen, carry = [], None
+    for _ in range(4):
+        rewards = (rng.standard_normal((17, 3)) * 5 + 2).astype(np.float32)
+        dones = rng.random((17, 3)) < 0.2
+        valid = np.ones((17, 3), bool)
+        if with_invalid:
+            valid[1:] = ~dones[:-1]  # the row after an end is a reset
+            rewards[~valid] = 1e6
+            dones &= valid
+        out = normalize(rewards, dones, valid if with_invalid else None)
+        new, carry = reference(rewards.astype(np.float64), dones, valid, 0.9, carry)
+        seen += new
+        assert normalize.moments.count == len(seen)
+        np.testing.assert_allclose(out[valid], rewards[valid] / np.sqrt(np.var(seen) + 1e-6), rtol=1e-5)
+        assert out.dtype == np.float32
+
+
+def test_rewards_are_clipped_keep_their_sign_and_the_input_is_not_changed():
+    rewards = np.array([[1.0], [-1.0], [500.0]], np.float32)
+    normalize = NormalizeRewards(0.0, clip=1.0)
+    out = normalize(rewards, np.zeros((3, 1), bool))
+    assert np.sign(out).tolist() == np.sign(rewards).tolist()
+    assert out[2, 0] == 1.0
+    assert rewards[2, 0] == 500.0
+
+
+def test_scaling_alone_changes_no_statistics():
+    normalize = NormalizeRewards(0.9)
+    normalize(np.arange(20, dtype=np.float32).reshape(10, 2), np.zeros((10, 2), bool))
+    before = normalize.get_state()
+    first = normalize.scale(np.ones(5, np.float32))
+    np.testing.assert_array_equal(normalize.scale(np.ones(5, np.float32)), first)
+    assert normalize.get_state()["moments"] == before["moments"]
+
+
+def test_before_any_update_rewards_pass():
+    np.testing.assert_allclose(NormalizeRewards().scale(np.array([2.0, -20.0])), [2.0, -10.0])
+
+
+def test_reward_state_goes_round_with_the_running_returns(tmp_path):
+    rng = np.random.default_rng(1)
+
+    def rollout():
+        return rng.standard_normal((6, 2)).astype(np.float32), np.zeros((6, 2), bool)
+
+    normalize, other, without_carry = NormalizeRewards(), NormalizeRewards(), NormalizeRewards()
+    normalize(*rollout())
+    write_checkpoint(tmp_path / "c", {"": {"rewards": normalize.get_state()}})
+    state = read_checkpoint(tmp_path / "c")[""]["rewards"]
+    other.set_state(state)
+    without_carry.set_state({**state, "returns": np.zeros(2)})
+    following = rollout()
+    expected = normalize(*following)
+    np.testing.assert_array_equal(other(*following), expected)
+    assert np.abs(without_carry(*following) - expected).max() > 1e-6
+    with pytest.raises(ValueError, match=r"lacks \['returns'\]"):
+        other.set_state({"moments": state["moments"]})
+
+
+def test_another_number_of_environments_begins_anew():
+    normalize = NormalizeRewards(0.5)
+    normalize.update(np.ones((3, 2)), np.zeros((3, 2), bool))
+    normalize.update(np.ones((1, 4)), np.zeros((1, 4), bool))
+    assert normalize.get_state()["returns"].tolist() == [1.0] * 4
+    assert normalize.moments.count == 10
+
+
+def test_reward_mistakes_are_named():
+    for bad in ({"gamma": 1.1}, {"clip": 0.0}, {"epsilon": 0.0}):
+        with pytest.raises(ValueError, match="NormalizeRewards needs"):
+            NormalizeRewards(**bad)
+    with pytest.raises(ValueError, match=r"one shape \[T, B\]"):
+        NormalizeRewards()(np.ones(3), np.zeros(3, bool))
+    with pytest.raises(ValueError, match=r"one shape \[T, B\]"):
+        NormalizeRewards()(np.ones((3, 2)), np.zeros((2, 3), bool))
+
+
+# Actions
+
+ARM = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+
+
+def test_clip_actions():
+    clip = ClipActions(ARM)
+    actions = np.array([[-3.0, -1.0], [1.0, 5.0], [3.0, 11.0]], np.float32)
+    assert clip(actions).tolist() == [[-2, 0], [1, 5], [2, 10]]
+    assert actions[0].tolist() == [-3, -1]
+    assert ClipActions(spaces.Box(-np.inf, np.inf, (2,))).is_identity
+    assert ClipActions(spaces.Discrete(3)).is_identity
+    half = ClipActions(spaces.Box(0, np.inf, (1,), np.float32))
+    assert half(np.array([[-1.0], [1e9]], np.float32)).tolist() == [[0.0], [1e9]]
+
+
+def test_rescale_actions_and_back():
+    rescale = RescaleActions(ARM)
+    actions = np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [0.5, -0.5]], np.float32)
+    expected = np.array([[-2, 0], [0, 5], [2, 10], [1, 2.5]], np.float32)
+    np.testing.assert_allclose(rescale(actions), expected)
+    np.testing.assert_allclose(rescale.inverse(expected), actions)
+    assert rescale(np.array([[5.0, -5.0]], np.float32)).tolist() == [[2, 0]]
+    with pytest.raises(ValueError, match="finite bounds"):
+        RescaleActions(spaces.Box(0, np.inf, (1,)))
+    with pytest.raises(ValueError, match="finite bounds"):
+        RescaleActions(spaces.Discrete(2))
+    largest = np.finfo(np.float32).max
+    huge = RescaleActions(spaces.Box(-largest, largest, (1,), np.float32))
+    assert huge(np.array([[1.0]], np.float32))[0, 0] == largest
+
+
+def test_env_actions_of_a_box_have_its_shape_dtype_and_bounds():
+    space = spaces.Box(-2, 2, (2, 2), np.float64)
+    actions = np.array([[-3.0, 0.0, 1.0, 3.0]], np.float32)
+    out = EnvActions(ActionDist(space))(actions)
+    assert out.tolist() == [[[-2, 0], [1, 2]]]
+    assert space.contains(out[0])
+    assert EnvActions(ActionDist(space), bounds="ignore")(actions).tolist() == [[[-3, 0], [1, 3]]]
+    assert EnvActions(ActionDist(space), bounds="rescale")(actions).tolist() == [[[-2, 0], [2, 2]]]
+    squashed = EnvActions(ActionDist(space, squashed=True))
+    assert squashed(np.array([[-1.0, 0.0, 0.5, 1.0]], np.float32)).tolist() == [[[-2, 0], [1, 2]]]
+    with pytest.raises(ValueError, match='must be "clip", "rescale" or "ignore", got \'cut\''):
+        EnvActions(ActionDist(space), bounds="cut")
+
+
+def test_env_actions_of_choices():
+    plain = EnvActions(ActionDist(spaces.Discrete(3)))
+    actions = np.array([0, 2])
+    assert plain.is_identity
+    assert plain(actions) is actions
+    assert EnvActions(ActionDist(spaces.Discrete(3, start=4)))(actions).tolist() == [4, 6]
+    multi = spaces.MultiDiscrete([2, 3], start=[1, 0])
+    assert EnvActions(ActionDist(multi))(np.array([[0, 2]])).tolist() == [[1, 2]]
+    binary = EnvActions(ActionDist(spaces.MultiBinary((2, 2))))(np.array([[1, 0, 0, 1]], np.int8))
+    assert binary.tolist() == [[[1, 0], [0, 1]]]

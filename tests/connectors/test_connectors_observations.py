@@ -1,0 +1,320 @@
+"""Connectors of observations: the same for numpy and torch, their spaces, statistics and state."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.connectors import ClipObs, Connector, FlattenObs, NormalizeObs, ObsPipeline, OneHot
+from lockstep.modules.spaces import map_leaves
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+
+BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+NESTED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (40, 44, 3), np.uint8),
+        "pose": spaces.Tuple([spaces.Box(-1, 1, (2, 3), np.float64), spaces.Discrete(4, start=-1)]),
+        "switches": spaces.MultiBinary(5),
+        "gears": spaces.MultiDiscrete([3, 2]),
+    }
+)
+
+
+def rows(n, seed=0, shape=(4,)):
+    rng = np.random.default_rng(seed)
+    scale = np.arange(1, 1 + np.prod(shape)).reshape(shape)
+    return (rng.standard_normal((n, *shape)) * scale + 10 * scale).astype(np.float32)
+
+
+def sample(space, n):
+    space.seed(0)
+    if isinstance(space, spaces.Dict):
+        return {key: sample(part, n) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(sample(part, n) for part in space.spaces)
+    return np.stack([space.sample() for _ in range(n)])
+
+
+def to_torch(tree):
+    return map_leaves(torch.from_numpy, tree)
+
+
+def assert_trees_equal(one, two):
+    if isinstance(one, dict):
+        assert list(one) == list(two)
+        for key in one:
+            assert_trees_equal(one[key], two[key])
+    elif isinstance(one, tuple):
+        for a, b in zip(one, two, strict=True):
+            assert_trees_equal(a, b)
+    else:
+        two = two.numpy() if isinstance(two, torch.Tensor) else two
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+
+
+def assert_fits(space, data, n):
+    """Every row of a tree lies in a space."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            assert_fits(part, data[key], n)
+    elif isinstance(space, spaces.Tuple):
+        for part, leaf in zip(space.spaces, data):
+            assert_fits(part, leaf, n)
+    else:
+        assert len(data) == n
+        assert all(space.contains(row) for row in data)
+
+
+CONNECTORS = {
+    "normalize": lambda: [NormalizeObs()],
+    "clip": lambda: [ClipObs(-0.5, 0.5)],
+    "flatten": lambda: [FlattenObs()],
+    "one_hot": lambda: [OneHot()],
+    "flatten_normalize": lambda: [FlattenObs(), NormalizeObs(clip=2.0)],
+    "normalize_clip": lambda: [NormalizeObs(), ClipObs(-1, 1), OneHot()],
+}
+
+
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_numpy_and_torch_give_the_same_numbers_within_the_output_space(name):
+    pipeline = ObsPipeline(CONNECTORS[name](), NESTED)
+    data = sample(NESTED, 30)
+    untouched = map_leaves(np.copy, data)
+    pipeline.update(data)
+    out = pipeline(data)
+    assert_trees_equal(out, pipeline(to_torch(data)))
+    assert_fits(pipeline.observation_space, out, 30)
+    assert pipeline.output_space(NESTED) == pipeline.observation_space
+    assert_trees_equal(untouched, data)
+    assert not pipeline.is_identity
+
+
+def test_an_empty_pipeline_is_the_identity():
+    pipeline = ObsPipeline([])
+    assert pipeline.is_identity
+    assert not pipeline.has_statistics
+    data = rows(3)
+    assert pipeline(data) is data
+    pipeline.update(data)
+    pipeline.set_state(pipeline.get_state())
+    assert ObsPipeline([], BOX).observation_space == BOX
+
+
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_leading_dimensions_are_arbitrary(name):
+    pipeline = ObsPipeline(CONNECTORS[name](), NESTED)
+    data = sample(NESTED, 6)
+    pipeline.update(data)
+    flat = pipeline(data)
+    folded = pipeline(map_leaves(lambda leaf: leaf.reshape(2, 3, *leaf.shape[1:]), data))
+    assert_trees_equal(flat, map_leaves(lambda leaf: leaf.reshape(6, *leaf.shape[2:]), folded))
+    single = pipeline(map_leaves(lambda leaf: leaf[2], data))
+    assert_trees_equal(map_leaves(lambda leaf: leaf[2], flat), single)
+
+
+# NormalizeObs
+
+
+def test_normalize_obs_equals_the_formula():
+    pipeline = ObsPipeline([NormalizeObs(clip=1.5, epsilon=1e-4)], BOX)
+    seen, new = rows(500), rows(50, seed=1)
+    pipeline.update(seen[:123])
+    pipeline.update(seen[123:])
+    exact = seen.astype(np.float64)
+    expected = (new - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-4)
+    out = pipeline(new)
+    assert out.dtype == np.float32
+    assert (np.abs(expected) > 1.5).any()
+    np.testing.assert_allclose(out, expected.clip(-1.5, 1.5), atol=1e-5)
+
+
+def test_normalize_obs_before_any_update_only_clips():
+    pipeline = ObsPipeline([NormalizeObs(clip=10.0)], BOX)
+    np.testing.assert_array_equal(
+        pipeline(np.array([[1.0, -2.0, 30.0, -30.0]], np.float32)), [[1.0, -2.0, 10.0, -10.0]]
+    )
+
+
+def test_statistics_change_by_update_only_and_for_numpy_and_torch_alike():
+    pipeline = ObsPipeline([NormalizeObs()], BOX)
+    pipeline.update(rows(100))
+    new = rows(20, seed=1)
+    first = pipeline(new)
+    pipeline(torch.from_numpy(new))
+    np.testing.assert_array_equal(pipeline(new), first)
+    pipeline.update(rows(100, seed=2) + 50)
+    assert np.abs(pipeline(new) - first).max() > 0.1
+    np.testing.assert_array_equal(pipeline(torch.from_numpy(new)).numpy(), pipeline(new))
+
+
+def test_update_takes_only_the_given_rows():
+    data = rows(50)
+    data[::3] = np.nan
+    valid = np.ones(50, bool)
+    valid[::3] = False
+    for given in (valid, np.flatnonzero(valid)):
+        pipeline = ObsPipeline([NormalizeObs()], BOX)
+        pipeline.update(data, given)
+        np.testing.assert_allclose(pipeline.connectors[0].moments[0].mean, data[valid].mean(0), rtol=1e-5)
+        assert pipeline.connectors[0].moments[0].count == valid.sum()
+
+
+def test_normalize_obs_merges_exactly_over_shards():
+    data = rows(300)
+    one, two, whole = (ObsPipeline([NormalizeObs()], BOX) for _ in range(3))
+    one.update(data[:77])
+    two.update(data[77:])
+    whole.update(data)
+    one.connectors[0].merge(two.connectors[0])
+    np.testing.assert_allclose(one(data), whole(data), atol=1e-6)
+
+
+def test_normalize_obs_passes_over_images_discrete_leaves_and_masks():
+    normalize = NormalizeObs()
+    space = normalize.bind(NESTED)
+    data = sample(NESTED, 10)
+    normalize.update(data)
+    out = normalize(data)
+    assert out["camera"] is data["camera"]
+    assert out["gears"] is data["gears"]
+    assert out["pose"][1] is data["pose"][1]
+    assert out["pose"][0].dtype == np.float32
+    assert space["camera"] == NESTED["camera"]
+    np.testing.assert_allclose(out["pose"][0].mean(0), 0, atol=1e-6)
+
+    space = spaces.Dict({"observations": BOX, "action_mask": spaces.Box(0, 1, (3,), np.float32)})
+    pipeline = ObsPipeline([NormalizeObs()], space)
+    data = {"observations": rows(10), "action_mask": np.ones((10, 3), np.float32)}
+    pipeline.update(data)
+    assert pipeline(data)["action_mask"] is data["action_mask"]
+    assert pipeline.observation_space["action_mask"] == space["action_mask"]
+
+
+def test_a_later_connector_learns_from_what_the_earlier_ones_made():
+    space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,), np.float32)})
+    pipeline = ObsPipeline([FlattenObs(), NormalizeObs()], space)
+    pipeline.update({"a": np.array([0, 1, 1, 1]), "b": np.array([[0.0], [1.0], [0.0], [1.0]], np.float32)})
+    np.testing.assert_allclose(pipeline.connectors[1].moments[0].mean, [0.25, 0.75, 0.5])
+
+
+def test_float64_and_integer_observations_become_float32():
+    for dtype in (np.float64, np.int64):
+        pipeline = ObsPipeline([NormalizeObs()], spaces.Box(-1000, 1000, (4,), dtype))
+        data = rows(100).astype(dtype)
+        pipeline.update(data)
+        assert pipeline(data).dtype == np.float32
+        np.testing.assert_array_equal(pipeline(data), pipeline(torch.from_numpy(data)).numpy())
+
+
+def test_state_goes_round_through_a_checkpoint(tmp_path):
+    def make():
+        return ObsPipeline([ClipObs(-50, 50), NormalizeObs()], NESTED)
+
+    pipeline, data = make(), sample(NESTED, 40)
+    pipeline.update(data)
+    write_checkpoint(tmp_path / "c", {"": {"connectors": pipeline.get_state()}})
+    other = make()
+    other.set_state(read_checkpoint(tmp_path / "c")[""]["connectors"])
+    assert_trees_equal(other(data), pipeline(data))
+    more = sample(NESTED, 70)
+    pipeline.update(more)
+    other.update(more)
+    assert_trees_equal(other(data), pipeline(data))
+
+
+def test_state_is_a_copy():
+    pipeline = ObsPipeline([NormalizeObs()], BOX)
+    pipeline.update(rows(10))
+    state = pipeline.get_state()
+    pipeline.update(rows(10, seed=3) * 7)
+    changed = pipeline(rows(5))
+    pipeline.set_state(state)
+    fresh = ObsPipeline([NormalizeObs()], BOX)
+    fresh.update(rows(10))
+    np.testing.assert_array_equal(pipeline(rows(5)), fresh(rows(5)))
+    assert np.abs(changed - fresh(rows(5))).max() > 0.01
+
+
+def test_a_state_of_other_connectors_is_refused():
+    pipeline = ObsPipeline([NormalizeObs()], BOX)
+    with pytest.raises(ValueError, match=r"0_OneHot.*0_NormalizeObs"):
+        pipeline.set_state(ObsPipeline([OneHot()], BOX).get_state())
+    with pytest.raises(ValueError, match="expected"):
+        pipeline.set_state(ObsPipeline([NormalizeObs()], spaces.Box(-1, 1, (5,), np.float32)).get_state())
+    with pytest.raises(ValueError, match="1 normalised leaves"):
+        pipeline.connectors[0].set_state({"leaves": []})
+    with pytest.raises(ValueError, match="has no state"):
+        ClipObs(0, 1).set_state({"x": 1})
+
+
+# The others
+
+
+def test_clip_obs():
+    pipeline = ObsPipeline([ClipObs(-1, 2)], spaces.Box(-np.inf, 0.5, (3,), np.float32))
+    assert pipeline(np.array([-3, 0.25, 0.5], np.float32)).tolist() == [-1, 0.25, 0.5]
+    assert pipeline.observation_space == spaces.Box(-1, 0.5, (3,), np.float32)
+
+
+def test_one_hot():
+    pipeline = ObsPipeline([OneHot()], spaces.Discrete(3, start=5))
+    assert pipeline(np.array([5, 7])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert pipeline(np.array(6)).tolist() == [0, 1, 0]
+    pipeline = ObsPipeline([OneHot()], spaces.MultiDiscrete([[2, 3]], start=[[0, 1]]))
+    assert pipeline(np.array([[[1, 3]]])).tolist() == [[0, 1, 0, 0, 1]]
+    assert pipeline(torch.tensor([[[1, 3]]])).tolist() == [[0, 1, 0, 0, 1]]
+
+
+def test_flatten_obs_joins_in_the_order_of_the_space():
+    space = spaces.Dict(
+        {"b": spaces.Box(-1, 1, (2, 2), np.float32), "a": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)])}
+    )
+    pipeline = ObsPipeline([FlattenObs()], space)
+    data = {"a": (np.array([1]), np.array([[1, 0]], np.int8)), "b": np.array([[[0.1, 0.2], [0.3, 0.4]]], np.float32)}
+    assert list(space.spaces) == ["a", "b"]
+    np.testing.assert_allclose(pipeline(data), [[0, 1, 1, 0, 0.1, 0.2, 0.3, 0.4]])
+    low = [0, 0, 0, 0, -1, -1, -1, -1]
+    assert pipeline.observation_space == spaces.Box(np.array(low, np.float32), np.ones(8, np.float32))
+
+
+# Errors
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="needs the observation_space"):
+        ObsPipeline([NormalizeObs()])
+    with pytest.raises(TypeError, match="str is no connector"):
+        ObsPipeline(["normalize"], BOX)
+    with pytest.raises(RuntimeError, match=r"NormalizeObs.*bind"):
+        NormalizeObs()(rows(3))
+    with pytest.raises(RuntimeError, match=r"FlattenObs.*bind"):
+        FlattenObs()(rows(3))
+    with pytest.raises(ValueError, match="cannot flatten Text"):
+        ObsPipeline([FlattenObs()], spaces.Text(3))
+    with pytest.raises(ValueError, match=r"\(3, 5\) does not fit the space Box"):
+        ObsPipeline([NormalizeObs()], BOX)(np.zeros((3, 5), np.float32))
+    for bad in (lambda: NormalizeObs(clip=0), lambda: NormalizeObs(epsilon=-1), lambda: ClipObs(1, 1)):
+        with pytest.raises(ValueError, match="needs"):
+            bad()
+
+
+class Halve(Connector):
+    """A user's own."""
+
+    def output_space(self, input_space):
+        return input_space
+
+    def bind(self, input_space):
+        return input_space
+
+    def __call__(self, data):
+        return data / 2
+
+
+def test_a_users_own_connector():
+    pipeline = ObsPipeline([Halve(), NormalizeObs()], BOX)
+    data = rows(10)
+    pipeline.update(data)
+    np.testing.assert_allclose(pipeline.connectors[1].moments[0].mean, data.mean(0) / 2, rtol=1e-6)
+    assert pipeline.get_state()["0_Halve"] == {}

@@ -1,0 +1,273 @@
+"""Numpy and torch actors pick the same actions; what numpy cannot do goes to torch."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from lockstep.modules import (
+    DefaultActorCriticModule,
+    NumpyActor,
+    RLModule,
+    RLModuleSpec,
+    TorchActor,
+    make_actor,
+    wrap_module,
+)
+
+BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+DISCRETE = spaces.Discrete(3)
+CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
+
+
+def build(action_space=DISCRETE, space=BOX, **config):
+    config = {"policy_gain": 1.0, **config}  # actions that depend on the observation
+    return RLModuleSpec(DefaultActorCriticModule, space, action_space, model_config=config).build(seed=3)
+
+
+def rows(n, shape=(4,), seed=0, scale=2.0):
+    return scale * np.random.default_rng(seed).standard_normal((n, *shape)).astype(np.float32)
+
+
+def assert_same_actions(module, obs, noise, one, two):
+    """Equal, or (for choices) different only where the two best are equal up to rounding."""
+    if module.action_dist_cls.is_discrete:
+        differ = one != two
+        if differ.any():
+            inputs = module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"].detach().numpy()
+            scores = np.sort(inputs + (0 if noise is None else noise), axis=1)
+            assert (scores[differ, -1] - scores[differ, -2]).max() < 1e-5
+        assert one.dtype == two.dtype == np.int64
+    else:
+        np.testing.assert_allclose(one, two, atol=2e-6, rtol=1e-5)
+        assert one.dtype == two.dtype
+    assert one.shape == two.shape
+
+
+@pytest.mark.parametrize("action_space", [DISCRETE, CONTINUOUS, spaces.Box(-1, 1, (2, 2), np.float32)])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("free_log_std", [False, True])
+def test_numpy_and_torch_pick_the_same_actions(action_space, activation, share, free_log_std):
+    module = build(
+        action_space, activation=activation, share_value_network=share, free_log_std=free_log_std, log_std_init=-0.7
+    )
+    actor = NumpyActor.build(module)
+    assert actor is not None
+    obs = rows(5000)
+    noise = module.action_dist_cls.draw_noise(np.random.default_rng(1), (5000,))
+    for given in (noise, None):
+        expected = TorchActor(module).act(obs, given)
+        assert_same_actions(module, obs, given, actor.act(obs, given), expected)
+        for start, size in ((0, 8), (8, 1), (9, 8), (17, 100)):
+            part = slice(start, start + size)
+            small = actor.act(obs[part], None if given is None else given[part])
+            assert_same_actions(module, obs[part], None if given is None else given[part], small, expected[part])
+
+
+def test_acting_draws_from_the_policys_distribution():
+    module = build()
+    obs = np.repeat(rows(1), 40_000, axis=0)
+    noise = module.action_dist_cls.draw_noise(np.random.default_rng(1), (40_000,))
+    frequencies = np.bincount(make_actor(module).act(obs, noise), minlength=3) / 40_000
+    inputs = module.forward_inference({"obs": torch.from_numpy(obs[:1])})["action_dist_inputs"]
+    np.testing.assert_allclose(frequencies, inputs.softmax(-1)[0].detach().numpy(), atol=0.01)
+
+
+def test_actions_are_not_overwritten_by_the_next_call():
+    for action_space in (DISCRETE, CONTINUOUS):
+        module = build(action_space)
+        actor = make_actor(module)
+        assert isinstance(actor, NumpyActor)
+        for noise in (None, module.action_dist_cls.draw_noise(np.random.default_rng(0), (8,))):
+            first = actor.act(rows(8), noise)
+            kept = first.copy()
+            actor.act(rows(8, seed=5), noise)
+            np.testing.assert_array_equal(first, kept)
+
+
+def test_acting_does_not_change_observations_or_noise():
+    module = build()
+    obs, noise = rows(8), module.action_dist_cls.draw_noise(np.random.default_rng(0), (8,))
+    copies = obs.copy(), noise.copy()
+    obs.flags.writeable = noise.flags.writeable = False
+    for actor in (NumpyActor.build(module), TorchActor(module)):
+        actor.act(obs, noise)
+        np.testing.assert_array_equal(obs, copies[0])
+        np.testing.assert_array_equal(noise, copies[1])
+
+
+def test_new_values_are_seen_at_once_and_new_storage_after_rebind():
+    module, other = build(), build(hidden_gain=0.3)
+    actor = NumpyActor.build(module)
+    obs = rows(500)
+    before = actor.act(obs)
+    module.set_state(other.get_state())
+    expected = TorchActor(other).act(obs)
+    assert (expected != before).any()
+    np.testing.assert_array_equal(actor.act(obs), expected)
+
+    for p in module.parameters():
+        p.data = torch.zeros_like(p)
+    np.testing.assert_array_equal(actor.act(obs), expected)  # the old storage, as documented
+    actor.rebind()
+    assert not actor.act(obs).any()
+
+
+def test_float64_observations_and_modules():
+    module = build(CONTINUOUS)
+    obs = rows(20).astype(np.float64)
+    np.testing.assert_allclose(NumpyActor.build(module).act(obs), TorchActor(module).act(obs), atol=1e-6)
+    module = module.double()
+    actor = NumpyActor.build(module)
+    assert actor.act(obs).dtype == np.float64
+    np.testing.assert_allclose(actor.act(obs), TorchActor(module).act(obs), atol=1e-14)
+
+
+def test_two_dimensional_boxes_are_flattened():
+    module = build(space=spaces.Box(-1, 1, (3, 2), np.float32))
+    obs = rows(50, (3, 2))
+    np.testing.assert_array_equal(NumpyActor.build(module).act(obs), TorchActor(module).act(obs))
+
+
+def test_more_batch_sizes_than_plans():
+    module = build()
+    actor = NumpyActor.build(module)
+    obs = rows(60)
+    expected = TorchActor(module).act(obs)
+    for size in [*range(1, 60), 1, 2]:
+        np.testing.assert_array_equal(actor.act(obs[:size]), expected[:size])
+
+
+class Shift:
+    """A pipeline, as the actors know one."""
+
+    is_identity = False
+
+    def __call__(self, data):
+        return data * 0.5 + 1.0
+
+
+def test_the_pipeline_comes_before_the_network():
+    module = build(CONTINUOUS)
+    obs = rows(30)
+    for cls in (NumpyActor.build, TorchActor, make_actor):
+        np.testing.assert_allclose(cls(module, Shift()).act(obs), TorchActor(module).act(Shift()(obs)), atol=1e-6)
+
+
+class Overridden(DefaultActorCriticModule):
+    """Always the last action."""
+
+    def forward_exploration(self, batch):
+        out = super().forward_exploration(batch)
+        out["action_dist_inputs"][:, -1] += 1e6
+        return out
+
+
+class OnlyAnotherLoss(DefaultActorCriticModule):
+    """Overrides what acting does not use."""
+
+    def forward_train(self, batch):
+        return super().forward_train(batch)
+
+
+def test_what_numpy_cannot_do_goes_to_torch():
+    image = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    masked = spaces.Dict({"observations": BOX, "action_mask": spaces.MultiBinary(3)})
+    others = [
+        build(spaces.MultiDiscrete([2, 3])),
+        build(spaces.MultiBinary(3)),
+        build(CONTINUOUS, squash_actions=True),
+        build(activation="gelu"),
+        build(activation="silu"),
+        build(space=image),
+        build(space=masked),
+        build(space=spaces.Discrete(5)),
+        build(hiddens=(2048, 2048)),
+        RLModuleSpec(Overridden, BOX, DISCRETE).build(),
+        build().to(torch.bfloat16),
+    ]
+    hooked = build()
+    hooked.encoder.mlp[0].register_forward_hook(lambda *_: None)
+    replaced = build()
+    replaced.encoder.mlp[1] = nn.Sequential(nn.Tanh(), nn.Dropout())
+    instance = build()
+    instance.forward_exploration = instance.forward_inference
+    for module in [*others, hooked, replaced, instance]:
+        assert NumpyActor.build(module) is None
+        assert isinstance(make_actor(module), TorchActor)
+    assert NumpyActor.build(RLModuleSpec(OnlyAnotherLoss, BOX, DISCRETE).build()) is not None
+    assert NumpyActor.build(build(hiddens=())) is not None
+
+
+def test_an_overridden_method_is_what_acts():
+    module = RLModuleSpec(Overridden, BOX, DISCRETE).build(seed=0)
+    obs = rows(50)
+    noise = module.action_dist_cls.draw_noise(np.random.default_rng(0), (50,))
+    assert (make_actor(module).act(obs, noise) == 2).all()
+    assert (make_actor(module).act(obs) != 2).any()  # greedily: forward_inference
+
+
+def test_a_linear_policy_acts_too():
+    module = build(hiddens=())
+    obs = rows(200)
+    np.testing.assert_array_equal(NumpyActor.build(module).act(obs), TorchActor(module).act(obs))
+
+
+def test_trees_of_observations():
+    space = spaces.Dict({"a": BOX, "b": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])})
+    module = build(space=space)
+    obs = {"a": rows(6), "b": (np.arange(6) % 3, np.ones((6, 2), np.int8))}
+    actions = make_actor(module).act(obs, module.action_dist_cls.draw_noise(np.random.default_rng(0), (6,)))
+    assert actions.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    "action_space, dtype", [(spaces.MultiDiscrete([2, 3]), np.int64), (spaces.MultiBinary(3), np.int8)]
+)
+def test_other_heads_act_through_torch(action_space, dtype):
+    module = build(action_space)
+    noise = module.action_dist_cls.draw_noise(np.random.default_rng(0), (6,))
+    actions = make_actor(module).act(rows(6), noise)
+    assert actions.dtype == dtype
+    assert all(action_space.contains(a.astype(action_space.dtype)) for a in actions)
+
+
+def test_squashed_actions_stay_within_one():
+    module = build(CONTINUOUS, squash_actions=True, log_std_init=1.0)
+    noise = module.action_dist_cls.draw_noise(np.random.default_rng(0), (500,))
+    actions = make_actor(module).act(rows(500), noise)
+    assert np.abs(actions).max() <= 1.0
+    assert np.abs(actions).max() > 0.9
+
+
+def test_a_module_that_returns_actions():
+    module = wrap_module(nn.Linear(4, 1), BOX, CONTINUOUS, "actions")
+    np.testing.assert_allclose(
+        make_actor(module).act(rows(3)), module.network(torch.from_numpy(rows(3))).detach().numpy(), atol=1e-6
+    )
+
+
+class Stateful(DefaultActorCriticModule):
+    def get_initial_state(self):
+        return {"h": torch.zeros(3)}
+
+
+def test_a_stateful_module_is_refused():
+    with pytest.raises(ValueError, match="Stateful keeps a state"):
+        make_actor(RLModuleSpec(Stateful, BOX, DISCRETE).build())
+
+
+def test_a_wrong_observation_names_both():
+    module = build()
+    for actor in (NumpyActor.build(module), TorchActor(module)):
+        with pytest.raises(ValueError, match=r"\(2, 5\).*Box"):
+            actor.act(np.zeros((2, 5), np.float32))
+
+
+def test_acting_builds_no_graph_and_leaves_gradients_alone():
+    module = build()
+    TorchActor(module).act(rows(3))
+    assert isinstance(module, RLModule)
+    assert all(p.grad is None and p.requires_grad for p in module.parameters())

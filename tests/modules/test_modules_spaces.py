@@ -1,0 +1,326 @@
+"""The default actor-critic for every observation and action space: shapes, gradients, masks, clear errors."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec
+from lockstep.modules.encoders import ImageFeatures
+from lockstep.modules.spaces import map_leaves, space_from_dict, space_to_dict
+
+BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+THREE = spaces.Discrete(3)
+NESTED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (40, 44, 3), np.uint8),
+        "pose": spaces.Tuple([spaces.Box(-1, 1, (2, 3), np.float64), spaces.Discrete(4, start=-1)]),
+        "switches": spaces.MultiBinary(5),
+        "gears": spaces.MultiDiscrete([3, 2]),
+    }
+)
+OBSERVATIONS = {
+    "box": BOX,
+    "box_scalar": spaces.Box(-1, 1, (), np.float32),
+    "box_2d": spaces.Box(-1, 1, (3, 5), np.float64),
+    "discrete": spaces.Discrete(7, start=2),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "multi_discrete_2d": spaces.MultiDiscrete([[3, 4], [2, 5]]),
+    "multi_binary": spaces.MultiBinary(6),
+    "multi_binary_2d": spaces.MultiBinary((2, 3)),
+    "image_last": spaces.Box(0, 255, (84, 84, 4), np.uint8),
+    "image_first": spaces.Box(0, 255, (4, 84, 84), np.uint8),
+    "image_grey": spaces.Box(0, 255, (42, 42), np.uint8),
+    "image_small": spaces.Box(0, 1, (10, 10, 4), np.float32),
+    "nested": NESTED,
+    "tuple": spaces.Tuple([BOX, spaces.Discrete(3)]),
+}
+ACTIONS = {
+    "discrete": (spaces.Discrete(3), 3, ()),
+    "multi_discrete": (spaces.MultiDiscrete([2, 4]), 6, (2,)),
+    "multi_binary": (spaces.MultiBinary(5), 5, (5,)),
+    "box": (spaces.Box(-2, 2, (2, 2), np.float32), 8, (4,)),
+}
+
+
+def sample(space, n):
+    """`n` observations of a space, stacked leaf by leaf, as tensors."""
+    space.seed(0)
+    rows = [space.sample() for _ in range(n)]
+
+    def stack(*leaves):
+        if isinstance(leaves[0], dict):
+            return {key: stack(*(leaf[key] for leaf in leaves)) for key in leaves[0]}
+        if isinstance(leaves[0], tuple):
+            return tuple(stack(*parts) for parts in zip(*leaves))
+        return torch.from_numpy(np.stack(leaves))
+
+    return stack(*rows)
+
+
+def make(observation_space, action_space=THREE, **config):
+    spec = RLModuleSpec(DefaultActorCriticModule, observation_space, action_space, model_config=config)
+    return spec.build(seed=0)
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_every_observation_space_gives_outputs_and_gradients(name, share):
+    module = make(OBSERVATIONS[name], share_value_network=share)
+    batch = {"obs": sample(OBSERVATIONS[name], 5)}
+    out = module.forward_train(batch)
+    assert out["action_dist_inputs"].shape == (5, 3)
+    assert out["vf_preds"].shape == (5,)
+    assert torch.equal(module.compute_values(batch), out["vf_preds"])
+    for act in (module.forward_inference, module.forward_exploration):
+        assert list(act(batch)) == ["action_dist_inputs"]
+        assert torch.equal(act(batch)["action_dist_inputs"], out["action_dist_inputs"])
+    (out["action_dist_inputs"].square().sum() + out["vf_preds"].sum()).backward()
+    without = [key for key, p in module.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_every_action_space_has_a_head_of_its_size(name):
+    space, num_inputs, shape = ACTIONS[name]
+    module = make(BOX, space)
+    inputs = module.forward_train({"obs": torch.randn(6, 4)})["action_dist_inputs"]
+    assert inputs.shape == (6, num_inputs)
+    dist = module.action_dist_cls.from_inputs(inputs)
+    noise = module.action_dist_cls.draw_noise(np.random.default_rng(0), (6,))
+    actions = dist.sample_with_noise(torch.from_numpy(noise))
+    assert actions.shape == (6, *shape)
+    assert dist.log_prob(actions).shape == (6,)
+    for action in module.action_dist_cls.to_env(actions.detach().numpy()):
+        # A Gaussian knows no bounds: ClipActions is what keeps it inside them.
+        assert space.contains(np.clip(action, space.low, space.high) if name == "box" else action)
+
+
+def test_the_value_network_is_separate_or_shared():
+    names = {key.partition(".")[0] for key, _ in make(BOX).named_parameters()}
+    assert names == {"encoder", "policy_head", "value_encoder", "value_head"}
+    names = {key.partition(".")[0] for key, _ in make(BOX, share_value_network=True).named_parameters()}
+    assert names == {"encoder", "policy_head", "value_head"}
+    module = make(BOX)
+    module.compute_values({"obs": torch.randn(3, 4)}).sum().backward()
+    assert all(p.grad is None for p in module.encoder.parameters())
+
+
+def test_acting_does_not_run_the_value_network():
+    module = make(BOX)
+    module.value_encoder.register_forward_hook(lambda *_: pytest.fail("the critic ran while acting"))
+    module.value_head.register_forward_hook(lambda *_: pytest.fail("the critic ran while acting"))
+    module.forward_exploration({"obs": torch.randn(3, 4)})
+    module.forward_inference({"obs": torch.randn(3, 4)})
+
+
+def test_one_hot_features_follow_parts_and_starts():
+    module = make(spaces.MultiDiscrete([2, 3], start=[5, -1]))
+    features = module.encoder.features(torch.tensor([[5, 1], [6, -1]]))
+    assert features.int().tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]
+    module = make(spaces.Discrete(3, start=2))
+    assert module.encoder.features(torch.tensor([2, 4])).int().tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_image_layouts_are_the_same_picture_and_bytes_are_scaled():
+    last, first = make(OBSERVATIONS["image_last"]), make(OBSERVATIONS["image_first"])
+    picture = torch.randint(0, 256, (3, 84, 84, 4), dtype=torch.uint8)
+    out = last.forward_train({"obs": picture})["vf_preds"]
+    torch.testing.assert_close(first.forward_train({"obs": picture.permute(0, 3, 1, 2)})["vf_preds"], out)
+    network = last.encoder.features.network
+    by_hand = network(picture.permute(0, 3, 1, 2).float() / 255.0)
+    torch.testing.assert_close(last.encoder.features(picture), by_hand)
+    assert make(OBSERVATIONS["image_small"]).encoder.features.scale == 1.0
+
+
+def test_images_of_84_pixels_meet_the_nature_network():
+    module = make(OBSERVATIONS["image_first"])
+    convolutions = [layer for layer in module.encoder.features.network if isinstance(layer, torch.nn.Conv2d)]
+    layers = [(c.out_channels, c.kernel_size[0], c.stride[0]) for c in convolutions]
+    assert layers == [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    assert module.policy_head.in_features == 512
+    assert len(module.encoder.mlp) == 0
+
+
+def test_vectors_that_only_look_like_images_stay_vectors():
+    for space in (spaces.Box(-1, 1, (3, 4, 5), np.float32), spaces.Box(0, 255, (4, 128), np.uint8)):
+        assert not isinstance(make(space).encoder.features, ImageFeatures)
+
+
+def test_leading_dimensions_may_be_more_than_one():
+    for name in ("box", "nested", "image_small", "discrete"):
+        module = make(OBSERVATIONS[name])
+        flat = sample(OBSERVATIONS[name], 6)
+        folded = map_leaves(lambda leaf: leaf.reshape(2, 3, *leaf.shape[1:]), flat)
+        out = module.forward_train({"obs": folded})
+        assert out["action_dist_inputs"].shape == (2, 3, 3)
+        expected = module.forward_train({"obs": flat})
+        torch.testing.assert_close(out["vf_preds"].reshape(-1), expected["vf_preds"])
+
+
+def test_no_hidden_layers_is_a_linear_policy():
+    module = make(OBSERVATIONS["multi_binary"], hiddens=())
+    obs = sample(OBSERVATIONS["multi_binary"], 4)
+    expected = obs.float() @ module.policy_head.weight.T
+    torch.testing.assert_close(module.forward_train({"obs": obs})["action_dist_inputs"], expected)
+
+
+def test_float64_modules_compute_in_float64():
+    for name in ("box", "nested", "image_small"):
+        module = make(OBSERVATIONS[name]).double()
+        out = module.forward_train({"obs": sample(OBSERVATIONS[name], 2)})
+        assert out["vf_preds"].dtype == out["action_dist_inputs"].dtype == torch.float64
+
+
+# Masks
+
+
+def masked(action_space, size, mask_space=None):
+    mask_space = mask_space or spaces.Box(0, 1, (size,), np.int8)
+    return make(spaces.Dict({"observations": BOX, "action_mask": mask_space}), action_space)
+
+
+@pytest.mark.parametrize(
+    "space, size",
+    [(spaces.Discrete(4), 4), (spaces.MultiDiscrete([2, 3]), 5), (spaces.MultiBinary(3), 3)],
+)
+def test_masked_actions_are_never_taken_and_everything_stays_finite(space, size):
+    module = masked(space, size)
+    rng = np.random.default_rng(1)
+    mask = rng.random((500, size)) < 0.5
+    if isinstance(space, spaces.MultiDiscrete):
+        mask[np.arange(500), rng.integers(0, 2, 500)] = True
+        mask[np.arange(500), rng.integers(2, 5, 500)] = True
+    elif isinstance(space, spaces.Discrete):
+        mask[np.arange(500), rng.integers(0, 4, 500)] = True
+    batch = {"obs": {"observations": torch.randn(500, 4), "action_mask": torch.from_numpy(mask.astype(np.int8))}}
+    dist_cls = module.action_dist_cls
+    dist = dist_cls.from_inputs(module.forward_train(batch)["action_dist_inputs"])
+    rows = np.arange(500)
+    for actions in (dist.mode(), dist.sample_with_noise(torch.from_numpy(dist_cls.draw_noise(rng, (500,))))):
+        chosen = actions.numpy()
+        if isinstance(space, spaces.Discrete):
+            assert mask[rows, chosen].all()
+        elif isinstance(space, spaces.MultiDiscrete):
+            assert mask[rows, chosen[:, 0]].all()
+            assert mask[rows, 2 + chosen[:, 1]].all()
+        else:
+            assert not (chosen.astype(bool) & ~mask).any()
+        assert dist.log_prob(actions).isfinite().all()
+    entropy = dist.entropy()
+    assert entropy.isfinite().all()
+    (dist.log_prob(dist.mode()).sum() + entropy.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
+
+
+def test_masks_may_be_of_any_type_and_a_mask_of_ones_changes_nothing():
+    module = masked(spaces.Discrete(4), 4, spaces.MultiBinary(4))
+    obs = torch.randn(5, 4)
+    plain = module.policy_head(module.encoder(obs, torch.float32))
+    for ones in (torch.ones(5, 4), torch.ones(5, 4, dtype=torch.bool), torch.ones(5, 4, dtype=torch.int64)):
+        out = module.forward_train({"obs": {"observations": obs, "action_mask": ones}})
+        assert torch.equal(out["action_dist_inputs"], plain)
+
+
+def test_a_mask_that_forbids_all_is_uniform():
+    module = masked(spaces.Discrete(4), 4)
+    obs = {"observations": torch.randn(2, 4), "action_mask": torch.zeros(2, 4)}
+    dist = module.action_dist_cls.from_inputs(module.forward_train({"obs": obs})["action_dist_inputs"])
+    torch.testing.assert_close(dist.log_prob(torch.tensor([0, 3])), torch.full((2,), -np.log(4.0)).float())
+
+
+def test_masks_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="cannot be masked"):
+        masked(spaces.Box(-1, 1, (4,), np.float32), 8)
+    with pytest.raises(ValueError, match=r"must have shape \(4,\)"):
+        masked(spaces.Discrete(4), 3)
+
+
+# Errors
+
+
+def test_an_observation_that_does_not_fit_names_both():
+    with pytest.raises(ValueError, match=r"\(2, 5\).*Box.*expected \[N, 4\]"):
+        make(BOX).forward_train({"obs": torch.randn(2, 5)})
+    with pytest.raises(ValueError, match=r"\(10, 10, 3\).*\(10, 10, 4\)"):
+        make(OBSERVATIONS["image_small"]).forward_train({"obs": torch.zeros(10, 10, 3)})
+    with pytest.raises(ValueError, match=r"\['pose'\].*camera"):
+        make(NESTED).forward_train({"obs": {"pose": torch.zeros(1)}})
+    with pytest.raises(TypeError, match=r"Box.*torch tensor, got ndarray"):
+        make(BOX).forward_train({"obs": np.zeros((2, 4), np.float32)})
+
+
+def test_spaces_without_a_network_or_distribution_are_refused():
+    with pytest.raises(ValueError, match="no network for observation space Text"):
+        make(spaces.Text(5))
+    with pytest.raises(ValueError, match="no distribution for action space Tuple"):
+        make(BOX, spaces.Tuple([spaces.Discrete(2)]))
+    with pytest.raises(ValueError, match="MultiDiscrete"):
+        make(BOX, spaces.Box(0, 5, (2,), np.int32))
+    with pytest.raises(ValueError, match="squashed actions need a Box"):
+        make(BOX, spaces.Discrete(2), squash_actions=True)
+    with pytest.raises(TypeError, match="observation_space must be a gymnasium Space, got int"):
+        make(4)
+    with pytest.raises(ValueError, match="has no parts"):
+        make(spaces.Dict({}))
+
+
+def test_model_config_refuses_what_cannot_be():
+    with pytest.raises(ValueError, match=r"unknown model_config key 'hidden'.*did you mean 'hiddens'"):
+        make(BOX, hidden=(3,))
+    for bad in ({"hiddens": (0,)}, {"hiddens": "64"}, {"activation": "tahn"}, {"policy_gain": float("nan")}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            ModelConfig(**bad)
+    with pytest.raises(ValueError, match="triples"):
+        ModelConfig(conv_filters=((8, 3),))
+    with pytest.raises(ValueError, match=r"conv_filters.*do not fit"):
+        make(OBSERVATIONS["image_small"], conv_filters=((8, 11, 1),))
+    with pytest.raises(TypeError, match="got int"):
+        ModelConfig.of(3)
+    config = ModelConfig(hiddens=[5, 6], conv_filters=[[8, 3, 1]])
+    assert ModelConfig.of(config.to_dict()) == config == ModelConfig.of(config)
+
+
+def test_an_inference_only_module_has_no_critic():
+    module = RLModuleSpec(DefaultActorCriticModule, BOX, spaces.Discrete(2), inference_only=True).build(seed=0)
+    assert not any(name.startswith("value") for name, _ in module.named_parameters())
+    assert module.forward_inference({"obs": torch.randn(2, 4)})["action_dist_inputs"].shape == (2, 2)
+    with pytest.raises(RuntimeError, match="inference_only"):
+        module.compute_values({"obs": torch.randn(2, 4)})
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_spaces_survive_the_way_through_plain_values(name):
+    import json
+
+    space = OBSERVATIONS[name]
+    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
+
+
+def test_bounds_that_differ_and_starts_survive_too():
+    for space in (
+        spaces.Box(np.array([-1.5, 0.1], np.float32), np.array([np.inf, 0.2], np.float32)),
+        spaces.Discrete(3, start=-2),
+        spaces.MultiDiscrete([2, 3], start=[1, 4]),
+    ):
+        assert space_from_dict(space_to_dict(space)) == space
+    with pytest.raises(ValueError, match="cannot be written"):
+        space_to_dict(spaces.Text(3))
+    with pytest.raises(ValueError, match="unknown type"):
+        space_from_dict({"type": "Sphere"})
+
+
+def test_actions_have_the_form_of_the_environment_and_back():
+    from lockstep.modules import ActionDist
+
+    dist = ActionDist(spaces.Discrete(3, start=5))
+    assert dist.to_env(np.array([0, 2])).tolist() == [5, 7]
+    assert dist.from_env(np.array([5, 7])).tolist() == [0, 2]
+    dist = ActionDist(spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, 3]]))
+    flat = np.array([[1, 2, 3, 4]])
+    assert dist.to_env(flat).tolist() == [[[1, 3], [5, 7]]]
+    assert dist.from_env(dist.to_env(flat)).tolist() == flat.tolist()
+    dist = ActionDist(spaces.Box(-1, 1, (2, 2), np.float64))
+    assert dist.to_env(np.zeros((3, 4), np.float32)).shape == (3, 2, 2)
+    assert dist.to_env(np.zeros((3, 4), np.float32)).dtype == np.float64
+    assert dist.from_env(np.zeros((3, 2, 2))).shape == (3, 4)

@@ -1,0 +1,466 @@
+"""State, checkpoints and specs of modules; several modules under ids; wrapping; batched networks."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from lockstep.modules import (
+    BatchedMLP,
+    DefaultActorCriticModule,
+    ModelConfig,
+    MultiRLModule,
+    MultiRLModuleSpec,
+    RLModule,
+    RLModuleSpec,
+    wrap_module,
+)
+from lockstep.state.checkpoint import CheckpointError
+
+BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+SPEC = RLModuleSpec(DefaultActorCriticModule, BOX, spaces.Discrete(3))
+
+
+def outputs(module):
+    generator = torch.Generator().manual_seed(0)
+    return module.forward_train({"obs": torch.randn(5, 4, generator=generator)})
+
+
+def assert_equal_outputs(one, two):
+    one, two = outputs(one), outputs(two)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+# One module
+
+
+def test_state_is_a_copy_and_goes_round():
+    module, other = SPEC.build(seed=1), SPEC.build(seed=2)
+    state = module.get_state()
+    assert all(isinstance(value, np.ndarray) for value in state.values())
+    with torch.no_grad():
+        module.policy_head.weight.zero_()
+    assert state["policy_head.weight"].any()
+    other.set_state(state)
+    assert_equal_outputs(other, _with_state(SPEC.build(seed=1), state))
+
+
+def _with_state(module, state):
+    module.set_state(state)
+    return module
+
+
+def test_bfloat16_goes_round_exactly():
+    module = SPEC.build(seed=1).to(torch.bfloat16)
+    other = SPEC.build(seed=2).to(torch.bfloat16)
+    other.set_state(module.get_state())
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters()))
+
+
+def test_a_state_that_does_not_fit_lists_everything_and_changes_nothing():
+    module = SPEC.build(seed=1)
+    before = module.get_state()
+    state = SPEC.build(seed=2).get_state()
+    del state["value_head.bias"]
+    state["extra"] = np.zeros(3)
+    state["policy_head.weight"] = np.zeros((2, 64), np.float32)
+    message = (
+        r"missing: value_head\.bias; unknown: extra; of another shape: policy_head\.weight is \(2, 64\), not \(3, 64\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        module.set_state(state)
+    after = module.get_state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_inference_only_state_and_modules():
+    module = SPEC.build(seed=1)
+    state = module.get_state(inference_only=True)
+    assert {name.partition(".")[0] for name in state} == {"encoder", "policy_head"}
+    actor = RLModuleSpec(DefaultActorCriticModule, BOX, spaces.Discrete(3), inference_only=True).build()
+    for given in (state, module.get_state()):
+        actor.set_state(given)
+        expected = outputs(module)["action_dist_inputs"]
+        generator = torch.Generator().manual_seed(0)
+        out = actor.forward_inference({"obs": torch.randn(5, 4, generator=generator)})
+        assert torch.equal(out["action_dist_inputs"], expected)
+    with pytest.raises(ValueError, match="missing: value_encoder"):
+        module.set_state(state)
+
+
+@pytest.mark.parametrize(
+    "config", [None, {"hiddens": [8], "activation": "relu"}, ModelConfig(hiddens=(8,), share_value_network=True)]
+)
+def test_a_checkpoint_gives_the_module_back(tmp_path, config):
+    module = RLModuleSpec(
+        DefaultActorCriticModule, BOX, spaces.Box(-1, 1, (2,), np.float32), model_config=config
+    ).build()
+    path = module.save_to_path(tmp_path / "module")
+    assert {file.name for file in (tmp_path / "module").iterdir()} == {
+        "weights.safetensors",
+        "spec.json",
+        "manifest.json",
+    }
+    loaded = RLModule.from_checkpoint(path)
+    assert type(loaded) is DefaultActorCriticModule
+    assert (loaded.observation_space, loaded.action_space) == (module.observation_space, module.action_space)
+    assert loaded.spec() == module.spec()
+    assert_equal_outputs(loaded, module)
+    other = RLModuleSpec(
+        DefaultActorCriticModule, BOX, spaces.Box(-1, 1, (2,), np.float32), model_config=config
+    ).build()
+    other.restore_from_path(path)
+    assert_equal_outputs(other, module)
+
+
+def test_relative_paths_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = SPEC.build()
+    assert module.save_to_path("here") == str(tmp_path / "here")
+    assert_equal_outputs(RLModule.from_checkpoint("here"), module)
+
+
+def test_a_modules_folder_is_usable_from_a_new_process(tmp_path):
+    multi = MultiRLModuleSpec({"p0": SPEC, "p1": SPEC}).build(seeds={"p0": 1, "p1": 2})
+    multi.save_to_path(tmp_path / "all")
+    (tmp_path / "all" / "p1").rename(tmp_path / "alone")
+    code = """
+        import sys, torch
+        from lockstep.modules import RLModule
+        module = RLModule.from_checkpoint(sys.argv[1])
+        obs = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+        print(repr(module.forward_train({"obs": obs})["vf_preds"].tolist()))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "alone")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == repr(outputs(multi["p1"])["vf_preds"].tolist())
+
+
+class Custom(RLModule):
+    """A module of a user's own, with a model_config of a user's own and a buffer."""
+
+    def setup(self):
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.tensor(float(self.model_config["scale"])))
+
+    def _forward(self, batch):
+        return {"action_dist_inputs": self.layer(batch["obs"]) * self.scale}
+
+
+def test_a_users_own_module_acts_and_is_saved(tmp_path):
+    module = RLModuleSpec(Custom, BOX, spaces.Discrete(3), model_config={"scale": 2.5}).build(seed=0)
+    assert outputs(module)["action_dist_inputs"].shape == (5, 3)
+    assert not module.is_stateful()
+    with pytest.raises(TypeError, match="Custom has no value function"):
+        module.compute_values({"obs": torch.zeros(1, 4)})
+    loaded = RLModule.from_checkpoint(module.save_to_path(tmp_path / "m"), module_class=Custom)
+    assert loaded.scale == 2.5
+    assert_equal_outputs(loaded, module)
+
+
+def test_a_class_that_cannot_be_imported_says_what_to_do(tmp_path):
+    class Local(Custom):
+        pass
+
+    module = RLModuleSpec(Local, BOX, spaces.Discrete(3), model_config={"scale": 1.0}).build()
+    path = module.save_to_path(tmp_path / "m")
+    with pytest.raises(ValueError, match=r"Local cannot be imported.*module_class="):
+        RLModule.from_checkpoint(path)
+    assert_equal_outputs(RLModule.from_checkpoint(path, module_class=Local), module)
+
+
+def test_a_checkpoint_cannot_name_something_that_is_no_module():
+    data = SPEC.to_dict()
+    data["module_class"] = "subprocess:Popen"
+    with pytest.raises(ValueError, match="subprocess:Popen is not an RLModule"):
+        RLModuleSpec.from_dict(data)
+
+
+def test_a_damaged_or_foreign_checkpoint_is_named(tmp_path):
+    path = tmp_path / "m"
+    SPEC.build().save_to_path(path)
+    content = bytearray((path / "weights.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "weights.safetensors").write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors"):
+        RLModule.from_checkpoint(path)
+    with pytest.raises(CheckpointError, match="nothing_here"):
+        RLModule.from_checkpoint(tmp_path / "nothing_here")
+    MultiRLModule({"a": SPEC.build()}).save_to_path(tmp_path / "multi")
+    with pytest.raises(CheckpointError, match="not of one RLModule"):
+        RLModule.from_checkpoint(tmp_path / "multi")
+    with pytest.raises(CheckpointError, match="not of a MultiRLModule"):
+        MultiRLModule.from_checkpoint(_saved(tmp_path / "single"))
+
+
+def _saved(path):
+    return SPEC.build().save_to_path(path)
+
+
+def test_a_spec_says_what_it_lacks():
+    with pytest.raises(ValueError, match="needs module_class, action_space"):
+        RLModuleSpec(observation_space=BOX).build()
+    with pytest.raises(TypeError, match=r"must be a subclass of RLModule.*wrap_module"):
+        RLModuleSpec(nn.Linear, BOX, spaces.Discrete(2)).build()
+    with pytest.raises(TypeError, match="RLModule must define _forward"):
+        outputs(RLModuleSpec(RLModule, BOX, spaces.Discrete(2)).build())
+
+
+def test_specs_go_through_plain_values():
+    import json
+
+    specs = [
+        SPEC,
+        RLModuleSpec(),
+        RLModuleSpec(DefaultActorCriticModule, BOX, spaces.MultiDiscrete([2, 3]), True, ModelConfig(hiddens=(3,))),
+        RLModuleSpec(model_config={"hiddens": [3]}),
+    ]
+    for spec in specs:
+        assert RLModuleSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+# Several modules
+
+
+def multi():
+    return MultiRLModuleSpec({"p0": SPEC, "p1": SPEC}).build(seeds={"p0": 1, "p1": 2})
+
+
+def test_multi_module_is_a_mapping():
+    module = multi()
+    assert list(module) == module.keys() == ["p0", "p1"]
+    assert len(module) == 2
+    assert "p0" in module
+    assert "nobody" not in module
+    assert module.values()[1] is module["p1"] is dict(module.items())["p1"]
+    assert module.foreach_module(lambda module_id, m: (module_id, m is module[module_id])) == {
+        "p0": ("p0", True),
+        "p1": ("p1", True),
+    }
+    assert {name.split(".")[1] for name, _ in module.named_parameters()} == {"p0", "p1"}
+
+
+def test_multi_module_adds_and_removes():
+    module = multi()
+    module.add_module("p2", SPEC.build())
+    assert module.keys() == ["p0", "p1", "p2"]
+    removed = module.remove_module("p1")
+    assert isinstance(removed, RLModule)
+    assert module.keys() == ["p0", "p2"]
+    with pytest.raises(KeyError, match=r"no module 'p1'; there are 'p0', 'p2'"):
+        module.remove_module("p1")
+    with pytest.raises(KeyError, match="nobody"):
+        module["nobody"]
+    with pytest.raises(ValueError, match="'p0' already"):
+        module.add_module("p0", SPEC.build())
+    module.add_module("p0", removed, override=True)
+    assert module["p0"] is removed
+    with pytest.raises(TypeError, match="must be an RLModule, got Linear"):
+        module.add_module("p3", nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "a/b", "a.b", "__all_modules__", "keys", "training", "a\nb", "a*", "end ", 3, None]
+)
+def test_illegal_module_ids(bad):
+    with pytest.raises(ValueError, match="module id"):
+        MultiRLModule().add_module(bad, SPEC.build())
+    with pytest.raises(ValueError, match="module id"):
+        MultiRLModuleSpec({bad: SPEC})
+
+
+def test_multi_forward_runs_the_modules_that_have_a_batch():
+    module = multi()
+    batch = {"p1": {"obs": torch.randn(2, 4)}}
+    for forward in (module.forward_train, module.forward_inference, module.forward_exploration, module):
+        out = forward(batch)
+        assert list(out) == ["p1"]
+        expected = module["p1"].forward_train(batch["p1"])["action_dist_inputs"]
+        assert torch.equal(out["p1"]["action_dist_inputs"], expected)
+    assert "vf_preds" in module(batch)["p1"]
+    assert "vf_preds" not in module.forward_exploration(batch)["p1"]
+    with pytest.raises(KeyError, match="nobody"):
+        module.forward_train({"nobody": {}})
+
+
+def test_multi_state_is_all_or_nothing():
+    module, other = multi(), multi()
+    assert list(module.get_state(["p1"])) == ["p1"]
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(1.0)
+    state = module.get_state()
+    state["p1"].pop("value_head.bias")
+    before = other.get_state()
+    with pytest.raises(ValueError, match=r"missing: value_head\.bias"):
+        other.set_state(state)
+    with pytest.raises(KeyError, match="p9"):
+        other.set_state({"p0": state["p0"], "p9": state["p0"]})
+    after = other.get_state()
+    assert all(np.array_equal(before[m][n], after[m][n]) for m in before for n in before[m])
+    other.set_state({"p0": state["p0"]})
+    assert_equal_outputs(other["p0"], module["p0"])
+    assert "value_head.bias" not in module.get_state(inference_only=True)["p0"]
+
+
+def test_multi_checkpoint(tmp_path):
+    module = multi()
+    path = module.save_to_path(tmp_path / "m")
+    loaded = MultiRLModule.from_checkpoint(path)
+    assert loaded.spec() == module.spec()
+    for module_id in module:
+        assert_equal_outputs(loaded[module_id], module[module_id])
+    other = MultiRLModuleSpec({"p0": SPEC, "p1": SPEC}).build()
+    other.restore_from_path(path)
+    assert_equal_outputs(other["p1"], module["p1"])
+    assert_equal_outputs(RLModule.from_checkpoint(f"{path}/p0"), module["p0"])
+
+
+def test_multi_spec_with_and_without():
+    spec = MultiRLModuleSpec({"p0": SPEC})
+    assert list(spec.with_module("p1", SPEC).rl_module_specs) == ["p0", "p1"]
+    assert list(spec.with_module("p1", SPEC).without_module("p0").rl_module_specs) == ["p1"]
+    with pytest.raises(ValueError, match="'p0' already"):
+        spec.with_module("p0", SPEC)
+    with pytest.raises(KeyError, match="'p7'; there are 'p0'"):
+        spec.without_module("p7")
+    with pytest.raises(TypeError, match="RLModuleSpec, got str"):
+        MultiRLModuleSpec({"p0": "x"})
+
+
+def test_seeds_of_modules_do_not_depend_on_their_order():
+    one = MultiRLModuleSpec({"p0": SPEC, "p1": SPEC}).build(seeds={"p0": 1, "p1": 2})
+    two = MultiRLModuleSpec({"p1": SPEC, "p0": SPEC}).build(seeds={"p0": 1, "p1": 2})
+    assert_equal_outputs(one["p0"], two["p0"])
+    assert_equal_outputs(one["p1"], two["p1"])
+
+
+# Wrapping
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.policy, self.value = nn.Linear(4, 3), nn.Linear(4, 1)
+
+    def forward(self, obs):
+        return self.policy(obs), self.value(obs)
+
+
+def test_any_nn_module_is_wrapped_in_one_line(tmp_path):
+    network = TwoHeads()
+    module = wrap_module(network, BOX, spaces.Discrete(3), ("action_dist_inputs", "vf_preds"))
+    obs = torch.randn(5, 4)
+    out = module.forward_train({"obs": obs})
+    assert torch.equal(out["action_dist_inputs"], network(obs)[0])
+    assert torch.equal(out["vf_preds"], network(obs)[1][:, 0])
+    assert torch.equal(module.compute_values({"obs": obs}), out["vf_preds"])
+    assert {id(p) for p in module.parameters()} == {id(p) for p in network.parameters()}
+
+    path = module.save_to_path(tmp_path / "m")
+    other = wrap_module(TwoHeads(), BOX, spaces.Discrete(3), ("action_dist_inputs", "vf_preds"))
+    other.restore_from_path(path)
+    assert_equal_outputs(other, module)
+    with pytest.raises(ValueError, match=r"wrap_module.*restore_from_path"):
+        RLModule.from_checkpoint(path)
+
+
+def test_wrapping_a_single_tensor_and_a_dict():
+    network = nn.Linear(4, 3)
+    module = wrap_module(network, BOX, spaces.Discrete(3))
+    obs = torch.randn(5, 4)
+    assert torch.equal(module.forward_inference({"obs": obs})["action_dist_inputs"], network(obs))
+    with pytest.raises(TypeError, match="no value function"):
+        module.compute_values({"obs": obs})
+
+    class Named(nn.Module):
+        def forward(self, obs):
+            return {"action_dist_inputs": obs[:, :3], "vf_preds": obs[:, 0], "more": obs}
+
+    module = wrap_module(Named(), BOX, spaces.Discrete(3), ("action_dist_inputs", "vf_preds"))
+    assert list(module.forward_train({"obs": obs})) == ["action_dist_inputs", "vf_preds"]
+
+
+def test_wrapping_says_what_is_wrong():
+    with pytest.raises(TypeError, match=r"takes a torch nn\.Module, got function"):
+        wrap_module(lambda obs: obs, BOX, spaces.Discrete(3))
+    for names in ("logits", ("vf_preds",), ("actions", "actions")):
+        with pytest.raises(ValueError, match="outputs must name"):
+            wrap_module(nn.Linear(4, 3), BOX, spaces.Discrete(3), names)
+    module = wrap_module(TwoHeads(), BOX, spaces.Discrete(3), ("action_dist_inputs",))
+    with pytest.raises(ValueError, match="returned 2 tensors"):
+        outputs(module)
+
+
+# Batched networks
+
+
+@pytest.mark.parametrize("widths", [(), (8,), (16, 12)])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation):
+    torch.manual_seed(0)
+    batched = BatchedMLP(3, 5, widths, 2, activation=activation).double()
+    inputs = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    loops = [batched.network(k) for k in range(3)]
+    expected = torch.stack([loop(inputs) for loop in loops])
+    out = batched(inputs)
+    assert out.shape == (3, 7, 2)
+    torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
+    torch.testing.assert_close(batched(torch.stack([inputs] * 3)), expected, atol=1e-13, rtol=0)
+
+    (gradient,) = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), inputs, retain_graph=True)
+    torch.testing.assert_close(gradient, expected_gradient)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    for k, loop in enumerate(loops):
+        linears = [layer for layer in loop if isinstance(layer, nn.Linear)]
+        for weight, bias, linear in zip(batched.weights, batched.biases, linears):
+            torch.testing.assert_close(weight.grad[k].T, linear.weight.grad)
+            torch.testing.assert_close(bias.grad[k, 0], linear.bias.grad)
+
+
+def test_batched_networks_take_inputs_of_their_own():
+    batched = BatchedMLP(2, 3, (4,), 1)
+    inputs = torch.randn(2, 6, 3)
+    expected = torch.stack([batched.network(k)(inputs[k]) for k in range(2)])
+    torch.testing.assert_close(batched(inputs), expected)
+    with pytest.raises(ValueError, match=r"takes \[N, 3\] or \[2, N, 3\], got \[6, 4\]"):
+        batched(torch.zeros(6, 4))
+    for wrong in (torch.zeros(3), torch.zeros(3, 6, 3), torch.zeros(1, 2, 6, 3)):
+        with pytest.raises(ValueError, match="takes"):
+            batched(wrong)
+    with pytest.raises(ValueError, match="sizes of at least 1"):
+        BatchedMLP(0, 3, (4,), 1)
+
+
+def test_batched_networks_are_orthogonal_and_differ():
+    batched = BatchedMLP(2, 6, (8,), 1, hidden_gain=2.0, output_gain=0.5)
+    for k in range(2):
+        first = batched.weights[0][k].detach()
+        torch.testing.assert_close(first @ first.T, 4.0 * torch.eye(6), atol=1e-5, rtol=0)
+        assert batched.weights[1][k].norm().item() == pytest.approx(0.5, rel=1e-5)
+    assert not torch.equal(batched.weights[0][0], batched.weights[0][1])
+    assert not any(bias.any() for bias in batched.biases)
+
+
+def test_batched_networks_take_over_plain_ones():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    batched = BatchedMLP(2, 3, (4,), 2, activation="tanh")
+    untouched = batched.network(0)
+    batched.set_network(1, plain)
+    inputs = torch.randn(5, 3)
+    torch.testing.assert_close(batched(inputs)[1], plain(inputs))
+    torch.testing.assert_close(batched(inputs)[0], untouched(inputs))
+    with pytest.raises(ValueError, match="do not fit"):
+        batched.set_network(0, nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)))
