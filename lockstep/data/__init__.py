@@ -1,0 +1,33 @@
+"""The one form in which all data moves: batches of columns, episodes, and cutting them into parts."""
+
+from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.minibatch import (
+    MiniBatchIterator,
+    minibatch_indices,
+    multi_minibatch_indices,
+    shard_batch,
+    shard_episodes,
+)
+from lockstep.data.multi_agent_batch import (
+    MultiAgentBatch,
+    concat_samples_into_ma_batch,
+    convert_ma_batch_to_sample_batch,
+)
+from lockstep.data.sample_batch import SampleBatch, concat_samples
+
+__all__ = [
+    "DEFAULT_MODULE_ID",
+    "Columns",
+    "MiniBatchIterator",
+    "MultiAgentBatch",
+    "SampleBatch",
+    "SingleAgentEpisode",
+    "concat_samples",
+    "concat_samples_into_ma_batch",
+    "convert_ma_batch_to_sample_batch",
+    "minibatch_indices",
+    "multi_minibatch_indices",
+    "shard_batch",
+    "shard_episodes",
+]

@@ -7,6 +7,7 @@ These functions take a `SampleBatch` as a mapping with the attributes `zero_padd
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,9 +103,7 @@ def _check_seq_lens(batch: Any, num_sequences: int, name: str, rows: int) -> Non
         length = batch.max_seq_len or 0
     else:
         if int(seq_lens.sum()) != rows:
-            raise ValueError(
-                f"columns {name!r} and 'seq_lens' disagree: {rows} rows, seq_lens sum to {seq_lens.sum()}"
-            )
+            raise ValueError(f"columns {name!r} and 'seq_lens' disagree: {rows} rows, seq_lens sum to {seq_lens.sum()}")
         return
     if length * num_sequences != rows or longest > length:
         raise ValueError(
@@ -151,9 +150,7 @@ def concat(batches: Sequence[Any], on_missing: str) -> tuple[dict[str, Any], Any
     def join(name: str) -> Any:
         across = first.time_major and not is_per_sequence(first, name, counts[0])
         columns = [dict.__getitem__(part, name) for part in parts]
-        if isinstance(columns[0], np.ndarray | torch.Tensor) and not any(
-            isinstance(c, dict | tuple) for c in columns
-        ):
+        if isinstance(columns[0], np.ndarray | torch.Tensor) and not any(isinstance(c, dict | tuple) for c in columns):
             return concat_leaves(columns, name, int(across))
         return zip_trees(lambda leaves: concat_leaves(leaves, name, int(across)), columns, name)
 
@@ -194,9 +191,7 @@ def right_zero_pad(batch: Any, length: int, exclude_states: bool) -> None:
     if seq_lens is None:
         raise ValueError("right_zero_pad needs a column 'seq_lens'; this batch has none")
     if len(seq_lens) and int(seq_lens.max()) > length:
-        raise ValueError(
-            f"max_seq_len={length} is less than the longest sequence ({int(seq_lens.max())} rows)"
-        )
+        raise ValueError(f"max_seq_len={length} is less than the longest sequence ({int(seq_lens.max())} rows)")
     if batch.zero_padded or batch.time_major:
         unpad(batch)
     ones = np.ones_like(seq_lens)
@@ -207,8 +202,7 @@ def right_zero_pad(batch: Any, length: int, exclude_states: bool) -> None:
         if per_sequence and exclude_states:
             continue
         lengths = ones if per_sequence else seq_lens
-        padded = map_tree(lambda leaf, lengths=lengths: pad_leaf(leaf, lengths, length), column)
-        dict.__setitem__(batch, name, padded)
+        dict.__setitem__(batch, name, map_tree(partial(pad_leaf, seq_lens=lengths, length=length), column))
     batch.zero_padded = True
     batch.max_seq_len = length
 
@@ -230,7 +224,7 @@ def unpad(batch: Any) -> None:
             length = batch.max_seq_len or 0
         if seq_lens is not None:
             lengths = np.ones_like(seq_lens) if is_state_column(name) and not batch.time_major else seq_lens
-            column = map_tree(lambda leaf, n=lengths, k=length: unpad_leaf(leaf, n, k), column)
+            column = map_tree(partial(unpad_leaf, seq_lens=lengths, length=length), column)
         columns[name] = column
     dict.update(batch, columns)
     batch.zero_padded = batch.time_major = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from lockstep.data.batch_layout import is_per_sequence, num_sequences_of, seq_lens_of
 from lockstep.data.columns import Columns
 from lockstep.data.sequences import rows_of_sequences, sequence_starts
-from lockstep.data.trees import index_leaf, map_tree, to_numpy_leaf
+from lockstep.data.trees import index_leaf, map_tree, row_of, to_numpy_leaf
 
 if TYPE_CHECKING:
     from lockstep.data.sample_batch import SampleBatch
@@ -23,9 +24,7 @@ def select(batch: SampleBatch, key: Any) -> SampleBatch:
         return _select_slice(batch, key)
     index = _as_index(key, len(batch))
     if Columns.SEQ_LENS in batch or batch.time_major:
-        raise ValueError(
-            "rows of sequences cannot be picked one by one; use take_sequences(numbers), or unpad() first"
-        )
+        raise ValueError("rows of sequences cannot be picked one by one; use take_sequences(numbers), or unpad() first")
     return take_rows(batch, index)
 
 
@@ -36,9 +35,7 @@ def _as_index(key: Any, num_rows: int) -> np.ndarray:
         key = np.empty(0, dtype=np.int64)
     index = np.asarray(key) if isinstance(key, list | np.ndarray) else None
     if index is None or index.ndim != 1 or index.dtype.kind not in "biu":
-        raise TypeError(
-            f"a batch is indexed by a column name, a slice, a mask or a list of integers, not by {key!r}"
-        )
+        raise TypeError(f"a batch is indexed by a column name, a slice, a mask or a list of integers, not by {key!r}")
     if index.dtype.kind == "b":
         if len(index) != num_rows:
             raise IndexError(f"the mask has {len(index)} entries, the batch {num_rows} rows")
@@ -143,16 +140,11 @@ def split_by_episode(batch: SampleBatch, key: str | None) -> list[SampleBatch]:
     if key is not None or name in batch:
         ids = to_numpy_leaf(batch[name])
         changed = ids[1:] != ids[:-1]
-        cuts = (
-            np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim))))
-            + 1
-        )
+        cuts = np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim)))) + 1
     elif Columns.DONES in batch or Columns.TERMINATEDS in batch:
         cuts = np.flatnonzero(to_numpy_leaf(batch[Columns.DONES])[:-1]) + 1
     else:
-        raise KeyError(
-            f"no 'eps_id', 'terminateds' or 'dones' to tell episodes apart; columns are {sorted(batch)}"
-        )
+        raise KeyError(f"no 'eps_id', 'terminateds' or 'dones' to tell episodes apart; columns are {sorted(batch)}")
     bounds = [0, *cuts.tolist(), len(batch)]
     seq_lens = seq_lens_of(batch)
     if seq_lens is not None:
@@ -162,16 +154,14 @@ def split_by_episode(batch: SampleBatch, key: str | None) -> list[SampleBatch]:
             raise ValueError(f"a sequence crosses the episode boundary at row {int(inside[0])}")
         bounds = np.searchsorted(starts, bounds).tolist()
         bounds[-1] = len(seq_lens)
-        return [take_sequences(batch, slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:])]
-    return [take_rows(batch, slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:])]
+        return [take_sequences(batch, slice(a, b)) for a, b in pairwise(bounds)]
+    return [take_rows(batch, slice(a, b)) for a, b in pairwise(bounds)]
 
 
 def timeslices(batch: SampleBatch, size: int | None, num_slices: int | None) -> list[SampleBatch]:
     """Consecutive slices; see `SampleBatch.timeslices`."""
     if (size is None) == (num_slices is None):
-        raise ValueError(
-            f"exactly one of size and num_slices is needed, got size={size}, num_slices={num_slices}"
-        )
+        raise ValueError(f"exactly one of size and num_slices is needed, got size={size}, num_slices={num_slices}")
     total = len(batch)
     if size is not None:
         if size < 1:
@@ -184,9 +174,9 @@ def timeslices(batch: SampleBatch, size: int | None, num_slices: int | None) -> 
     sequences = num_sequences_of(batch)
     if sequences is not None:
         bounds = [i * sequences // count for i in range(count + 1)]
-        return [take_sequences(batch, slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:])]
+        return [take_sequences(batch, slice(a, b)) for a, b in pairwise(bounds)]
     bounds = [i * total // count for i in range(count + 1)]
-    return [batch[a:b] for a, b in zip(bounds[:-1], bounds[1:])]
+    return [batch[a:b] for a, b in pairwise(bounds)]
 
 
 def split(
@@ -206,9 +196,7 @@ def permuted(batch: SampleBatch, generator: np.random.Generator | int | None) ->
     if sequences is not None:
         return dict(take_sequences(batch, rng.permutation(sequences)))
     if batch.time_major:
-        raise ValueError(
-            "a time-major batch without 'seq_lens' cannot be shuffled by rows; use unpad() first"
-        )
+        raise ValueError("a time-major batch without 'seq_lens' cannot be shuffled by rows; use unpad() first")
     return dict(take_rows(batch, rng.permutation(len(batch))))
 
 
@@ -218,7 +206,7 @@ def iterate_rows(batch: SampleBatch) -> Iterator[dict[str, Any]]:
     sequences = num_sequences_of(flat)
     columns = {name: column for name, column in flat.items() if not is_per_sequence(flat, name, sequences)}
     for row in range(len(flat)):
-        yield {name: map_tree(lambda leaf, i=row: leaf[i], column) for name, column in columns.items()}
+        yield {name: row_of(column, row) for name, column in columns.items()}
 
 
 def is_single_trajectory(batch: SampleBatch) -> bool:
@@ -239,9 +227,7 @@ _AFTER_LAST = {
 }
 
 
-def single_step_input(
-    batch: SampleBatch, requirements: Mapping[str, Any] | None, index: int | str
-) -> dict[str, Any]:
+def single_step_input(batch: SampleBatch, requirements: Mapping[str, Any] | None, index: int | str) -> dict[str, Any]:
     """One row [1, ...] of each wanted column; see `SampleBatch.get_single_step_input_dict`."""
     batch = batch._flat()
     last = index == "last"
@@ -266,9 +252,7 @@ def _wanted_columns(batch: SampleBatch, requirements: Mapping[str, Any] | None) 
         wanted = {}
         for name, source in requirements.items():
             if getattr(source, "used_for_compute_actions", True):
-                wanted[name] = (
-                    source if isinstance(source, str) else getattr(source, "data_col", None)
-                ) or name
+                wanted[name] = (source if isinstance(source, str) else getattr(source, "data_col", None)) or name
         return wanted
     inputs = (Columns.OBS, Columns.PREV_ACTIONS, Columns.PREV_REWARDS)
     states = [name for name in batch if name.startswith(Columns.STATE_IN)]

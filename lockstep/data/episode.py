@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
 
 from lockstep.data import episode_edit as edit
-from lockstep.data.episode_access import (
-    Indices,
-    append_rows,
-    as_rows,
-    one_hot,
-    positions_of,
-    read_list,
-    read_tree,
-)
+from lockstep.data.episode_access import as_rows
+from lockstep.data.episode_columns import EpisodeColumns
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trees import zip_trees
 
 Tree = Any
+Slice = slice  # the method of this name hides the type in the class
 
 
-class SingleAgentEpisode:
+class SingleAgentEpisode(EpisodeColumns):
     """T steps: T + 1 observations and infos, T actions, rewards and extra model outputs.
 
     The first `len_lookback_buffer` of the given steps (`"auto"`: all of them) are lookback: readable with negative
@@ -41,21 +34,9 @@ class SingleAgentEpisode:
     """
 
     __slots__ = (
-        "_actions",
         "_duration",
-        "_extra_keys",
-        "_extras",
-        "_infos",
-        "_last_obs",
         "_last_time",
-        "_lookback",
-        "_new_obs",
-        "_new_steps",
-        "_obs",
-        "_rewards",
-        "_spare",
         "_start_time",
-        "action_space",
         "agent_id",
         "custom_data",
         "id_",
@@ -63,9 +44,6 @@ class SingleAgentEpisode:
         "is_truncated",
         "module_id",
         "multi_agent_episode_id",
-        "observation_space",
-        "t",
-        "t_started",
     )
 
     def __init__(
@@ -93,19 +71,17 @@ class SingleAgentEpisode:
         self.multi_agent_episode_id = multi_agent_episode_id
         self.custom_data: dict[str, Any] = {}
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._spare: dict[str, Tree] = {}
-        self._last_obs: Tree = None
-        self._new_obs: list[Any] = []
-        self._new_steps: list[tuple[Any, Any, Any]] = []
+        self._spare = {}
+        self._last_obs = None
+        self._new_obs = []
+        self._new_steps = []
         self._duration, self._start_time, self._last_time = 0.0, 0.0, 0.0
-        self._obs: Tree = _given(observations, "observations")
-        self._actions: Tree = _given(actions, "actions")
-        self._rewards: Any = _given(rewards, "rewards")
-        self._extras: dict[str, Tree] = {
-            key: as_rows(value, key) for key, value in (extra_model_outputs or {}).items() if _some(value)
-        }
-        self._extra_keys: Collection[str] | None = frozenset(self._extras) or None
-        self._infos: list[Any] | None = None if infos is None else list(infos)
+        self._obs = _given(observations, "observations")
+        self._actions = _given(actions, "actions")
+        self._rewards = _given(rewards, "rewards")
+        self._extras = {key: as_rows(value, key) for key, value in (extra_model_outputs or {}).items() if _some(value)}
+        self._extra_keys = frozenset(self._extras) or None
+        self._infos = None if infos is None else list(infos)
         steps = edit.check_lengths(self)
         lookback = steps if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(lookback, int) or not 0 <= lookback <= steps:
@@ -196,7 +172,7 @@ class SingleAgentEpisode:
             edit.check_new_keys(self, keys)
             self._extra_keys = frozenset(keys or ()) or None
         if self._infos is None:
-            edit.make_infos(self)
+            self._all_infos()
         self._new_obs.append(observation)
         self._new_steps.append((action, reward, extra_model_outputs))
         self._infos.append(infos if infos is not None else {})  # type: ignore[union-attr]
@@ -207,61 +183,12 @@ class SingleAgentEpisode:
             self.is_truncated = True
         self._last_time = time.perf_counter()
 
-    def _pack(self) -> None:
-        """Moves the steps added since the last read into the arrays."""
-        if not self._new_obs:
-            return
-        if self._last_obs is not None:
-            self._join()
-        spare = self._spare
-        self._obs, spare["obs"] = append_rows(self._obs, spare.get("obs"), self._new_obs, "observations")
-        if self._new_steps:
-            actions, rewards, extras = zip(*self._new_steps)
-            self._actions, spare["a"] = append_rows(self._actions, spare.get("a"), actions, "actions")
-            self._rewards, spare["r"] = append_rows(self._rewards, spare.get("r"), rewards, "rewards")
-            for key in self._extra_keys or ():
-                rows = [extra[key] for extra in extras]
-                self._extras[key], spare[f"extra/{key}"] = append_rows(
-                    self._extras.get(key), spare.get(f"extra/{key}"), rows, key
-                )
-        self._new_obs, self._new_steps = [], []
-
-    def _join(self) -> None:
-        """Puts a last observation that is kept apart behind the others (copies them once)."""
-        self._obs = zip_trees(
-            lambda parts: np.concatenate([parts[0], np.asarray(parts[1])[None]]), [self._obs, self._last_obs], "obs"
-        )
-        self._last_obs = None
-
-    def to_numpy(self) -> SingleAgentEpisode:
-        """Packs all steps into arrays; returns self."""
-        self._pack()
-        return self
-
     # ---- what it is --------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return self.t - self.t_started
-
-    @property
-    def is_reset(self) -> bool:
-        """Whether there is a first observation."""
-        return bool(self._new_obs) or self._obs is not None
 
     @property
     def is_done(self) -> bool:
         """Terminated or truncated."""
         return self.is_terminated or self.is_truncated
-
-    @property
-    def is_numpy(self) -> bool:
-        """Whether all steps lie in arrays (reading packs them)."""
-        return not self._new_obs and self._obs is not None
-
-    @property
-    def len_lookback_buffer(self) -> int:
-        """Number of steps before the first that can be looked back at."""
-        return self._lookback
 
     def env_steps(self) -> int:
         """T."""
@@ -288,122 +215,6 @@ class SingleAgentEpisode:
         agent = "" if self.agent_id is None else f", agent {self.agent_id!r}"
         return f"SingleAgentEpisode({self.id_!r}, t={self.t_started}..{self.t}, {end}{agent})"
 
-    # ---- reading -----------------------------------------------------------------------------------------
-
-    def get_observations(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-    ) -> Tree:
-        """Observations (T + 1 of them) at `indices`.
-
-        None: all without lookback; an int: one; a list or slice: several. Negative indices count from the end, or
-        with `neg_index_as_lookback` back from index 0. Outside: `IndexError`, or `fill` where it is given (slices
-        without `fill` are clipped). `one_hot_discrete` gives Discrete parts as float32 one-hot vectors.
-        """
-        self._pack()
-        stored = self._lookback + len(self) + 1 if self.is_reset else 0
-        where = positions_of(
-            indices, self._lookback, stored, neg_index_as_lookback, fill=fill is not None, what="observations"
-        )
-        if self._last_obs is not None:
-            if isinstance(where, int) and where == stored - 1 and not one_hot_discrete:
-                return self._last_obs
-            if not (isinstance(where, slice) and where.stop < stored):
-                self._join()
-        return self._read(self._obs, where, fill, stored, self.observation_space, one_hot_discrete, "observations")
-
-    def get_actions(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-    ) -> Tree:
-        """Actions (T of them); arguments as in `get_observations`."""
-        return self._get("actions", indices, neg_index_as_lookback, fill, one_hot_discrete)
-
-    def get_rewards(
-        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: float | None = None
-    ) -> Any:
-        """Rewards (T of them); arguments as in `get_observations`."""
-        return self._get("rewards", indices, neg_index_as_lookback, fill, False)
-
-    def get_extra_model_outputs(
-        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
-    ) -> Tree:
-        """Model outputs under `key` (T of them); arguments as in `get_observations`. Unknown key: `KeyError`."""
-        return self._get(key, indices, neg_index_as_lookback, fill, False, extra=True)
-
-    def get_infos(
-        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
-    ) -> Any:
-        """Infos (T + 1 of them, a list); arguments as in `get_observations`."""
-        if self._infos is None:
-            edit.make_infos(self)
-        infos = self._infos or []
-        where = positions_of(
-            indices, self._lookback, len(infos), neg_index_as_lookback, fill=fill is not None, what="infos"
-        )
-        return read_list(infos, where, fill)
-
-    def _get(
-        self, name: str, indices: Indices, negative: bool, fill: Any, hot: bool, *, extra: bool = False
-    ) -> Tree:
-        self._pack()
-        if extra:
-            if name not in self._extras:
-                raise KeyError(f"no extra model output {name!r}; there are {sorted(self._extras)}")
-            tree = self._extras[name]
-        else:
-            tree = self._actions if name == "actions" else self._rewards
-        stored = self._lookback + len(self)
-        where = positions_of(indices, self._lookback, stored, negative, fill=fill is not None, what=name)
-        return self._read(tree, where, fill, stored, self.action_space, hot, name)
-
-    def _read(
-        self, tree: Tree, where: Any, fill: Any, stored: int, space: Any, hot: bool, name: str
-    ) -> Tree:
-        if tree is None:
-            tree = np.empty(0, dtype=np.float32)
-        if hot:
-            tree = one_hot(tree, space, name)
-        return read_tree(tree, where, fill, stored)
-
-    # ---- writing -----------------------------------------------------------------------------------------
-
-    def set_observations(
-        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
-        """Replaces observations; indices as in the getters, None for all without lookback.
-
-        `IndexError` where lengths differ, `ValueError` for a value outside the space. The arrays that came from
-        elsewhere (a rollout store, the caller) are not written to.
-        """
-        edit.set_column(self, "observations", new_data, at_indices, neg_index_as_lookback)
-
-    def set_actions(
-        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
-        """Replaces actions; see `set_observations`."""
-        edit.set_column(self, "actions", new_data, at_indices, neg_index_as_lookback)
-
-    def set_rewards(
-        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
-        """Replaces rewards; see `set_observations`."""
-        edit.set_column(self, "rewards", new_data, at_indices, neg_index_as_lookback)
-
-    def set_extra_model_outputs(
-        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
-        """Replaces outputs under `key`; a new key takes T values (zeros are put into the lookback)."""
-        edit.set_extra(self, key, new_data, at_indices, neg_index_as_lookback)
-
     # ---- pieces ------------------------------------------------------------------------------------------
 
     def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
@@ -417,7 +228,7 @@ class SingleAgentEpisode:
             raise ValueError(f"episode {self.id_} has no observation yet; call add_env_reset first")
         return edit.piece(self, len(self), len(self), min(len_lookback_buffer, self._lookback + len(self)))
 
-    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
+    def slice(self, slice_: Slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
         """Steps `slice_` as a new episode of views, with `t_started` moved.
 
         It is done only if it reaches the end of a done episode. It looks back over as many steps before it as this
@@ -429,7 +240,7 @@ class SingleAgentEpisode:
         wanted = self._lookback if len_lookback_buffer is None else len_lookback_buffer
         return edit.piece(self, start, max(start, stop), max(0, min(wanted, self._lookback + start)))
 
-    def __getitem__(self, key: int | slice) -> SingleAgentEpisode:
+    def __getitem__(self, key: int | Slice) -> SingleAgentEpisode:
         if isinstance(key, slice):
             return self.slice(key)
         index = key + len(self) if key < 0 else key
@@ -481,5 +292,3 @@ def _some(values: Any) -> bool:
 
 def _given(values: Any, name: str) -> Tree:
     return as_rows(values, name) if _some(values) else None
-
-

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.trees import copy_leaf, index_leaf, leaves, map_tree, stack_rows, zip_trees
+from lockstep.data.trees import copy_leaf, index_leaf, leaves, map_tree, row_of, stack_rows, zip_trees
 
 Tree = Any
 Indices = int | slice | Sequence[int] | np.ndarray | None
@@ -195,8 +195,8 @@ def one_hot(tree: Tree, space: Any, name: str) -> Tree:
     """Discrete and MultiDiscrete parts as float32 one-hot vectors; other parts as they are."""
     if space is None:
         raise ValueError(f"one_hot_discrete=True needs the space of the {name}, and this episode has none")
-    inner = getattr(space, "spaces", None)
-    if isinstance(inner, dict) or hasattr(inner, "keys"):
+    inner: Any = getattr(space, "spaces", None)
+    if isinstance(inner, dict):
         return {key: one_hot(tree[key], inner[key], name) for key in tree}
     if inner is not None:
         return tuple(one_hot(part, sub, name) for part, sub in zip(tree, inner))
@@ -220,7 +220,7 @@ def check_in_space(tree: Tree, space: Any, name: str) -> None:
     if space is None:
         return
     for row in range(num_items(tree)):
-        value = map_tree(lambda leaf, i=row: leaf[i], tree)
+        value = row_of(tree, row)
         if not space.contains(value):
             raise ValueError(f"{name}[{row}] = {value!r} does not lie in the space {space}")
 

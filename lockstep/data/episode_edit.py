@@ -9,14 +9,10 @@ import numpy as np
 
 from lockstep.data.columns import Columns
 from lockstep.data.episode_access import (
-    Indices,
-    as_rows,
     check_in_space,
     copied,
     num_items,
-    positions_of,
     trees_equal,
-    written,
 )
 from lockstep.data.space_codec import describe_space, space_from
 from lockstep.data.trees import as_column, concat_leaves, map_tree, stack_rows, zip_trees
@@ -61,13 +57,6 @@ def check_new_keys(episode: SingleAgentEpisode, keys: Any) -> None:
         )
 
 
-def make_infos(episode: SingleAgentEpisode) -> None:
-    """Empty infos for every observation; `ValueError` where there is no observation."""
-    if not episode.is_reset:
-        raise ValueError(f"episode {episode.id_} has no observation yet; call add_env_reset first")
-    episode._infos = [{} for _ in range(episode._lookback + len(episode) + 1)]
-
-
 def _cut_tree(tree: Tree, start: int, stop: int) -> Tree:
     if tree is None or type(tree) is np.ndarray:
         return None if tree is None else tree[start:stop]
@@ -108,16 +97,16 @@ def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
     """Appends `other` in place."""
     _check_contiguous(episode, other)
     if episode._infos is not None or other._infos is not None:
-        episode._infos = _all_infos(episode)[:-1] + _all_infos(other)[other._lookback :]
+        episode._infos = episode._all_infos()[:-1] + other._all_infos()[other._lookback :]
     steps, begin = episode._lookback + len(episode), other._lookback
     if len(other):
-        episode._actions = _joined(episode._actions, _cut_tree(other._actions, begin, _end(other)), "actions")
-        episode._rewards = _joined(episode._rewards, _cut_tree(other._rewards, begin, _end(other)), "rewards")
+        episode._actions = _joined(episode._actions, _cut_tree(other._actions, begin, other._stored), "actions")
+        episode._rewards = _joined(episode._rewards, _cut_tree(other._rewards, begin, other._stored), "rewards")
         for key, tree in other._extras.items():
-            episode._extras[key] = _joined(episode._extras.get(key), _cut_tree(tree, begin, _end(other)), key)
+            episode._extras[key] = _joined(episode._extras.get(key), _cut_tree(tree, begin, other._stored), key)
         episode._extra_keys = other._extra_keys
     mine = _cut_tree(episode._obs, 0, steps)
-    theirs = _cut_tree(other._obs, begin, _end(other) + 1)
+    theirs = _cut_tree(other._obs, begin, other._stored + 1)
     episode._obs = _joined(mine, theirs, "observations")
     episode._last_obs = other._last_obs
     episode._spare = {}
@@ -127,20 +116,10 @@ def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
     episode.custom_data.update(other.custom_data)
 
 
-def _end(episode: SingleAgentEpisode) -> int:
-    return episode._lookback + len(episode)
-
-
 def _joined(first: Tree, second: Tree, name: str) -> Tree:
     if first is None:
         return copied(second)
     return zip_trees(lambda parts: concat_leaves(parts, name), [first, second], name)
-
-
-def _all_infos(episode: SingleAgentEpisode) -> list[Any]:
-    if episode._infos is None:
-        make_infos(episode)
-    return episode._infos or []
 
 
 def _check_contiguous(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
@@ -155,67 +134,11 @@ def _check_contiguous(episode: SingleAgentEpisode, other: SingleAgentEpisode) ->
     last, first = episode.get_observations(-1), other.get_observations(0)
     if not trees_equal(last, first):
         raise ValueError(f"the first piece ends with observation {last!r}, the second begins with {first!r}")
-    both = _end(episode) and len(other)
+    both = episode._stored and len(other)
     if both and set(episode._extra_keys or ()) != set(other._extra_keys or ()):
         raise ValueError(
             f"extra model outputs differ: {sorted(episode._extra_keys or ())} and {sorted(other._extra_keys or ())}"
         )
-
-
-def set_column(episode: SingleAgentEpisode, name: str, new_data: Any, indices: Indices, negative: bool) -> None:
-    """Replaces items of observations, actions or rewards."""
-    episode._pack()
-    if episode._last_obs is not None and name == "observations":
-        episode._join()
-    attribute = {"observations": "_obs", "actions": "_actions", "rewards": "_rewards"}[name]
-    space = {"observations": episode.observation_space, "actions": episode.action_space}.get(name)
-    old = getattr(episode, attribute)
-    setattr(episode, attribute, _replaced(episode, old, name, new_data, indices, negative, space))
-    episode._spare = {}
-
-
-def set_extra(episode: SingleAgentEpisode, key: str, new_data: Any, indices: Indices, negative: bool) -> None:
-    """Replaces items of an extra model output, or begins a new one."""
-    episode._pack()
-    old = episode._extras.get(key)
-    if old is None:
-        if indices is not None:
-            raise KeyError(f"no extra model output {key!r}; a new one takes all {len(episode)} values at once")
-        rows = as_rows(new_data, key)
-        if num_items(rows) != len(episode):
-            raise IndexError(f"new {key} have {num_items(rows)} items for {len(episode)} steps")
-        lookback = episode._lookback
-
-        def led(leaf: np.ndarray) -> np.ndarray:
-            return np.concatenate([np.zeros((lookback, *leaf.shape[1:]), leaf.dtype), leaf])
-
-        episode._extras[key] = map_tree(led, rows)
-        episode._extra_keys = frozenset(episode._extras)
-    else:
-        episode._extras[key] = _replaced(episode, old, key, new_data, indices, negative, None)
-    episode._spare = {}
-
-
-def _replaced(
-    episode: SingleAgentEpisode, old: Tree, name: str, new_data: Any, indices: Indices, negative: bool, space: Any
-) -> Tree:
-    stored = _end(episode) + (name == "observations" and episode.is_reset)
-    where = positions_of(indices, episode._lookback, stored, negative, fill=False, what=name)
-    rows = stack_rows(name, [new_data]) if isinstance(where, int) else as_rows(new_data, name)
-    if old is None:
-        if num_items(rows):
-            raise IndexError(f"new {name} have {num_items(rows)} items, and the episode has no {name}")
-        return None
-    if space is not None:
-        rows = zip_trees(_same_kind, [rows, old], name)
-        check_in_space(rows, space, name)
-    target = np.array([where]) if isinstance(where, int) else where
-    return written(old, target, rows, name)
-
-
-def _same_kind(pair: list[np.ndarray]) -> np.ndarray:
-    new, old = pair
-    return new.astype(old.dtype) if new.dtype.kind == old.dtype.kind else new
 
 
 def validate(episode: SingleAgentEpisode) -> None:
@@ -262,7 +185,7 @@ def data_dict(episode: SingleAgentEpisode) -> dict[str, Any]:
         Columns.NEXT_OBS: new_obs,
         Columns.ACTIONS: episode.get_actions(),
         Columns.REWARDS: episode.get_rewards(),
-        Columns.INFOS: as_column(Columns.INFOS, list(_all_infos(episode)[first + 1 :])),
+        Columns.INFOS: as_column(Columns.INFOS, list(episode._all_infos()[first + 1 :])),
         Columns.TERMINATEDS: ends[0],
         Columns.TRUNCATEDS: ends[1],
         Columns.T: np.arange(episode.t_started, episode.t),

@@ -1,12 +1,14 @@
-"""Cutting a batch into minibatches. Pure: the same arguments (and generator state) give the same rows."""
+"""Cutting batches into minibatches and shards. Pure: the same arguments (and generator state) give the same rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 
+from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 
@@ -80,9 +82,7 @@ def _check(
     rng: np.random.Generator | None,
 ) -> None:
     if minibatch_size is not None and minibatch_size < 1:
-        raise ValueError(
-            f"minibatch_size={minibatch_size}; it must be at least 1, or None for the whole batch"
-        )
+        raise ValueError(f"minibatch_size={minibatch_size}; it must be at least 1, or None for the whole batch")
     if num_epochs < 1:
         raise ValueError(f"num_epochs={num_epochs}; it must be at least 1")
     if any(rows < 0 for rows in num_rows.values()):
@@ -146,3 +146,56 @@ def take_units(batch: SampleBatch, index: np.ndarray) -> SampleBatch:
     if len(index) and index[-1] - index[0] == len(index) - 1 and bool(np.all(np.diff(index) == 1)):
         rows = slice(int(index[0]), int(index[-1]) + 1)
     return batch.take_sequences(rows) if "seq_lens" in batch else batch[rows]
+
+
+@overload
+def shard_batch(batch: SampleBatch, num_shards: int) -> list[SampleBatch]: ...
+@overload
+def shard_batch(batch: MultiAgentBatch, num_shards: int) -> list[MultiAgentBatch]: ...
+def shard_batch(batch: SampleBatch | MultiAgentBatch, num_shards: int) -> Any:
+    """`num_shards` views that together hold every row once, in order; sizes differ by at most one row.
+
+    Batches with `seq_lens` are cut between sequences, a `MultiAgentBatch` module by module (its environment steps
+    are shared out likewise). A shard may be empty. `ValueError` for `num_shards < 1`.
+    """
+    if num_shards < 1:
+        raise ValueError(f"num_shards={num_shards}; it must be at least 1")
+    if isinstance(batch, SampleBatch):
+        return batch.timeslices(num_slices=num_shards)
+    parts = {module_id: part.timeslices(num_slices=num_shards) for module_id, part in batch.policy_batches.items()}
+    total = batch.env_steps()
+    bounds = [i * total // num_shards for i in range(num_shards + 1)]
+    return [
+        MultiAgentBatch({module_id: part[i] for module_id, part in parts.items()}, bounds[i + 1] - bounds[i])
+        for i in range(num_shards)
+    ]
+
+
+def shard_episodes(
+    episodes: Sequence[SingleAgentEpisode], num_shards: int, len_lookback_buffer: int | None = None
+) -> list[list[SingleAgentEpisode]]:
+    """Episodes shared out so that the shards' steps differ by at most one; the longer shards come last.
+
+    The longest episode goes to the shard with the fewest steps. One that would overshoot is cut there: both pieces
+    are views, and the second looks back as far as the whole one did (or `len_lookback_buffer` steps). The given
+    episodes are not changed. `ValueError` for `num_shards < 1`.
+    """
+    if num_shards < 1:
+        raise ValueError(f"num_shards={num_shards}; it must be at least 1")
+    share, longer = divmod(sum(len(episode) for episode in episodes), num_shards)
+    room = [share + (shard >= num_shards - longer) for shard in range(num_shards)]
+    loads = [0] * num_shards
+    shards: list[list[SingleAgentEpisode]] = [[] for _ in range(num_shards)]
+    waiting = sorted(((len(episode), -order, episode) for order, episode in enumerate(episodes)), key=lambda w: w[:2])
+    while waiting:
+        length, order, episode = waiting.pop()
+        open_shards = [shard for shard in range(num_shards) if loads[shard] < room[shard]] or range(num_shards)
+        shard = min(open_shards, key=loads.__getitem__)
+        left = room[shard] - loads[shard]
+        if length > left:
+            rest = episode.slice(slice(left, length), len_lookback_buffer=len_lookback_buffer)
+            insort(waiting, (length - left, order, rest), key=lambda w: w[:2])
+            episode, length = episode.slice(slice(0, left)), left
+        shards[shard].append(episode)
+        loads[shard] += length
+    return shards

@@ -101,9 +101,7 @@ class MultiAgentBatch:
             return []
         for module_id, batch in filled.items():
             if Columns.SEQ_LENS in batch:
-                raise ValueError(
-                    f"module {module_id!r} has sequences, which cannot be cut by environment steps"
-                )
+                raise ValueError(f"module {module_id!r} has sequences, which cannot be cut by environment steps")
         steps = _environment_steps(filled)
         num_steps = 1 + max(int(rows.max()) for rows in steps.values())
         parts: list[dict[str, SampleBatch]] = [{} for _ in range(-(-num_steps // k))]
@@ -118,9 +116,7 @@ class MultiAgentBatch:
         return [MultiAgentBatch(part, min(k, num_steps - i * k)) for i, part in enumerate(parts)]
 
     @staticmethod
-    def wrap_as_needed(
-        policy_batches: Mapping[str, SampleBatch], env_steps: int
-    ) -> SampleBatch | MultiAgentBatch:
+    def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
         """The plain `SampleBatch` where there is only the default module, else a `MultiAgentBatch`."""
         if list(policy_batches) == [DEFAULT_MODULE_ID]:
             return policy_batches[DEFAULT_MODULE_ID]
@@ -136,9 +132,7 @@ class MultiAgentBatch:
     def __repr__(self) -> str:
         lines = [f"MultiAgentBatch({self._env_steps} env steps, {self.agent_steps()} agent steps)"]
         for module_id, batch in self.policy_batches.items():
-            lines += [
-                f"{module_id!r}: {line}" if not i else line for i, line in enumerate(repr(batch).split("\n"))
-            ]
+            lines += [f"{module_id!r}: {line}" if not i else line for i, line in enumerate(repr(batch).split("\n"))]
         return "\n".join(lines)
 
 
@@ -181,9 +175,7 @@ def _environment_steps(batches: Mapping[str, SampleBatch]) -> dict[str, np.ndarr
     for module_id, batch in batches.items():
         for name in (Columns.EPS_ID, Columns.T):
             if name not in batch:
-                raise KeyError(
-                    f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'"
-                )
+                raise KeyError(f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'")
         columns.append((to_numpy_leaf(batch[Columns.EPS_ID]), to_numpy_leaf(batch[Columns.T])))
     episodes, first, inverse = np.unique(
         np.concatenate([ids for ids, _ in columns]), return_index=True, return_inverse=True

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.data.multi_agent_batch import MultiAgentBatch
 
 _MISSING = object()
+Slice = slice  # the method of this name hides the type in the class
 
 
 class SampleBatch(dict[str, Any], Columns):
@@ -110,9 +111,7 @@ class SampleBatch(dict[str, Any], Columns):
         """Environment steps: one for each row."""
         return len(self)
 
-    def agent_steps(self) -> int:
-        """Agent steps: one for each row."""
-        return len(self)
+    agent_steps = env_steps
 
     @property
     def max_seq_len(self) -> int | None:
@@ -168,7 +167,7 @@ class SampleBatch(dict[str, Any], Columns):
                 super().__setitem__(name, before)
             raise
 
-    def update(self, *mappings: Any, **columns: Any) -> None:  # type: ignore[override]
+    def update(self, *mappings: Any, **columns: Any) -> None:
         """Sets several columns, with the checks of the constructor; on an error nothing is changed."""
         given = {**dict(*mappings), **columns}
         for name in given:
@@ -184,7 +183,7 @@ class SampleBatch(dict[str, Any], Columns):
             self[name] = default
         return self[name]
 
-    def __ior__(self, other: Any) -> SampleBatch:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> SampleBatch:  # type: ignore[override, misc]
         self.update(other)
         return self
 
@@ -230,9 +229,7 @@ class SampleBatch(dict[str, Any], Columns):
 
     # ---- parts -------------------------------------------------------------------------------------------
 
-    def slice(
-        self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
-    ) -> SampleBatch:
+    def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> SampleBatch:
         """Rows `start` to `end` as views.
 
         With `seq_lens` the slice snaps to whole sequences: those whose first row lies in the range (neighbouring
@@ -243,7 +240,7 @@ class SampleBatch(dict[str, Any], Columns):
             return batch_views.select(self, slice(start, end))
         return batch_views.select_sequence_range(self, start, end, state_start, state_end)
 
-    def take_sequences(self, sequences: slice | np.ndarray) -> SampleBatch:
+    def take_sequences(self, sequences: Slice | np.ndarray) -> SampleBatch:
         """Whole sequences by number; views for a slice of flat or padded rows, one gather for an int array."""
         return batch_views.take_sequences(self, sequences)
 
@@ -361,7 +358,7 @@ class SampleBatch(dict[str, Any], Columns):
 
     def concat(self, other: SampleBatch) -> SampleBatch:
         """The rows of both; see `concat_samples`."""
-        return concat_samples([self, other])  # type: ignore[return-value]
+        return concat_samples([self, other])
 
     @staticmethod
     def concat_samples(batches: Sequence[Any], on_missing: Literal["raise", "drop"] = "raise") -> Any:

@@ -169,9 +169,12 @@ def to_torch_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) or not is_numeric(leaf):
         return leaf
     shareable = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)
-    return torch.from_numpy(
-        leaf if shareable and leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("="))
-    )
+    return torch.from_numpy(leaf if shareable and leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("=")))
+
+
+def row_of(tree: Tree, row: int) -> Tree:
+    """One row of a column."""
+    return map_tree(lambda leaf: leaf[row], tree)
 
 
 def leaf_bytes(leaf: Any) -> int:
