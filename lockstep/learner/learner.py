@@ -336,7 +336,7 @@ class Learner:
     def log(self, module_id: str, **metrics: Tensor) -> None:
         """Metrics of this minibatch; they stay on the device until the update ends."""
         for name, value in metrics.items():
-            self.metrics.log(module_id, name, value.detach(), self._rows)
+            self.metrics.log(module_id, name, value.detach().reshape(()), self._rows)
 
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
         """Backward of the summed losses, into the flat gradients; summed over learners when it returns."""

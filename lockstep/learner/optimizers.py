@@ -109,7 +109,7 @@ class OptimizerSet:
             flat,
             Schedule(lr, name=f"lr of {name}"),
             not is_given,
-            torch.zeros((), device=flat.data.device),
+            torch.zeros((), dtype=flat.data.dtype, device=flat.data.device),
         )
         entry.set_lr(entry.schedule(0))
         self._by_key[module_id, name] = entry

@@ -21,6 +21,8 @@ class UpdateMetrics:
         self._rows: dict[tuple[str, str], list[int]] = {}
         self._fixed: Results = {}
         self._pass_size = 1
+        self._vectors: list[tuple[list[tuple[str, str, int]], Tensor]] = []
+        self._weights: dict[tuple[str, str], list[int]] = {}
         self.series: dict[tuple[str, str], list[float]] = {}
         """after `reduce`: the value of each metric at each gradient step"""
 
@@ -31,6 +33,10 @@ class UpdateMetrics:
             self._values[key], self._rows[key] = [], []
         self._values[key].append(value)
         self._rows[key].append(rows)
+
+    def log_many(self, names: list[tuple[str, str, int]], values: Tensor) -> None:
+        """One minibatch's values as one tensor `[K]`, for `names` (module, metric, rows)."""
+        self._vectors.append((names, values))
 
     def set(self, module_id: str, **values: Any) -> None:
         """Numbers that hold for the whole update."""
@@ -47,22 +53,43 @@ class UpdateMetrics:
 
     def pass_mean(self, module_id: str, name: str) -> float:
         """Mean of a metric over the last pass, on the host."""
-        return float(torch.stack(self._values[module_id, name][-self._pass_size :]).mean())
+        values = [
+            vector[[(m, n) for m, n, _ in names].index((module_id, name))]
+            for names, vector in self._vectors[-self._pass_size :]
+        ]
+        values += self._values.get((module_id, name), [])[-self._pass_size :]
+        return float(torch.stack(values[-self._pass_size :]).mean())
 
     def reduce(self) -> Results:
-        """`{module_id: {name: number}}`: means over minibatches weighted by rows."""
+        """`{module_id: {name: number}}`: means over minibatches weighted by rows. One transfer to the host."""
+        for (names, _), numbers in zip(self._vectors, _to_host([values for _, values in self._vectors])):
+            for (module_id, name, rows), number in zip(names, numbers):
+                self._add(module_id, name, number, rows)
+        singles = [value for values in self._values.values() for value in values]
+        numbers = iter(_to_host([torch.stack(singles)])[0] if singles else [])
+        for (module_id, name), rows_of_values in self._rows.items():
+            for rows in rows_of_values:
+                self._add(module_id, name, next(numbers), rows)
         results: Results = {ALL_MODULES: {}}
-        if self._values:
-            flat = torch.stack([v.detach().reshape(()).to(torch.float64) for vs in self._values.values() for v in vs])
-            numbers = flat.tolist()
-            position = 0
-            for (module_id, name), rows in self._rows.items():
-                part = numbers[position : position + len(rows)]
-                position += len(rows)
-                self.series[module_id, name] = part
-                total = sum(rows)
-                mean = sum(v * r for v, r in zip(part, rows)) / total if total else float("nan")
-                results.setdefault(module_id, {})[name] = mean
+        for (module_id, name), series in self.series.items():
+            weights = self._weights[module_id, name]
+            total = sum(weights)
+            mean = sum(v * w for v, w in zip(series, weights)) / total if total else float("nan")
+            results.setdefault(module_id, {})[name] = mean
         for module_id, values in self._fixed.items():
             results.setdefault(module_id, {}).update(values)
         return results
+
+    def _add(self, module_id: str, name: str, number: float, rows: int) -> None:
+        key = (module_id, name)
+        if key not in self.series:
+            self.series[key], self._weights[key] = [], []
+        self.series[key].append(number)
+        self._weights[key].append(rows)
+
+
+def _to_host(vectors: list[Tensor]) -> list[list[float]]:
+    """Vectors of one length as lists, in one transfer; of several lengths, one by one."""
+    if len({len(vector) for vector in vectors}) == 1:
+        return torch.stack(vectors).tolist()  # type: ignore[no-any-return]
+    return [vector.tolist() for vector in vectors]
