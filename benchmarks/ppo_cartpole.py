@@ -187,9 +187,7 @@ def render(record: dict[str, Any]) -> str:
         ratio = f"{row.compared / fastest.compared:.2f}" if fastest else "-"
         returns = f"{statistics.median(row.returns):.0f}" if row.returns else "-"
         steady = report.spread(row.steady)
-        lines.append(
-            [row.name, row.version, str(row.threads), report.spread(row.whole), steady, ratio, returns]
-        )
+        lines.append([row.name, row.version, str(row.threads), report.spread(row.whole), steady, ratio, returns])
     header = [
         "entry",
         "version",
@@ -209,9 +207,7 @@ def render(record: dict[str, Any]) -> str:
     ]
     if failed:
         notes.append(f"{len(failed)} run(s) failed: {', '.join(sorted({run['entry'] for run in failed}))}.")
-    return "\n".join(
-        ["# PPO on CartPole-v1", "", report.table(header, lines), *verdicts(rows), "", *notes, ""]
-    )
+    return "\n".join(["# PPO on CartPole-v1", "", report.table(header, lines), *verdicts(rows), "", *notes, ""])
 
 
 def main() -> int:

@@ -26,6 +26,11 @@ class RunFailed(Exception):
     """A measured process ended badly; the message is the end of what it said."""
 
 
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of what a failed process said, without this machine's paths."""
+    return (done.stderr or done.stdout).strip().replace(f"{ROOT}{os.sep}", "")[-400:]
+
+
 def thread_environment(threads: int) -> dict[str, str]:
     """The process environment with every library's thread count fixed."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -54,7 +59,7 @@ def run_json(command: Sequence[str], *, threads: int = 1, timeout: float = 900.0
         raise RunFailed(f"{Path(command[0]).name}: {error.strerror}") from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
-        raise RunFailed(f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-400:]}")
+        raise RunFailed(f"exit status {done.returncode}: {last_words(done)}")
     return dict(json.loads(lines[-1]))
 
 
@@ -86,9 +91,7 @@ def machine() -> dict[str, Any]:
 def revision() -> str | None:
     """The git revision, with ``+`` when tracked files differ from it; None outside a repository."""
     git = ["git", "-C", str(ROOT)]
-    head = subprocess.run(
-        [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
-    )
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode != 0:
         return None
     state = [*git, "status", "--porcelain", "--untracked-files=no"]

@@ -173,9 +173,7 @@ def lean_steps(agent: Agent) -> tuple[Acting, Updating]:
     return act, update
 
 
-def advantages_of(
-    rewards: np.ndarray, values: np.ndarray, dones: np.ndarray, next_value: np.ndarray
-) -> np.ndarray:
+def advantages_of(rewards: np.ndarray, values: np.ndarray, dones: np.ndarray, next_value: np.ndarray) -> np.ndarray:
     """GAE over [T, B] columns; ``next_value`` [B] follows the last step."""
     running = 1.0 - dones
     deltas = rewards + p.GAMMA * running * np.concatenate((values[1:], next_value[None])) - values
@@ -236,9 +234,7 @@ def main() -> None:
         lean(clock)
     else:
         plain(clock)
-    name = (
-        "leanrl-style, compiled" if OPTIONS.compile else "leanrl-style" if OPTIONS.lean else "cleanrl-style"
-    )
+    name = "leanrl-style, compiled" if OPTIONS.compile else "leanrl-style" if OPTIONS.lean else "cleanrl-style"
     clock.report(name, torch.__version__, OPTIONS.threads)
 
 

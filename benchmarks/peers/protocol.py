@@ -37,17 +37,21 @@ ADAM_EPSILON = 1e-5
 WARM_UPDATES = 5  # updates left out of the steady rate: caches, lazy imports, compilers
 
 
-def parse(description: str, *switches: tuple[str, str]) -> argparse.Namespace:
-    """Read ``--steps --threads --seed`` and the script's own ``switches`` (name, help); fix the threads.
+def parse(description: str, *switches: tuple[str, str] | tuple[str, str, int]) -> argparse.Namespace:
+    """Read ``--steps --threads --seed`` and the script's own ``switches``; fix the number of threads.
 
-    Call it before torch is imported. ``--steps`` is rounded up to whole updates.
+    A switch is a name and a help text, and a default where it takes a whole number. Call this before torch is
+    imported. ``--steps`` is rounded up to whole updates.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=65_536, help="environment steps over all environments")
     parser.add_argument("--threads", type=int, default=1, help="threads for torch and the libraries below it")
     parser.add_argument("--seed", type=int, default=0)
-    for name, text in switches:
-        parser.add_argument(name, action="store_true", help=text)
+    for name, text, *default in switches:
+        if default:
+            parser.add_argument(name, type=int, default=default[0], help=f"{text} (default {default[0]})")
+        else:
+            parser.add_argument(name, action="store_true", help=text)
     options = parser.parse_args()
     if options.steps < BATCH or options.threads < 1:
         parser.error(f"--steps must be at least {BATCH} (one update) and --threads at least 1")

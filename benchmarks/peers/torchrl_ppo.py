@@ -29,9 +29,7 @@ from torchrl.objectives.value import GAE  # noqa: E402
 def make_environments() -> EnvBase:
     """Eight environments in this process, with the sum of rewards of each episode."""
     if OPTIONS.serial:
-        inner: EnvBase = SerialEnv(
-            p.NUM_ENVS, lambda: GymEnv(p.ENVIRONMENT, categorical_action_encoding=True)
-        )
+        inner: EnvBase = SerialEnv(p.NUM_ENVS, lambda: GymEnv(p.ENVIRONMENT, categorical_action_encoding=True))
     else:
         vector = gym.vector.SyncVectorEnv(
             [lambda: gym.make(p.ENVIRONMENT)] * p.NUM_ENVS, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
@@ -44,9 +42,7 @@ def make_networks(inputs: int, actions: int) -> tuple[ProbabilisticActor, ValueO
     """Separate networks, orthogonally initialised (gain sqrt 2; the policy's head 0.01, the value's 1)."""
 
     def network(outputs: int, gain: float) -> MLP:
-        mlp = MLP(
-            in_features=inputs, out_features=outputs, num_cells=list(p.HIDDENS), activation_class=nn.Tanh
-        )
+        mlp = MLP(in_features=inputs, out_features=outputs, num_cells=list(p.HIDDENS), activation_class=nn.Tanh)
         linears = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
         for layer in linears:
             nn.init.orthogonal_(layer.weight, 2**0.5 if layer is not linears[-1] else gain)

@@ -1,0 +1,83 @@
+"""How long ``import lockstep`` takes beside ``import torch``, in fresh processes, alternately.
+
+    python benchmarks/import_time.py [--rounds 9]
+
+Each figure is a whole process, from its start to its end, so that nothing a module does at exit is missed; the
+first round warms the file cache and is thrown away. Written to ``results/import_time.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import report
+
+STATEMENTS = {"nothing": "pass", "torch": "import torch", "lockstep": "import lockstep"}
+GOAL = 0.5
+
+
+def seconds_of(statement: str) -> float:
+    """Wall time of a fresh interpreter that runs the statement."""
+    began = time.perf_counter()
+    subprocess.run(
+        [report.lockstep_python(), "-c", statement], check=True, env=report.thread_environment(1), cwd=report.ROOT
+    )
+    return round(time.perf_counter() - began, 4)
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """The seconds of each statement in each round."""
+    report.warn_if_busy()
+    record: dict[str, Any] = {"rounds": rounds, "machine": report.machine()}
+    seconds: dict[str, list[float]] = {name: [] for name in STATEMENTS}
+    for number in range(rounds + 1):
+        for name, statement in STATEMENTS.items():
+            spent = seconds_of(statement)
+            if number > 0:
+                seconds[name].append(spent)
+    record["seconds"] = seconds
+    return record
+
+
+def render(record: dict[str, Any]) -> str:
+    """The markdown page of a record."""
+    seconds = record["seconds"]
+    lines = [[f"`{STATEMENTS[name]}`", report.spread(values, 3)] for name, values in seconds.items()]
+    beyond = statistics.median(a - b for a, b in zip(seconds["lockstep"], seconds["torch"]))
+    return "\n".join(
+        [
+            "# Import time",
+            "",
+            report.table(["process", "seconds"], lines),
+            f"- lockstep beyond torch (median of the rounds' differences): **{beyond:.3f} s** (goal {GOAL} s)",
+            "",
+            f"{record['rounds']} rounds: median (lowest-highest). {report.machine_line(record['machine'])}",
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Import time of lockstep beside torch's.")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--name", default="import_time", help="name of the files in benchmarks/results")
+    parser.add_argument("--render", action="store_true", help="only write the table again")
+    options = parser.parse_args()
+    if options.render:
+        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
+    else:
+        record = measure(options.rounds)
+    text = render(record)
+    report.write(options.name, record, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
