@@ -12,7 +12,7 @@ from lockstep.modules.action_dist import ActionDist
 
 
 class ClipActions:
-    """Limits actions `[..., A]` of a Box to its bounds; actions of other spaces pass.
+    """Limits actions of a Box, `[..., A]` or in the space's own shape, to its bounds; actions of other spaces pass.
 
     The learner keeps the actions as they were drawn: a Gaussian's density is that of the unlimited ones.
     """
@@ -26,14 +26,16 @@ class ClipActions:
         self.is_identity = self._low is None
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
-        """`[..., A]` within the bounds, a new array."""
+        """The same actions within the bounds, a new array."""
         if self._low is None or self._high is None:
             return actions
-        return np.minimum(np.maximum(actions, self._low), self._high)
+        rows = actions.reshape(-1, self._low.size)
+        return np.minimum(np.maximum(rows, self._low), self._high).reshape(actions.shape)
 
 
 class RescaleActions:
-    """Maps actions `[..., A]` in [-1, 1] linearly onto the bounds of a Box (beyond them they are limited).
+    """Maps actions in [-1, 1], `[..., A]` or in the space's own shape, linearly onto the bounds of a Box (beyond them
+    they are limited).
 
     Raises:
         ValueError: another space, or a Box without finite bounds.
@@ -51,11 +53,14 @@ class RescaleActions:
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
         """[-1, 1] -> the bounds."""
-        return np.minimum(np.maximum(actions * self._half + self._centre, self._low), self._high)
+        rows = actions.reshape(-1, self._low.size)
+        scaled = np.minimum(np.maximum(rows * self._half + self._centre, self._low), self._high)
+        return scaled.reshape(actions.shape)
 
     def inverse(self, actions: np.ndarray) -> np.ndarray:
         """The bounds -> [-1, 1] (0 where both bounds are the same)."""
-        return (actions - self._centre) / np.where(self._half > 0, self._half, 1.0)
+        rows = actions.reshape(-1, self._low.size)
+        return ((rows - self._centre) / np.where(self._half > 0, self._half, 1.0)).reshape(actions.shape)
 
 
 class EnvActions:

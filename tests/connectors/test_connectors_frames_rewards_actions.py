@@ -171,6 +171,7 @@ def test_reward_scaling_equals_the_reference_over_several_rollouts(with_invalid)
         valid = np.ones((17, 3), bool)
         if with_invalid:
             valid[1:] = ~dones[:-1]  # the row after an end is a reset
+            valid &= rng.random((17, 3)) < 0.9  # and rows left out in the middle of an episode
             rewards[~valid] = 1e6
             dones &= valid
         out = normalize(rewards, dones, valid if with_invalid else None)
@@ -271,6 +272,22 @@ def test_rescale_actions_and_back():
     largest = np.finfo(np.float32).max
     huge = RescaleActions(spaces.Box(-largest, largest, (1,), np.float32))
     assert huge(np.array([[1.0]], np.float32))[0, 0] == largest
+
+
+def test_bounds_fit_actions_in_either_form():
+    for shape in ((2, 2), (1, 4), (4, 1), ()):
+        size = int(np.prod(shape))
+        high = np.arange(1.0, 1.0 + size, dtype=np.float32)
+        space = spaces.Box((-high).reshape(shape), high.reshape(shape))
+        flat = np.linspace(-9, 9, 3 * size, dtype=np.float32).reshape(3, size)
+        clipped, scaled = flat.clip(-high, high), flat.clip(-1, 1) * high
+        for leading in ((3,), (3, 1)):
+            for form in ((size,), shape):
+                given = flat.reshape(leading + form)
+                np.testing.assert_array_equal(ClipActions(space)(given), clipped.reshape(given.shape))
+                np.testing.assert_allclose(RescaleActions(space)(given), scaled.reshape(given.shape))
+                back = RescaleActions(space).inverse(scaled.reshape(given.shape))
+                np.testing.assert_allclose(back, given.clip(-1, 1), rtol=1e-6)
 
 
 def test_env_actions_of_a_box_have_its_shape_dtype_and_bounds():
