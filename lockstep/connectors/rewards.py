@@ -16,7 +16,7 @@ class NormalizeRewards:
 
     The running return of an environment is `R_t = gamma * R_(t-1) + r_t`, zero again after an episode's end.
     The mean is not subtracted, so signs stay. (OpenAI baselines' VecNormalize; Huang et al. 2022, "The 37
-    Implementation Details of Proximal Policy Optimization", details on reward scaling and clipping.)
+    Implementation Details of Proximal Policy Optimization", continuous-control details 8 and 9.)
     """
 
     def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = 1e-8) -> None:

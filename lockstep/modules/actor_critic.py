@@ -3,8 +3,8 @@
 Initialised like PPO's reference implementation: orthogonal weights with gain sqrt(2) in hidden layers, 0.01
 in the policy's last layer (nearly uniform actions at first), 1 in the value's, zero biases; Gaussian policies
 have one learned log-deviation for each action dimension, independent of the observation (Huang et al. 2022,
-"The 37 Implementation Details of Proximal Policy Optimization", details 2 and 13 of the core and continuous
-lists).
+"The 37 Implementation Details of Proximal Policy Optimization", core details 2 and 13,
+continuous-control details 1 to 4).
 """
 
 from __future__ import annotations

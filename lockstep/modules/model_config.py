@@ -15,7 +15,8 @@ ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 class ModelConfig:
     """Settings of the default actor-critic networks. The defaults are those of PPO's reference implementation
     for vector observations (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy
-    Optimization", details 2, 13, 15 and, for images, the Nature CNN of Mnih et al. 2015).
+    Optimization", core details 2 and 13, continuous-control details 1 to 4) and, for images, the network of
+    Mnih et al. 2015.
 
     Raises:
         ValueError: a width, gain, activation or filter that cannot be.
