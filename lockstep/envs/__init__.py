@@ -1,15 +1,25 @@
 """Environments: one transition model over every vector back end, and tiny environments with exact answers."""
 
 from lockstep.envs.boundary import StepResult, VectorBoundary
+from lockstep.envs.check import Finding, check_environment
+from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
 from lockstep.envs.make import make_vector
+from lockstep.envs.probes import PROBES, Probe, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
 
 __all__ = [
+    "PROBES",
+    "CountingEnv",
+    "CountingVectorEnv",
     "EnvironmentStepError",
     "EnvironmentTimeoutError",
+    "Finding",
     "LightSyncVectorEnv",
+    "Probe",
     "StepResult",
     "VectorBoundary",
+    "check_environment",
     "make_vector",
+    "register_environments",
 ]

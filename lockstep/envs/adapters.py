@@ -138,9 +138,7 @@ class VectorEnvBoundary(VectorBoundary):
             result.any_done, result.final_obs, result.infos = False, None, None
         return result
 
-    def _end_episodes(
-        self, result: StepResult, done: npt.NDArray[np.bool_], infos: Mapping[str, Any]
-    ) -> None:
+    def _end_episodes(self, result: StepResult, done: npt.NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
         rows = np.flatnonzero(done)
         result.any_done = True
         if self._told_in_infos:

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import queue
+import traceback
 from collections.abc import Iterable
+from multiprocessing import connection
 from typing import Any
 
+import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
 from lockstep.envs.adapters import VectorEnvBoundary, _row_of
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, step_error
+
+_REPORT_TIMEOUT = 5.0
+"""Seconds to wait for the report of a worker that has said that it failed."""
 
 
 class WorkerTraceback(Exception):
@@ -23,6 +31,40 @@ class WorkerTraceback(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(f"\n{text}")
+
+
+class WorkerFailure(Exception):
+    """An error of an environment in a form that crosses between processes whatever it held."""
+
+    def __init__(self, summary: str, text: str) -> None:
+        super().__init__(summary, text)
+        self.summary, self.text = summary, text
+
+
+class Telling(gym.Wrapper):
+    """Around an environment in a worker: turns its errors into `WorkerFailure`.
+
+    An exception that cannot be pickled, or not be made again from its arguments, would otherwise be lost with its
+    traceback, and gymnasium would wait for it for ever.
+    """
+
+    def step(self, action: Any) -> Any:
+        """The environment's step."""
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise _failure(error) from None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """The environment's reset."""
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise _failure(error) from None
+
+
+def _failure(error: Exception) -> WorkerFailure:
+    return WorkerFailure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 class AsyncVectorEnvBoundary(VectorEnvBoundary):
@@ -36,9 +78,7 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
 
     def __init__(self, env: AsyncVectorEnv, *, step_timeout: float | None = None) -> None:
         if step_timeout is not None and step_timeout <= 0:
-            raise ValueError(
-                f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}."
-            )
+            raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
         super().__init__(env)
         self._workers = env
         self._step_timeout = step_timeout
@@ -91,25 +131,27 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
                 env_index=late[0] if late else None,
             ) from error
         except (EOFError, ConnectionError) as error:
-            dead = [row for row, process in enumerate(self._workers.processes) if not process.is_alive()]
-            row = dead[0] if dead else None
+            row = self._dead_row()
             self._end_workers(f"worker {row} died")
             raise step_error(
                 None, backend=self.backend, env_index=row, action=self._action_of(row), during=during
             ) from error
+
+    def _dead_row(self) -> int | None:
+        """The first worker that has ended; a pipe may be seen closed a moment before its process is gone."""
+        sentinels = [process.sentinel for process in self._workers.processes]
+        ended = connection.wait(sentinels, timeout=_REPORT_TIMEOUT)
+        return min((sentinels.index(sentinel) for sentinel in ended), default=None)  # type: ignore[arg-type]
 
     def _action_of(self, row: int | None) -> Any:
         return None if row is None or self._last_actions is None else _row_of(self._last_actions, row)
 
     def _raise_worker_errors(self, successes: Iterable[bool]) -> None:
         """Stands in for `AsyncVectorEnv._raise_if_errors`: with the place and the traceback."""
-        failed = sum(not success for success in successes)
+        failed = [row for row, success in enumerate(successes) if not success]
         if not failed:
             return
-        reports = sorted(
-            (self._workers.error_queue.get() for _ in range(failed)), key=lambda report: report[0]
-        )
-        row, _, value, text = reports[0]
+        row, value, text = self._report_of(failed)
         self._end_workers(f"error in row {row}")
         if isinstance(value, KeyboardInterrupt):
             raise value
@@ -120,6 +162,21 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
             action=self._action_of(row),
             during="reset" if self._last_actions is None else "step",
         ) from WorkerTraceback(text)
+
+    def _report_of(self, failed: list[int]) -> tuple[int, Any, str]:
+        """(row, error or its summary, traceback text) of the first failed row whose report arrives."""
+        reports: list[Any] = []
+        try:
+            while len(reports) < len(failed):
+                reports.append(self._workers.error_queue.get(timeout=_REPORT_TIMEOUT))
+        except queue.Empty:
+            lost = "an error that cannot be pickled, so that it could not be told from its process"
+        except Exception as error:
+            lost = f"an error that cannot be made again from its pickled form ({error})"
+        if not reports:
+            return failed[0], lost, "(in a worker process; step the environment in one process to see its traceback)"
+        row, _, value, text = min(reports, key=lambda report: report[0])
+        return (row, value.summary, value.text) if isinstance(value, WorkerFailure) else (row, value, text)
 
     def _end_workers(self, reason: str) -> None:
         """End all processes and pipes without asking them anything."""
@@ -142,7 +199,8 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         """End the workers; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(EOFError, OSError):
-                self._workers.close()
+            if self._workers._state is AsyncState.DEFAULT:
+                with contextlib.suppress(EOFError, OSError):
+                    self._workers.close()
             if not self._workers.closed:
                 self._end_workers("closed")

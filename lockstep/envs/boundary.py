@@ -122,9 +122,7 @@ class VectorBoundary(ABC):
 
     def _check_seeds(self, seeds: list[int] | None) -> None:
         if seeds is not None and len(seeds) != self.num_envs:
-            raise ValueError(
-                f"reset got {len(seeds)} seeds for {self.num_envs} environments; give one for each row."
-            )
+            raise ValueError(f"reset got {len(seeds)} seeds for {self.num_envs} environments; give one for each row.")
 
     def __repr__(self) -> str:
         name = "" if self.single_env_spec is None else f"{self.single_env_spec.id}, "

@@ -51,9 +51,7 @@ class CountingEnv(gym.Env[Any, Any]):
         self.episode_number = -1
         self.running = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode, or episode 0 where a seed is given."""
         super().reset(seed=seed)
         self.episode_number = 0 if seed is not None else self.episode_number + 1
@@ -122,9 +120,7 @@ class CountingVectorEnv(VectorEnv):
         self._episodes = np.full(num_envs, -1, dtype=np.int64)
         self._ended = np.ones(num_envs, dtype=np.bool_)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode in all rows, or in those of ``options["reset_mask"]``."""
         super().reset(seed=seed)
         mask = np.ones(self.num_envs, dtype=np.bool_)

@@ -95,8 +95,7 @@ def check_rows(state: dict[str, Any], num_envs: int) -> None:
     """Raise ``ValueError`` where a state of several environments has not ``num_envs`` of them."""
     if len(state["envs"]) != num_envs:
         raise ValueError(
-            f"the state is of {len(state['envs'])} environments, there are {num_envs} here: use the same "
-            "num_envs."
+            f"the state is of {len(state['envs'])} environments, there are {num_envs} here: use the same num_envs."
         )
 
 

@@ -85,9 +85,7 @@ def make_envpool(env_id: Any, num_envs: int, config: Mapping[str, Any]) -> EnvPo
 
     def make(seeds: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # spaces rounded to float32, told once for each bound
+            warnings.simplefilter("ignore", UserWarning)  # spaces rounded to float32, told once for each bound
             pool = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=seeds, **config)
             _ = pool.observation_space, pool.action_space
         return pool

@@ -26,12 +26,15 @@ class EnvironmentTimeoutError(EnvironmentStepError):
 
 
 def step_error(
-    error: BaseException | None, *, backend: str, env_index: int | None, action: Any, during: str
+    error: BaseException | str | None, *, backend: str, env_index: int | None, action: Any, during: str
 ) -> EnvironmentStepError:
     """The error to raise ``from error``: back end, environment index, last action, original message."""
     which = "an environment" if env_index is None else f"environment {env_index}"
     last = "" if during == "reset" else f"; last action: {action!r}"
-    what = "ended without an answer" if error is None else f"raised {type(error).__name__}: {error}"
+    if error is None:
+        what = "ended without an answer"
+    else:
+        what = f"raised {error if isinstance(error, str) else f'{type(error).__name__}: {error}'}"
     return EnvironmentStepError(
         f"{which} of the {backend!r} vector {what} (during {during}{last}). "
         "The traceback of the environment stands above; the vector must be reset or built again.",

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from lockstep.envs.adapters import VectorEnvBoundary, native_vector
-from lockstep.envs.async_adapter import AsyncVectorEnvBoundary
+from lockstep.envs.async_adapter import AsyncVectorEnvBoundary, Telling
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envpool
 from lockstep.envs.probes import register_environments
@@ -97,7 +97,7 @@ def _build(
         return VectorEnvBoundary(native_vector(env, num_envs, env_config or {}))
     factory = single_env_factory(env, env_config)
     if mode == "async":
-        workers = AsyncVectorEnv([factory] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        workers = AsyncVectorEnv([lambda: Telling(factory())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return AsyncVectorEnvBoundary(workers, step_timeout=step_timeout)
     return LightSyncVectorEnv([factory] * num_envs)
 

@@ -83,9 +83,7 @@ class LightSyncVectorEnv(VectorBoundary):
                 trees.check_shape(self._obs, obs)
                 trees.write_row(self._obs, row, obs)
             except Exception as error:
-                raise step_error(
-                    error, backend=self.backend, env_index=row, action=None, during="reset"
-                ) from error
+                raise step_error(error, backend=self.backend, env_index=row, action=None, during="reset") from error
         self._clock = 0
         self._deadlines = list(self._limits)
         self._unchecked = True

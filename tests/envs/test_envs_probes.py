@@ -65,9 +65,7 @@ def test_mean_return_is_the_stated_one():
         returns, total = [], 0.0
         for _ in range(2000):
             action = env.best_action(obs)
-            obs, reward, terminated, truncated, _ = env.step(
-                env.action_space.sample() if action is None else action
-            )
+            obs, reward, terminated, truncated, _ = env.step(env.action_space.sample() if action is None else action)
             total += reward
             if terminated or truncated:
                 returns.append(total)

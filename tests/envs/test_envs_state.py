@@ -28,9 +28,7 @@ CASES = {
     "MountainCar": lambda: make_vector(short("MountainCar-v0"), num_envs=3),
     "MountainCarContinuous": lambda: make_vector(short("MountainCarContinuous-v0"), num_envs=3),
     "counting": lambda: make_vector(CountingEnv, num_envs=3, env_config={"episodes": EPISODES}),
-    "counting_nested": lambda: make_vector(
-        CountingEnv, num_envs=3, env_config={"episodes": EPISODES, "nested": True}
-    ),
+    "counting_nested": lambda: make_vector(CountingEnv, num_envs=3, env_config={"episodes": EPISODES, "nested": True}),
     "rescaled": lambda: make_vector(
         lambda: gym.wrappers.RescaleAction(short("Pendulum-v1")(), np.float32(-1), np.float32(1)), num_envs=3
     ),

@@ -1,0 +1,141 @@
+"""`check_environment` finds each fault that was put into an environment, and none in sound ones."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep.envs.check import check_environment
+from lockstep.envs.counting import CountingEnv
+from lockstep.envs.probes import PROBES
+
+
+class Sound(gym.Env):
+    """Draws its observations from its seeded generator and ends after 10 steps; each fault changes one thing."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), dtype=np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self.observe(), self.reward(), self.ended(), False, self.info()
+
+    def observe(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def reward(self):
+        return 1.0
+
+    def ended(self):
+        return self.count >= 10
+
+    def info(self):
+        return {}
+
+
+def fault(**methods):
+    return type("Faulty", (Sound,), methods)
+
+
+def raising(self):
+    raise ZeroDivisionError("the wheel came off")
+
+
+FAULTS = {
+    "observation_shape": fault(observe=lambda self: np.zeros(3, dtype=np.float32)),
+    "observation_not_finite": fault(observe=lambda self: np.array([0.0, np.nan], dtype=np.float32)),
+    "observation_outside": fault(observe=lambda self: np.array([0.0, 1.5], dtype=np.float32)),
+    "observation_type": fault(observe=lambda self: "here"),
+    "observation_dtype": fault(observe=lambda self: self.np_random.uniform(-1, 1, 2)),
+    "observation_keys": fault(
+        observation_space=spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}),
+        observe=lambda self: {"a": np.int64(1)},
+    ),
+    "reward_not_finite": fault(reward=lambda self: float("nan")),
+    "reward_type": fault(reward=lambda self: np.array([1.0, 2.0])),
+    "terminated_not_bool": fault(ended=lambda self: int(self.count >= 10)),
+    "info_type": fault(info=lambda self: None),
+    "info_keys": fault(info=lambda self: {1: 2}),
+    "never_ends": fault(ended=lambda self: False),
+    "seed_ignored": fault(observe=lambda self: np.random.default_rng().uniform(-1, 1, 2).astype(np.float32)),
+    "step_raises": fault(reward=raising),
+    "reset_raises": fault(observe=raising),
+    "step_form": fault(step=lambda self, action: (self.observe(), 1.0, False, {})),
+    "reset_form": fault(reset=lambda self, seed=None, options=None: np.zeros(2, dtype=np.float32)),
+    "observation_space_missing": fault(observation_space=None),
+    "action_space_unsupported": fault(action_space=spaces.Text(3)),
+    "action_space_unbounded": fault(action_space=spaces.Box(-np.inf, np.inf, (1,))),
+    "cannot_be_made": fault(__init__=raising),
+}
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_each_fault_is_found_by_its_name_and_alone(code):
+    findings = check_environment(FAULTS[code], num_steps=60)
+    faults = {finding.code: finding for finding in findings if finding.level != "info"}
+    assert set(faults) == {code}
+    assert len(faults[code].message) > 20
+
+
+def test_an_error_tells_where_the_environment_raised():
+    (finding,) = check_environment(FAULTS["step_raises"])
+    assert "ZeroDivisionError: the wheel came off" in finding.message
+    assert "test_envs_check.py:" in finding.message
+    assert "step 1 with action" in finding.message
+
+
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Acrobot-v1", Sound, CountingEnv, *PROBES]
+)
+def test_sound_environments_have_no_fault_and_a_speed(env):
+    findings = check_environment(env, num_steps=300)
+    assert [finding for finding in findings if finding.level != "info"] == []
+    speed = findings[-1]
+    assert speed.code == "speed"
+    assert speed.value > 100
+
+
+def test_nested_observations_are_looked_into():
+    sound = check_environment(CountingEnv, env_config={"nested": True}, num_steps=50)
+    assert [finding.code for finding in sound] == ["speed"]
+
+    class Bad(CountingEnv):
+        def _observation(self):
+            obs = super()._observation()
+            return {**obs, "rest": (obs["rest"][0], np.array([1, 2], dtype=np.int8))}
+
+    (fault, _) = check_environment(Bad, env_config={"nested": True}, num_steps=50)
+    assert fault.code == "observation_outside"
+    assert "['rest'][1]" in fault.message
+
+
+def test_a_finished_environment_is_left_open_and_usable():
+    env = gym.make("CartPole-v1")
+    check_environment(env, num_steps=20)
+    env.reset(seed=0)
+    env.step(0)
+
+
+def test_a_reused_array_is_told():
+    class Reusing(Sound):
+        buffer = np.zeros(2, dtype=np.float32)
+
+        def observe(self):
+            self.buffer[:] = self.np_random.uniform(-1, 1, 2)
+            return self.buffer
+
+    findings = check_environment(Reusing, num_steps=50)
+    assert {finding.code: finding.level for finding in findings} == {
+        "observation_reused": "info",
+        "speed": "info",
+    }
+
+
+def test_an_unknown_id_is_an_error_with_a_suggestion():
+    with pytest.raises(ValueError, match="CartPole-v1"):
+        check_environment("CartPol-v1")

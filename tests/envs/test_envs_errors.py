@@ -1,0 +1,180 @@
+"""An environment that raises, dies or hangs: which one, after which action, with its own traceback."""
+
+import os
+import time
+import traceback
+
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from lockstep.envs import EnvironmentStepError, EnvironmentTimeoutError, async_adapter, make_vector
+from lockstep.envs.async_adapter import Telling
+from lockstep.envs.counting import CountingEnv
+
+NUM_ENVS, BAD_ROW = 3, 1
+
+
+class Needs(Exception):
+    """An exception that cannot be made from its message alone."""
+
+    def __init__(self, code, message):
+        super().__init__(f"{code}: {message}")
+
+
+class Broke(Exception):
+    """An ordinary exception: gymnasium's own workers can tell it."""
+
+
+class Breaking(CountingEnv):
+    """Does something bad at its third step (or at its second reset)."""
+
+    def __init__(self, how=None):
+        super().__init__(((2, "terminate"),) if how == "reset" else ((9, "terminate"),))
+        self.how = how
+
+    def step(self, action):
+        if self.step_number == 2 and self.how:
+            self.break_down()
+        return super().step(action)
+
+    def reset(self, *, seed=None, options=None):
+        if self.how == "reset" and self.episode_number == 0:
+            raise Broke("the reset failed")
+        return super().reset(seed=seed)
+
+    def break_down(self):
+        if self.how == "raise":
+            raise Broke("42: the wheel came off")
+        if self.how == "raise needs":
+            raise Needs(42, "the wheel came off")
+        if self.how == "raise unpicklable":
+            error = Broke("the wheel came off")
+            error.reason = lambda: None
+            raise error
+        if self.how == "die":
+            os._exit(3)
+        if self.how == "hang":
+            time.sleep(60)
+
+
+def makers(how):
+    return [lambda row=row: Breaking(how if row == BAD_ROW else None) for row in range(NUM_ENVS)]
+
+
+def light(how):
+    made = iter(makers(how))
+    return make_vector(lambda: next(made)(), num_envs=NUM_ENVS)
+
+
+BACKENDS = {
+    "light": light,
+    "sync": lambda how: make_vector(SyncVectorEnv(makers(how), autoreset_mode="SameStep")),
+    "async": lambda how: make_vector(AsyncVectorEnv(makers(how), autoreset_mode="SameStep")),
+    "async_pipes": lambda how: make_vector(AsyncVectorEnv(makers(how), shared_memory=False)),
+}
+
+
+def step_until_failure(boundary):
+    boundary.reset([0] * NUM_ENVS)
+    for number in range(5):
+        boundary.step(np.array([0, 3, 1]) if number == 2 else np.zeros(NUM_ENVS, dtype=np.int64))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_error_tells_row_last_action_and_original_traceback(backend):
+    with BACKENDS[backend]("raise") as boundary, pytest.raises(EnvironmentStepError) as caught:
+        step_until_failure(boundary)
+    error = caught.value
+    assert error.env_index == BAD_ROW
+    assert int(error.action) == 3
+    assert f"environment {BAD_ROW} of the" in str(error)
+    assert "raised Broke: 42: the wheel came off" in str(error)
+    assert "last action: " in str(error)
+    printed = "".join(traceback.format_exception(error))
+    assert "break_down" in printed
+    assert "test_envs_errors.py" in printed
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_error_in_the_reset_after_an_episode_is_told_too(backend):
+    with BACKENDS[backend]("reset") as boundary, pytest.raises(EnvironmentStepError) as caught:
+        step_until_failure(boundary)
+    assert caught.value.env_index == BAD_ROW
+    assert "the reset failed" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["raise needs", "raise unpicklable"])
+def test_an_error_that_does_not_cross_processes_is_told_all_the_same(how, monkeypatch):
+    """Our own workers send it as text; given workers still say which row failed, and nothing hangs."""
+    monkeypatch.setattr(async_adapter, "_REPORT_TIMEOUT", 0.5)
+    envs = makers(how)
+    ours = AsyncVectorEnv([lambda make=make: Telling(make()) for make in envs], autoreset_mode="SameStep")
+    with make_vector(ours) as boundary, pytest.raises(EnvironmentStepError, match="the wheel came off") as caught:
+        step_until_failure(boundary)
+    assert caught.value.env_index == BAD_ROW
+    assert "break_down" in "".join(traceback.format_exception(caught.value))
+    given = make_vector(AsyncVectorEnv(envs, autoreset_mode="SameStep"))
+    with given, pytest.raises(EnvironmentStepError, match="an error that cannot be") as caught:
+        step_until_failure(given)
+    assert caught.value.env_index == BAD_ROW
+    check_all_workers_are_gone(given)
+
+
+def test_a_light_vector_can_be_reset_after_an_error():
+    boundary = light("raise")
+    with pytest.raises(EnvironmentStepError):
+        step_until_failure(boundary)
+    obs = boundary.reset([0] * NUM_ENVS)
+    np.testing.assert_array_equal(obs, np.zeros((NUM_ENVS, 2)))
+    result = boundary.step(np.zeros(NUM_ENVS, dtype=np.int64))
+    np.testing.assert_array_equal(result.obs[:, 0], np.ones(NUM_ENVS))
+
+
+@pytest.mark.parametrize("backend", ["async", "async_pipes"])
+def test_a_worker_that_dies_is_named(backend):
+    boundary = BACKENDS[backend]("die")
+    with pytest.raises(
+        EnvironmentStepError, match=f"environment {BAD_ROW} of the .* ended without an answer"
+    ) as caught:
+        step_until_failure(boundary)
+    assert int(caught.value.action) == 3
+    check_all_workers_are_gone(boundary)
+
+
+def test_a_worker_that_hangs_is_named_and_nothing_is_left_of_the_vector():
+    """After gymnasium's time-out the pipes answer the question before: a further step is refused."""
+    workers = AsyncVectorEnv(makers("hang"), autoreset_mode="SameStep")
+    boundary = make_vector(workers, step_timeout=0.5)
+    begun = time.monotonic()
+    with pytest.raises(EnvironmentTimeoutError, match=rf"environments \[{BAD_ROW}\] did not answer") as caught:
+        step_until_failure(boundary)
+    assert time.monotonic() - begun < 20
+    assert caught.value.env_index == BAD_ROW
+    check_all_workers_are_gone(boundary)
+
+
+def check_all_workers_are_gone(boundary):
+    assert not any(process.is_alive() for process in boundary.env.processes)
+    with pytest.raises(EnvironmentStepError, match="build the vector again"):
+        boundary.step(np.zeros(NUM_ENVS, dtype=np.int64))
+    with pytest.raises(EnvironmentStepError, match="build the vector again"):
+        boundary.reset([0] * NUM_ENVS)
+    boundary.close()
+    boundary.close()
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0])
+def test_a_time_out_must_be_positive(timeout):
+    with pytest.raises(ValueError, match="step_timeout must be a positive number"):
+        make_vector(CountingEnv, mode="async", num_envs=1, step_timeout=timeout)
+
+
+def test_an_interrupt_passes_as_it_is():
+    class Interrupting(CountingEnv):
+        def step(self, action):
+            raise KeyboardInterrupt
+
+    boundary = make_vector(Interrupting, seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        boundary.step(np.zeros(1, dtype=np.int64))

@@ -1,0 +1,262 @@
+"""What `make_vector` takes and what it says to wrong input; EnvPool and native vectors by id."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+
+from lockstep.envs import LightSyncVectorEnv, make_vector
+from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.envpool_adapter import EnvPoolBoundary
+
+
+def counting_vector(**kwargs):
+    return CountingVectorEnv(3, ((2, "truncate"),), **kwargs)
+
+
+@pytest.mark.parametrize(
+    "env_id, suggestion",
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("Cartpole-v1", "CartPole-v1"),
+        ("CartPole-v7", "CartPole-v1"),
+        ("nowhere/Env-v0", "unknown"),
+    ],
+)
+def test_an_unknown_id_says_what_may_have_been_meant(env_id, suggestion):
+    with pytest.raises(ValueError, match=suggestion) as caught:
+        make_vector(env_id)
+    assert repr(env_id) in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["async", "vector", "sync"])
+def test_an_unknown_id_is_refused_in_every_mode(mode):
+    with pytest.raises(ValueError, match="Did you mean 'Pendulum-v1'"):
+        make_vector("Pendulm-v1", mode=mode)
+
+
+def test_wrong_options_say_what_is_allowed():
+    with pytest.raises(ValueError, match="Did you mean 'async'"):
+        make_vector("CartPole-v1", mode="asnyc")
+    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1, got 0"):
+        make_vector("CartPole-v1", num_envs=0)
+    with pytest.raises(ValueError, match="has no native vector form"):
+        make_vector("Pendulum-v1", mode="vector")
+    with pytest.raises(ValueError, match="step_timeout applies to mode='async' only"):
+        make_vector("CartPole-v1", step_timeout=1.0)
+    with pytest.raises(ValueError, match="step_timeout applies to an AsyncVectorEnv only"):
+        make_vector(counting_vector(), step_timeout=1.0)
+    with pytest.raises(ValueError, match="apply to ids and functions only"):
+        make_vector(gym.make("CartPole-v1"), num_envs=4)
+    with pytest.raises(ValueError, match="apply to ids and functions only"):
+        make_vector(counting_vector(), mode="async")
+    with pytest.raises(TypeError, match="env must be an environment id"):
+        make_vector(3)
+    with pytest.raises(TypeError, match="mode='vector' needs an environment id"):
+        make_vector(CountingEnv, mode="vector")
+
+
+def test_spaces_without_arrays_are_refused_with_the_place():
+    class Talking(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Dict({"words": spaces.Text(5)})
+
+    with pytest.raises(ValueError, match=r"observation space\['words'\] is Text"):
+        make_vector(Talking)
+
+
+def test_unequal_spaces_are_refused():
+    made = iter([CountingEnv(), CountingEnv(nested=True)])
+    with pytest.raises(ValueError, match="environment 1 has observation_space"):
+        make_vector(lambda: next(made), num_envs=2)
+
+
+def test_a_vector_that_hides_its_autoreset_mode_is_refused():
+    vector = counting_vector()
+    vector.metadata, vector.autoreset_mode = {}, None
+    with pytest.raises(ValueError, match="does not say how it resets"):
+        make_vector(vector)
+
+
+def test_the_mode_of_the_instance_goes_before_metadata_shared_by_the_class():
+    """AtariVectorEnv writes the mode of the instance made last into metadata of the class."""
+
+    class Sharing(CountingVectorEnv):
+        shared = {"render_modes": []}
+
+        def __init__(self, mode):
+            super().__init__(2, ((2, "terminate"),), mode)
+            self.shared["autoreset_mode"] = self.autoreset_mode
+            self.metadata = self.shared
+
+    first, second = Sharing("SameStep"), Sharing("Disabled")
+    assert make_vector(first).autoreset_mode == "SAME_STEP"
+    assert make_vector(second).autoreset_mode == "DISABLED"
+
+
+def test_a_vector_that_answers_part_of_its_rows_is_refused():
+    vector = counting_vector()
+    vector.batch_size = 2
+    with pytest.raises(ValueError, match="answers 2 of its 3 rows"):
+        make_vector(vector)
+
+
+def test_same_step_without_final_observations_is_refused():
+    class Losing(CountingVectorEnv):
+        def _infos(self, done):
+            return {}
+
+    boundary = make_vector(Losing(2, ((1, "truncate"),), "SameStep"))
+    boundary.reset([0, 1])
+    with pytest.raises(ValueError, match=r"no infos\['final_obs'\] for rows \[0, 1\]"):
+        boundary.step(np.zeros(2, dtype=np.int64))
+
+
+def test_a_vector_that_ignores_the_mask_is_found_out():
+    class Deaf(CountingVectorEnv):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)
+
+    boundary = make_vector(Deaf(2, ((2, "truncate"), (5, "truncate")), "Disabled"))
+    boundary.reset([0, 1])
+    boundary.step(np.zeros(2, dtype=np.int64))
+    with pytest.raises(ValueError, match="did not heed"):
+        boundary.step(np.zeros(2, dtype=np.int64))
+
+
+def test_the_mask_given_to_the_vector_is_a_copy():
+    """gymnasium empties the options that it is given, and an environment may keep or change the mask."""
+
+    class Greedy(CountingVectorEnv):
+        def reset(self, *, seed=None, options=None):
+            answer = super().reset(seed=seed, options=options)
+            if options:
+                options.pop("reset_mask")[:] = False
+            return answer
+
+    boundary = make_vector(Greedy(2, ((1, "truncate"),), "Disabled"))
+    boundary.reset([0, 1])
+    for _ in range(3):
+        result = boundary.step(np.zeros(2, dtype=np.int64))
+        assert result.truncateds.all()
+        np.testing.assert_array_equal(result.final_obs[0], [0, 1])
+
+
+def test_step_before_reset_and_wrong_counts_are_told():
+    for boundary in (make_vector("CartPole-v1", num_envs=2), make_vector(counting_vector())):
+        with pytest.raises(ValueError, match="before reset"):
+            boundary.step(np.zeros(boundary.num_envs, dtype=np.int64))
+        with pytest.raises(ValueError, match="reset got 1 seeds"):
+            boundary.reset([0])
+    light = make_vector("CartPole-v1", num_envs=2, seed=0)
+    with pytest.raises(ValueError, match="3 actions for 2 environments"):
+        light.step(np.zeros(3, dtype=np.int64))
+
+
+def test_an_observation_of_the_wrong_shape_is_not_spread_over_the_row():
+    class Scalar(CountingEnv):
+        def _observation(self):
+            return np.float32(3.0) if self.step_number else super()._observation()
+
+    boundary = make_vector(Scalar, env_config={"episodes": ((1, "truncate"),)})
+    boundary.reset([0])
+    with pytest.raises(RuntimeError, match=r"has shape \(\), its space says \(2,\)"):
+        boundary.step(np.zeros(1, dtype=np.int64))
+
+
+def test_every_kind_of_env_becomes_a_boundary():
+    assert make_vector(gym.make("CartPole-v1")).num_envs == 1
+    assert make_vector(gym.spec("CartPole-v1"), num_envs=2).backend == "light_sync"
+    assert make_vector(CountingEnv, num_envs=2).backend == "light_sync"
+    assert make_vector("CartPole-v1", env_config={"max_episode_steps": 3}).envs[0].spec.max_episode_steps == 3
+    assert make_vector(SyncVectorEnv([CountingEnv] * 2)).backend == "gymnasium_sync"
+    assert make_vector("CartPole-v1", num_envs=2, mode="vector").backend == "native"
+    boundary = make_vector(CountingEnv)
+    assert make_vector(boundary) is boundary
+    assert isinstance(boundary, LightSyncVectorEnv)
+
+
+def test_seeds_are_used_at_an_explicit_reset_only():
+    """After the first episode the generator goes on: two episodes of one seeded run differ, two seeded runs do not."""
+    boundary = make_vector("CartPole-v1", num_envs=2)
+
+    def firsts():
+        obs = [boundary.reset([5, 5]).copy()]
+        while len(obs) < 4:
+            result = boundary.step(np.ones(2, dtype=np.int64))
+            if result.any_done:
+                obs.append(result.obs.copy())
+        return obs
+
+    one, two = firsts(), firsts()
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one[0][0], one[0][1])
+    assert not np.array_equal(one[0], one[1])
+    assert not np.array_equal(one[1], one[2])
+
+
+def cartpole_next(obs, actions):
+    """CartPole's equations (Barto, Sutton and Anderson 1983; Euler steps of 0.02 s)."""
+    x, x_dot, theta, theta_dot = obs.T.astype(np.float64)
+    force = np.where(actions == 1, 10.0, -10.0)
+    temp = (force + 0.05 * theta_dot**2 * np.sin(theta)) / 1.1
+    theta_acc = (9.8 * np.sin(theta) - np.cos(theta) * temp) / (0.5 * (4 / 3 - 0.1 * np.cos(theta) ** 2 / 1.1))
+    x_acc = temp - 0.05 * theta_acc * np.cos(theta) / 1.1
+    return np.stack([x + 0.02 * x_dot, x_dot + 0.02 * x_acc, theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc], 1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "vector", "envpool"])
+def test_every_cartpole_transition_obeys_the_equations_of_motion(mode):
+    """No transition crosses an ending: also where the back end cannot be compared with a single environment."""
+    if mode == "envpool":
+        pytest.importorskip("envpool")
+    boundary = make_vector("CartPole-v1", num_envs=5, mode=mode, env_config={"max_episode_steps": 15})
+    rng = np.random.default_rng(3)
+    obs = boundary.reset([1, 2, 3, 4, 5]).copy()
+    lengths = np.zeros(5, dtype=int)
+    terminations = truncations = invalid = 0
+    for _ in range(200):
+        actions = rng.integers(0, 2, 5)
+        result = boundary.step(actions)
+        valid = np.ones(5, dtype=bool) if result.valid is None else result.valid
+        true_next = result.obs.copy()
+        if result.final_obs is not None:
+            true_next[result.final_obs[0]] = result.final_obs[1]
+        np.testing.assert_allclose(true_next[valid], cartpole_next(obs, actions)[valid], atol=2e-5)
+        assert (result.rewards[valid] == 1).all()
+        lengths[valid] += 1
+        done = result.terminateds | result.truncateds
+        fallen = (np.abs(true_next[:, 2]) > 12 * np.pi / 180) | (np.abs(true_next[:, 0]) > 2.4)
+        np.testing.assert_array_equal(done, valid & (fallen | (lengths == 15)))
+        np.testing.assert_array_equal(result.truncateds, valid & (lengths == 15))
+        terminations, truncations = (
+            terminations + result.terminateds.sum(),
+            truncations + result.truncateds.sum(),
+        )
+        invalid += (~valid).sum()
+        lengths[done] = 0
+        assert (np.abs(result.obs[~valid]) <= 0.05).all()
+        obs = result.obs.copy()
+    assert terminations > 3
+    assert truncations > 10
+    assert (invalid > 0) == boundary.has_invalid_rows == (mode != "sync")
+
+
+def test_envpool_is_seeded_by_reset_and_checked():
+    envpool = pytest.importorskip("envpool")
+    with pytest.raises(ValueError, match="Did you mean 'CartPole-v1'"):
+        make_vector("CartPole-v8", mode="envpool")
+    boundary = make_vector("CartPole-v1", num_envs=3, mode="envpool")
+    one, other = boundary.reset([7, 8, 9]).copy(), boundary.reset([1, 2, 3]).copy()
+    np.testing.assert_array_equal(boundary.reset([7, 8, 9]), one)
+    assert not np.array_equal(one, other)
+    assert boundary.get_state() is None
+    boundary.close()
+    pool = make_vector(envpool.make_gymnasium("CartPole-v1", num_envs=2))
+    assert isinstance(pool, EnvPoolBoundary)
+    with pytest.warns(UserWarning, match="takes its seeds when it is made"):
+        pool.reset([0, 1])
+    with pytest.raises(ValueError, match="answers 1 of its 2 rows"):
+        make_vector(envpool.make_gymnasium("CartPole-v1", num_envs=2, batch_size=1))
