@@ -120,7 +120,7 @@ def index_leaf(leaf: Any, index: slice | np.ndarray) -> Any:
     """Rows of a leaf: a view for a slice, one gather for an int64 array without negative entries."""
     if isinstance(index, slice):
         if isinstance(leaf, torch.Tensor) and index.step is not None and index.step < 0:
-            rows = np.arange(len(leaf))[index]
+            rows = np.ascontiguousarray(np.arange(len(leaf))[index])
             return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device))
         return leaf[index]
     if isinstance(leaf, np.ndarray):
