@@ -34,9 +34,7 @@ class JsonlLogger(BaseLogger):
         super().__init__(**intervals)
         self.path = Path(path).absolute()
         if not resume and self.path.exists() and self.path.stat().st_size:
-            raise ValueError(
-                f"{self.path} already holds records: pass resume=True to continue it, or another path"
-            )
+            raise ValueError(f"{self.path} already holds records: pass resume=True to continue it, or another path")
         self._file: BinaryIO | None = None
         self._size = 0
         self._wall_before = 0.0
@@ -145,19 +143,22 @@ class JsonlLogger(BaseLogger):
         offset = int(state["offset"])
         if offset > self._size:
             warnings.warn(
-                f"{self.path} has {self._size} bytes, {offset} when the checkpoint was made: "
-                "earlier records are lost",
+                f"{self.path} has {self._size} bytes, {offset} when the checkpoint was made: earlier records are lost",
                 RuntimeWarning,
                 stacklevel=2,
             )
             return
-        self.truncate_to(offset + self._save_note_length(offset))
+        note = self._save_note(offset)
+        if note:
+            self._wall_before = max(self._wall_before, float(json.loads(note)["wall_s"]))
+        self.truncate_to(offset + len(note))
 
-    def _save_note_length(self, offset: int) -> int:
+    def _save_note(self, offset: int) -> bytes:
+        """The line at `offset` if it records a save, else nothing."""
         with open(self.path, "rb") as reader:
             reader.seek(offset)
             line = reader.readline()
-        return len(line) if line and json.loads(line)["scope"] == "save" else 0
+        return line if line and json.loads(line)["scope"] == "save" else b""
 
     def _open(self) -> BinaryIO:
         """The file, opened at its end; a last line without an end is cut off first."""

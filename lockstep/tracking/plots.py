@@ -41,9 +41,7 @@ def read_curve(run: str | os.PathLike[str], metric: str = "returns_stat/mean", s
             spread = data.get(metric.removesuffix("mean") + "std") if metric.endswith("/mean") else None
             points[record["step"]] = (value, spread if isinstance(spread, int | float) else np.nan)
     if not points:
-        raise ValueError(
-            f"{run} has no record of {scope}/{metric}; it has: {', '.join(sorted(seen)) or 'none'}"
-        )
+        raise ValueError(f"{run} has no record of {scope}/{metric}; it has: {', '.join(sorted(seen)) or 'none'}")
     steps = np.array(sorted(points))
     values = np.array([points[step] for step in steps.tolist()], dtype=np.float64)
     return Curve(steps, values[:, 0], values[:, 1])
@@ -85,6 +83,21 @@ def plot_runs(
         ValueError: no run was given, or one has no such metric.
         ImportError: matplotlib is not installed.
     """
+    figure = draw_runs(runs, metric=metric, scope=scope, title=title)
+    target = Path(output).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=150)
+    return target
+
+
+def draw_runs(
+    runs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    *,
+    metric: str = "returns_stat/mean",
+    scope: str = "test",
+    title: str | None = None,
+) -> Any:
+    """The matplotlib figure that `plot_runs` saves (same arguments, same errors)."""
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     if not paths:
         raise ValueError("plot_runs needs at least one run folder")
@@ -98,10 +111,7 @@ def plot_runs(
         for algo, curves in group.items():
             _draw_group(panel, algo, curves, _COLOURS[algos.index(algo) % len(_COLOURS)])
         _dress(panel, env if title is None else title, metric, scope)
-    target = Path(output).absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=150)
-    return target
+    return figure
 
 
 def _new_figure(num_panels: int) -> tuple[Any, list[Any]]:
@@ -126,9 +136,7 @@ def _draw_group(panel: Any, algo: str, curves: Sequence[Curve], colour: str) -> 
         panel.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=algo.upper())
         if np.isfinite(spread).any():
             label = "± std over episodes"
-            panel.fill_between(
-                steps, values - spread, values + spread, color=colour, alpha=0.15, lw=0, label=label
-            )
+            panel.fill_between(steps, values - spread, values + spread, color=colour, alpha=0.15, lw=0, label=label)
         return
     steps, values = align_curves(curves)
     interval = iqm_bootstrap(values)

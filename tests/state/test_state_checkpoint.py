@@ -157,6 +157,20 @@ def test_flat_dicts_of_tensors_are_plain_safetensors_and_the_rest_is_json(tmp_pa
     assert json.loads((path / "spec.json").read_text()) == {"hiddens": {"$tuple": [64, 64]}}
 
 
+def test_arrays_whose_paths_look_alike_stay_apart(tmp_path: Path) -> None:
+    tree = {"s": {"a/b": np.zeros(1), "a": {"b": np.ones(1), 0: np.full(1, 2)}, "list": [np.full(1, 3)], 5: (1,)}}
+    assert same(read_checkpoint(write_checkpoint(tmp_path / "c", {"": tree}))[""], tree)
+
+
+def test_every_array_starts_at_a_multiple_of_its_item_size(tmp_path: Path) -> None:
+    tree = {"w": {"a": np.ones(3, bool), "b": np.ones(3, "f8"), "c": np.ones(3, "f2"), "d": np.ones(3, "i4")}}
+    content = (write_checkpoint(tmp_path / "c", {"": tree}) / "w.safetensors").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    for name, array in tree["w"].items():
+        assert (8 + size + header[name]["data_offsets"][0]) % array.itemsize == 0
+
+
 def test_a_folder_of_a_checkpoint_is_a_checkpoint_by_itself_wherever_it_is_moved(tmp_path: Path) -> None:
     folders = {"learner": {"k": 1}, "learner/rl_module/p0": {"w": 2}, "learner/rl_module/p1": {"w": 3}}
     path = write_checkpoint(tmp_path / "c", folders, metadata={"step": 5})

@@ -1,0 +1,140 @@
+"""Run folders: what they hold, refusals, nothing half-written."""
+
+import json
+import re
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.state import write_checkpoint
+from lockstep.tracking import RunFolder, RunFolderError, git_revision, versions
+
+
+def make(root: Path, **changes: object) -> RunFolder:
+    options: dict = {"algo": "ppo", "env": "CartPole-v1", "seed": 7, "config": {"lr": 3e-4, "hiddens": [64, 64]}}
+    return RunFolder.create(root, **{**options, **changes})
+
+
+def test_a_run_folder_has_its_name_and_its_parts(tmp_path: Path) -> None:
+    run = make(tmp_path / "runs")
+    assert re.fullmatch(r"ppo_CartPole-v1_s7_\d{8}-\d{6}", run.path.name)
+    assert sorted(child.name for child in run.path.iterdir()) == ["best", "checkpoints", "config.json", "metrics.jsonl"]
+    info = json.loads((run.path / "config.json").read_text())
+    assert info["config"] == {"lr": 3e-4, "hiddens": [64, 64]}
+    assert (info["algo"], info["env"], info["seed"]) == ("ppo", "CartPole-v1", 7)
+    assert {"python", "lockstep", "torch", "numpy", "gymnasium"} <= set(info["versions"])
+    again = RunFolder.open(run.path)
+    assert (again.algo, again.env, again.seed, again.config) == ("ppo", "CartPole-v1", 7, run.config)
+
+
+def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    assert len({make(tmp_path).path for _ in range(5)}) == 5
+
+
+def test_names_that_are_no_file_names_are_changed_only_in_the_path(tmp_path: Path) -> None:
+    run = make(tmp_path, env="ALE/Pong-v5", seed=None)
+    assert run.path.parent == tmp_path
+    assert run.path.name.startswith("ppo_ALE-Pong-v5_sNone_")
+    assert RunFolder.open(run.path).env == "ALE/Pong-v5"
+    assert make(tmp_path, env="../../etc").path.parent == tmp_path
+
+
+def test_the_summary_carries_who_and_with_what(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    with pytest.raises(RunFolderError, match="has not ended"):
+        run.read_summary()
+    run.write_summary({"best_score": 500.0, "last": float("nan")})
+    run.write_summary({"best_score": 499.0, "last": float("inf")})
+    summary = run.read_summary()
+    assert summary["best_score"] == 499.0
+    assert summary["last"] == float("inf")
+    assert summary["seed"] == 7
+    assert summary["versions"] == versions()
+    assert "git_revision" in summary
+    run.summary_path.write_text("{")
+    with pytest.raises(RunFolderError, match="cannot read"):
+        run.read_summary()
+
+
+def test_checkpoints_are_found_and_pruned(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    assert run.newest_checkpoint() is None
+    for step in (512, 1024, 99_999_999):
+        write_checkpoint(run.checkpoint_path(step), {"": {"step": step}})
+    assert run.newest_checkpoint() == run.checkpoint_path(99_999_999)
+    run.prune_checkpoints(keep=2)
+    assert sorted(run.checkpoints.iterdir()) == [run.checkpoint_path(1024), run.checkpoint_path(99_999_999)]
+    with pytest.raises(ValueError, match="keep"):
+        run.prune_checkpoints(keep=0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, r"no config\.json"), ("{", "damaged"), ("[]", "not the config"), ('{"algo": "ppo"}', "not the config")],
+)
+def test_what_is_no_run_is_told(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(RunFolderError, match=message):
+        RunFolder.open(tmp_path)
+    with pytest.raises(RunFolderError, match="no run at"):
+        RunFolder.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("config", [{"f": print}, {"f": {1, 2}}, {"f": 1j}])
+def test_a_config_that_is_not_json_leaves_no_folder(tmp_path: Path, config: dict) -> None:
+    with pytest.raises(RunFolderError, match="plain JSON"):
+        make(tmp_path / "runs", config=config)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "runs", Path("/proc/lockstep-runs")):
+        with pytest.raises(RunFolderError, match="cannot make a run folder in"):
+            make(root)
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 2 KiB, as on a full disk."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, old[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_full_disk_leaves_no_half_made_folder_and_keeps_the_old_summary(tmp_path: Path, small_files: None) -> None:
+    run = make(tmp_path / "small")
+    run.write_summary({"score": 1})
+    with pytest.raises(RunFolderError, match=r"cannot write .*summary\.json: File too large"):
+        run.write_summary({"score": 2, "history": list(range(1000))})
+    assert run.read_summary()["score"] == 1
+    assert not [child for child in run.path.iterdir() if child.name.startswith(".")]
+    with pytest.raises(RunFolderError, match="File too large"):
+        make(tmp_path / "runs", config={"long": list(range(1000))})
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_the_git_revision_is_the_commit_with_a_mark_for_changes(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert git_revision(tmp_path / "nowhere") is None
+    git("init", "-q")
+    assert git_revision(tmp_path) is None
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "first")
+    git("tag", "v1")
+    commit = git("rev-parse", "HEAD").strip()
+    assert git_revision(tmp_path) == commit
+    (tmp_path / "a").write_text("2")
+    assert git_revision(tmp_path) == f"{commit}-dirty"
