@@ -70,21 +70,19 @@ def lambda_returns(rewards, next_values, terminateds, truncateds, gamma, lambda_
 
 @_compiled
 def n_step_returns(rewards, next_values, terminateds, truncateds, gamma, n_step, returns):
-    """Fill `returns`; `O(T * n_step)` so that nothing is subtracted that was added before."""
+    """Fill `returns`, in `O(T * n_step)`; a horizon that is not reached gives the bits of `lambda_returns`."""
     num_steps, num_envs = rewards.shape
     for t in range(num_steps):
         for b in range(num_envs):
-            total = 0.0
-            discount = 1.0
-            last = min(t + n_step, num_steps) - 1
-            for k in range(t, last + 1):
-                total += discount * np.float64(rewards[k, b])
-                discount *= gamma
-                if terminateds[k, b]:
-                    break
-                if k == last or truncateds[k, b]:
-                    total += discount * np.float64(next_values[k, b])
-                    break
+            last = t
+            horizon = min(t + n_step, num_steps) - 1
+            while last < horizon and not terminateds[last, b] and not truncateds[last, b]:
+                last += 1
+            total = np.float64(rewards[last, b])
+            if not terminateds[last, b]:
+                total += gamma * np.float64(next_values[last, b])
+            for k in range(last - 1, t - 1, -1):
+                total = np.float64(rewards[k, b]) + gamma * total
             returns[t, b] = total
 
 

@@ -46,9 +46,9 @@ class Distribution(ABC):
         """Number of network outputs for each row."""
 
     @classmethod
-    @abstractmethod
     def noise_size(cls, *args: Any, **static: Any) -> int:
         """Number of random numbers for each action (the last dimension of the noise)."""
+        return cls.input_size(*args, **static)
 
     @classmethod
     @abstractmethod
@@ -100,10 +100,6 @@ class Categorical(Distribution):
         return size
 
     @classmethod
-    def noise_size(cls, *, size: int) -> int:
-        return size
-
-    @classmethod
     def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
         _check_width(inputs, size, cls.__name__)
         return cls(inputs)
@@ -124,7 +120,7 @@ class Categorical(Distribution):
 
     def entropy(self) -> Tensor:
         log_probs = self.log_probs
-        return (log_probs.exp() * log_probs).sum(-1).neg()
+        return -torch.linalg.vecdot(log_probs.exp(), log_probs)
 
     def kl(self, other: Self) -> Tensor:
         log_probs = self.log_probs
@@ -158,18 +154,12 @@ class MultiCategorical(Distribution):
         return int(sum(nvec))
 
     @classmethod
-    def noise_size(cls, *, nvec: Sequence[int]) -> int:
-        return int(sum(nvec))
-
-    @classmethod
     def from_inputs(cls, inputs: Tensor, *, nvec: Sequence[int]) -> Self:
         _check_width(inputs, int(sum(nvec)), cls.__name__)
         return cls(inputs, nvec)
 
     @classmethod
-    def draw_noise(
-        cls, rng: np.random.Generator, leading_shape: Sequence[int], *, nvec: Sequence[int]
-    ) -> FloatNoise:
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, nvec: Sequence[int]) -> FloatNoise:
         return _gumbel(rng, (*leading_shape, int(sum(nvec))))
 
     @property
@@ -220,10 +210,6 @@ class Bernoulli(Distribution):
 
     @classmethod
     def input_size(cls, *, size: int) -> int:
-        return size
-
-    @classmethod
-    def noise_size(cls, *, size: int) -> int:
         return size
 
     @classmethod
@@ -320,7 +306,7 @@ class SquashedGaussian(Distribution):
     """`tanh` of a :class:`DiagGaussian`; actions are floats in [-1, 1], `[N, A]`, noise is standard normal.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. `log(1 - tanh(u)**2)` is written
-    `2 * (log 2 - |u| - log1p(exp(-2|u|)))`, exact in both tails. A squashed float32 action has lost `u`
+    `2 * (log 2 - u + logsigmoid(2u))`, exact in both tails. A squashed float32 action has lost `u`
     beyond about 8, so where `u` is at hand use :meth:`log_prob_of_raw` or :meth:`sample_with_log_prob`.
     """
 
@@ -385,8 +371,7 @@ class SquashedGaussian(Distribution):
 def _log_tanh_slope(raw: Tensor) -> Tensor:
     """`log(1 - tanh(raw)**2)`, stable for large `|raw|`."""
     # logsigmoid keeps the tiny term that softplus drops beyond its threshold, and its gradient.
-    size = raw.abs()
-    return 2.0 * (_LOG_2 - size + F.logsigmoid(2.0 * size))
+    return 2.0 * (_LOG_2 - raw + F.logsigmoid(2.0 * raw))
 
 
 def _check_width(inputs: Tensor, width: int, name: str) -> None:

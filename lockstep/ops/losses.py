@@ -38,13 +38,12 @@ def clipped_surrogate_loss(
         raise ValueError(f"clip_param must be greater than 0, got {clip_param!r}.")
     ratio = torch.exp(logp - old_logp)
     objective = torch.minimum(
-        ratio * advantages, torch.clamp(ratio, 1.0 - clip_param, 1.0 + clip_param) * advantages  # type: ignore[arg-type]
+        ratio * advantages,
+        torch.clamp(ratio, 1.0 - clip_param, 1.0 + clip_param) * advantages,  # type: ignore[arg-type]
     )
     if dual_clip is not None:
         if not dual_clip > 1.0:
-            raise ValueError(
-                f"dual_clip must be greater than 1, or None to switch it off; got {dual_clip!r}."
-            )
+            raise ValueError(f"dual_clip must be greater than 1, or None to switch it off; got {dual_clip!r}.")
         objective = torch.where(advantages < 0.0, torch.maximum(objective, dual_clip * advantages), objective)
     return -objective
 

@@ -37,7 +37,9 @@ class RunningMoments:
     @property
     def var(self) -> np.ndarray:
         """`[*shape]`, population variance; one before the first row, so that nothing is scaled then."""
-        return self._squares / self.count if self.count else np.ones(self.shape, dtype=self.dtype)
+        if self.count == 0:
+            return np.ones(self.shape, dtype=self.dtype)
+        return np.asarray(self._squares / self.count)
 
     @property
     def std(self) -> np.ndarray:
@@ -52,9 +54,7 @@ class RunningMoments:
         """
         rows = np.asarray(x, dtype=self.dtype)
         if rows.ndim == 0 or rows.shape[1:] != self.shape:
-            raise ValueError(
-                f"Expected rows of shape [N, *{self.shape}], got an array of shape {rows.shape}."
-            )
+            raise ValueError(f"Expected rows of shape [N, *{self.shape}], got an array of shape {rows.shape}.")
         if len(rows) == 0:
             return
         mean = rows.mean(axis=0)
@@ -68,9 +68,7 @@ class RunningMoments:
             ValueError: `other` has another shape.
         """
         if other.shape != self.shape:
-            raise ValueError(
-                f"Cannot merge moments of shape {other.shape} into moments of shape {self.shape}."
-            )
+            raise ValueError(f"Cannot merge moments of shape {other.shape} into moments of shape {self.shape}.")
         if other.count:
             self._join(other.count, other._mean, other._squares)
 
@@ -129,9 +127,7 @@ class RunningMoments:
         mean = np.array(state["mean"], dtype=self.dtype)
         squares = np.array(state["squares"], dtype=self.dtype)
         if mean.shape != self.shape or squares.shape != self.shape:
-            raise ValueError(
-                f"State has moments of shape {mean.shape} and {squares.shape}, expected {self.shape}."
-            )
+            raise ValueError(f"State has moments of shape {mean.shape} and {squares.shape}, expected {self.shape}.")
         self.count, self._mean, self._squares = int(state["count"]), mean, squares
         self._scale_cache.clear()
 
@@ -157,9 +153,7 @@ def explained_variance(pred: Any, target: Any) -> Tensor | float:
     if not isinstance(target, Tensor):
         pred, target = np.asarray(pred, dtype=np.float64), np.asarray(target, dtype=np.float64)
     if pred.shape != target.shape:
-        raise ValueError(
-            f"pred and target must have one shape, got {tuple(pred.shape)} and {tuple(target.shape)}."
-        )
+        raise ValueError(f"pred and target must have one shape, got {tuple(pred.shape)} and {tuple(target.shape)}.")
     if isinstance(target, Tensor):
         if target.numel() == 0:
             return torch.full((), torch.nan, device=target.device)

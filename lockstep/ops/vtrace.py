@@ -59,9 +59,7 @@ def vtrace(
         if limit is not None and not limit > 0.0:
             raise ValueError(f"{name} must be greater than 0, or None for no limit; got {limit!r}.")
         limits.append(math.inf if limit is None else float(limit))
-    shape, floats = prepare_floats(
-        log_ratios=log_ratios, rewards=rewards, values=values, next_values=next_values
-    )
+    shape, floats = prepare_floats(log_ratios=log_ratios, rewards=rewards, values=values, next_values=next_values)
     flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
     vs, pg_advantages = np.empty_like(floats[0]), np.empty_like(floats[0])
     _kernels.vtrace(*floats, *flags, float(gamma), float(lambda_), *limits, vs, pg_advantages)

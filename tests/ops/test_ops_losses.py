@@ -1,0 +1,108 @@
+"""Loss terms: written-out numbers, and where gradients flow and stop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss
+
+RATIOS = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 6.0], dtype=torch.float64)
+ADVANTAGES = torch.tensor([2.0, 1.0, -1.0, 1.0, -1.0, -2.0], dtype=torch.float64)
+
+
+def test_clipped_surrogate_loss_written_out():
+    loss = clipped_surrogate_loss(RATIOS.log(), torch.zeros(6), ADVANTAGES, clip_param=0.2)
+    expected = torch.tensor([-2.0, -1.2, 1.5, -0.5, 0.8, 12.0], dtype=torch.float64)
+    torch.testing.assert_close(loss, expected, rtol=1e-14, atol=0)
+
+
+def test_clip_param_may_be_a_tensor_that_a_schedule_fills():
+    rows = (RATIOS.log(), torch.zeros(6), ADVANTAGES)
+    found = clipped_surrogate_loss(*rows, clip_param=torch.tensor(0.2, dtype=torch.float64))
+    torch.testing.assert_close(found, clipped_surrogate_loss(*rows, clip_param=0.2))
+
+
+def test_dual_clip_bounds_the_loss_only_for_negative_advantages():
+    loss = clipped_surrogate_loss(RATIOS.log(), torch.zeros(6), ADVANTAGES, clip_param=0.2, dual_clip=3.0)
+    expected = torch.tensor([-2.0, -1.2, 1.5, -0.5, 0.8, 6.0], dtype=torch.float64)
+    torch.testing.assert_close(loss, expected, rtol=1e-14, atol=0)
+
+
+def test_surrogate_gradient_is_the_policy_gradient_inside_and_zero_where_clipped():
+    logp = RATIOS.log().requires_grad_()
+    clipped_surrogate_loss(logp, torch.zeros(6), ADVANTAGES, clip_param=0.2, dual_clip=3.0).sum().backward()
+    # d(-ratio * A) / d logp = -ratio * A; rows 1, 4 and 5 (dual) are clipped.
+    expected = torch.tensor([-2.0, 0.0, 1.5, -0.5, 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(logp.grad, expected, rtol=1e-14, atol=0)
+
+
+def test_clipped_value_loss_written_out():
+    values = torch.tensor([1.0, 3.0, 3.0, -1.0])
+    targets = torch.tensor([2.0, 4.0, 0.0, -1.0])
+    old_values = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    plain = clipped_value_loss(values, targets)
+    torch.testing.assert_close(plain, torch.tensor([0.5, 0.5, 4.5, 0.0]))
+    clipped = clipped_value_loss(values, targets, old_values, clip_param=0.5)
+    # Clipped values are 1, 1.5, 1.5, 0.5: further from the target than the plain value in rows 1 and 3.
+    torch.testing.assert_close(clipped, torch.tensor([0.5, 3.125, 4.5, 1.125]))
+
+
+def test_clipped_value_loss_has_no_gradient_where_the_clipped_error_is_larger():
+    values = torch.tensor([3.0, 3.0], requires_grad=True)
+    clipped_value_loss(values, torch.tensor([4.0, 0.0]), torch.ones(2), clip_param=0.5).sum().backward()
+    torch.testing.assert_close(values.grad, torch.tensor([0.0, 3.0]))
+
+
+def test_approximate_kl_written_out():
+    logp, old_logp = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
+    log_2 = math.log(2.0)
+    for estimator, expected in (("k1", -log_2), ("k2", 0.5 * log_2**2), ("k3", 1.0 - log_2)):
+        found = approximate_kl(logp, old_logp, estimator=estimator)
+        torch.testing.assert_close(found, torch.tensor([expected]))
+
+
+def test_approximate_kl_expectations_match_the_exact_divergence():
+    """k1 and k3 weighted by the old policy's probabilities are the divergence; k3 is never negative."""
+    old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    new = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    exact = (old * (old / new).log()).sum()
+    for estimator in ("k1", "k3"):
+        estimates = approximate_kl(new.log(), old.log(), estimator=estimator)
+        torch.testing.assert_close((old * estimates).sum(), exact, rtol=1e-14, atol=0)
+    assert (approximate_kl(new.log(), old.log()) >= 0).all()
+
+
+def test_approximate_kl_does_not_cancel_for_tiny_steps():
+    step = torch.tensor([1e-4], dtype=torch.float32)
+    found = approximate_kl(step, torch.zeros(1))
+    assert found.item() == pytest.approx(0.5e-8, rel=1e-2)  # exp(x) - 1 - x in float32 keeps no digit of it
+
+
+def test_losses_are_not_reduced_and_are_traceable():
+    logp, old_logp, advantages = torch.randn(3, 7, 2, generator=torch.Generator().manual_seed(0))
+
+    def both(logp, old_logp, advantages):
+        return clipped_surrogate_loss(logp, old_logp, advantages, clip_param=0.2, dual_clip=3.0) + clipped_value_loss(
+            logp, old_logp, advantages, 0.1
+        )
+
+    traced = torch.compile(both, backend="eager", fullgraph=True)
+    assert both(logp, old_logp, advantages).shape == (7, 2)
+    torch.testing.assert_close(traced(logp, old_logp, advantages), both(logp, old_logp, advantages))
+
+
+def test_wrong_coefficients_are_refused():
+    row = torch.zeros(1)
+    with pytest.raises(ValueError, match="clip_param must be greater than 0, got 0"):
+        clipped_surrogate_loss(row, row, row, clip_param=0.0)
+    with pytest.raises(ValueError, match=r"dual_clip must be greater than 1.*got 1\.0"):
+        clipped_surrogate_loss(row, row, row, clip_param=0.2, dual_clip=1.0)
+    with pytest.raises(ValueError, match="no old_values"):
+        clipped_value_loss(row, row, clip_param=0.2)
+    with pytest.raises(ValueError, match=r"clip_param=-1\.0"):
+        clipped_value_loss(row, row, row, clip_param=-1.0)
+    with pytest.raises(ValueError, match="'k1', 'k2' and 'k3'"):
+        approximate_kl(row, row, estimator="k4")

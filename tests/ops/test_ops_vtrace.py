@@ -1,0 +1,148 @@
+"""V-trace: written-out numbers, the on-policy identity, and the kernel against the sum in the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.ops import gae, lambda_returns, vtrace
+
+LOG_RATIOS = np.log(np.array([0.5, 2.0, 1.0]))
+REWARDS = np.ones(3)
+VALUES = np.array([2.0, 1.0, 3.0])
+NEXT_VALUES = np.array([1.0, 3.0, 6.0])
+NONE = np.zeros(3, dtype=bool)
+
+
+def test_vtrace_written_out():
+    vs, pg_advantages = vtrace(LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5)
+    np.testing.assert_allclose(vs, [2.25, 3.0, 4.0], rtol=1e-15)
+    np.testing.assert_allclose(pg_advantages, [0.25, 2.0, 1.0], rtol=1e-15)
+
+
+def test_vtrace_written_out_with_three_different_limits():
+    vs, pg_advantages = vtrace(
+        LOG_RATIOS,
+        REWARDS,
+        VALUES,
+        NEXT_VALUES,
+        NONE,
+        NONE,
+        gamma=0.5,
+        clip_rho=1.5,
+        clip_c=1.0,
+        clip_pg_rho=3.0,
+    )
+    np.testing.assert_allclose(vs, [2.4375, 3.75, 4.0], rtol=1e-15)
+    np.testing.assert_allclose(pg_advantages, [0.4375, 4.0, 1.0], rtol=1e-15)
+
+
+def test_vtrace_written_out_with_ends():
+    """Row 0 terminated (its next value is not read), row 1 truncated with a final value of 3."""
+    terminateds, truncateds = np.array([True, False, False]), np.array([False, True, False])
+    next_values = np.array([np.nan, 3.0, 6.0])
+    vs, pg_advantages = vtrace(LOG_RATIOS, REWARDS, VALUES, next_values, terminateds, truncateds, gamma=0.5)
+    np.testing.assert_allclose(vs, [1.5, 2.5, 4.0], rtol=1e-15)
+    np.testing.assert_allclose(pg_advantages, [-0.5, 1.5, 1.0], rtol=1e-15)
+
+
+def plain_vtrace(log_ratios, rewards, values, next_values, ends, gamma, lambda_, limits):
+    """Equation 1 as it stands: for each row the whole sum with its products; one trace [T]."""
+    terminateds, truncateds = ends
+    clip_rho, clip_c, clip_pg_rho = limits
+    ratios = np.exp(log_ratios)
+    num_steps = len(rewards)
+    vs, last_rows = np.empty(num_steps), np.empty(num_steps, dtype=int)
+    for s in range(num_steps):
+        total, discount, product = 0.0, 1.0, 1.0
+        for t in range(s, num_steps):
+            bootstrap = 0.0 if terminateds[t] else gamma * next_values[t]
+            total += discount * product * min(clip_rho, ratios[t]) * (rewards[t] + bootstrap - values[t])
+            discount, product = discount * gamma, product * lambda_ * min(clip_c, ratios[t])
+            if terminateds[t] or truncateds[t]:
+                break
+        vs[s] = values[s] + total
+        last_rows[s] = t
+    pg_advantages = np.empty(num_steps)
+    for s in range(num_steps):
+        if terminateds[s]:
+            after = 0.0
+        elif s == last_rows[s]:
+            after = next_values[s]
+        else:
+            after = lambda_ * vs[s + 1] + (1 - lambda_) * values[s + 1]
+        pg_advantages[s] = min(clip_pg_rho, ratios[s]) * (rewards[s] + gamma * after - values[s])
+    return vs, pg_advantages
+
+
+@st.composite
+def traces(draw):
+    """`(log_ratios, rewards, values, next_values, terminateds, truncateds)` of shape [T]."""
+    num_steps = draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    end_rate = draw(st.sampled_from([0.0, 0.2, 0.6]))
+    log_ratios, rewards, values, next_values = rng.normal(size=(4, num_steps))
+    terminateds, truncateds = rng.random((2, num_steps)) < end_rate
+    inside = ~(terminateds | truncateds)[:-1]
+    next_values[:-1] = np.where(inside, values[1:], next_values[:-1])
+    return log_ratios, rewards, values, next_values, terminateds, truncateds
+
+
+unit = st.sampled_from([0.0, 0.3, 0.9, 1.0])
+limit = st.sampled_from([0.5, 1.0, 2.0, None])
+
+
+@settings(max_examples=100, deadline=None)
+@given(trace=traces(), gamma=unit, lambda_=unit, limits=st.tuples(limit, limit, limit))
+def test_vtrace_kernel_equals_the_sum_of_the_paper(trace, gamma, lambda_, limits):
+    found = vtrace(*trace, gamma=gamma, lambda_=lambda_, clip_rho=limits[0], clip_c=limits[1], clip_pg_rho=limits[2])
+    finite = [np.inf if value is None else value for value in limits]
+    expected = plain_vtrace(*trace[:4], trace[4:], gamma, lambda_, finite)
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-11)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-11)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=traces(), gamma=unit, lambda_=unit)
+def test_vtrace_on_policy_gives_lambda_returns_and_gae(trace, gamma, lambda_):
+    _, rewards, values, *rest = trace
+    vs, pg_advantages = vtrace(np.zeros_like(rewards), rewards, values, *rest, gamma=gamma, lambda_=lambda_)
+    np.testing.assert_allclose(vs, lambda_returns(rewards, *rest, gamma=gamma, lambda_=lambda_), atol=1e-12)
+    advantages = gae(rewards, values, *rest, gamma=gamma, lambda_=lambda_)[0]
+    np.testing.assert_allclose(pg_advantages, advantages, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(first=traces(), second=traces(), ended_by=st.sampled_from([4, 5]))
+def test_vtrace_of_two_episodes_in_one_trace_equals_the_two_apart(first, second, ended_by):
+    first[ended_by][-1] = True
+    joined = [np.concatenate(pair) for pair in zip(first, second)]
+    apart = [vtrace(*trace, gamma=0.9) for trace in (first, second)]
+    for k, together in enumerate(vtrace(*joined, gamma=0.9)):
+        np.testing.assert_array_equal(together, np.concatenate([apart[0][k], apart[1][k]]))
+
+
+def test_huge_log_ratios_are_held_by_the_limits():
+    vs, pg_advantages = vtrace(np.full(3, 1e4), REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5)
+    on_policy = vtrace(np.zeros(3), REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5)
+    np.testing.assert_array_equal(vs, on_policy[0])
+    np.testing.assert_array_equal(pg_advantages, on_policy[1])
+
+
+def test_columns_are_independent_and_float32_stays_float32():
+    rng = np.random.default_rng(3)
+    arrays = [a.astype(np.float32) for a in rng.normal(size=(4, 5, 2))]
+    flags = list(rng.random((2, 5, 2)) < 0.3)
+    both = vtrace(*arrays, *flags, gamma=0.9)
+    single = vtrace(*(a[:, 1] for a in arrays + flags), gamma=0.9)
+    assert both[0].dtype == np.float32
+    np.testing.assert_array_equal(both[0][:, 1], single[0])
+    np.testing.assert_array_equal(both[1][:, 1], single[1])
+
+
+@pytest.mark.parametrize("name", ["clip_rho", "clip_c", "clip_pg_rho"])
+def test_limits_must_be_positive(name):
+    with pytest.raises(ValueError, match=f"{name} must be greater than 0"):
+        vtrace(LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5, **{name: 0.0})
