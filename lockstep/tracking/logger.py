@@ -69,9 +69,7 @@ class BaseLogger(ABC):
                 raise ValueError(f"{scope}_interval must be a whole number of at least 1, got {interval!r}")
         for name, reduction in (reductions or {}).items():
             if reduction not in REDUCTIONS:
-                raise ValueError(
-                    f"reductions[{name!r}] must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
-                )
+                raise ValueError(f"reductions[{name!r}] must be one of {', '.join(REDUCTIONS)}; got {reduction!r}")
         self.exclude_arrays = exclude_arrays
         self.reductions = dict(reductions or {})
         self._scopes = {scope: _Scope(interval) for scope, interval in intervals.items()}
@@ -202,9 +200,7 @@ class BaseLogger(ABC):
         record = aggregate(scope.pending, self.reductions)
         scope.pending = []
         scope.last_written = scope.pending_step
-        self.write(
-            _STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()}
-        )
+        self.write(_STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()})
 
 
 class LazyLogger(BaseLogger):

@@ -51,8 +51,7 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, str | os.PathLike):
         return str(value)
     raise TypeError(
-        f"cannot log {key!r}: a {type(value).__name__} is neither a number, text, None, an array, "
-        "nor a dict of these"
+        f"cannot log {key!r}: a {type(value).__name__} is neither a number, text, None, an array, nor a dict of these"
     )
 
 
@@ -77,9 +76,7 @@ def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
     return "mean"
 
 
-def aggregate(
-    records: Sequence[Mapping[str, Any]], reductions: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def aggregate(records: Sequence[Mapping[str, Any]], reductions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Several flat records as one, in the order of first appearance; None stands for "no value" and is
     skipped.
 
