@@ -49,12 +49,13 @@ def check_lengths(episode: SingleAgentEpisode) -> int:
 
 
 def check_new_keys(episode: SingleAgentEpisode, keys: Any) -> None:
-    """`ValueError` unless the step is the first one."""
+    """`ValueError` unless the step is the first one; columns of other keys, which have no row yet, are dropped."""
     if episode._new_steps or episode._lookback + len(episode):
         raise ValueError(
             f"extra model outputs have the keys {sorted(keys or ())} at t={episode.t}, and had "
             f"{sorted(episode._extra_keys or ())} before; a new key can only come with the first step"
         )
+    episode._extras = {}
 
 
 def _cut_tree(tree: Tree, start: int, stop: int) -> Tree:

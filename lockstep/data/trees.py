@@ -101,19 +101,14 @@ def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
     Raises `ValueError` naming the column when the rows differ in shape or structure.
     """
     first = rows[0] if len(rows) else None
-    if isinstance(first, dict) or (
-        isinstance(first, tuple) and any(isinstance(part, np.ndarray | dict | torch.Tensor) for part in first)
-    ):
+    if isinstance(first, dict | tuple):
         return zip_trees(lambda parts: stack_rows(name, parts), rows, name)
     try:
         if isinstance(first, torch.Tensor):
             return torch.stack(list(rows))
         return np.array(rows)
     except (ValueError, RuntimeError, TypeError) as error:
-        shapes = sorted({str(np.shape(row)) for row in rows})
-        raise ValueError(
-            f"the rows of {name!r} cannot be stacked; their shapes are {', '.join(shapes)} ({error})"
-        ) from None
+        raise ValueError(f"the rows of {name!r} cannot be stacked: {error}") from None
 
 
 def index_leaf(leaf: Any, index: slice | np.ndarray) -> Any:

@@ -1,0 +1,432 @@
+"""Contract, section 4: how a `SingleAgentEpisode` grows, is cut, joined and described."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep.data import SampleBatch, SingleAgentEpisode
+from lockstep.data.episode_access import trees_equal
+
+
+def grown(steps=5, terminated=False, **options):
+    """Observation i is [i, 10 i], action i is i, reward i is i / 2, extra v is 100 i."""
+    episode = SingleAgentEpisode("e", **options)
+    episode.add_env_reset(np.array([0.0, 0.0], np.float32), {"at": 0})
+    for i in range(steps):
+        episode.add_env_step(
+            np.array([i + 1, 10 * (i + 1)], np.float32),
+            i,
+            i / 2,
+            {"at": i + 1},
+            terminated=terminated and i == steps - 1,
+            extra_model_outputs={"v": 100.0 * i},
+        )
+    return episode
+
+
+def given(steps=5, lookback=0, **options):
+    total = steps + lookback
+    return SingleAgentEpisode(
+        "e",
+        observations=np.arange(total + 1.0),
+        actions=np.arange(total),
+        rewards=np.arange(total) / 2,
+        extra_model_outputs={"v": np.arange(total) * 100.0},
+        len_lookback_buffer=lookback,
+        **options,
+    )
+
+
+def same(first, second):
+    """All that a user can read is equal."""
+    names = ("id_", "t", "t_started", "is_terminated", "is_truncated", "len_lookback_buffer", "agent_id", "module_id")
+    assert {name: getattr(first, name) for name in names} == {name: getattr(second, name) for name in names}
+    back = slice(-first.len_lookback_buffer, None)
+    for read in ("get_observations", "get_actions", "get_rewards", "get_infos"):
+        a = getattr(first, read)(back, neg_index_as_lookback=True)
+        b = getattr(second, read)(back, neg_index_as_lookback=True)
+        assert trees_equal(a, b) if read != "get_infos" else a == b
+    assert first._extras.keys() == second._extras.keys()
+    for key in first._extras:
+        assert trees_equal(first.get_extra_model_outputs(key), second.get_extra_model_outputs(key))
+    assert first.custom_data == second.custom_data
+
+
+# ---- growing ----
+
+
+def test_a_new_episode_is_empty_with_an_id_of_its_own():
+    first, second = SingleAgentEpisode(), SingleAgentEpisode()
+    assert first.id_ != second.id_
+    assert (len(first), first.t, first.t_started) == (0, 0, 0)
+    assert (first.is_reset, first.is_done, first.is_numpy) == (False, False, False)
+    assert first.custom_data == {}
+    assert len(first.get_observations()) == len(first.get_actions()) == len(first.get_infos()) == 0
+    assert first.get_return() == 0.0
+
+
+def test_t_steps_have_t_plus_one_observations_and_infos():
+    episode = grown(5)
+    assert len(episode) == episode.t == 5
+    assert episode.get_observations().tolist() == [[i, 10 * i] for i in range(6)]
+    assert episode.get_actions().tolist() == [0, 1, 2, 3, 4]
+    assert episode.get_rewards().tolist() == [0, 0.5, 1, 1.5, 2]
+    assert episode.get_infos() == [{"at": i} for i in range(6)]
+    assert episode.get_extra_model_outputs("v").tolist() == [0, 100, 200, 300, 400]
+    assert episode.get_observations().dtype == np.float32
+
+
+def test_add_env_reset_is_for_once_and_before_any_step():
+    episode = SingleAgentEpisode("e")
+    with pytest.raises(ValueError, match="add_env_reset first"):
+        episode.add_env_step(0, 0, 0.0)
+    episode.add_env_reset(0)
+    with pytest.raises(ValueError, match="reset already"):
+        episode.add_env_reset(0)
+    with pytest.raises(ValueError, match="reset already and is at t=5"):
+        given().add_env_reset(0)
+    with pytest.raises(ValueError, match="does not lie in the space"):
+        SingleAgentEpisode(observation_space=spaces.Discrete(2)).add_env_reset(2)
+
+
+def test_add_env_step_is_refused_when_done():
+    episode = grown(2, terminated=True)
+    assert episode.is_done
+    assert episode.is_terminated
+    assert not episode.is_truncated
+    with pytest.raises(ValueError, match="ended at t=2"):
+        episode.add_env_step(np.zeros(2), 0, 0.0)
+    episode = grown(1)
+    episode.add_env_step(np.zeros(2), 0, 0.0, truncated=True, extra_model_outputs={"v": 0.0})
+    assert episode.is_truncated
+    assert episode.is_done
+
+
+def test_new_extra_keys_come_only_with_the_first_step_and_it_is_said_at_once():
+    episode = grown(2)
+    with pytest.raises(ValueError, match=r"keys \['w'\] at t=2, and had \['v'\] before"):
+        episode.add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"w": 1})
+    with pytest.raises(ValueError, match=r"keys \[\] at t=2"):
+        episode.add_env_step(np.zeros(2), 0, 0.0)
+    assert len(episode) == 2
+    successor = episode.cut()
+    successor.add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"w": 1})
+    assert successor.get_extra_model_outputs("w").tolist() == [1]
+    assert "v" not in successor.get_data_dict()
+    with pytest.raises(ValueError, match="had \\['v'\\] before"):
+        episode.cut(1).add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"w": 1})
+
+
+def test_reading_between_steps_changes_nothing():
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset({"x": np.zeros(2), "n": 0})
+    seen = []
+    for i in range(50):
+        episode.add_env_step({"x": np.full(2, i + 1.0), "n": i + 1}, (i, [i]), float(i), extra_model_outputs={"v": i})
+        seen.append(episode.get_observations(-1)["n"])
+        early = episode.get_actions()
+    assert seen == list(range(1, 51))
+    assert early[0].tolist() == list(range(50))
+    assert episode.get_observations()["x"][:, 1].tolist() == list(range(51))
+    assert episode.get_extra_model_outputs("v").tolist() == list(range(50))
+
+
+def test_pieces_of_a_growing_episode_grow_apart():
+    episode = grown(3)
+    for read_first in range(3):
+        episode.get_observations(read_first)
+        episode.add_env_step(np.zeros(2, np.float32), 7, 0.0, extra_model_outputs={"v": 0.0})
+    part = episode[:4]
+    part.add_env_step(np.ones(2, np.float32), 8, 0.0, extra_model_outputs={"v": 0.0})
+    episode.add_env_step(np.zeros(2, np.float32), 9, 0.0, extra_model_outputs={"v": 0.0})
+    assert part.get_actions().tolist() == [0, 1, 2, 7, 8]
+    assert episode.get_actions().tolist() == [0, 1, 2, 7, 7, 7, 9]
+
+
+def test_values_of_a_wider_type_and_a_wrong_shape():
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(0)
+    episode.add_env_step(1, 0, 1)
+    assert episode.get_rewards().tolist() == [1]
+    episode.add_env_step(2, 0, 0.5)
+    assert episode.get_rewards().tolist() == [1.0, 0.5]
+    episode.add_env_step(np.zeros(3), 0, 0.5)
+    with pytest.raises(ValueError, match=r"observations have shape \(3,\), the ones before \(\)"):
+        episode.to_numpy()
+
+
+# ---- constructor ----
+
+
+def test_len_lookback_buffer_defaults_to_zero_and_auto_is_accepted():
+    assert len(given(5)) == 5
+    episode = given(2, lookback=3, t_started=10)
+    assert (len(episode), episode.t_started, episode.t, episode.len_lookback_buffer) == (2, 10, 12, 3)
+    auto = SingleAgentEpisode(observations=[1, 2, 3], actions=[0, 0], rewards=[0, 0], len_lookback_buffer="auto")
+    assert (len(auto), auto.len_lookback_buffer) == (0, 2)
+    with pytest.raises(ValueError, match="allowed are 'auto' and 0 to 2"):
+        SingleAgentEpisode(observations=[1, 2, 3], actions=[0, 0], rewards=[0, 0], len_lookback_buffer=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ({"observations": [1, 2], "actions": [0, 0], "rewards": [0]}, "2 observations make 1 steps, .* 2 actions"),
+        ({"observations": [1, 2], "actions": [0], "rewards": []}, "0 rewards"),
+        ({"actions": [0], "rewards": [0]}, "needs observations"),
+        ({"observations": [1], "infos": [{}, {}]}, "there are 2"),
+        ({"observations": [1, 2], "actions": [0], "rewards": [0], "extra_model_outputs": {"v": [1, 2]}}, "2 v"),
+        ({"observations": np.zeros((0, 2))}, "empty"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(data, match):
+    with pytest.raises(ValueError, match=match):
+        SingleAgentEpisode(**data)
+
+
+def test_an_episode_with_one_observation_is_reset():
+    episode = SingleAgentEpisode(observations=[7], infos=[{"a": 1}])
+    assert episode.is_reset
+    assert len(episode) == 0
+    episode.add_env_step(8, 1, 1.0)
+    assert episode.get_observations().tolist() == [7, 8]
+    assert episode.get_infos() == [{"a": 1}, {}]
+
+
+def test_to_numpy_returns_self_and_readers_give_views():
+    episode = grown(3)
+    assert not episode.is_numpy
+    assert episode.to_numpy() is episode
+    assert episode.is_numpy
+    assert np.shares_memory(episode.get_observations(), episode.get_observations(slice(1, 2)))
+
+
+# ---- pieces ----
+
+
+def test_cut_is_the_successor():
+    episode = grown(5)
+    episode.custom_data["k"] = 1
+    nothing, some, most = episode.cut(), episode.cut(2), episode.cut(99)
+    assert (nothing.id_, nothing.t_started, nothing.t, len(nothing)) == ("e", 5, 5, 0)
+    assert nothing.get_observations().tolist() == [[5, 50]]
+    assert nothing.get_infos() == [{"at": 5}]
+    assert nothing.custom_data == {"k": 1}
+    assert some.get_actions(slice(-2, None), neg_index_as_lookback=True).tolist() == [3, 4]
+    assert some.get_observations(-2, neg_index_as_lookback=True).tolist() == [3, 30]
+    assert most.len_lookback_buffer == 5
+    with pytest.raises(ValueError, match="has no successor"):
+        grown(2, terminated=True).cut()
+    with pytest.raises(ValueError, match="no observation"):
+        SingleAgentEpisode().cut()
+    with pytest.raises(ValueError, match="len_lookback_buffer=-1"):
+        episode.cut(-1)
+
+
+def test_slice_moves_t_started_and_is_done_only_at_the_end():
+    episode = grown(5, terminated=True)
+    part = episode[1:3]
+    assert (part.id_, part.t_started, part.t, len(part), part.is_done) == ("e", 1, 3, 2, False)
+    assert part.get_observations()[:, 0].tolist() == [1, 2, 3]
+    assert part.get_infos() == [{"at": 1}, {"at": 2}, {"at": 3}]
+    assert episode[3:].is_terminated
+    assert episode[-2:].t_started == 3
+    assert len(episode[4:2]) == 0
+    assert len(episode[0:0]) == 0
+    assert np.shares_memory(part.get_rewards(), episode.get_rewards())
+    with pytest.raises(ValueError, match="step 2"):
+        episode[::2]
+
+
+def test_an_integer_is_the_one_step_slice():
+    episode = grown(5)
+    assert episode[3].get_actions().tolist() == [3]
+    assert episode[-1].t_started == 4
+    for index in (5, -6):
+        with pytest.raises(IndexError, match="out of range of an episode of 5 steps"):
+            episode[index]
+
+
+def test_slice_looks_back_as_far_as_the_episode_or_as_told():
+    episode = given(5, lookback=2, t_started=10)
+    assert episode[0:2].len_lookback_buffer == 2
+    assert episode.slice(slice(1, 3), len_lookback_buffer=0).len_lookback_buffer == 0
+    part = episode.slice(slice(1, 3), len_lookback_buffer=9)
+    assert part.len_lookback_buffer == 3
+    assert part.get_actions(slice(-3, None), neg_index_as_lookback=True).tolist() == [0, 1, 2, 3, 4]
+    assert part.t_started == 11
+
+
+def test_concat_episode_joins_in_place():
+    whole, first = grown(5, terminated=True), grown(5, terminated=True)[:2]
+    second = grown(5, terminated=True).slice(slice(2, 5), len_lookback_buffer=2)
+    assert first.concat_episode(second) is None
+    same(first, whole)
+    assert first.is_terminated
+
+
+def test_concat_onto_a_cut_before_any_step():
+    head = grown(3)
+    tail = head.cut()
+    tail.add_env_step(np.array([9, 9], np.float32), 5, 1.0, extra_model_outputs={"w": 1.0})
+    start = SingleAgentEpisode("e", observations=[np.array([3, 30], np.float32)], t_started=3)
+    start.concat_episode(tail[0:1])
+    assert start.get_actions().tolist() == [5]
+    with pytest.raises(ValueError, match="extra model outputs differ"):
+        head.concat_episode(tail)
+
+
+def test_concat_refuses_what_does_not_follow():
+    first = grown(5)[:2]
+    other_id = grown(5)[2:]
+    other_id.id_ = "x"
+    with pytest.raises(ValueError, match="different ids, 'e' and 'x'"):
+        first.concat_episode(other_id)
+    with pytest.raises(ValueError, match="ends at t=2, the second begins at t=3"):
+        first.concat_episode(grown(5)[3:])
+    with pytest.raises(ValueError, match="ended at t=5"):
+        grown(5, terminated=True).concat_episode(grown(5)[3:])
+    changed = grown(5)[2:]
+    changed.set_observations(new_data=np.zeros(2, np.float32), at_indices=0)
+    with pytest.raises(ValueError, match="ends with observation"):
+        first.concat_episode(changed)
+
+
+# ---- other forms ----
+
+
+def test_get_data_dict_and_get_sample_batch():
+    data = grown(3, terminated=True).get_data_dict()
+    assert list(data)[:9] == [
+        *("obs", "new_obs", "actions", "rewards", "infos", "terminateds", "truncateds", "t", "eps_id")
+    ]
+    assert data["obs"][:, 0].tolist() == [0, 1, 2]
+    assert data["new_obs"][:, 0].tolist() == [1, 2, 3]
+    assert data["terminateds"].tolist() == [False, False, True]
+    assert data["truncateds"].tolist() == [False, False, False]
+    assert data["t"].tolist() == [0, 1, 2]
+    assert data["eps_id"].tolist() == ["e"] * 3
+    assert data["v"].tolist() == [0, 100, 200]
+    assert data["infos"][0] == {"at": 1}
+    batch = given(2, lookback=3, t_started=4).get_sample_batch()
+    assert isinstance(batch, SampleBatch)
+    assert batch["obs"].tolist() == [3, 4]
+    assert batch["t"].tolist() == [4, 5]
+    assert len(SingleAgentEpisode(observations=[1]).get_sample_batch()) == 0
+    with pytest.raises(ValueError, match="add_env_reset first"):
+        SingleAgentEpisode().get_data_dict()
+
+
+def test_return_steps_and_duration_leave_lookback_out():
+    episode = given(2, lookback=2)
+    assert episode.get_return() == 1.0 + 1.5
+    assert episode.env_steps() == episode.agent_steps() == 2
+    assert grown(3).get_duration_s() > 0
+    assert episode.get_duration_s() == 0
+
+
+def test_validate_names_the_broken_invariant():
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    bad = SingleAgentEpisode(
+        observations=np.float32([[0, 0], [2, 0]]), actions=[0], rewards=[1.0], observation_space=space
+    )
+    with pytest.raises(ValueError, match=r"observations\[1\] = array"):
+        bad.validate()
+    wrong = SingleAgentEpisode(observations=[0, 1], actions=[5], rewards=[1.0], action_space=spaces.Discrete(3))
+    with pytest.raises(ValueError, match=r"actions\[0\]"):
+        wrong.validate()
+    not_finite = SingleAgentEpisode(observations=[0, 1], actions=[5], rewards=[np.nan])
+    with pytest.raises(ValueError, match="finite"):
+        not_finite.validate()
+    shifted = given(3)
+    shifted.t = 7
+    with pytest.raises(ValueError, match="t=7 and t_started=0 do not fit 3 stored steps"):
+        shifted.validate()
+    with pytest.raises(ValueError, match="done but has no observation"):
+        SingleAgentEpisode(terminated=True).validate()
+    grown(4, terminated=True).validate()
+
+
+def test_state_round_trip_is_exact():
+    episode = SingleAgentEpisode(
+        "e",
+        observations=[{"x": np.zeros(2, np.float32), "n": i} for i in range(4)],
+        actions=[0, 1, 2],
+        rewards=[1.0, 2.0, 3.0],
+        infos=[{"i": i} for i in range(4)],
+        observation_space=spaces.Dict(x=spaces.Box(-1, 1, (2,)), n=spaces.Tuple([spaces.Discrete(4, start=1)])),
+        action_space=spaces.MultiDiscrete([2, 3]),
+        truncated=True,
+        t_started=6,
+        len_lookback_buffer=1,
+        agent_id="a",
+        module_id="m",
+        multi_agent_episode_id="w",
+    )
+    episode.custom_data["k"] = [1]
+    state = episode.get_state()
+    back = SingleAgentEpisode.from_state(state)
+    same(episode, back)
+    assert back.observation_space == episode.observation_space
+    assert back.action_space == episode.action_space
+    assert back.multi_agent_episode_id == "w"
+    state["rewards"][0] = 99
+    assert episode.get_rewards().tolist() == [2, 3]
+    running = grown(3)
+    again = SingleAgentEpisode.from_state(running.get_state())
+    assert again.get_duration_s() == running.get_duration_s()
+    again.add_env_step(np.zeros(2, np.float32), 0, 0.0, extra_model_outputs={"v": 1.0})
+    assert len(again) == 4
+    empty = SingleAgentEpisode("x")
+    same(empty, SingleAgentEpisode.from_state(empty.get_state()))
+    with pytest.raises(KeyError, match="no state of an episode"):
+        SingleAgentEpisode.from_state({})
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda episode: pickle.loads(pickle.dumps(episode))])
+def test_an_episode_travels(duplicate):
+    for episode in (grown(3), grown(4, terminated=True).to_numpy()[1:], given(3, lookback=1)):
+        same(episode, duplicate(episode))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf])),
+        spaces.Box(0, 255, (2, 3), np.uint8),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        spaces.MultiBinary([2, 2]),
+        spaces.MultiBinary(3),
+        spaces.Text(5, charset="abc"),
+        spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(2)])}),
+    ],
+)
+def test_the_spaces_in_a_state_come_back(space):
+    episode = SingleAgentEpisode.from_state(SingleAgentEpisode(observation_space=space).get_state())
+    assert episode.observation_space == space
+
+
+def test_from_sample_batch_gives_the_episode_back():
+    episode = grown(4, terminated=True)
+    back = SingleAgentEpisode.from_sample_batch(episode.get_sample_batch())
+    assert back.get_infos() == [{}, *episode.get_infos(slice(1, None))]
+    back._infos = episode.get_infos()
+    same(episode, back)
+    part = SingleAgentEpisode.from_sample_batch(episode.get_sample_batch().to_torch()[1:3])
+    assert (part.t_started, part.t, part.is_done) == (1, 3, False)
+    with pytest.raises(ValueError, match="more than one episode"):
+        SingleAgentEpisode.from_sample_batch(episode.get_sample_batch().concat(episode.get_sample_batch()))
+    with pytest.raises(ValueError, match="empty batch"):
+        SingleAgentEpisode.from_sample_batch(SampleBatch())
+    with pytest.raises(KeyError, match="new_obs"):
+        SingleAgentEpisode.from_sample_batch(SampleBatch(obs=[1], actions=[1], rewards=[1]))
+
+
+def test_repr_tells_id_steps_and_end():
+    assert repr(grown(3)[1:]) == "SingleAgentEpisode('e', t=1..3, open)"
+    assert "terminated" in repr(grown(2, terminated=True))
+    assert "truncated, agent 'a'" in repr(given(1, truncated=True, agent_id="a"))
