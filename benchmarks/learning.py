@@ -1,0 +1,171 @@
+"""What the recipes reach: each seed in a process of its own, one thread each, one after another.
+
+    python benchmarks/learning.py ppo CartPole-v1              # 5 seeds
+    python benchmarks/learning.py ppo Pendulum-v1 --seeds 3 --compile
+    python benchmarks/learning.py --all
+    python benchmarks/learning.py ppo CartPole-v1 --set training.lr=5e-4 --name trial    # results/trial.json
+
+Writes ``results/learning_<algorithm>_<environment>.json``: of each seed the final evaluation (most likely actions, new
+episodes on environments of their own), the curve of the evaluations on the way, seconds, steps per second of training
+(without evaluation), and of all the median and the worst. The file is replaced after every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import report
+
+FINAL_EPISODES = 50
+
+
+def train_one(options: argparse.Namespace) -> dict[str, Any]:
+    """One seed in this process; progress lines go to standard error."""
+    import lockstep
+    from lockstep.recipes import find_recipe
+
+    recipe = find_recipe(options.algorithm, options.env)
+    if recipe is None:
+        raise SystemExit(f"there is no recipe of {options.algorithm!r} for {options.env!r}; see `lockstep list`")
+    config = recipe.config().debugging(seed=options.seed).framework(compile=options.compile)
+    for setting in options.set:
+        path, _, text = setting.partition("=")
+        config.set_path(path, json.loads(text))
+    trainer: lockstep.OnpolicyTrainer = config.build_trainer()
+    label = f"{options.algorithm} {options.env} seed {options.seed}"
+    curve: list[list[float]] = []
+    started = time.perf_counter()
+    for epoch in trainer:
+        score = statistics.fmean(trainer.last_test.returns)
+        curve.append([trainer.env_step, round(score, 3)])
+        losses = {name: round(value, 4) for name, value in epoch.training_stat.get_loss_stats_dict().items()}
+        seconds = time.perf_counter() - started
+        print(f"{label}: {trainer.env_step:,} steps, {seconds:.0f} s, return {score:.1f}", file=sys.stderr, flush=True)
+        if options.verbose:
+            print(f"    {losses}", file=sys.stderr, flush=True)
+    final = trainer.test_collector.collect(n_episode=options.episodes)
+    timing = trainer.info().timing
+    return {
+        "seed": options.seed,
+        "final_return": round(statistics.fmean(final.returns), 3),
+        "final_return_std": round(statistics.pstdev(final.returns), 3),
+        "final_episodes": len(final.returns),
+        "steps": trainer.env_step,
+        "gradient_steps": trainer.gradient_step,
+        "seconds": round(time.perf_counter() - started, 2),
+        "seconds_collect": round(timing.train_time_collect, 2),
+        "seconds_update": round(timing.train_time_update, 2),
+        "steps_per_second": round(timing.update_speed, 1),
+        "curve": curve,
+        "versions": {name: versions(name) for name in ("torch", "numpy", "gymnasium", "numba")},
+        "lockstep": lockstep.__version__,
+        "config": config.to_dict(),
+    }
+
+
+def versions(package: str) -> str:
+    """The installed version."""
+    from importlib.metadata import version
+
+    return version(package)
+
+
+def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int) -> dict[str, Any]:
+    """One seed in a process of its own."""
+    command = [report.lockstep_python(), __file__, algorithm, env, "--one", "--seed", str(seed)]
+    command += ["--episodes", str(options.episodes)]
+    command += [flag for flag, on in (("--compile", options.compile), ("--verbose", options.verbose)) if on]
+    command += [word for setting in options.set for word in ("--set", setting)]
+    done = subprocess.run(
+        command, cwd=report.ROOT, env=report.thread_environment(1), stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise report.RunFailed(f"{algorithm} {env} seed {seed}: exit status {done.returncode}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def run_recipe(options: argparse.Namespace, algorithm: str, env: str) -> None:
+    """All seeds of a recipe; the file is written after each."""
+    name = options.name or "learning_{}_{}".format(algorithm, re.sub(r"\W+", "-", env))
+    facts, runs = report.machine(), []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        runs.append(run_seed(options, algorithm, env, seed))
+        config, library = runs[-1].pop("config"), runs[-1].pop("lockstep")
+        installed = runs[-1].pop("versions")
+        del config["debugging"]
+        finals = [run["final_return"] for run in runs]
+        summary = {
+            "median": statistics.median(finals),
+            "worst": min(finals),
+            "best": max(finals),
+            "seeds": len(finals),
+            "median_steps_per_second": statistics.median(run["steps_per_second"] for run in runs),
+            "median_seconds": statistics.median(run["seconds"] for run in runs),
+        }
+        record = {
+            "algorithm": algorithm,
+            "environment": env,
+            "compile": options.compile,
+            "threads": 1,
+            "machine": facts,
+            "lockstep": library,
+            "versions": installed,
+            **summary,
+            "runs": runs,
+            "config": config,
+        }
+        report.write(name, record)
+    print(
+        f"{algorithm} {env}: median {summary['median']:.1f}, worst {summary['worst']:.1f} of {len(finals)} seeds "
+        f"({', '.join(f'{value:.1f}' for value in finals)}); {summary['median_steps_per_second']:,.0f} steps/s, "
+        f"{summary['median_seconds']:.0f} s a seed",
+        flush=True,
+    )
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithm", nargs="?")
+    parser.add_argument("env", nargs="?")
+    parser.add_argument("--all", action="store_true", help="every recipe")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--episodes", type=int, default=FINAL_EPISODES, help="of the final evaluation")
+    parser.add_argument("--compile", action="store_true", help="framework.compile=True")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.OPTION=JSON")
+    parser.add_argument("--name", help="name of the result's file")
+    parser.add_argument("--verbose", action="store_true", help="losses too")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if not options.all and (options.algorithm is None or options.env is None):
+        parser.error("say which recipe (algorithm and environment), or --all")
+    return options
+
+
+def main() -> None:
+    """Runs what the command line says."""
+    options = parse()
+    if options.one:
+        print(json.dumps(train_one(options)))
+        return
+    recipes = [(options.algorithm, options.env)]
+    if options.all:
+        sys.path.insert(0, str(report.ROOT))
+        from lockstep.recipes import RECIPES
+
+        recipes = [(recipe.algorithm, recipe.env) for recipe in RECIPES]
+    for algorithm, env in recipes:
+        run_recipe(options, algorithm, env)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Recipes: settings that are known to learn an environment, with the return that others reached there.
+
+    recipe = find_recipe("ppo", "CartPole-v1")
+    recipe.config().debugging(seed=3).build_trainer().run()
+
+What Lockstep itself reaches with them stands in `benchmarks/results/learning_*.json` (`benchmarks/learning.py`).
+"""
+
+from lockstep.recipes.classic_control import CLASSIC_CONTROL
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.robots import ROBOTS
+
+RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *ROBOTS)
+"""All recipes, at most one for each algorithm and environment."""
+
+
+def find_recipe(algorithm: str, env_id: object) -> Recipe | None:
+    """The recipe of an algorithm for an environment's id; None where there is none (or the environment has no id)."""
+    for recipe in RECIPES:
+        if recipe.algorithm == algorithm and recipe.env == env_id:
+            return recipe
+    return None
+
+
+__all__ = ["RECIPES", "Recipe", "find_recipe"]

@@ -1,0 +1,60 @@
+"""Recipes for gymnasium's classic control. A rollout divides the run, so that each ends at its very last step."""
+
+from __future__ import annotations
+
+from lockstep.algorithms import A2CConfig, PPOConfig
+from lockstep.recipes.recipe import RL_ZOO, Recipe
+
+
+def ppo_cartpole() -> PPOConfig:
+    """100 updates of 1,000 steps; the learning rate falls to zero, which keeps the pole up once it stands."""
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=[[0, 1e-3], [100_000, 0.0]], train_batch_size=1000, minibatch_size=250, num_epochs=10)
+        .reporting(total_steps=100_000)
+    )
+
+
+def a2c_cartpole() -> A2CConfig:
+    """Short rollouts, falling learning rate."""
+    return (
+        A2CConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(lr=[[0, 1e-3], [500_000, 0.0]], train_batch_size=40, entropy_coeff=0.0)
+        .reporting(total_steps=500_000)
+    )
+
+
+def ppo_acrobot() -> PPOConfig:
+    """16 environments; normalised observations."""
+    return (
+        PPOConfig()
+        .environment("Acrobot-v1", normalize_observations=True)
+        .env_runners(num_envs_per_env_runner=16)
+        .training(
+            lr=[[0, 1e-3], [200_000, 0.0]], lambda_=0.94, train_batch_size=2000, minibatch_size=250, num_epochs=10
+        )
+        .reporting(total_steps=200_000)
+    )
+
+
+def ppo_pendulum() -> PPOConfig:
+    """A short horizon (gamma 0.9) makes the value function easy; rewards are scaled down."""
+    return (
+        PPOConfig()
+        .environment("Pendulum-v1", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=4)
+        .training(lr=1e-3, gamma=0.9, lambda_=0.95, train_batch_size=2000, minibatch_size=50, num_epochs=10)
+        .reporting(total_steps=100_000)
+    )
+
+
+CLASSIC_CONTROL: tuple[Recipe, ...] = (
+    Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
+    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 500_000, band=475.0),
+    Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
+    Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
+)

@@ -1,0 +1,35 @@
+"""`Recipe`: a full configuration with the return to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lockstep.algorithms import AlgorithmConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings for one algorithm on one environment."""
+
+    algorithm: str
+    """e.g. "ppo" """
+    env: str
+    """the environment's id"""
+    config: Callable[[], AlgorithmConfig]
+    """makes a new configuration at each call, environment and `total_steps` set"""
+    reference_return: float
+    """mean return that someone else's implementation reached"""
+    reference_source: str
+    """who, and after how many steps"""
+    total_steps: int
+    """environment steps of the whole run"""
+    band: float
+    """mean final evaluation return that the median seed reaches here, at least"""
+    worst: float | None = None
+    """and what every seed reaches; None: not promised"""
+    requires: str | None = None
+    """the extra that the environment needs (`pip install lockstep-rl[box2d]`)"""
+
+
+RL_ZOO = "RL Baselines3 Zoo, benchmark.md (one run, deterministic policy)"
