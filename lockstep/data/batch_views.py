@@ -12,7 +12,7 @@ import torch
 from lockstep.data.batch_layout import is_per_sequence, num_sequences_of, seq_lens_of
 from lockstep.data.columns import Columns
 from lockstep.data.sequences import rows_of_sequences, sequence_starts
-from lockstep.data.trees import index_leaf, map_tree, row_of, to_numpy_leaf
+from lockstep.data.trees import index_leaf, map_tree, row_of, tensor_index, to_numpy_leaf
 
 if TYPE_CHECKING:
     from lockstep.data.sample_batch import SampleBatch
@@ -127,7 +127,7 @@ def _rows_of(batch: SampleBatch, seq_lens: np.ndarray, sequences: slice | np.nda
 
 def _index_second(leaf: Any, sequences: slice | np.ndarray) -> Any:
     if isinstance(leaf, torch.Tensor) and not isinstance(sequences, slice):
-        return leaf.index_select(1, torch.from_numpy(sequences).to(leaf.device))
+        return leaf.index_select(1, tensor_index(sequences, leaf))
     return leaf[:, sequences]
 
 

@@ -115,12 +115,16 @@ def index_leaf(leaf: Any, index: slice | np.ndarray) -> Any:
     """Rows of a leaf: a view for a slice, one gather for an int64 array without negative entries."""
     if isinstance(index, slice):
         if isinstance(leaf, torch.Tensor) and index.step is not None and index.step < 0:
-            rows = np.ascontiguousarray(np.arange(len(leaf))[index])
-            return leaf.index_select(0, torch.from_numpy(rows).to(leaf.device))
+            return leaf.index_select(0, tensor_index(np.arange(len(leaf))[index], leaf))
         return leaf[index]
     if isinstance(leaf, np.ndarray):
         return leaf.take(index, axis=0)
-    return leaf.index_select(0, torch.from_numpy(np.ascontiguousarray(index)).to(leaf.device))
+    return leaf.index_select(0, tensor_index(index, leaf))
+
+
+def tensor_index(index: np.ndarray, leaf: torch.Tensor) -> torch.Tensor:
+    """An int64 array as an index on the tensor's device (torch takes no negative strides)."""
+    return torch.from_numpy(index if index.strides[0] > 0 else index.copy()).to(leaf.device)
 
 
 def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
