@@ -67,7 +67,7 @@ def _select_slice(batch: SampleBatch, key: slice) -> SampleBatch:
     starts = sequence_starts(seq_lens)
     start, stop, step = key.indices(int(starts[-1]))
     if step == 1:
-        first, last = np.searchsorted(starts[:-1], [start, max(start, stop)])
+        first, last = np.searchsorted(starts[:-1], [start, stop])
         return take_sequences(batch, slice(int(first), int(last)))
     chosen = np.zeros(int(starts[-1]), dtype=bool)
     chosen[key] = True

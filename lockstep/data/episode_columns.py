@@ -150,7 +150,8 @@ class EpisodeColumns:
         if self._last_obs is not None:
             if isinstance(where, int) and where == stored - 1 and not one_hot_discrete:
                 return self._last_obs
-            if not (isinstance(where, slice) and where.stop < stored):
+            inside = isinstance(where, int) or (isinstance(where, slice) and where.stop < stored)
+            if not inside or one_hot_discrete:
                 self._join()
         return self._read(self._obs, where, fill, stored, self.observation_space, one_hot_discrete, "observations")
 

@@ -217,6 +217,7 @@ def test_timeslices_takes_exactly_one_positive_argument(arguments):
 
 def test_timeslices_of_sequences_lose_none():
     batch = sequences((3, 1, 4, 2))
+    assert [part["seq_lens"].tolist() for part in batch.timeslices(2)] == [[3], [1], [4], [2]]
     for parts in (batch.timeslices(3), batch.timeslices(num_slices=3)):
         assert rows(concat_samples(parts)) == rows(batch)
         assert sum(len(part["seq_lens"]) for part in parts) == 4
@@ -264,6 +265,8 @@ def test_split_by_episode_keeps_whole_sequences():
     batch["eps_id"] = [0, 0, 0, 0, 1, 1, 1, 1]
     parts = batch.split_by_episode()
     assert [part["seq_lens"].tolist() for part in parts] == [[3, 1], [4]]
+    with_empty = SampleBatch(a=[0, 1], eps_id=[0, 1], seq_lens=[1, 1, 0], state_in=[5.0, 6.0, 7.0])
+    assert [part["state_in"].tolist() for part in with_empty.split_by_episode()] == [[5.0], [6.0, 7.0]]
     batch["eps_id"] = [0, 0, 1, 1, 1, 1, 1, 1]
     with pytest.raises(ValueError, match="crosses the episode boundary at row 2"):
         batch.split_by_episode()

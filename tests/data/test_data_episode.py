@@ -103,6 +103,8 @@ def test_add_env_step_is_refused_when_done():
     episode.add_env_step(np.zeros(2), 0, 0.0, truncated=True, extra_model_outputs={"v": 0.0})
     assert episode.is_truncated
     assert episode.is_done
+    with pytest.raises(ValueError, match="ended at t=2"):
+        episode.add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"v": 0.0})
 
 
 def test_new_extra_keys_come_only_with_the_first_step_and_it_is_said_at_once():
@@ -151,8 +153,10 @@ def test_values_of_a_wider_type_and_a_wrong_shape():
     episode.add_env_reset(0)
     episode.add_env_step(1, 0, 1)
     assert episode.get_rewards().tolist() == [1]
+    episode.add_env_step(2, 0, 2)
+    assert episode.get_rewards().tolist() == [1, 2]
     episode.add_env_step(2, 0, 0.5)
-    assert episode.get_rewards().tolist() == [1.0, 0.5]
+    assert episode.get_rewards().tolist() == [1.0, 2.0, 0.5]
     episode.add_env_step(np.zeros(3), 0, 0.5)
     with pytest.raises(ValueError, match=r"observations have shape \(3,\), the ones before \(\)"):
         episode.to_numpy()

@@ -271,6 +271,9 @@ def test_a_view_with_the_last_observation_apart_reads_like_any_other():
     np.testing.assert_array_equal(view().get_observations([5, 6], fill=0.0), whole.get_observations([5, 6], fill=0.0))
     assert np.shares_memory(view().get_observations(slice(0, 5)), obs)
     assert view().get_observations(-1) is last
+    untouched = view()
+    assert np.shares_memory(untouched.get_observations(2), obs)
+    assert np.shares_memory(untouched.get_observations(slice(1, 3)), obs)
     for part in (slice(0, 5), slice(2, 5), slice(1, 3), slice(4, 5), slice(5, 5)):
         mine, theirs = view()[part], whole[part]
         assert (mine.t, mine.is_done) == (theirs.t, theirs.is_done)

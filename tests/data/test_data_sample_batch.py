@@ -331,7 +331,10 @@ def test_npz_damaged_foreign_and_unwritable_files_are_refused(tmp_path):
         SampleBatch.from_npz(path)
     with pytest.raises(TypeError, match="'infos' holds a object"):
         SampleBatch(infos=[object()]).to_npz(tmp_path / "c.npz")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["b.npz"]
+    (tmp_path / "d.npz").mkdir()
+    with pytest.raises(OSError, match=r"d\.npz"):
+        make().to_npz(tmp_path / "d.npz")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["b.npz", "d.npz"]
     with pytest.raises(FileNotFoundError):
         SampleBatch.from_npz(tmp_path / "none.npz")
 
