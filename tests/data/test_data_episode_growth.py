@@ -1,0 +1,189 @@
+"""Contract, section 4: how a `SingleAgentEpisode` grows, and the data it is made with."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep.data import SingleAgentEpisode
+
+
+def grown(steps=5, terminated=False, **options):
+    """Observation i is [i, 10 i], action i is i, reward i is i / 2, extra v is 100 i."""
+    episode = SingleAgentEpisode("e", **options)
+    episode.add_env_reset(np.array([0.0, 0.0], np.float32), {"at": 0})
+    for i in range(steps):
+        episode.add_env_step(
+            np.array([i + 1, 10 * (i + 1)], np.float32),
+            i,
+            i / 2,
+            {"at": i + 1},
+            terminated=terminated and i == steps - 1,
+            extra_model_outputs={"v": 100.0 * i},
+        )
+    return episode
+
+
+def given(steps=5, lookback=0, **options):
+    total = steps + lookback
+    return SingleAgentEpisode(
+        "e",
+        observations=np.arange(total + 1.0),
+        actions=np.arange(total),
+        rewards=np.arange(total) / 2,
+        extra_model_outputs={"v": np.arange(total) * 100.0},
+        len_lookback_buffer=lookback,
+        **options,
+    )
+
+
+# ---- growing ----
+
+
+def test_a_new_episode_is_empty_with_an_id_of_its_own():
+    first, second = SingleAgentEpisode(), SingleAgentEpisode()
+    assert first.id_ != second.id_
+    assert (len(first), first.t, first.t_started) == (0, 0, 0)
+    assert (first.is_reset, first.is_done, first.is_numpy) == (False, False, False)
+    assert first.custom_data == {}
+    assert len(first.get_observations()) == len(first.get_actions()) == len(first.get_infos()) == 0
+    assert first.get_return() == 0.0
+
+
+def test_t_steps_have_t_plus_one_observations_and_infos():
+    episode = grown(5)
+    assert len(episode) == episode.t == 5
+    assert episode.get_observations().tolist() == [[i, 10 * i] for i in range(6)]
+    assert episode.get_actions().tolist() == [0, 1, 2, 3, 4]
+    assert episode.get_rewards().tolist() == [0, 0.5, 1, 1.5, 2]
+    assert episode.get_infos() == [{"at": i} for i in range(6)]
+    assert episode.get_extra_model_outputs("v").tolist() == [0, 100, 200, 300, 400]
+    assert episode.get_observations().dtype == np.float32
+
+
+def test_add_env_reset_is_for_once_and_before_any_step():
+    episode = SingleAgentEpisode("e")
+    with pytest.raises(ValueError, match="add_env_reset first"):
+        episode.add_env_step(0, 0, 0.0)
+    episode.add_env_reset(0)
+    with pytest.raises(ValueError, match="reset already"):
+        episode.add_env_reset(0)
+    with pytest.raises(ValueError, match="reset already and is at t=5"):
+        given().add_env_reset(0)
+    with pytest.raises(ValueError, match="does not lie in the space"):
+        SingleAgentEpisode(observation_space=spaces.Discrete(2)).add_env_reset(2)
+
+
+def test_add_env_step_is_refused_when_done():
+    episode = grown(2, terminated=True)
+    assert episode.is_done
+    assert episode.is_terminated
+    assert not episode.is_truncated
+    with pytest.raises(ValueError, match="ended at t=2"):
+        episode.add_env_step(np.zeros(2), 0, 0.0)
+    episode = grown(1)
+    episode.add_env_step(np.zeros(2), 0, 0.0, truncated=True, extra_model_outputs={"v": 0.0})
+    assert episode.is_truncated
+    assert episode.is_done
+    with pytest.raises(ValueError, match="ended at t=2"):
+        episode.add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"v": 0.0})
+
+
+def test_new_extra_keys_come_only_with_the_first_step_and_it_is_said_at_once():
+    episode = grown(2)
+    with pytest.raises(ValueError, match=r"keys \['w'\] at t=2, and had \['v'\] before"):
+        episode.add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"w": 1})
+    with pytest.raises(ValueError, match=r"keys \[\] at t=2"):
+        episode.add_env_step(np.zeros(2), 0, 0.0)
+    assert len(episode) == 2
+    successor = episode.cut()
+    successor.add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"w": 1})
+    assert successor.get_extra_model_outputs("w").tolist() == [1]
+    assert "v" not in successor.get_data_dict()
+    with pytest.raises(ValueError, match="had \\['v'\\] before"):
+        episode.cut(1).add_env_step(np.zeros(2), 0, 0.0, extra_model_outputs={"w": 1})
+
+
+def test_reading_between_steps_changes_nothing():
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset({"x": np.zeros(2), "n": 0})
+    seen = []
+    for i in range(50):
+        episode.add_env_step({"x": np.full(2, i + 1.0), "n": i + 1}, (i, [i]), float(i), extra_model_outputs={"v": i})
+        seen.append(episode.get_observations(-1)["n"])
+        early = episode.get_actions()
+    assert seen == list(range(1, 51))
+    assert early[0].tolist() == list(range(50))
+    assert episode.get_observations()["x"][:, 1].tolist() == list(range(51))
+    assert episode.get_extra_model_outputs("v").tolist() == list(range(50))
+
+
+def test_pieces_of_a_growing_episode_grow_apart():
+    episode = grown(3)
+    for read_first in range(3):
+        episode.get_observations(read_first)
+        episode.add_env_step(np.zeros(2, np.float32), 7, 0.0, extra_model_outputs={"v": 0.0})
+    part = episode[:4]
+    part.add_env_step(np.ones(2, np.float32), 8, 0.0, extra_model_outputs={"v": 0.0})
+    episode.add_env_step(np.zeros(2, np.float32), 9, 0.0, extra_model_outputs={"v": 0.0})
+    assert part.get_actions().tolist() == [0, 1, 2, 7, 8]
+    assert episode.get_actions().tolist() == [0, 1, 2, 7, 7, 7, 9]
+
+
+def test_values_of_a_wider_type_and_a_wrong_shape():
+    episode = SingleAgentEpisode("e")
+    episode.add_env_reset(0)
+    episode.add_env_step(1, 0, 1)
+    assert episode.get_rewards().tolist() == [1]
+    episode.add_env_step(2, 0, 2)
+    assert episode.get_rewards().tolist() == [1, 2]
+    episode.add_env_step(2, 0, 0.5)
+    assert episode.get_rewards().tolist() == [1.0, 2.0, 0.5]
+    episode.add_env_step(np.zeros(3), 0, 0.5)
+    with pytest.raises(ValueError, match=r"observations have shape \(3,\), the ones before \(\)"):
+        episode.to_numpy()
+
+
+# ---- constructor ----
+
+
+def test_len_lookback_buffer_defaults_to_zero_and_auto_is_accepted():
+    assert len(given(5)) == 5
+    episode = given(2, lookback=3, t_started=10)
+    assert (len(episode), episode.t_started, episode.t, episode.len_lookback_buffer) == (2, 10, 12, 3)
+    auto = SingleAgentEpisode(observations=[1, 2, 3], actions=[0, 0], rewards=[0, 0], len_lookback_buffer="auto")
+    assert (len(auto), auto.len_lookback_buffer) == (0, 2)
+    with pytest.raises(ValueError, match="allowed are 'auto' and 0 to 2"):
+        SingleAgentEpisode(observations=[1, 2, 3], actions=[0, 0], rewards=[0, 0], len_lookback_buffer=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ({"observations": [1, 2], "actions": [0, 0], "rewards": [0]}, "2 observations make 1 steps, .* 2 actions"),
+        ({"observations": [1, 2], "actions": [0], "rewards": []}, "0 rewards"),
+        ({"actions": [0], "rewards": [0]}, "needs observations"),
+        ({"observations": [1], "infos": [{}, {}]}, "there are 2"),
+        ({"observations": [1, 2], "actions": [0], "rewards": [0], "extra_model_outputs": {"v": [1, 2]}}, "2 v"),
+        ({"observations": np.zeros((0, 2))}, "empty"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(data, match):
+    with pytest.raises(ValueError, match=match):
+        SingleAgentEpisode(**data)
+
+
+def test_an_episode_with_one_observation_is_reset():
+    episode = SingleAgentEpisode(observations=[7], infos=[{"a": 1}])
+    assert episode.is_reset
+    assert len(episode) == 0
+    episode.add_env_step(8, 1, 1.0)
+    assert episode.get_observations().tolist() == [7, 8]
+    assert episode.get_infos() == [{"a": 1}, {}]
+
+
+def test_to_numpy_returns_self_and_readers_give_views():
+    episode = grown(3)
+    assert not episode.is_numpy
+    assert episode.to_numpy() is episode
+    assert episode.is_numpy
+    assert np.shares_memory(episode.get_observations(), episode.get_observations(slice(1, 2)))
