@@ -16,7 +16,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection, require
 from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import evaluate_trajectories, select_rows
+from lockstep.learner.onpolicy import evaluate_trajectories, load_kernels, select_rows
 from lockstep.ops import explained_variance, gae
 from lockstep.state.schedules import ScheduleLike
 
@@ -46,6 +46,13 @@ class A2CLearner(Learner):
     """The update of A2C."""
 
     scheduled = ("entropy_coeff",)
+
+    def build(self) -> A2CLearner:
+        """Loads the compiled estimators too."""
+        if self._module is None:
+            super().build()
+            load_kernels(self)
+        return self
 
     def required_columns(self) -> tuple[str, ...]:
         """What the loss reads."""

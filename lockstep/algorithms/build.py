@@ -90,9 +90,12 @@ def build_module(
     if isinstance(spec, RLModule):
         return spec
     spec = spec or RLModuleSpec()
-    model_config = ModelConfig.of(spec.model_config or section.model_config)
+    module_class = spec.module_class or DefaultActorCriticModule
+    model_config = spec.model_config if spec.model_config is not None else section.model_config
+    if issubclass(module_class, DefaultActorCriticModule):
+        model_config = ModelConfig.of(model_config)  # a network of your own may have a dict of its own
     filled = RLModuleSpec(
-        module_class=spec.module_class or DefaultActorCriticModule,
+        module_class=module_class,
         observation_space=spec.observation_space or observation_space,
         action_space=spec.action_space or action_space,
         inference_only=spec.inference_only,
@@ -117,7 +120,7 @@ def build_connectors(
     rewards = NormalizeRewards(gamma=config.gamma, clip=section.clip_rewards) if section.normalize_rewards else None
     actions: Any = None
     if isinstance(action_space, gym_spaces.Box):
-        squashed = ModelConfig.of(config.model_config).squash_actions
+        squashed = getattr(config.model_config, "squash_actions", False)
         if section.rescale_actions or squashed:
             actions = RescaleActions(action_space)
         elif section.clip_actions:

@@ -74,8 +74,10 @@ class AlgorithmConfig:
         """Which networks: see `RLModuleSection`; a dict of `model_config` changes those fields only."""
         given = options.get("model_config")
         if isinstance(given, Mapping):
-            now = ModelConfig.of(self.sections["rl_module"].model_config)
-            options = {**options, "model_config": ModelConfig.of({**now.to_dict(), **given})}
+            now = self.sections["rl_module"].model_config
+            own_network = options.get("rl_module_spec") or self.sections["rl_module"].rl_module_spec
+            if own_network is None and isinstance(now, ModelConfig):
+                options = {**options, "model_config": ModelConfig.of({**now.to_dict(), **given})}
         return self.set_section("rl_module", options)
 
     def training(self, **options: Any) -> Self:

@@ -57,17 +57,23 @@ class Policy:
     # -- acting ---
 
     @property
+    def is_exploring(self) -> bool:
+        """Is this a training step (see `within_training_step`), and exploration not switched off?"""
+        return self._training and bool(self.config.explore)
+
+    @property
     def weights_seq_no(self) -> int:
         """Version of the weights."""
         return self.learner_group.learner.weights_seq_no
 
     def compute_actions(self, obs: Any, state: Any = None, explore: bool = True) -> np.ndarray:
-        """Environment actions `[B, ...]` for raw observations `[B, ...]`; `explore=False` takes the most likely ones.
+        """Environment actions `[B, ...]` for raw observations `[B, ...]`.
 
-        `state` is for recurrent modules. Raises `ValueError` for observations that do not fit the space.
+        They are drawn within a training step (`policy_within_training_step`) unless `explore=False`; outside of it
+        they are the most likely ones. `state` is for recurrent modules. Raises `ValueError` for observations that do not fit the space.
         """
         rows = self._check_obs(obs)
-        noise = self._dist.draw_noise(self._rng, (rows,)) if explore else None
+        noise = self._dist.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
         return self.to_env(self.act(obs, noise)).copy()
 
     def compute_single_action(self, obs: Any, state: Any = None, explore: bool = False) -> Any:
@@ -86,8 +92,9 @@ class Policy:
         return actions if self.connectors.actions is None else self.connectors.actions(actions)
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse of the change of shape (for actions drawn from the action space)."""
-        return self._dist.from_env(actions)
+        """The inverse (for actions drawn from the action space)."""
+        inverse = getattr(self.connectors.actions, "inverse", None)
+        return self._dist.from_env(actions if inverse is None else inverse(actions))
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raises `ValueError` with both where the environment's spaces are not the policy's."""

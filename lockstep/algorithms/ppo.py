@@ -18,7 +18,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection, choice, require
 from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import evaluate_trajectories, select_rows
+from lockstep.learner.onpolicy import evaluate_trajectories, load_kernels, select_rows
 from lockstep.ops import clipped_surrogate_loss, clipped_value_loss, explained_variance, gae
 from lockstep.state.schedules import ScheduleLike
 
@@ -71,6 +71,7 @@ class PPOLearner(Learner):
         """Adds the KL coefficient of each module to the state."""
         if self._module is None:
             super().build()
+            load_kernels(self)
             for module_id in self.module:
                 start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)  # type: ignore[attr-defined]
                 self.register_state(f"{module_id}/kl_coeff", start)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_SHAPES = 4
 Metric = tuple[str, str, int]
+Step = tuple[Callable[..., Any], list[Metric]]
 
 
 class CompiledUpdate:
@@ -31,12 +32,30 @@ class CompiledUpdate:
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
-        self._steps: dict[Any, tuple[Callable[..., Any], list[Metric]] | None] = {}
+        self._steps: dict[Any, Step | None] = {}
         self._lr: dict[str, Tensor] = {}
+        self._last_key: Any = None
+        self._last_columns: Any = None
+        self._last_step: Step | None = None
+        self._last_inputs: list[Tensor] = []
 
     def run(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> bool:
         """One gradient step on the given rows. False where it must be done eagerly instead."""
-        learner = self.learner
+        key = (id(columns), *((m, None if i is None else len(i)) for m, i in indices.items()))
+        if key != self._last_key:
+            self._last_key, self._last_columns = key, columns
+            self._last_step = self._find(columns, indices)
+            self._last_inputs = self._inputs(columns)
+        if self._last_step is None:
+            return False
+        function, metrics = self._last_step
+        for entry in self.learner.optimizers:
+            self._lr[entry.key].fill_(entry.optimizer.param_groups[0]["lr"])
+        rows = [index for index in indices.values() if index is not None]
+        self.learner.metrics.log_many(metrics, function(*rows, *self._last_inputs)[0])
+        return True
+
+    def _find(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> Step | None:
         signature = tuple(
             (
                 module_id,
@@ -47,28 +66,18 @@ class CompiledUpdate:
         )
         if signature not in self._steps:
             self._steps[signature] = self._compile(columns, indices)
-        step = self._steps[signature]
-        if step is None:
-            return False
-        function, metrics = step
-        values = function(*self._inputs(columns, indices))[0]
-        learner.metrics.log_many(metrics, values)
-        return True
+        return self._steps[signature]
 
-    def _inputs(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> list[Tensor]:
+    def _inputs(self, columns: dict[str, dict[str, Any]]) -> list[Tensor]:
         learner = self.learner
         inputs: list[Tensor] = [leaf for part in columns.values() for v in part.values() for leaf in leaves(v)]
-        inputs += [index for index in indices.values() if index is not None]
         for entry in learner.optimizers:
             lr = self._lr.setdefault(entry.key, torch.zeros((), device=learner.device))
-            lr.fill_(entry.optimizer.param_groups[0]["lr"])
             inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, lr, *entry.adam_state()]
         inputs += [value for _, value in learner.coefficients.values()]
         return inputs + [value for value in learner.registered.values() if isinstance(value, Tensor)]
 
-    def _compile(
-        self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]
-    ) -> tuple[Callable[..., Any], list[Metric]] | None:
+    def _compile(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> Step | None:
         learner = self.learner
         reason = self._refusal()
         if reason is not None:
@@ -78,7 +87,7 @@ class CompiledUpdate:
         from torch._inductor import config as inductor_config
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        inputs = self._inputs(columns, indices)
+        inputs = [index for index in indices.values() if index is not None] + self._inputs(columns)
         names: list[Metric] = []
 
         def step(*_: Tensor) -> tuple[Tensor]:
@@ -138,6 +147,9 @@ class CompiledUpdate:
     def _traced_views(self) -> Any:
         """While tracing, gradient views are taken anew from the flat gradient, which is an input of the graph."""
         entries = list(self.learner.optimizers)
+        fused = [layer for layer in self.learner.module.modules() if getattr(layer, "fused", False)]
+        for layer in fused:
+            layer.fused = False  # the compiler fuses the layers itself
         before = [entry.flat.grad_views for entry in entries]
         for entry in entries:
             entry.flat.grad_views = entry.flat.unflatten(entry.flat.grad)
@@ -146,6 +158,8 @@ class CompiledUpdate:
         finally:
             for entry, views in zip(entries, before):
                 entry.flat.grad_views = views
+            for layer in fused:
+                layer.fused = True
 
 
 class _Losses(nn.Module):

@@ -13,9 +13,16 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.minibatches import take_rows
+from lockstep.ops import gae
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
+
+
+def load_kernels(learner: Learner) -> None:
+    """Loads the compiled estimator when the learner is built (half a second), not in its first update."""
+    one, no = np.zeros((1, 1), torch.empty(0, dtype=learner.dtype).numpy().dtype), np.zeros((1, 1), bool)
+    gae(np.zeros((1, 1), np.float32), one, one, no, no, gamma=0.0, lambda_=0.0)
 
 
 @dataclass(slots=True)

@@ -18,5 +18,6 @@ class RLModuleSection:
     """`ModelConfig`, or a dict of its fields"""
 
     def validate(self) -> None:
-        """Raises what `ModelConfig` raises for a wrong field."""
-        self.model_config = ModelConfig.of(self.model_config)
+        """A dict becomes a `ModelConfig` where the default network is used; raises what that raises."""
+        if self.rl_module_spec is None:
+            self.model_config = ModelConfig.of(self.model_config)
