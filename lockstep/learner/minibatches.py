@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lockstep.data.minibatch import minibatch_indices
+from lockstep.data.minibatch import multi_minibatch_indices
 from lockstep.data.trees import map_tree
 
 Indices = dict[str, np.ndarray | None]
@@ -49,15 +49,6 @@ def module_minibatches(
             yield dict.fromkeys(num_rows), True
         return
     per_pass = largest // minibatch_size
-    sizes = {m: max(1, rows // per_pass) if rows < largest else minibatch_size for m, rows in num_rows.items()}
-    streams = {
-        module_id: minibatch_indices(rows, sizes[module_id], num_epochs, shuffle, rng)
-        for module_id, rows in num_rows.items()
-    }
-    for number in range(per_pass * num_epochs):
-        indices: Indices = {}
-        for module_id, stream in streams.items():
-            index = next(stream, None)
-            if index is not None:
-                indices[module_id] = index
-        yield indices, (number + 1) % per_pass == 0
+    batches = multi_minibatch_indices(num_rows, minibatch_size, num_epochs, shuffle, rng)
+    for number, indices in enumerate(batches, start=1):
+        yield dict(indices), number % per_pass == 0
