@@ -104,6 +104,10 @@ class Learner:
         wrong = [mid for mid in module if not self._is_module_compatible_with_learner(module[mid])]
         if wrong:
             raise ValueError(f"modules {wrong} cannot be trained here; each must be a torch.nn.Module")
+        allowed = self.policies_to_train
+        unknown = [] if allowed is None or callable(allowed) else sorted(set(allowed) - set(module))
+        if unknown:
+            raise ValueError(f"policies_to_train={list(allowed)} names {unknown}; the modules are {sorted(module)}")  # type: ignore[arg-type]
         self._module = module.to(device=self.device, dtype=self.dtype)
         for module_id in module:
             self.connectors.setdefault(module_id, ModuleConnectors())
