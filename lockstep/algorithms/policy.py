@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.connectors import FrameStack
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.space_codec import describe_space, space_from
 from lockstep.data.trees import map_tree
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -70,7 +71,8 @@ class Policy:
         """Environment actions `[B, ...]` for raw observations `[B, ...]`.
 
         They are drawn within a training step (`policy_within_training_step`) unless `explore=False`; outside of it
-        they are the most likely ones. `state` is for recurrent modules. Raises `ValueError` for observations that do not fit the space.
+        they are the most likely ones. `state` is for recurrent modules. Raises `ValueError` for observations that do
+        not fit the space.
         """
         rows = self._check_obs(obs)
         noise = self._dist.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
@@ -188,11 +190,23 @@ class Policy:
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
         """The folders of a checkpoint: the group's, and `policy`."""
         own = {
-            "config": self.config.to_dict(),
+            "config": self._plain_config(),
+            "observation_space": describe_space(self.observation_space),
+            "action_space": describe_space(self.action_space),
             "timesteps": self.timesteps,
             "rng": self._rng.bit_generator.state,
         }
         return {"policy": {"state": own}, **self.learner_group.checkpoint_folders()}
+
+    def _plain_config(self) -> dict[str, Any]:
+        """The configuration as JSON values; an environment that cannot be imported by name is only named."""
+        try:
+            return self.config.to_dict()
+        except ValueError:
+            env = self.config.env
+            name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+            named = {"env": name, "observation_space": None, "action_space": None}
+            return self.config.copy().environment(**named).to_dict()
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
         """Restores from the folders of a checkpoint."""
@@ -210,6 +224,21 @@ class Policy:
     def restore_from_path(self, path: str | Path) -> None:
         """Restores from a checkpoint folder."""
         self.set_checkpoint_folders(read_checkpoint(Path(path)))
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> Policy:
+        """The policy in a checkpoint folder; no environment is made. `ValueError` where there is no policy in it."""
+        from lockstep.algorithms import get_config
+
+        folders = read_checkpoint(Path(path))
+        if "policy" not in folders:
+            raise ValueError(f"{path} holds no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
+        saved = folders["policy"]["state"]
+        config = get_config(saved["config"]["algorithm"]).update_from_dict(saved["config"])
+        spaces = space_from(saved["observation_space"]), space_from(saved["action_space"])
+        policy: Policy = config.build_policy(spaces=spaces)
+        policy.set_checkpoint_folders(folders)
+        return policy
 
 
 @contextmanager

@@ -46,13 +46,13 @@ class RolloutStore:
         self.valid = np.ones((num_steps, num_envs), bool)
         self.all_valid = True
         self.final_index: list[np.ndarray] = []
-        """flat rows that ended an episode, in pieces"""
+        """flat rows at which an episode ended (or was left by a reset), in pieces"""
         self.final_obs: list[Tree] = []
         """their true next observations"""
         self.episode_ids = np.arange(num_envs, dtype=np.int64)
         """id of the episode each environment is in at the first row"""
         self.t_started = np.zeros(num_envs, np.int64)
-        """steps of that episode before the first row"""
+        """steps of that episode before the first row; the collector tells it with the first row"""
         self.next_episode_id = num_envs
         self.weights_seq_no = 0
         """version of the weights that acted"""
@@ -98,43 +98,59 @@ class RolloutStore:
             self.all_valid = False
 
     def get_state(self) -> dict[str, Any]:
-        """Ids and lengths of the running episodes (the store is empty between updates)."""
-        return {
-            "episode_ids": self.episode_ids.copy(),
-            "t_started": self.t_started.copy(),
-            "next_episode_id": self.next_episode_id,
-        }
+        """Ids of the running episodes (the store is empty between updates)."""
+        return {"episode_ids": self.episode_ids.copy(), "next_episode_id": self.next_episode_id}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues the episodes of `get_state` with an empty store."""
-        self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
-        self.valid[:] = True
-        self.episode_ids, self.t_started = state["episode_ids"].copy(), state["t_started"].copy()
+        self._empty()
+        self.episode_ids = state["episode_ids"].copy()
         self.next_episode_id = int(state["next_episode_id"])
 
     def clear(self) -> None:
-        """Empties the store; episodes that go on keep their ids and lengths."""
+        """Empties the store; episodes that go on keep their ids."""
         if self.size:
-            self.episode_ids, self.t_started, self.next_episode_id = self._ids_after()
-        self.size, self.all_valid = 0, True
+            self.episode_ids, self.next_episode_id = self._ids_after()
+        self._empty()
+
+    def _empty(self) -> None:
+        self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
         self.valid[:] = True
-        self.final_index, self.final_obs = [], []
+
+    def drop_after(self, size: int) -> None:
+        """Forgets what was written after the first `size` vector steps (of a collect that failed)."""
+        kept = [(index, obs) for index, obs in zip(self.final_index, self.final_obs) if index[0] < size * self.num_envs]
+        self.final_index, self.final_obs = [index for index, _ in kept], [obs for _, obs in kept]
+        self.size = size
+        self.valid[size:] = True
+        self.all_valid = bool(self.valid[:size].all())
+
+    def cut(self) -> None:
+        """Leaves the episodes under way after the last row: what follows are new ones, nothing reaches across.
+
+        The left episodes are neither terminated nor truncated; their last observations are kept for bootstrapping.
+        """
+        if self.size:
+            last = self.size - 1
+            open_envs = np.flatnonzero(~self._ends()[last])
+            if open_envs.size:
+                self.final_index.append(last * self.num_envs + open_envs)
+                self.final_obs.append(self._obs_at(self.size, open_envs))
 
     def restart(self) -> None:
         """Empties the store and begins a new episode in every environment."""
         self.clear()
         self.episode_ids = np.arange(self.next_episode_id, self.next_episode_id + self.num_envs)
         self.next_episode_id += self.num_envs
-        self.t_started = np.zeros(self.num_envs, np.int64)
 
     def trajectories(self) -> Trajectories:
         """What was collected, as views; only the bootstrap observations are gathered."""
         size, num_envs = self.size, self.num_envs
         if size == 0:
             raise ValueError("the rollout store is empty: collect before learning")
-        terminateds, cuts = self.terminateds[:size], self.truncateds[:size] & ~self.terminateds[:size]
-        cuts = cuts.copy()
-        open_envs = np.flatnonzero(~(terminateds[-1] | cuts[-1]))
+        terminateds, dones = self.terminateds[:size], self._ends()
+        cuts = dones & ~terminateds
+        open_envs = np.flatnonzero(~dones[-1])
         cuts[-1, open_envs] = True
         pieces_index, pieces_obs = [(size - 1) * num_envs + open_envs], [self._obs_at(size, open_envs)]
         flat_terminated = terminateds.reshape(-1)
@@ -149,7 +165,7 @@ class RolloutStore:
             rewards=self.rewards[:size],
             terminateds=terminateds,
             cuts=cuts,
-            dones=terminateds | self.truncateds[:size],
+            dones=dones,
             bootstrap_index=np.concatenate(pieces_index).astype(np.int64),
             bootstrap_obs=zip_trees(np.concatenate, pieces_obs, "obs"),
             valid=None if self.all_valid else self.valid[:size],
@@ -162,24 +178,23 @@ class RolloutStore:
     def _obs_at(self, t: int, envs: np.ndarray) -> Tree:
         return _rows(self.obs, (t, envs))
 
-    def _first_new_ids(self) -> np.ndarray:
-        """[B] id of the first episode that each environment began within the rollout (one a done row)."""
-        dones = (self.terminateds[: self.size] | self.truncateds[: self.size]) & self.valid[: self.size]
-        num_done = dones.sum(axis=0)
-        return self.next_episode_id + np.cumsum(num_done) - num_done
+    def _ends(self) -> np.ndarray:
+        """[T, B] bool: an episode ended here, or was left by a reset."""
+        ends = np.zeros((self.size, self.num_envs), bool)
+        for index in self.final_index:
+            ends.reshape(-1)[index] = True
+        return ends
 
-    def _ids_after(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Ids and lengths so far of the episodes that go on after the rollout, and the next free id."""
-        size = self.size
-        valid = self.valid[:size]
-        dones = (self.terminateds[:size] | self.truncateds[:size]) & valid
-        num_done = dones.sum(axis=0)
-        ids = np.where(num_done > 0, self._first_new_ids() + num_done - 1, self.episode_ids)
-        starts = np.where(num_done > 0, 0, self.t_started)
-        for b in range(self.num_envs):
-            after = int(np.flatnonzero(dones[:, b])[-1]) + 1 if num_done[b] else 0
-            starts[b] += int(np.count_nonzero(valid[after:, b]))
-        return ids, starts, self.next_episode_id + int(num_done.sum())
+    def _first_new_ids(self) -> np.ndarray:
+        """[B] id of the first episode that each environment began within the rollout (one for each that ended)."""
+        num_ended = (self._ends() & self.valid[: self.size]).sum(axis=0)
+        return self.next_episode_id + np.cumsum(num_ended) - num_ended
+
+    def _ids_after(self) -> tuple[np.ndarray, int]:
+        """Ids of the episodes that go on after the rollout, and the next free id."""
+        num_ended = (self._ends() & self.valid[: self.size]).sum(axis=0)
+        ids = np.where(num_ended > 0, self._first_new_ids() + num_ended - 1, self.episode_ids)
+        return ids, self.next_episode_id + int(num_ended.sum())
 
 
 class RolloutEpisodes(Sequence[SingleAgentEpisode]):
@@ -215,39 +230,41 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
 
     def _made(self) -> list[SingleAgentEpisode]:
         if self._items is None:
-            self._items = [episode for b in range(self.store.num_envs) for episode in self._of_env(b)]
+            store = self.store
+            final = {
+                int(row): _rows(obs, k)
+                for index, obs in zip(store.final_index, store.final_obs)
+                for k, row in enumerate(index)
+            }
+            ends, first_new = store._ends(), store._first_new_ids()
+            self._items = [
+                episode
+                for b in range(store.num_envs)
+                for episode in self._of_env(b, ends[:, b], int(first_new[b]), final)
+            ]
         return self._items
 
-    def _of_env(self, b: int) -> Iterator[SingleAgentEpisode]:
+    def _of_env(
+        self, b: int, ends: np.ndarray, first_new: int, final: Mapping[int, Tree]
+    ) -> Iterator[SingleAgentEpisode]:
         store = self.store
-        final = {
-            int(row): _rows(obs, k)
-            for index, obs in zip(store.final_index, store.final_obs)
-            for k, row in enumerate(index)
-        }
         rows = np.flatnonzero(store.valid[: store.size, b])
         if rows.size == 0:
             return
-        dones = (store.terminateds[rows, b] | store.truncateds[rows, b]).nonzero()[0]
-        pieces = np.split(rows, dones + 1)
-        first_new = int(store._first_new_ids()[b])
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(np.split(rows, ends[rows].nonzero()[0] + 1)):
             if piece.size == 0:
                 continue
             start, stop = int(piece[0]), int(piece[-1]) + 1
-            terminated = bool(store.terminateds[stop - 1, b])
-            truncated = bool(store.truncateds[stop - 1, b])
-            ended = terminated or truncated
-            last = final[(stop - 1) * store.num_envs + b] if ended else _rows(store.obs, (stop, b))
+            last = final.get((stop - 1) * store.num_envs + b)
             first = number == 0
             yield SingleAgentEpisode.view(
                 id_=str(int(store.episode_ids[b]) if first else first_new + number - 1),
                 observations=_rows(store.obs, (slice(start, stop), b)),
-                last_observation=last,
+                last_observation=_rows(store.obs, (stop, b)) if last is None else last,
                 actions=store.actions[start:stop, b],
                 rewards=store.rewards[start:stop, b],
-                terminated=terminated,
-                truncated=truncated,
+                terminated=bool(store.terminateds[stop - 1, b]),
+                truncated=bool(store.truncateds[stop - 1, b]),
                 t_started=int(store.t_started[b]) if first else 0,
                 observation_space=store.observation_space,
                 action_space=store.action_space,

@@ -58,7 +58,7 @@ def space_from(described: Mapping[str, Any] | None) -> Any:
     if kind == "Text":
         return spaces.Text(described["max"], min_length=described["min"], charset=described["characters"])
     if kind == "Dict":
-        return spaces.Dict({key: space_from(part) for key, part in described["spaces"].items()})
+        return spaces.Dict([(key, space_from(part)) for key, part in described["spaces"].items()])  # in this order
     if kind == "Tuple":
         return spaces.Tuple([space_from(part) for part in described["spaces"]])
     raise ValueError(f"unknown kind of space {kind!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -10,13 +11,15 @@ import numpy as np
 
 from lockstep.connectors import FrameStack
 from lockstep.data.rollout import RolloutStore, write_row
-from lockstep.data.trees import leaves, map_tree
+from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
-from lockstep.rollout.errors import MalformedBufferError
+from lockstep.rollout.checks import check_finite
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
 NOISE_CHUNK = 128
+NEVER_ENDS = 1_000_000
+"""steps after which a collect by episodes gives up on an episode"""
 
 
 class ActingPolicy(Protocol):
@@ -25,6 +28,11 @@ class ActingPolicy(Protocol):
     @property
     def weights_seq_no(self) -> int:
         """Version of the weights that act."""
+        ...
+
+    @property
+    def is_exploring(self) -> bool:
+        """Is the policy within a training step, where it draws its actions?"""
         ...
 
     def act(self, obs: Any, noise: np.ndarray | None) -> np.ndarray:
@@ -52,8 +60,10 @@ class Collector:
     """Steps all environments of a vector together.
 
     `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
-    stored; without one (evaluation) only returns and lengths are kept. It explores where `exploration_noise` is set.
-    `on_step_hook(step_result)` and `on_episode_done_hook(env_index, episode_return, length)` observe.
+    stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
+    everywhere where `exploration_noise` is set. `on_step_hook(step_result)` and
+    `on_episode_done_hook(env_index, episode_return, length)` observe. A collect that fails leaves no row behind; the
+    next one begins new episodes.
     """
 
     def __init__(
@@ -75,6 +85,8 @@ class Collector:
         self.frame_stack = FrameStack(frame_stack, space) if frame_stack > 1 else None
         self.observation_space = space if self.frame_stack is None else self.frame_stack.observation_space
         policy.check_spaces(self.env.observation_space, self.env.action_space)
+        if buffer is not None and buffer.num_envs != self.num_envs:
+            raise ValueError(f"buffer.num_envs={buffer.num_envs} does not fit the {self.num_envs} environments")
         self.buffer = buffer
         self.exploration_noise = exploration_noise
         self.on_step_hook = on_step_hook
@@ -105,7 +117,8 @@ class Collector:
         self.reset_env()
 
     def reset_env(self) -> None:
-        """New episodes everywhere. Episodes under way end here: nothing is estimated across this boundary."""
+        """New episodes everywhere. Those under way are left here: nothing is estimated across this boundary."""
+        self._obs = None
         obs = self.env.reset(self.streams.seeds(f"env_reset/{self.num_resets}", self.num_envs))
         self.num_resets += 1
         self._obs = obs if self.frame_stack is None else self.frame_stack.reset(obs)
@@ -113,10 +126,9 @@ class Collector:
         self._lengths[:] = 0
         if self.buffer is not None:
             if self.buffer.size:
-                raise ValueError(
-                    "the buffer still holds steps of the running episodes; learn from them or reset it too"
-                )
-            self.buffer.restart()
+                self.buffer.cut()
+            else:
+                self.buffer.restart()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empties the buffer."""
@@ -145,32 +157,36 @@ class Collector:
         random: bool = False,
         reset_before_collect: bool | None = None,
     ) -> CollectStats:
-        """Collects `n_step` environment steps (rounded up to whole vector steps) or `n_episode` whole episodes.
+        """Collects `n_step` steps (rounded up to whole vector steps, with a warning) or `n_episode` whole episodes.
 
         Episodes are counted without bias: the first `n_episode` that *start* count, however long they last; so this
         form begins new episodes (unless `reset_before_collect=False`). `random=True` draws actions from the space.
+        Where a back end spends a step on each reset, those rows are no steps, and `n_step` gives so many fewer.
 
         Raises `ValueError` unless exactly one of the two is given, `MalformedBufferError` for NaN in a new row,
         `EnvironmentStepError` where an environment raises.
         """
-        if (n_step is None) == (n_episode is None):
-            raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
-        amount = n_step if n_step is not None else n_episode
-        if amount is None or amount < 1:
-            raise ValueError(f"n_step and n_episode must be at least 1, not {amount}")
+        amount = self._checked_amount(n_step, n_episode)
         if reset_before_collect or self._obs is None or (n_episode is not None and reset_before_collect is None):
             self.reset(reset_buffer=False, reset_stats=False)
         started = time.perf_counter()
         self._ended.clear()
         self._env_time = self._act_time = 0.0
         first = self.buffer.size if self.buffer is not None else 0
-        steps = (
-            self._collect_steps(-(-amount // self.num_envs), random)
-            if n_episode is None
-            else self._collect_episodes(amount, random)
-        )
-        if self.buffer is not None and self.raise_on_nan_in_buffer:
-            _check_finite(self.buffer, first)
+        if self.buffer is not None and first == 0:
+            self.buffer.t_started[:] = self._lengths
+        try:
+            if n_episode is None:
+                steps = self._collect_steps(-(-amount // self.num_envs), random)
+            else:
+                steps = self._collect_episodes(amount, random)
+            if self.buffer is not None and self.raise_on_nan_in_buffer:
+                check_finite(self.buffer, first)
+        except BaseException:
+            self._obs = None
+            if self.buffer is not None:
+                self.buffer.drop_after(first)
+            raise
         seconds = time.perf_counter() - started
         self.collect_step += steps
         self.collect_episode += len(self._ended)
@@ -185,6 +201,21 @@ class Collector:
             tuple(n for _, n in self._ended),
         )
 
+    def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
+        given = [(name, n) for name, n in (("n_step", n_step), ("n_episode", n_episode)) if n is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
+        name, amount = given[0]
+        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
+            raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
+        if name == "n_step" and amount % self.num_envs:
+            rounded = -(-amount // self.num_envs) * self.num_envs
+            warnings.warn(
+                f"n_step={amount} is no multiple of the {self.num_envs} environments: {rounded} steps are collected",
+                stacklevel=3,
+            )
+        return int(amount)
+
     def _collect_steps(self, num_vector_steps: int, random: bool) -> int:
         steps = 0
         self._counting = None
@@ -198,6 +229,12 @@ class Collector:
         steps = 0
         while self._counting.any():
             steps += self._run(NOISE_CHUNK, random)
+            longest = int(self._lengths[self._counting].max(initial=0))
+            if longest > NEVER_ENDS:
+                raise RuntimeError(
+                    f"an episode has not ended in {longest} steps, so that n_episode={n_episode} may never be reached; "
+                    "limit the episodes' length (gymnasium.wrappers.TimeLimit)"
+                )
         self._counting = None
         return steps
 
@@ -206,7 +243,7 @@ class Collector:
         env, policy, store, counting = self.env, self.policy, self.buffer, self._counting
         rng = self.streams.numpy("exploration")
         noise = None
-        if self.exploration_noise and not random:
+        if (self.exploration_noise or policy.is_exploring) and not random:
             noise = policy.draw_noise(rng, (num_vector_steps, self.num_envs))
         act, to_env, env_step, clock = policy.act, policy.to_env, env.step, time.perf_counter
         returns, lengths, obs = self._returns, self._lengths, self._obs
@@ -316,7 +353,7 @@ class Collector:
                 "a collector can be saved between an update and the next collect only, not with data in it"
             )
         return {
-            "env": self.env.get_state(),
+            "env": None if self._obs is None else self.env.get_state(),
             "obs": None if self._obs is None else map_tree(np.copy, self._obs),
             "returns": self._returns.copy(),
             "lengths": self._lengths.copy(),
@@ -334,10 +371,8 @@ class Collector:
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if self.buffer is not None and state["buffer"] is not None:
             self.buffer.set_state(state["buffer"])
-        if state["obs"] is None:
-            return
+        self._obs = None  # without a state of the environments the next collect begins new episodes
         if state["env"] is None:
-            self.reset_env()
             return
         obs = self.env.set_state(state["env"])
         if self.frame_stack is not None:
@@ -346,18 +381,3 @@ class Collector:
         self._obs = map_tree(np.copy, obs)
         self._returns[:] = state["returns"]
         self._lengths[:] = state["lengths"]
-
-
-def _check_finite(store: RolloutStore, first: int) -> None:
-    """Raises `MalformedBufferError` naming environment, step and column; looks at the new rows only."""
-    columns = {"rewards": store.rewards[first : store.size]}
-    columns |= {f"obs[{i}]": leaf[first : store.size + 1] for i, leaf in enumerate(leaves(store.obs))}
-    columns |= {"actions": store.actions[first : store.size]}
-    for name, column in columns.items():
-        if column.dtype.kind != "f" or np.isfinite(column.sum()) or np.isfinite(column).all():
-            continue
-        t, b = (int(i) for i in np.argwhere(~np.isfinite(column))[0][:2])
-        raise MalformedBufferError(
-            f"environment {b} gave a value that is not finite in column {name!r} at step {t} of this collect: "
-            f"{column[t, b]!r}; mend the environment (`lockstep doctor` checks it) or pass raise_on_nan_in_buffer=False"
-        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from lockstep.tracking.statistics import (
     merge_training_stats,
 )
 from lockstep.trainer.callbacks import Callback, LoggingCallback
+from lockstep.trainer.checks import check_evaluation, check_functions, check_observers, check_whole
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -31,6 +34,8 @@ from lockstep.trainer.events import (
     RunStart,
     UpdateEnd,
 )
+from lockstep.trainer.interrupts import DeferredInterrupt
+from lockstep.trainer.state import set_trainer_state, trainer_state
 
 SaveCheckpointFn = Callable[[int, int, int], Any]
 
@@ -41,6 +46,16 @@ class BaseTrainer:
     Order of events: reset, first evaluation, then in each epoch `train_fn`, collect, update (until `step_per_epoch`
     steps are done), evaluation, best tracker, `stop_fn`, checkpoint, `EpochStats`; at the end one more checkpoint
     with the reason, whatever ended the run. Callbacks see frozen events.
+
+    `max_epoch`: upper bound of epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`:
+    environment steps. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
+    `train_fn`/`test_fn(epoch, env_step)`: before each collect and evaluation. `stop_fn(score)`: end the run?
+    `compute_score_fn(CollectStats)`: what is compared, by default the mean return. `save_best_fn(policy)`: on a new
+    best score. `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: every `checkpoint_interval` epochs and at
+    the end. `test_in_train`: one more evaluation in an epoch once the training return satisfies `stop_fn`.
+    `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
+
+    Raises `ValueError` with the parameter's name, its value and what is allowed.
     """
 
     def __init__(
@@ -63,56 +78,75 @@ class BaseTrainer:
         checkpoint_interval: int = 1,
         logger: BaseLogger | None = None,
         callbacks: Sequence[Callback] = (),
+        test_in_train: bool = False,
         nan_policy: str = "stop",
     ) -> None:
-        _at_least("max_epoch", max_epoch, 0)
-        _at_least("step_per_epoch", step_per_epoch, 1)
-        _at_least("test_interval", test_interval, 1)
-        if batch_size is not None:
-            _at_least("batch_size", batch_size, 1)
-        if test_collector is not None:
-            if episode_per_test is None:
-                raise ValueError("episode_per_test is needed where there is a test_collector; say how many episodes")
-            _at_least("episode_per_test", episode_per_test, 1)
+        evaluated: dict[str, Any] = {
+            "test_fn": test_fn,
+            "stop_fn": stop_fn,
+            "compute_score_fn": compute_score_fn,
+            "save_best_fn": save_best_fn,
+        }
+        check_whole("max_epoch", max_epoch, 0)
+        check_whole("step_per_epoch", step_per_epoch, 1)
+        check_whole("test_interval", test_interval, 1)
+        check_whole("checkpoint_interval", checkpoint_interval, 1)
+        check_whole("batch_size", batch_size, 1, optional=True)
+        check_functions({**evaluated, "train_fn": train_fn, "save_checkpoint_fn": save_checkpoint_fn})
+        check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
+        check_observers(logger, callbacks)
         if nan_policy not in ("stop", "ignore"):
             raise ValueError(f"nan_policy={nan_policy!r} is not allowed; choose 'stop' or 'ignore'")
+        if test_in_train and stop_fn is None:
+            warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
         self.policy, self.max_epoch, self.batch_size = policy, max_epoch, batch_size
         self.train_collector, self.test_collector = train_collector, test_collector
-        self.step_per_epoch, self.episode_per_test, self.test_interval = (
-            step_per_epoch,
-            episode_per_test,
-            test_interval,
-        )
+        self.step_per_epoch, self.episode_per_test = step_per_epoch, episode_per_test
+        self.test_interval, self.checkpoint_interval = test_interval, checkpoint_interval
         self.train_fn, self.test_fn, self.stop_fn = train_fn, test_fn, stop_fn
         self.compute_score_fn = compute_score_fn or mean_return
         self.save_best_fn, self.save_checkpoint_fn = save_best_fn, save_checkpoint_fn
-        self.checkpoint_interval = checkpoint_interval
+        self.test_in_train = test_in_train and stop_fn is not None
         self.logger = logger or LazyLogger()
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *callbacks]
         self.nan_policy = nan_policy
-        self._restored: Mapping[str, Any] | None = None
+        self._interrupt = DeferredInterrupt()
         self._iterator: Iterator[EpochStats] | None = None
+        self._ready = False
+        """reset or restored, and not run since"""
         self._zero()
 
     def _zero(self) -> None:
         self.epoch = self.env_step = self.gradient_step = self.env_episode = 0
+        self.in_epoch = False
+        self.epoch_steps = 0
+        """steps of the epoch under way"""
         self.carried_steps = 0
         """steps of the last collect beyond `step_per_epoch`, counted in the next epoch"""
+        self.collected, self.updates = CollectStats(), list[TrainingStats]()
         self.test_step = self.test_episode = 0
         self.best_score: float | None = None
         self.best_stats: CollectStats | None = None
         self.best_epoch: int | None = None
+        self.last_test: CollectStats | None = None
         self.stop_reason: str | None = None
         self.history: list[EpochStats] = []
-        self.last_test: CollectStats | None = None
-        self._seconds = dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
+        self.epoch_end_due = False
+        """the last epoch is saved, but not yet told to the callbacks"""
+        self.bad_batch: dict[str, Any] | None = None
+        """the rollout whose update gave a loss or gradient that is not finite"""
+        self.seconds = dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
+        self._saved_at: tuple[int, ...] | None = None
+        self._tested_in_train = False
+        self._clock = time.monotonic()
 
     # -- use ---
 
     def reset(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
         """A new run: all counters, statistics and the best tracker; collectors begin new episodes."""
-        self._iterator = None
+        self._iterator = None  # ends a run that was left
         self._begin(reset_collectors, reset_buffer)
+        self._ready = True
 
     def _begin(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
         self._zero()
@@ -128,6 +162,7 @@ class BaseTrainer:
         return self.info()
 
     def __iter__(self) -> Self:
+        self._iterator = None  # ends a run that was left
         self._iterator = self._epochs()
         return self
 
@@ -137,76 +172,100 @@ class BaseTrainer:
         return next(self._iterator)
 
     def _epochs(self) -> Iterator[EpochStats]:
-        reason = "error"
-        started = time.monotonic() - (self._seconds["total"] if self._restored is not None else 0.0)
         try:
-            if self._restored is None:
+            if not self._ready:
                 self._begin()
-            self._restored = None
-            self._clock = started
+            self._ready = False
+            self._clock = time.monotonic() - self.seconds["total"]
             self._emit(RunStart(*self._where(), trainer=self))
-            if self.epoch == 0 and not self.history and self.test_collector is not None and self.max_epoch > 0:
-                self._evaluate()
+            if self.epoch_end_due:
+                self._end_epoch()
+            if self.test_collector is not None and self.max_epoch > 0 and self.epoch == self.test_episode == 0:
+                with self._interrupt:
+                    self._evaluate()
             while self.stop_reason is None and self.epoch < self.max_epoch:
                 yield self._one_epoch()
-            reason = self.stop_reason or "max_epoch"
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        except GeneratorExit:
-            reason = "interrupted"
+            self._finish(self.stop_reason or "max_epoch")
+        except (KeyboardInterrupt, GeneratorExit) as interrupt:
+            self._finish("interrupted")
+            if isinstance(interrupt, GeneratorExit):
+                raise
+        except BaseException as error:
+            try:
+                self._finish("error", save=not isinstance(error, SystemExit))
+            except Exception as second:
+                error.add_note(f"the run could not be ended in order either: {second}")
             raise
-        finally:
-            self.stop_reason = reason
-            self._tick()
-            self._finish(reason)
 
     def _one_epoch(self) -> EpochStats:
         self.epoch += 1
-        collected, updates = CollectStats(), []
-        steps = self.carried_steps
-        while steps < self.step_per_epoch and self.stop_reason is None:
-            if self.train_fn is not None:
-                self.train_fn(self.epoch, self.env_step)
-            stats, training = self._training_step()
-            collected += stats
-            steps += stats.n_collected_steps
-            updates.append(training)
-        self.carried_steps = max(0, steps - self.step_per_epoch)
-        test = None
-        last = self.stop_reason is not None or self.epoch >= self.max_epoch
-        if self.test_collector is not None and (self.epoch % self.test_interval == 0 or last):
-            test = self._evaluate()
-        self._tick()
-        info = self.info(with_history=False)
-        epoch_stats = EpochStats(self.epoch, collected, test, merge_training_stats(updates), info)
-        self.history.append(epoch_stats)
-        self._emit(EpochEnd(*self._where(), stats=epoch_stats))
-        if self.epoch % self.checkpoint_interval == 0:
-            self._checkpoint()
-        return epoch_stats
+        self.in_epoch, self.epoch_steps, self._tested_in_train = True, self.carried_steps, False
+        with self._interrupt:
+            while self.epoch_steps < self.step_per_epoch and self.stop_reason is None:
+                if self.train_fn is not None:
+                    self.train_fn(self.epoch, self.env_step)
+                self._training_step()
+                self._interrupt.check()
+                if self.stop_reason == "interrupted":  # a callback's request: the same as Ctrl-C
+                    raise KeyboardInterrupt
+            test = None
+            last = self.stop_reason is not None or self.epoch >= self.max_epoch
+            if self.test_collector is not None and (self.epoch % self.test_interval == 0 or last):
+                test = self._evaluate()
+            self._tick()
+            info = self.info(with_history=False)
+            stats = EpochStats(self.epoch, self.collected, test, merge_training_stats(self.updates), info)
+            self.history.append(stats)
+            self.in_epoch, self.epoch_end_due = False, True
+            self.carried_steps = self.epoch_steps - self.step_per_epoch
+            self.collected, self.updates = CollectStats(), []
+            if self.epoch % self.checkpoint_interval == 0:
+                self._checkpoint()
+            self._end_epoch()
+        return stats
 
-    def _training_step(self) -> tuple[CollectStats, TrainingStats]:
+    def _end_epoch(self) -> None:
+        """After the checkpoint, as the contract orders it; a run that goes on from there tells it once more."""
+        self.epoch_end_due = False
+        stats = self.history[-1]
+        if stats.epoch == 1 and stats.train_collect_stat is not None and not stats.train_collect_stat.returns:
+            warnings.warn(
+                f"no training episode ended in the first {self.env_step} steps; if episodes never end, limit their "
+                "length (gymnasium.wrappers.TimeLimit)",
+                stacklevel=2,
+            )
+        self._emit(EpochEnd(*self._where(), stats=stats))
+
+    def _training_step(self) -> None:
         """One collect and one update."""
         raise TypeError(f"{type(self).__name__} has no training step; use OnpolicyTrainer")
 
     def _count_collect(self, stats: CollectStats) -> None:
         self.env_step += stats.n_collected_steps
+        self.epoch_steps += stats.n_collected_steps
         self.env_episode += stats.n_collected_episodes
-        self._seconds["collect"] += stats.collect_time
-        self._seconds["env"] += stats.env_time
-        self._seconds["act"] += stats.act_time
+        self.collected += stats
+        self.seconds["collect"] += stats.collect_time
+        self.seconds["env"] += stats.env_time
+        self.seconds["act"] += stats.act_time
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step
         self._emit(CollectEnd(*self._where(), stats=stats))
+        if self.test_in_train and not self._tested_in_train and stats.returns:
+            if self.stop_fn is not None and self.stop_fn(float(self.compute_score_fn(stats))):
+                self._tested_in_train = True
+                self._evaluate()
 
     def _count_update(self, stats: TrainingStats) -> None:
         self.gradient_step += stats.gradient_steps
-        self._seconds["update"] += stats.train_time
+        self.updates.append(stats)
+        self.seconds["update"] += stats.train_time
         self._emit(UpdateEnd(*self._where(), stats=stats))
-        bad = [name for name, mean in stats.get_loss_stats_dict().items() if "loss" in name and not _finite(mean)]
+        bad = [name for name, mean in stats.get_loss_stats_dict().items() if "loss" in name and not math.isfinite(mean)]
         if bad and self.nan_policy == "stop":
             raise FloatingPointError(
                 f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {self.gradient_step}; "
-                "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on)"
+                "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
+                "The batch is in trainer.bad_batch and in the last checkpoint"
             )
 
     def _evaluate(self) -> CollectStats:
@@ -218,16 +277,16 @@ class BaseTrainer:
         stats = collector.collect(n_episode=self.episode_per_test)
         self.test_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
-        self._seconds["test"] += stats.collect_time
+        self.seconds["test"] += stats.collect_time
         score = float(self.compute_score_fn(stats))
-        is_best = self.best_score is None or score > self.best_score
+        is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
         self.last_test = stats
         if is_best:
             self.best_score, self.best_stats, self.best_epoch = score, stats, self.epoch
         self._emit(EvaluationEnd(*self._where(), stats=stats, score=score, is_best=is_best))
         if is_best and self.save_best_fn is not None:
             self.save_best_fn(self.policy)
-        if self.stop_fn is not None and self.stop_fn(score):
+        if self.stop_fn is not None and self.stop_fn(score) and self.stop_reason is None:
             self.stop_reason = "stop_fn"
         return stats
 
@@ -235,7 +294,7 @@ class BaseTrainer:
 
     def info(self, with_history: bool = True) -> InfoStats:
         """The run so far."""
-        seconds = self._seconds
+        seconds = self.seconds
         train = seconds["collect"] + seconds["update"]
         best = None if self.best_stats is None else self.best_stats.returns_stat
         timing = TimingStats(
@@ -264,7 +323,7 @@ class BaseTrainer:
         )
 
     def _tick(self) -> None:
-        self._seconds["total"] = time.monotonic() - self._clock
+        self.seconds["total"] = time.monotonic() - self._clock
 
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step
@@ -276,21 +335,25 @@ class BaseTrainer:
                 self.stop_reason = reason
 
     def _checkpoint(self) -> None:
-        if self.save_checkpoint_fn is None:
-            return
         saved: list[Any] = []
 
         def save(epoch: int, env_step: int, gradient_step: int) -> Any:
             saved.append(self.save_checkpoint_fn(epoch, env_step, gradient_step) if self.save_checkpoint_fn else None)
             return saved[-1]
 
-        self.logger.save_data(*self._where(), save)
+        self.logger.save_data(*self._where(), save if self.save_checkpoint_fn else None)
+        self._saved_at = self._position()
         if saved and saved[-1] is not None:
             self._emit(CheckpointSaved(*self._where(), path=Path(saved[-1])))
 
-    def _finish(self, reason: str) -> None:
+    def _position(self) -> tuple[int, ...]:
+        return (*self._where(), self.test_episode, self.in_epoch)
+
+    def _finish(self, reason: str, save: bool = True) -> None:
+        self.stop_reason = reason
+        self._tick()
         try:
-            if reason != "error":
+            if save and self._saved_at != self._position():
                 self._checkpoint()
         finally:
             self._emit(RunEnd(*self._where(), reason=reason, info=self.info()))
@@ -299,48 +362,16 @@ class BaseTrainer:
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Counters, best tracker, collectors, callbacks and logger (the policy is saved beside it)."""
-        names = (
-            "epoch",
-            "env_step",
-            "gradient_step",
-            "env_episode",
-            "carried_steps",
-            "test_step",
-            "test_episode",
-            "best_score",
-            "best_epoch",
-        )
-        best = self.best_stats
-        return {
-            "counters": {name: getattr(self, name) for name in names},
-            "seconds": dict(self._seconds),
-            "best_returns": None if best is None else [list(best.returns), list(best.lens)],
-            "train_collector": None if self.train_collector is None else self.train_collector.get_state(),
-            "test_collector": None if self.test_collector is None else self.test_collector.get_state(),
-            "callbacks": [[type(c).__name__, dict(c.get_state())] for c in self.callbacks],
-            "logger": self.logger.get_state(),
-        }
+        """Counters, statistics, best tracker, collectors, callbacks and logger (the policy is saved beside it)."""
+        return trainer_state(self)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from `get_state`: the next iteration goes on where that run was."""
+        self._iterator = None
         self._zero()
-        for name, value in state["counters"].items():
-            setattr(self, name, value)
-        self._seconds = dict(state["seconds"])
-        if state["best_returns"] is not None:
-            returns, lens = state["best_returns"]
-            self.best_stats = CollectStats(len(returns), sum(lens), returns=tuple(returns), lens=tuple(lens))
-        for name in ("train_collector", "test_collector"):
-            collector = getattr(self, name)
-            if collector is not None and state[name] is not None:
-                collector.set_state(state[name])
-        saved = dict(state["callbacks"])
-        for callback in self.callbacks:
-            if type(callback).__name__ in saved:
-                callback.set_state(saved[type(callback).__name__])
-        self.logger.set_state(state["logger"])
-        self._restored = state
+        set_trainer_state(self, state)
+        self._saved_at = self._position()
+        self._ready = True
 
 
 def mean_return(stats: CollectStats) -> float:
@@ -362,12 +393,3 @@ def gather_info(trainer: BaseTrainer, *, best_score: float | None = None) -> Inf
     """The run so far, as `trainer.info()`; a given best score takes the tracked one's place."""
     info = trainer.info()
     return info if best_score is None else replace(info, best_score=best_score)
-
-
-def _at_least(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}")
-
-
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")

@@ -80,9 +80,15 @@ def keep_files(trainer: OnpolicyTrainer, folder: RunFolder, num_to_keep: int) ->
 
 
 def save_trainer(trainer: OnpolicyTrainer, path: str | Path) -> Path:
-    """A full checkpoint: policy and all its state in its own folders, the trainer's in `trainer`."""
-    trainer.logger.flush()
-    return write_checkpoint(path, {**trainer.policy.checkpoint_folders(), "trainer": {"state": trainer.get_state()}})
+    """A full checkpoint: policy and all its state in its own folders, the trainer's in `trainer`.
+
+    Records that the logger holds back for its next interval are part of the state, so that saving changes no record.
+    """
+    folders = {**trainer.policy.checkpoint_folders(), "trainer": {"state": trainer.get_state()}}
+    if trainer.bad_batch is not None:
+        folders["bad_batch"] = {"batch": trainer.bad_batch}
+    counters = {name: getattr(trainer, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
+    return write_checkpoint(path, folders, metadata=counters)
 
 
 def restore_trainer(trainer: OnpolicyTrainer, path: str | Path) -> None:

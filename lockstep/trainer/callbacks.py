@@ -127,8 +127,10 @@ class EarlyStop(Callback):
         self._started = time.monotonic()
 
     def on_run_start(self, event: RunStart) -> Stop:
-        """The clock of this process starts."""
+        """The clock of this process starts; a new run (one that is not resumed) counts from zero."""
         self._started = time.monotonic()
+        if event.epoch == event.env_step == 0:
+            self.num_without_best = 0
         return None
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import map_tree
 from lockstep.rollout.collector import Collector
-from lockstep.tracking.statistics import CollectStats, TrainingStats
 from lockstep.trainer.base import BaseTrainer
+from lockstep.trainer.checks import check_whole
 
 
 class OnpolicyTrainer(BaseTrainer):
@@ -38,14 +42,9 @@ class OnpolicyTrainer(BaseTrainer):
                 f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
                 f"{episode_per_collect}"
             )
-        for name, value in (
-            ("step_per_collect", step_per_collect),
-            ("episode_per_collect", episode_per_collect),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is not allowed; it must be at least 1")
-        if repeat_per_collect < 1:
-            raise ValueError(f"repeat_per_collect={repeat_per_collect} is not allowed; it must be at least 1")
+        check_whole("step_per_collect", step_per_collect, 1, optional=True)
+        check_whole("episode_per_collect", episode_per_collect, 1, optional=True)
+        check_whole("repeat_per_collect", repeat_per_collect, 1)
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self.collector = train_collector
         self.repeat_per_collect = repeat_per_collect
@@ -58,12 +57,22 @@ class OnpolicyTrainer(BaseTrainer):
             )
         self.buffer = train_collector.buffer
 
-    def _training_step(self) -> tuple[CollectStats, TrainingStats]:
+    def _training_step(self) -> None:
         """One rollout and one update on it; then the store is empty again, while episodes go on."""
-        stats = self.collector.collect(n_step=self.step_per_collect, n_episode=self.episode_per_collect)
-        self._count_collect(stats)
-        with policy_within_training_step(self.policy):
-            training = self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
-        self.buffer.clear()
-        self._count_update(training)
-        return stats, training
+        try:
+            with policy_within_training_step(self.policy):
+                stats = self.collector.collect(n_step=self.step_per_collect, n_episode=self.episode_per_collect)
+            self._count_collect(stats)
+            with policy_within_training_step(self.policy):
+                training = self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
+            self._count_update(training)
+        except FloatingPointError:
+            self.bad_batch = _copied(self.buffer.trajectories())
+            raise
+        finally:
+            self.buffer.clear()
+
+
+def _copied(trajectories: Trajectories) -> dict[str, Any]:
+    names = ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs")
+    return {name: map_tree(np.array, getattr(trajectories, name)) for name in names}

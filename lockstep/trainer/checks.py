@@ -1,0 +1,57 @@
+"""What a trainer refuses at construction: each message has the parameter's name, its value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.tracking import BaseLogger
+from lockstep.trainer.callbacks import Callback
+
+
+def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
+    """Raises `ValueError` unless `value` is a whole number of at least `least` (or None, where optional)."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        none = ", or None" if optional else ""
+        raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}{none}")
+
+
+def check_functions(functions: dict[str, Any]) -> None:
+    """Raises `ValueError` for one that is neither None nor callable."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
+
+
+def check_observers(logger: Any, callbacks: Sequence[Any]) -> None:
+    """Raises `ValueError` for something that is no logger or no callback."""
+    if logger is not None and not isinstance(logger, BaseLogger):
+        raise ValueError(f"logger={logger!r} is not allowed; it must be a lockstep.tracking.BaseLogger, or None")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")
+
+
+def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, functions: dict[str, Any]) -> None:
+    """Raises `ValueError` for an evaluation that lacks something, or for functions that would never be called."""
+    if test_collector is None:
+        idle = [name for name, function in functions.items() if function is not None]
+        if idle:
+            raise ValueError(f"{idle[0]} is never called without evaluation; give a test_collector, or leave it out")
+        check_whole("episode_per_test", episodes, 1, optional=True)
+        return
+    if episodes is None:
+        raise ValueError("episode_per_test=None is not allowed where there is a test_collector; say how many episodes")
+    check_whole("episode_per_test", episodes, 1)
+    if train_collector is not None and _steps_what(test_collector.env) & _steps_what(train_collector.env):
+        raise ValueError(
+            "test_collector has the environments of train_collector: evaluation would disturb training; give it "
+            "environments of its own"
+        )
+
+
+def _steps_what(boundary: Any) -> set[int]:
+    """Identities of what a boundary steps."""
+    return {id(part) for part in (boundary, getattr(boundary, "env", None), *getattr(boundary, "envs", ())) if part}

@@ -1,0 +1,121 @@
+"""The state of a trainer as plain values: counters, statistics, best score, collectors, callbacks, logger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.tracking.statistics import (
+    CollectStats,
+    EpochStats,
+    InfoStats,
+    SequenceSummaryStats,
+    TimingStats,
+    TrainingStats,
+)
+
+if TYPE_CHECKING:
+    from lockstep.trainer.base import BaseTrainer
+
+COUNTERS = (
+    "env_step",
+    "gradient_step",
+    "env_episode",
+    "test_step",
+    "test_episode",
+    "best_score",
+    "best_epoch",
+)
+
+
+def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
+    """Everything but the policy, which is saved beside it.
+
+    An epoch that was interrupted counts as not begun: its steps are carried into it again, with its statistics.
+    """
+    counters = {name: getattr(trainer, name) for name in COUNTERS}
+    counters["epoch"] = trainer.epoch - trainer.in_epoch
+    counters["carried_steps"] = trainer.epoch_steps if trainer.in_epoch else trainer.carried_steps
+    return {
+        "counters": counters,
+        "seconds": dict(trainer.seconds),
+        "best": None if trainer.best_stats is None else _from_collect(trainer.best_stats),
+        "last_test": None if trainer.last_test is None else _from_collect(trainer.last_test),
+        "collected": _from_collect(trainer.collected),
+        "updates": [_from_training(stats) for stats in trainer.updates],
+        "history": [_from_epoch(stats) for stats in trainer.history],
+        "epoch_end_due": trainer.epoch_end_due,
+        "stop_reason": trainer.stop_reason,
+        "train_collector": None if trainer.train_collector is None else trainer.train_collector.get_state(),
+        "test_collector": None if trainer.test_collector is None else trainer.test_collector.get_state(),
+        "callbacks": [[type(c).__name__, dict(c.get_state())] for c in trainer.callbacks],
+        "logger": trainer.logger.get_state(),
+    }
+
+
+def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
+    """Puts the trainer where `trainer_state` was taken. Callbacks are matched by their class, in order."""
+    for name, value in state["counters"].items():
+        setattr(trainer, name, value)
+    trainer.seconds = dict(state["seconds"])
+    trainer.best_stats = None if state["best"] is None else _to_collect(state["best"])
+    trainer.last_test = None if state["last_test"] is None else _to_collect(state["last_test"])
+    trainer.collected = _to_collect(state["collected"])
+    trainer.updates = [_to_training(stats) for stats in state["updates"]]
+    trainer.history = [_to_epoch(stats) for stats in state["history"]]
+    trainer.epoch_end_due = bool(state["epoch_end_due"])
+    for name in ("train_collector", "test_collector"):
+        collector = getattr(trainer, name)
+        if collector is not None and state[name] is not None:
+            collector.set_state(state[name])
+    saved: dict[str, list[Any]] = {}
+    for name, callback_state in state["callbacks"]:
+        saved.setdefault(name, []).append(callback_state)
+    for callback in trainer.callbacks:
+        waiting = saved.get(type(callback).__name__)
+        if waiting:
+            callback.set_state(waiting.pop(0))
+    trainer.logger.set_state(state["logger"])
+
+
+def _from_collect(stats: CollectStats) -> dict[str, Any]:
+    arrays = {"returns": np.array(stats.returns, np.float64), "lens": np.array(stats.lens, np.int64)}
+    return {**stats.__dict__, **arrays}
+
+
+def _to_collect(state: Mapping[str, Any]) -> CollectStats:
+    return CollectStats(**{**state, "returns": tuple(state["returns"].tolist()), "lens": tuple(state["lens"].tolist())})
+
+
+def _from_training(stats: TrainingStats) -> dict[str, Any]:
+    metrics = {name: asdict(stat) for name, stat in stats.metrics.items()}
+    return {**stats.__dict__, "metrics": metrics, "stage_seconds": dict(stats.stage_seconds)}
+
+
+def _to_training(state: Mapping[str, Any]) -> TrainingStats:
+    metrics = {name: SequenceSummaryStats(**stat) for name, stat in state["metrics"].items()}
+    return TrainingStats(**{**state, "metrics": metrics})
+
+
+def _from_epoch(stats: EpochStats) -> dict[str, Any]:
+    return {
+        "epoch": stats.epoch,
+        "train": None if stats.train_collect_stat is None else _from_collect(stats.train_collect_stat),
+        "test": None if stats.test_collect_stat is None else _from_collect(stats.test_collect_stat),
+        "training": None if stats.training_stat is None else _from_training(stats.training_stat),
+        "info": stats.info_stat.to_dict(),
+    }
+
+
+def _to_epoch(state: Mapping[str, Any]) -> EpochStats:
+    info = dict(state["info"])
+    return EpochStats(
+        state["epoch"],
+        None if state["train"] is None else _to_collect(state["train"]),
+        None if state["test"] is None else _to_collect(state["test"]),
+        None if state["training"] is None else _to_training(state["training"]),
+        InfoStats(**{**info, "timing": TimingStats(**info["timing"])}),
+    )
