@@ -11,6 +11,8 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from gymnasium.spaces import Space
+
 from lockstep.algorithms.build import build_collector, build_learner, build_policy
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import FrameworkSection, LearnersSection, MultiAgentSection, TrainingSection
@@ -18,6 +20,7 @@ from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.spaces import space_from_dict, space_to_dict
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.tracking.config import CheckpointingSection, DebuggingSection, ReportingSection
 
@@ -206,8 +209,13 @@ class AlgorithmConfig:
         """Refuses mistakes within and across sections; every build calls it. Raises `ValueError`."""
         for section in self.sections.values():
             section.validate()
-        if self.seed < 0 or self.framework_device_missing():
+        if self.framework_device_missing():
             raise ValueError(f"framework.device={self.device!r} is not there; torch sees no such device")
+        if self.num_gpus_per_learner and not self.device.startswith("cuda"):
+            raise ValueError(
+                f"learners.num_gpus_per_learner={self.num_gpus_per_learner}, but framework.device={self.device!r}; "
+                "set framework(device='cuda'), or num_gpus_per_learner=0"
+            )
         batch, envs = self.train_batch_size, self.num_envs_per_env_runner
         if batch < envs:
             raise ValueError(
@@ -219,7 +227,10 @@ class AlgorithmConfig:
         """Is the device one that torch cannot see?"""
         import torch
 
-        kind = torch.device(self.device).type
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            return True
         return (kind == "cuda" and not torch.cuda.is_available()) or (
             kind == "mps" and not torch.backends.mps.is_available()
         )
@@ -265,6 +276,8 @@ class AlgorithmConfig:
 def _plain(path: str, value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(path, asdict(value))
+    if isinstance(value, Space):  # before Mapping, which a Dict space is too
+        return {"__space__": space_to_dict(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(f"{path}.{key}", part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -288,5 +301,7 @@ def _revived(value: Any) -> Any:
             for part in name.split("."):
                 found = getattr(found, part)
             return found
+        if set(value) == {"__space__"}:
+            return space_from_dict(value["__space__"])
         return {key: _revived(part) for key, part in value.items()}
     return value

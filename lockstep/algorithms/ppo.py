@@ -55,6 +55,9 @@ class PPOTraining(TrainingSection):
         super().validate()
         require("lambda_", self.lambda_, 0.0 <= self.lambda_ <= 1.0, "between 0 and 1")
         require("vf_loss_coeff", self.vf_loss_coeff, self.vf_loss_coeff >= 0, "at least 0")
+        bound = self.vf_clip_param
+        require("vf_clip_param", bound, bound is None or bound > 0, "above 0, or None")
+        require("kl_target", self.kl_target, self.kl_target > 0, "above 0")
         require("dual_clip", self.dual_clip, self.dual_clip is None or self.dual_clip > 1, "above 1, or None")
         require("target_kl", self.target_kl, self.target_kl is None or self.target_kl > 0, "above 0, or None")
         require("kl_coeff", self.kl_coeff, self.kl_coeff >= 0, "at least 0")
