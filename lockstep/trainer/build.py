@@ -28,8 +28,7 @@ def build_onpolicy_trainer(
     num_envs = config.num_envs_per_env_runner
     fragment = config.rollout_fragment_length or -(-config.train_batch_size // num_envs)
     per_update = fragment * num_envs
-    per_epoch = config.steps_per_epoch or max(per_update, config.total_steps // 10)
-    per_epoch = -(-per_epoch // per_update) * per_update
+    per_epoch = epoch_length(config, per_update)
     evaluate = config.evaluation_interval > 0
     stop_return = config.stop_return
     trainer = OnpolicyTrainer(
@@ -51,6 +50,19 @@ def build_onpolicy_trainer(
     if folder is not None:
         keep_files(trainer, folder, config.num_to_keep)
     return trainer
+
+
+def epoch_length(config: AlgorithmConfig, per_update: int) -> int:
+    """Environment steps in an epoch, a multiple of `per_update`: as configured, or about a tenth of the run.
+
+    Where it can be, the epochs divide the run, so that it ends with the update that reaches `total_steps`.
+    """
+    if config.steps_per_epoch is not None:
+        return int(-(-config.steps_per_epoch // per_update) * per_update)
+    num_updates = -(-config.total_steps // per_update)
+    epochs = [n for n in range(5, 21) if num_updates % n == 0]
+    best = min(epochs, key=lambda n: abs(n - 10)) if epochs else min(10, num_updates)
+    return int(-(-num_updates // best) * per_update)
 
 
 def make_logger(config: AlgorithmConfig, folder: RunFolder, *, resume: bool = False) -> BaseLogger:
