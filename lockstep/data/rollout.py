@@ -83,12 +83,31 @@ class RolloutStore:
         self.valid = grown(self.valid)
         self.valid[old:] = True
 
-    def write_actions(self, t: int, actions: np.ndarray) -> None:
-        """`actions` `[B, ...]` of vector step `t`."""
+    def write_obs(self, t: int, obs: Tree) -> None:
+        """`obs` `[B, ...]` that vector step `t` begins with."""
+        if type(self.obs) is np.ndarray:
+            self.obs[t] = obs
+        else:
+            for target, source in zip(leaves(self.obs), leaves(obs)):
+                target[t] = source
+
+    def write_step(
+        self, t: int, actions: np.ndarray, rewards: np.ndarray, terminateds: np.ndarray, truncateds: np.ndarray
+    ) -> None:
+        """What happened in vector step `t`: `actions` `[B, ...]` as learned from, rewards and flags `[B]`."""
         if self._needs_actions:
             self.actions = np.empty((self.num_steps, *actions.shape), actions.dtype)
             self._needs_actions = False
         self.actions[t] = actions
+        self.rewards[t] = rewards
+        self.terminateds[t] = terminateds
+        self.truncateds[t] = truncateds
+
+    def end(self, size: int, obs: Tree) -> Tree:
+        """`size` vector steps are written, and `obs` follows the last one; returns it from the store's own memory."""
+        self.size = size
+        self.write_obs(size, obs)
+        return _rows(self.obs, size)
 
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
         """Which rows of vector step `t` are transitions that count."""
@@ -279,15 +298,6 @@ def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:
     if space.shape is None or space.dtype is None:
         raise ValueError(f"the space {space} has no fixed shape and cannot be stored in columns")
     return np.empty((*leading, *space.shape), space.dtype)
-
-
-def write_row(store_tree: Tree, t: int, value: Tree) -> None:
-    """`store_tree[t] = value` for every leaf."""
-    if type(store_tree) is np.ndarray:
-        store_tree[t] = value
-        return
-    for target, source in zip(leaves(store_tree), leaves(value)):
-        target[t] = source
 
 
 def _rows(tree: Tree, index: Any) -> Tree:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.connectors import FrameStack
-from lockstep.data.rollout import RolloutStore, write_row
+from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.rollout.checks import check_finite
@@ -240,35 +240,22 @@ class Collector:
 
     def _run(self, num_vector_steps: int, random: bool) -> int:
         """The hot loop: act, step, store."""
-        env, policy, store, counting = self.env, self.policy, self.buffer, self._counting
-        rng = self.streams.numpy("exploration")
+        policy, store, counting, num_envs = self.policy, self.buffer, self._counting, self.num_envs
+        act, to_env, env_step, clock = policy.act, policy.to_env, self.env.step, time.perf_counter
+        returns, lengths, obs = self._returns, self._lengths, self._obs
         noise = None
         if (self.exploration_noise or policy.is_exploring) and not random:
-            noise = policy.draw_noise(rng, (num_vector_steps, self.num_envs))
-        act, to_env, env_step, clock = policy.act, policy.to_env, env.step, time.perf_counter
-        returns, lengths, obs = self._returns, self._lengths, self._obs
+            noise = policy.draw_noise(self.streams.numpy("exploration"), (num_vector_steps, num_envs))
         t = 0
         if store is not None:
             t = store.size
             store.ensure_room(t + num_vector_steps)
             store.weights_seq_no = policy.weights_seq_no
-            store_obs, rewards, terminateds, truncateds = (
-                store.obs,
-                store.rewards,
-                store.terminateds,
-                store.truncateds,
-            )
-            plain = type(store_obs) is np.ndarray
         env_time = act_time = 0.0
         steps = 0
         for k in range(num_vector_steps):
-            if (
-                store is not None
-            ):  # before the step: the environments may write the next observation into the same memory
-                if plain:
-                    store_obs[t] = obs
-                else:
-                    write_row(store_obs, t, obs)
+            if store is not None:  # before the step: environments may write the next observation into this memory
+                store.write_obs(t, obs)
             began = clock()
             actions = self._random_actions() if random else act(obs, None if noise is None else noise[k])
             acted = clock()
@@ -277,10 +264,7 @@ class Collector:
             act_time += acted - began
             valid = step.valid
             if store is not None:
-                store.write_actions(t, actions)
-                rewards[t] = step.rewards
-                terminateds[t] = step.terminateds
-                truncateds[t] = step.truncateds
+                store.write_step(t, actions, step.rewards, step.terminateds, step.truncateds)
                 if valid is not None or counting is not None:
                     store.mark_valid(t, valid, counting)
             if valid is None:
@@ -289,10 +273,8 @@ class Collector:
             else:
                 returns += np.where(valid, step.rewards, 0.0)
                 lengths += valid
-            if counting is not None:
-                steps += int(np.count_nonzero(counting if valid is None else counting & valid))
-            elif valid is not None:
-                steps += int(np.count_nonzero(valid))
+            real = counting if valid is None else valid if counting is None else counting & valid
+            steps += num_envs if real is None else int(np.count_nonzero(real))
             obs = step.obs
             if self.frame_stack is not None or step.any_done:
                 obs = self._after_step(step, t, counting)
@@ -301,15 +283,9 @@ class Collector:
             t += 1
             if counting is not None and step.any_done and not counting.any():
                 break
-        self._obs = obs
         self._env_time += env_time
         self._act_time += act_time
-        if store is not None:
-            store.size = t
-            write_row(store_obs, t, obs)
-            self._obs = map_tree(lambda leaf: leaf[t], store_obs)
-        if counting is None and not env.has_invalid_rows:
-            return num_vector_steps * self.num_envs
+        self._obs = obs if store is None else store.end(t, obs)
         return steps
 
     def _after_step(self, step: StepResult, t: int, counting: np.ndarray | None) -> Any:

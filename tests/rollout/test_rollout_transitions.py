@@ -1,0 +1,298 @@
+"""Collector and store, for every back end and autoreset mode: what is stored is what a single environment gives."""
+
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from lockstep import PPOConfig, RLModuleSpec, RolloutStore
+from lockstep.data.trees import map_tree
+from lockstep.envs import LightSyncVectorEnv, make_vector
+from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.modules import RLModule
+from lockstep.ops import gae
+from lockstep.rollout import Collector
+
+EPISODES = ((1, "terminate"), (3, "truncate"), (2, "both"), (1, "truncate"), (4, "terminate"), (9, "truncate"))
+NUM_ENVS = 4
+COLLECTS = (24, 4, 48, 20)
+MODES = ("NextStep", "SameStep", "Disabled")
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+class Scripted:
+    """Acts by chance; has no network."""
+
+    weights_seq_no = 0
+    is_exploring = True
+
+    def __init__(self, action_space=None):
+        self.space = action_space
+
+    def act(self, obs, noise):
+        return noise
+
+    def draw_noise(self, rng, leading_shape):
+        return rng.integers(0, 4, leading_shape)
+
+    def to_env(self, actions):
+        return actions
+
+    def from_env(self, actions):
+        return actions
+
+    def check_spaces(self, observation_space, action_space):
+        return None
+
+
+def makers(nested=False):
+    return [partial(CountingEnv, EPISODES, offset=row, nested=nested) for row in range(NUM_ENVS)]
+
+
+BACKENDS = {
+    "light": lambda mode: LightSyncVectorEnv(makers()),
+    "sync": lambda mode: SyncVectorEnv(makers(), autoreset_mode=mode),
+    "sync_wrapped": lambda mode: gym.wrappers.vector.RecordEpisodeStatistics(
+        SyncVectorEnv(makers(), autoreset_mode=mode)
+    ),
+    "async": lambda mode: AsyncVectorEnv(makers(), autoreset_mode=mode),
+    "async_pipes": lambda mode: AsyncVectorEnv(makers(), shared_memory=False, autoreset_mode=mode),
+    "native": lambda mode: CountingVectorEnv(NUM_ENVS, EPISODES, mode),
+    "native_plain_final": lambda mode: CountingVectorEnv(NUM_ENVS, EPISODES, mode, plain_final_obs=True),
+}
+CASES = [("light", "SameStep"), ("native_plain_final", "SameStep"), ("async_pipes", "NextStep")]
+CASES += [(name, mode) for name in ("sync", "sync_wrapped", "async", "native") for mode in MODES]
+
+
+def collector_of(env, nested=False, frame_stack=1, **options):
+    boundary = make_vector(env)
+    collector = Collector(Scripted(), boundary, frame_stack=frame_stack, **options)
+    collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, boundary.action_space)
+    return collector
+
+
+def reference(env, actions):
+    """(obs, action, reward, next_obs, terminated, truncated) of the same actions in one environment alone."""
+    rows, (obs, _) = [], env.reset(seed=0)
+    for action in actions:
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        rows.append((obs, action, reward, next_obs, terminated, truncated))
+        obs = env.reset()[0] if terminated or truncated else next_obs
+    return rows
+
+
+def rows_of(episode):
+    data = episode.get_data_dict()
+    names = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
+    return [
+        tuple(map_tree(lambda leaf, t=t: np.array(leaf[t]), data[name]) for name in names) for t in range(len(episode))
+    ]
+
+
+def env_of(episode, store):
+    """The environment of a piece: where its rewards lie in the store."""
+    offset = episode.get_rewards().__array_interface__["data"][0] - store.rewards.__array_interface__["data"][0]
+    return offset // store.rewards.itemsize % store.num_envs
+
+
+def assert_rows(got, expected):
+    assert len(got) == len(expected) > 0
+    for one, other in zip(got, expected):
+        for left, right in zip(one, other):
+            assert_same(left, right)
+
+
+def assert_same(left, right):
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, tuple):
+        for part, other in zip(left, right, strict=True):
+            assert_same(part, other)
+    else:
+        np.testing.assert_array_equal(left, right)
+
+
+def gather_rows(collector, collects=COLLECTS):
+    """Transitions by environment over several collects, and all pieces with their environment."""
+    rows, pieces = [[] for _ in range(NUM_ENVS)], []
+    for n_step in collects:
+        collector.collect(n_step=n_step)
+        for episode in collector.buffer.episodes():
+            b = env_of(episode, collector.buffer)
+            rows[b] += rows_of(episode)
+            pieces.append(
+                (b, episode.id_, episode.t_started, episode.t, map_tree(np.copy, episode.get_observations(0)))
+            )
+        collector.buffer.clear()
+    return rows, pieces
+
+
+@pytest.mark.parametrize("backend, mode", CASES)
+def test_every_stored_transition_equals_the_single_environment(backend, mode):
+    collector = collector_of(BACKENDS[backend](mode))
+    with collector.env:
+        rows, pieces = gather_rows(collector)
+    for b in range(NUM_ENVS):
+        assert sum(row[4] or row[5] for row in rows[b]) >= 5
+        assert_rows(rows[b], reference(CountingEnv(EPISODES, offset=b), [row[1] for row in rows[b]]))
+    # an id for each episode, however many collects it spans, and where in its episode each piece begins
+    names = {(b, int(first[1])): id_ for b, id_, _, _, first in pieces}
+    assert len(set(names.values())) == len(names)
+    for b, id_, t_started, _, first in pieces:
+        assert names[b, int(first[1])] == id_
+        assert t_started == first[0]
+    assert any(t_started > 0 for _, _, t_started, _, _ in pieces)
+
+
+@pytest.mark.parametrize("backend, mode", [("native", "NextStep"), ("async_pipes", "NextStep")])
+def test_rows_that_only_reset_are_no_transitions_and_no_steps(backend, mode):
+    collector = collector_of(BACKENDS[backend](mode))
+    with collector.env:
+        stats = collector.collect(n_step=80)
+    store = collector.buffer
+    if backend == "native":
+        assert collector.env.has_invalid_rows
+        assert stats.n_collected_steps < 80
+    assert stats.n_collected_steps == len(store) == sum(len(episode) for episode in store.episodes())
+    assert store.trajectories().num_rows == len(store) == np.count_nonzero(store.rewards[: store.size] >= 10.0)
+
+
+class ValueIsStep(RLModule):
+    """V(obs) = obs[0], the step of the episode; uniform policy."""
+
+    def setup(self):
+        import torch
+
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def _forward(self, batch):
+        return {"action_dist_inputs": batch["obs"].new_zeros(len(batch["obs"]), 4) + self.weight}
+
+    def forward_train(self, batch):
+        return {**self._forward(batch), "vf_preds": self.compute_values(batch)}
+
+    def compute_values(self, batch):
+        return batch["obs"][:, 0] + 0 * self.weight
+
+
+@pytest.fixture(scope="module")
+def learner():
+    config = PPOConfig().environment(CountingEnv).rl_module(rl_module_spec=RLModuleSpec(module_class=ValueIsStep))
+    config.training(gamma=GAMMA, lambda_=LAMBDA, normalize_advantages=None)
+    return config.build_learner()
+
+
+def advantages_by_hand(piece):
+    """Equations 11 and 12 of the GAE paper on one piece of an episode, from its true next observations."""
+    advantages, following = [], 0.0
+    for obs, _, reward, next_obs, terminated, _ in reversed(piece):
+        next_value = 0.0 if terminated else next_obs[0]
+        following = reward + GAMMA * next_value - obs[0] + GAMMA * LAMBDA * following
+        advantages.append(following)
+    return advantages[::-1]
+
+
+@pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("sync", "NextStep"), ("native", "NextStep")])
+def test_truncation_bootstraps_with_the_true_final_observation_and_termination_does_not(learner, backend, mode):
+    collector = collector_of(BACKENDS[backend](mode))
+    seen = set()
+    with collector.env:
+        for n_step in COLLECTS:
+            collector.collect(n_step=n_step)
+            trajectories = collector.buffer.trajectories()
+            columns = learner.prepare_batch(trajectories, module_id="default_policy")
+            pieces = [rows_of(episode) for episode in collector.buffer.episodes()]
+            expected = {}
+            for piece in pieces:
+                seen.add((bool(piece[-1][4]), bool(piece[-1][5])))
+                for row, advantage in zip(piece, advantages_by_hand(piece), strict=True):
+                    expected.setdefault((tuple(row[0]), int(row[1])), []).append(advantage)
+            got = {}
+            for obs, action, advantage, target in zip(
+                columns["obs"].numpy(), columns["actions"].numpy(), columns["advantages"], columns["value_targets"]
+            ):
+                got.setdefault((tuple(obs), int(action)), []).append(float(advantage))
+                assert float(target) == pytest.approx(float(advantage) + obs[0], rel=1e-5)
+            assert got.keys() == expected.keys()
+            for key in got:
+                np.testing.assert_allclose(sorted(got[key]), sorted(expected[key]), rtol=1e-4)
+            collector.buffer.clear()
+    assert seen >= {(False, False), (True, False), (False, True), (True, True)}
+
+
+def test_the_bootstrap_rows_are_the_cut_ones_with_their_own_next_observation():
+    collector = collector_of(BACKENDS["light"]("SameStep"))
+    collector.collect(n_step=40)
+    data = collector.buffer.trajectories()
+    np.testing.assert_array_equal(np.sort(data.bootstrap_index), np.flatnonzero(data.cuts))
+    obs = data.flat_obs()[data.bootstrap_index]
+    np.testing.assert_array_equal(data.bootstrap_obs, obs + [1.0, 0.0])  # one step further in the same episode
+    assert not (data.cuts & data.terminateds).any()
+    next_values = np.empty(data.shape)
+    next_values[:-1], next_values[-1] = data.obs[1:, :, 0], np.nan
+    next_values.reshape(-1)[data.bootstrap_index] = data.bootstrap_obs[:, 0]
+    advantages, _ = gae(
+        data.rewards.astype(float),
+        data.obs[:, :, 0].astype(float),
+        np.nan_to_num(next_values),
+        data.terminateds,
+        data.cuts,
+        gamma=0.5,
+        lambda_=0.0,
+    )
+    td = data.rewards + 0.5 * np.where(data.terminateds, 0.0, data.obs[:, :, 0] + 1.0) - data.obs[:, :, 0]
+    np.testing.assert_allclose(advantages, td, rtol=1e-6)
+
+
+@pytest.mark.parametrize("vector", [None, SyncVectorEnv])
+def test_nested_observations_are_stored_leaf_by_leaf(vector):
+    env = LightSyncVectorEnv(makers(True)) if vector is None else vector(makers(True), autoreset_mode="NextStep")
+    collector = collector_of(env)
+    with collector.env:
+        rows, _ = gather_rows(collector)
+    for b in range(NUM_ENVS):
+        env = CountingEnv(EPISODES, offset=b, nested=True)
+        assert_rows(rows[b], reference(env, [row[1] for row in rows[b]]))
+
+
+@pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("native", "NextStep"), ("sync", "Disabled")])
+def test_frame_stacks_reach_over_no_episode_and_the_final_stack_is_the_true_one(backend, mode):
+    collector = collector_of(BACKENDS[backend](mode), frame_stack=3)
+    with collector.env:
+        rows, _ = gather_rows(collector)
+    for b in range(NUM_ENVS):
+        expected = []
+        for obs, action, reward, next_obs, terminated, truncated in reference(
+            CountingEnv(EPISODES, offset=b), [row[1] for row in rows[b]]
+        ):
+            stack = [[max(0.0, obs[0] - back), obs[1]] for back in (2, 1, 0)]
+            following = [[max(0.0, next_obs[0] - back), next_obs[1]] for back in (2, 1, 0)]
+            expected.append((stack, action, reward, following, terminated, truncated))
+        assert_rows(rows[b], expected)
+
+
+def test_envpool_transitions_follow_the_equations_of_the_pole():
+    pytest.importorskip("envpool")
+    boundary = make_vector("CartPole-v1", num_envs=4, mode="envpool")
+    collector = Collector(Scripted(), boundary)
+    collector.policy.draw_noise = lambda rng, shape: rng.integers(0, 2, shape)
+    collector.buffer = RolloutStore(64, 4, boundary.observation_space, boundary.action_space)
+    with boundary:
+        stats = collector.collect(n_step=400)
+    single = gym.make("CartPole-v1").unwrapped
+    single.reset(seed=0)
+    episodes = list(collector.buffer.episodes())
+    assert sum(len(episode) for episode in episodes) == stats.n_collected_steps < 400
+    assert sum(episode.is_terminated for episode in episodes) == stats.n_collected_episodes > 8
+    for episode in episodes:
+        for obs, action, reward, next_obs, terminated, _ in rows_of(episode):
+            single.state = tuple(np.asarray(obs, np.float64))
+            single.steps_beyond_terminated = None
+            expected, _, ended, _, _ = single.step(int(action))
+            np.testing.assert_allclose(next_obs, expected, atol=1e-4)
+            assert (reward, bool(terminated)) == (1.0, ended)
+    assert sorted(stats.lens) == sorted(e.t for e in episodes if e.is_done)
