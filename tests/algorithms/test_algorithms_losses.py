@@ -1,0 +1,305 @@
+"""Losses of PPO and A2C and their gradients against an independent computation in plain torch."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import tensor
+from torch.distributions import Categorical, Normal, kl_divergence
+
+from lockstep import A2CConfig, PPOConfig, SampleBatch
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.trajectories import trajectories_from_episodes
+
+MODULE = "default_policy"
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+THREE = spaces.Discrete(3)
+F64 = torch.float64
+
+# Written out: probabilities of three actions, old probabilities of the action taken, values, advantages. The ratios
+# are 1.25 (above the clip), 0.5 (below it), 3.0 (far above, with a negative advantage) and 1.0.
+PROBABILITIES = tensor([[0.50, 0.25, 0.25], [0.40, 0.20, 0.40], [0.30, 0.60, 0.10], [0.25, 0.25, 0.50]], dtype=F64)
+ACTIONS = tensor([0, 1, 1, 2])
+OLD_PROBABILITY = tensor([0.40, 0.40, 0.20, 0.50], dtype=F64)
+ADVANTAGES = tensor([2.0, -1.0, -3.0, 0.5], dtype=F64)
+VALUES = tensor([1.0, -0.5, 3.0, 0.25], dtype=F64)
+OLD_VALUES = tensor([0.0, -0.4, 0.5, 0.25], dtype=F64)
+TARGETS = tensor([2.0, 0.5, 0.0, 1.25], dtype=F64)
+OLD_INPUTS = tensor([[0.3, -0.1, 0.2], [1.0, 0.0, -1.0], [0.0, 2.0, 0.1], [0.5, 0.5, 0.5]], dtype=F64)
+
+
+def learner_for(config, action_space=THREE, **training):
+    config = config.environment(observation_space=BOX, action_space=action_space).framework(dtype="float64")
+    return config.training(**training).rl_module(model_config={"hiddens": (4,)}).build_learner()
+
+
+def loss_and_gradients(learner, inputs, values, batch):
+    """The learner's loss for given network outputs, and its gradients with respect to both."""
+    inputs, values = inputs.clone().requires_grad_(), values.clone().requires_grad_()
+    fwd_out = {"action_dist_inputs": inputs, "vf_preds": values}
+    loss = learner.compute_loss_for_module(
+        module_id=MODULE, config=learner.config_of(MODULE), batch=batch, fwd_out=fwd_out
+    )
+    return loss.detach(), torch.autograd.grad(loss, (inputs, values))
+
+
+def ppo_reference(inputs, values, batch, *, clip=0.2, vf_clip=None, vf_coeff=0.5, entropy_coeff=0.0, dual=None,
+                  kl_coeff=0.0, normalize=True):  # fmt: skip
+    """PPO's loss row by row in Python, from the definitions in the papers."""
+    inputs, values = inputs.clone().requires_grad_(), values.clone().requires_grad_()
+    advantages = batch["advantages"]
+    if normalize:
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    total = torch.zeros((), dtype=F64)
+    for row in range(len(values)):
+        dist, advantage = Categorical(logits=inputs[row]), advantages[row]
+        ratio = (dist.log_prob(batch["actions"][row]) - batch["action_logp"][row]).exp()
+        clipped = torch.clamp(ratio, 1 - clip, 1 + clip)
+        surrogate = min(ratio * advantage, clipped * advantage)
+        if dual is not None and advantage < 0:
+            surrogate = max(surrogate, dual * advantage)
+        error = (values[row] - batch["value_targets"][row]) ** 2
+        if vf_clip is not None:
+            old = batch["vf_preds"][row]
+            moved = old + torch.clamp(values[row] - old, -vf_clip, vf_clip)
+            error = max(error, (moved - batch["value_targets"][row]) ** 2)
+        total = total - surrogate + vf_coeff * 0.5 * error - entropy_coeff * dist.entropy()
+        if kl_coeff:
+            old_dist = Categorical(logits=batch["action_dist_inputs"][row])
+            total = total + kl_coeff * kl_divergence(old_dist, dist)
+    loss = total / len(values)
+    return loss.detach(), torch.autograd.grad(loss, (inputs, values))
+
+
+def written_out_batch():
+    return {
+        "actions": ACTIONS,
+        "action_logp": OLD_PROBABILITY.log(),
+        "advantages": ADVANTAGES,
+        "value_targets": TARGETS,
+        "vf_preds": OLD_VALUES,
+        "action_dist_inputs": OLD_INPUTS,
+    }
+
+
+@pytest.mark.parametrize(
+    "training, reference",
+    [
+        ({}, {}),
+        ({"normalize_advantages": None}, {"normalize": False}),
+        ({"normalize_advantages": "batch"}, {"normalize": False}),  # done before the minibatches are cut
+        ({"clip_param": 0.6, "vf_loss_coeff": 2.0}, {"clip": 0.6, "vf_coeff": 2.0}),
+        ({"vf_clip_param": 0.3}, {"vf_clip": 0.3}),
+        ({"entropy_coeff": 0.25}, {"entropy_coeff": 0.25}),
+        ({"dual_clip": 1.5, "normalize_advantages": None}, {"dual": 1.5, "normalize": False}),
+        ({"kl_coeff": 0.7}, {"kl_coeff": 0.7}),
+        (
+            {"dual_clip": 1.5, "vf_clip_param": 0.3, "entropy_coeff": 0.1, "kl_coeff": 0.2},
+            {"dual": 1.5, "vf_clip": 0.3, "entropy_coeff": 0.1, "kl_coeff": 0.2},
+        ),
+    ],
+)
+def test_ppo_loss_and_its_gradients_equal_a_plain_torch_computation(training, reference):
+    learner = learner_for(PPOConfig(), **training)
+    inputs = PROBABILITIES.log()
+    loss, gradients = loss_and_gradients(learner, inputs, VALUES, written_out_batch())
+    expected, expected_gradients = ppo_reference(inputs, VALUES, written_out_batch(), **reference)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=1e-12)
+
+
+def test_ppo_terms_equal_numbers_worked_out_by_hand():
+    learner = learner_for(PPOConfig(), normalize_advantages=None, grad_clip=None)
+    loss, _ = loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
+    logged = {name: float(values[-1][0]) for (_, name), values in learner.metrics.items()}
+    # ratios 1.25, 0.5, 3, 1 with clip 0.2: min(2.5, 2.4), min(-0.5, -0.8), min(-9, -3.6), 0.5
+    assert logged["policy_loss"] == pytest.approx(-(2.4 - 0.8 - 9.0 + 0.5) / 4)
+    # 0.5 * (1, 1, 9, 1)
+    assert logged["vf_loss"] == pytest.approx(1.5)
+    # k3 = ratio - 1 - log ratio
+    kls = [ratio - 1 - math.log(ratio) for ratio in (1.25, 0.5, 3.0, 1.0)]
+    assert logged["mean_kl_loss"] == pytest.approx(sum(kls) / 4)
+    entropies = [-sum(p * math.log(p) for p in row) for row in PROBABILITIES.tolist()]
+    assert logged["entropy"] == pytest.approx(sum(entropies) / 4)
+    assert float(loss) == pytest.approx(logged["policy_loss"] + 0.5 * 1.5)
+
+
+def test_ppo_gradient_vanishes_exactly_where_the_clip_holds():
+    learner = learner_for(PPOConfig(), normalize_advantages=None)
+    _, (inputs_gradient, _) = loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
+    # ratio 1.25 with A > 0 and 0.5 with A < 0 are clipped; 3.0 with A < 0 and 1.0 are not
+    assert inputs_gradient.abs().sum(1).gt(0).tolist() == [False, False, True, True]
+
+
+def test_kl_penalty_logs_the_exact_divergence_and_is_weighted_by_its_coefficient():
+    learner = learner_for(PPOConfig(), kl_coeff=0.7)
+    loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
+    logged = {name: float(values[-1][0]) for (_, name), values in learner.metrics.items()}
+    exact = kl_divergence(Categorical(logits=OLD_INPUTS), Categorical(probs=PROBABILITIES)).mean()
+    assert logged["mean_kl_loss"] == pytest.approx(float(exact))
+
+
+def test_ppo_masked_rows_count_nowhere():
+    learner = learner_for(PPOConfig(), entropy_coeff=0.25)
+    full = written_out_batch()
+    kept = {name: column[:3] for name, column in full.items()}
+    expected, (expected_inputs, _) = loss_and_gradients(learner, PROBABILITIES[:3].log(), VALUES[:3], kept)
+    masked = {**full, "loss_mask": tensor([True, True, True, False])}
+    loss, (inputs, values) = loss_and_gradients(learner, PROBABILITIES.log(), VALUES, masked)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(inputs[:3], expected_inputs)
+    assert inputs[3].abs().sum() == 0
+    assert values[3] == 0
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a2c_loss_and_its_gradients_equal_a_plain_torch_computation(normalize):
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    learner = learner_for(A2CConfig(), box, vf_loss_coeff=0.7, entropy_coeff=0.2, normalize_advantages=normalize)
+    rng = torch.Generator().manual_seed(1)
+    inputs = torch.randn(4, 4, dtype=F64, generator=rng)
+    actions = torch.randn(4, 2, dtype=F64, generator=rng)
+    batch = {"actions": actions, "advantages": ADVANTAGES, "value_targets": TARGETS}
+    loss, gradients = loss_and_gradients(learner, inputs, VALUES, batch)
+
+    leaves = inputs.clone().requires_grad_(), VALUES.clone().requires_grad_()
+    mean, log_std = leaves[0][:, :2], leaves[0][:, 2:]
+    dist = Normal(mean, log_std.exp())
+    advantages = ADVANTAGES
+    if normalize:
+        advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+    policy_loss = -(dist.log_prob(actions).sum(1) * advantages).mean()
+    vf_loss = 0.5 * ((leaves[1] - TARGETS) ** 2).mean()
+    expected = policy_loss + 0.7 * vf_loss - 0.2 * dist.entropy().sum(1).mean()
+    torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, leaves), rtol=0, atol=1e-7)
+    logged = {name: float(values[-1][0]) for (_, name), values in learner.metrics.items()}
+    assert logged["policy_loss"] == pytest.approx(policy_loss.item(), abs=1e-7)
+    assert logged["vf_loss"] == pytest.approx(vf_loss.item())
+
+
+# -- what a rollout becomes ---
+
+
+def some_episodes(seed=0):
+    """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps."""
+    rng = np.random.default_rng(seed)
+    return [
+        SingleAgentEpisode(
+            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
+            actions=rng.integers(3, size=length),
+            rewards=rng.normal(size=length).astype(np.float32),
+            terminated=end == "terminated",
+            truncated=end == "truncated",
+        )
+        for length, end in ((3, "terminated"), (3, "open"), (4, "truncated"), (2, "open"))
+    ]
+
+
+def advantages_by_hand(learner, episodes, gamma, lambda_):
+    """GAE in plain Python: a terminated end is worth nothing, any other one the value of its last observation."""
+    module = learner.module[MODULE]
+    advantages, targets = [], []
+    for episode in episodes:
+        with torch.no_grad():
+            obs = torch.as_tensor(np.asarray(episode.get_observations()), dtype=F64)
+            values = module.compute_values({"obs": obs}).tolist()
+        if episode.is_terminated:
+            values[-1] = 0.0
+        running, own = 0.0, []
+        for t in reversed(range(len(episode))):
+            delta = float(episode.get_rewards(t)) + gamma * values[t + 1] - values[t]
+            running = delta + gamma * lambda_ * running
+            own.insert(0, running)
+        advantages += own
+        targets += [advantage + value for advantage, value in zip(own, values)]
+    return advantages, targets
+
+
+@pytest.mark.parametrize("config, lambda_", [(PPOConfig(), 0.8), (A2CConfig(), 1.0)])
+def test_truncated_ends_bootstrap_from_their_own_last_observation_and_terminated_ends_do_not(config, lambda_):
+    learner, episodes = learner_for(config, gamma=0.9, lambda_=lambda_), some_episodes()
+    columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
+    advantages, targets = advantages_by_hand(learner, episodes, 0.9, lambda_)
+    np.testing.assert_allclose(columns["advantages"].numpy(), advantages, atol=1e-6)
+    np.testing.assert_allclose(columns["value_targets"].numpy(), targets, atol=1e-6)
+
+
+def test_advantages_are_normalised_over_the_whole_batch_where_that_is_asked():
+    plain, whole = (
+        learner_for(PPOConfig(), normalize_advantages=option).prepare_batch(
+            trajectories_from_episodes(some_episodes()), module_id=MODULE
+        )["advantages"]
+        for option in (None, "batch")
+    )
+    torch.testing.assert_close(whole, (plain - plain.mean()) / plain.std(correction=0))
+
+
+def test_old_log_probabilities_are_those_of_the_weights_that_acted():
+    learner, episodes = learner_for(PPOConfig()), some_episodes()
+    columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
+    with torch.no_grad():
+        inputs = learner.module[MODULE].forward_train({"obs": columns["obs"]})["action_dist_inputs"]
+    expected = torch.log_softmax(inputs, -1)[torch.arange(12), columns["actions"]]
+    torch.testing.assert_close(columns["action_logp"], expected)
+
+
+# -- coefficients and stops ---
+
+
+def train_on(learner, num_epochs, minibatch_size=4, timesteps=None):
+    return learner.update_from_episodes(
+        some_episodes(), num_epochs=num_epochs, minibatch_size=minibatch_size, timesteps=timesteps
+    )
+
+
+def test_kl_stop_ends_the_passes_after_the_pass_that_went_too_far():
+    options = {"lr": 0.05, "grad_clip": None}
+    free = learner_for(PPOConfig(), **options)
+    train_on(free, 6)
+    kls = free.last_series[MODULE, "mean_kl_loss"]
+    means = [sum(kls[3 * i : 3 * i + 3]) / 3 for i in range(6)]
+    assert all(earlier < later for earlier, later in pairwise(means[:3]))
+    stopped = learner_for(PPOConfig(), target_kl=(means[1] + means[2]) / 2, **options)
+    results = train_on(stopped, 6)["__all_modules__"]
+    assert (results["num_passes"], results["num_minibatches"]) == (3, 9)
+    assert results["num_env_steps_trained"] == 36
+    assert stopped.last_series[MODULE, "mean_kl_loss"] == pytest.approx(kls[:9])
+
+
+@pytest.mark.parametrize("lr, factor", [(0.05, 2.0), (1e-5, 0.5)])
+def test_kl_penalty_doubles_above_its_target_and_halves_below_it(lr, factor):
+    learner = learner_for(PPOConfig(), lr=lr, kl_coeff=0.3, kl_target=0.001, grad_clip=None)
+    train_on(learner, 4)
+    assert float(learner.registered[f"{MODULE}/kl_coeff"]) == pytest.approx(0.3 * factor)
+    train_on(learner, 4)
+    assert float(learner.registered[f"{MODULE}/kl_coeff"]) == pytest.approx(0.3 * factor**2)
+
+
+def test_kl_penalty_stays_within_its_band():
+    probe = learner_for(PPOConfig(), lr=0.01, kl_coeff=0.3, grad_clip=None)
+    train_on(probe, 1)
+    reached = float(np.mean(probe.last_series[MODULE, "mean_kl_loss"]))
+    learner = learner_for(PPOConfig(), lr=0.01, kl_coeff=0.3, kl_target=reached, grad_clip=None)
+    train_on(learner, 1)
+    assert float(learner.registered[f"{MODULE}/kl_coeff"]) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("config", [PPOConfig(), A2CConfig()])
+def test_entropy_schedule_weighs_the_bonus_with_its_value_at_t(config):
+    learner = learner_for(config, entropy_coeff=[[0, 0.5], [100, 0.1]], vf_loss_coeff=0.0)
+    for step, coefficient in ((0, 0.5), (50, 0.3), (200, 0.1)):
+        results = train_on(learner, 1, minibatch_size=None, timesteps={"num_env_steps_sampled_lifetime": step})[MODULE]
+        assert results["total_loss"] == pytest.approx(results["policy_loss"] - coefficient * results["entropy"])
+
+
+def test_batch_needs_the_columns_of_the_loss():
+    learner = learner_for(PPOConfig())
+    batch = SampleBatch(obs=np.zeros((4, 3), np.float32), actions=np.zeros(4, np.int64))
+    with pytest.raises(KeyError) as refused:
+        learner.update_from_batch(batch)
+    for word in (MODULE, "action_logp", "advantages", "value_targets", "PPOLearner.compute_loss_for_module"):
+        assert word in str(refused.value)
