@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 
+_KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple")
+
+
 def describe_space(space: Any) -> dict[str, Any] | None:
     """A dict for Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple spaces; None for None.
 
@@ -15,7 +18,7 @@ def describe_space(space: Any) -> dict[str, Any] | None:
     """
     if space is None:
         return None
-    kind = type(space).__name__
+    kind = next((base.__name__ for base in type(space).__mro__ if base.__name__ in _KINDS), "")
     if kind == "Box":
         return {"type": kind, "low": space.low.copy(), "high": space.high.copy(), "dtype": str(space.dtype)}
     if kind == "Discrete":
