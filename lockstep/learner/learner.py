@@ -305,13 +305,15 @@ class Learner:
 
     def compute_losses(self, *, fwd_out: dict[str, Any], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
         """`{module_id: 0-d loss}` over the modules present."""
-        losses = {}
+        losses, rows_in_all = {}, self._rows
         for module_id, part in batch.items():
+            self._rows = num_rows_of(next(iter(part.values())))  # what it logs is weighted by its own rows
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=self.config_of(module_id), batch=part, fwd_out=fwd_out[module_id]
             )
             self.log(module_id, total_loss=loss)
             losses[module_id] = loss
+        self._rows = rows_in_all
         return losses
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:

@@ -1,0 +1,110 @@
+"""Small real learners, batches and episodes for the tests of this folder."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from lockstep import PPOConfig, SampleBatch
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.learner.config import FrameworkSection, TrainingSection
+from lockstep.learner.learner import Learner
+from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModuleSpec
+from lockstep.state.streams import RandomStreams
+
+MODULE = "default_policy"
+ALL = "__all_modules__"
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+THREE = spaces.Discrete(3)
+
+
+class ValueLearner(Learner):
+    """Regression of values on targets: the smallest loss that trains something."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        return self.masked_mean((fwd_out["vf_preds"] - batch["value_targets"]).square(), batch)
+
+    def required_columns(self):
+        return ("obs", "value_targets")
+
+
+def spec(hiddens=(4,), observation_space=BOX):
+    return RLModuleSpec(DefaultActorCriticModule, observation_space, THREE, model_config=ModelConfig(hiddens=hiddens))
+
+
+def value_learner(cls=ValueLearner, *, modules=(MODULE,), dtype="float64", build=True, seed=0, **options):
+    """A learner of one or several small modules, whose training options are the rest of `options`."""
+    more = {name: options.pop(name) for name in ("policies_to_train", "module_configs") if name in options}
+    streams = RandomStreams(seed)
+    built = MultiRLModuleSpec({name: spec() for name in modules}).build(
+        seeds={name: streams.seed(name) for name in modules}
+    )
+    learner = cls(
+        config=TrainingSection(**options),
+        module_spec=built,
+        framework=FrameworkSection(dtype=dtype),
+        streams=streams,
+        **more,
+    )
+    return learner.build() if build else learner
+
+
+def value_batch(rows=10, seed=0):
+    rng = np.random.default_rng(seed)
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        value_targets=rng.normal(size=rows).astype(np.float32),
+    )
+
+
+def ppo_config(**training):
+    training = {"train_batch_size": 64, "minibatch_size": 8, "num_epochs": 1, **training}
+    return (
+        PPOConfig()
+        .environment(observation_space=BOX, action_space=THREE)
+        .framework(dtype="float64")
+        .rl_module(model_config={"hiddens": (4,)})
+        .training(**training)
+    )
+
+
+def ppo_batch(rows=24, seed=0):
+    """Columns as PPO's loss reads them."""
+    rng = np.random.default_rng(seed)
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        actions=rng.integers(3, size=rows),
+        action_logp=np.log(rng.uniform(0.2, 0.6, size=rows)),
+        advantages=rng.normal(size=rows),
+        value_targets=rng.normal(size=rows),
+    )
+
+
+def episodes(lengths=(3, 5, 4), ends=("terminated", "truncated", "open"), seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        SingleAgentEpisode(
+            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
+            actions=rng.integers(3, size=length),
+            rewards=rng.normal(size=length).astype(np.float32),
+            terminated=end == "terminated",
+            truncated=end == "truncated",
+        )
+        for length, end in zip(lengths, ends)
+    ]
+
+
+def parameters(learner):
+    """A copy of all parameters, by name."""
+    return {name: param.detach().clone() for name, param in learner.module.named_parameters()}
+
+
+def assert_same(first, second):
+    """Equal to the last bit."""
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def differs(first, second):
+    """Names of the parameters that differ."""
+    return [name for name, value in first.items() if not torch.equal(value, second[name])]
