@@ -29,6 +29,7 @@ def clip_gradients_(tensors: Sequence[Tensor], limit: float, by: GradClipBy, nor
         for tensor in tensors:
             tensor.mul_((limit / (torch.linalg.vector_norm(tensor) + 1e-6)).clamp(max=1.0))
     else:
-        scale = (limit / (norm + 1e-6)).clamp_(max=1.0)
+        # A norm that is NaN scales nothing, so that the sound tensors stay sound and the bad one can be named.
+        scale = (limit / (norm + 1e-6)).clamp_(max=1.0).nan_to_num_(nan=1.0)
         for tensor in tensors:
             tensor.mul_(scale)

@@ -1,0 +1,332 @@
+"""Flat parameters, registered optimizers, clipping, gradients that are not finite."""
+
+import pytest
+import torch
+from learner_parts import ALL, MODULE, ValueLearner, assert_same, differs, parameters, spec, value_batch, value_learner
+from torch import nn
+
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.learner.config import TrainingSection
+from lockstep.modules import MultiRLModule
+
+NAN = float("nan")
+
+
+def value_part(learner):
+    module = learner.module[MODULE]
+    return [*module.value_encoder.parameters(), *module.value_head.parameters()]
+
+
+def policy_part(learner):
+    module = learner.module[MODULE]
+    return [*module.encoder.parameters(), *module.policy_head.parameters()]
+
+
+# -- flat parameters ---
+
+
+def test_parameters_and_gradients_are_views_of_one_flat_tensor_each():
+    learner = value_learner()
+    learner.update_from_batch(value_batch())
+    params = list(learner.module.parameters())
+    assert len({param.untyped_storage().data_ptr() for param in params}) == 1
+    assert len({param.grad.untyped_storage().data_ptr() for param in params}) == 1
+    flat = learner.get_optimizer(MODULE).param_groups[0]["params"]
+    assert [tuple(tensor.shape) for tensor in flat] == [(sum(param.numel() for param in params),)]
+    torch.testing.assert_close(flat[0].detach(), torch.cat([param.detach().reshape(-1) for param in params]))
+    with torch.no_grad():
+        params[0].fill_(7.0)
+    assert flat[0][: params[0].numel()].eq(7.0).all()
+
+
+def test_values_and_shapes_survive_becoming_views():
+    module = spec().build(seed=3)
+    before = {name: tensor.clone().double() for name, tensor in module.state_dict().items()}
+    learner = ValueLearner(config=TrainingSection(), module_spec=module, framework=value_learner().framework).build()
+    assert_same(dict(learner.module[MODULE].state_dict()), before)
+
+
+def test_gradients_set_to_none_by_the_user_are_bound_again():
+    learner, other = value_learner(), value_learner()
+    for each in (learner, other):
+        each.update_from_batch(value_batch())
+    for param in learner.module.parameters():
+        param.grad = None
+    for each in (learner, other):
+        each.update_from_batch(value_batch(seed=1))
+    assert_same(parameters(learner), parameters(other))
+
+
+def test_frozen_encoder_stays_as_it_is_and_the_rest_learns():
+    module = spec().build(seed=3)
+    module.value_encoder.requires_grad_(False)
+    learner = ValueLearner(config=TrainingSection(), module_spec=module).build()
+    before = parameters(learner)
+    results = learner.update_from_batch(value_batch())
+    changed = differs(before, parameters(learner))
+    assert changed == [f"rl_modules.{MODULE}.value_head.weight", f"rl_modules.{MODULE}.value_head.bias"]
+    frozen = sum(param.numel() for param in module.value_encoder.parameters())
+    everything = sum(param.numel() for param in module.parameters())
+    assert results[MODULE]["num_trainable_parameters"] == everything - frozen
+
+
+# -- optimizers of one's own ---
+
+
+class TwoOptimizers(ValueLearner):
+    """SGD with momentum for the value network, the default kind for the policy's."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        self.register_optimizer(
+            module_id=module_id,
+            optimizer_name="value",
+            optimizer=torch.optim.SGD(value_part(self), lr=0.5, momentum=0.9),
+            params=value_part(self),
+            lr_or_lr_schedule=[[0, 0.1], [100, 0.05]],
+        )
+        self.register_optimizer(
+            module_id=module_id,
+            optimizer_name="policy",
+            optimizer=torch.optim.Adam(policy_part(self), lr=config.lr),
+            params=policy_part(self),
+        )
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
+
+
+def test_second_optimizer_for_the_value_network_steps_as_plain_torch_would():
+    learner = value_learner(TwoOptimizers, lr=0.01)
+    copy = spec().build().double()
+    copy.load_state_dict(learner.module[MODULE].state_dict())
+    plain = [
+        torch.optim.SGD([*copy.value_encoder.parameters(), *copy.value_head.parameters()], lr=0.1, momentum=0.9),
+        torch.optim.Adam([*copy.encoder.parameters(), *copy.policy_head.parameters()], lr=0.01),
+    ]
+    for seed in range(4):
+        batch = value_batch(seed=seed)
+        learner.update_from_batch(batch)
+        out = copy.forward_train({"obs": torch.from_numpy(batch["obs"]).double()})
+        loss = (out["vf_preds"] - torch.from_numpy(batch["value_targets"])).square().mean()
+        loss = loss + out["action_dist_inputs"].square().sum(-1).mean()
+        copy.zero_grad()
+        loss.backward()
+        for optimizer in plain:
+            optimizer.step()
+    for (name, own), other in zip(learner.module[MODULE].named_parameters(), copy.parameters()):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-12, msg=name)
+
+
+def test_each_optimizer_has_its_own_schedule_and_results():
+    learner = value_learner(TwoOptimizers, lr=0.01)
+    results = learner.update_from_batch(value_batch(), timesteps={"num_env_steps_sampled_lifetime": 50})[MODULE]
+    assert results["value_learning_rate"] == pytest.approx(0.075)
+    assert results["policy_learning_rate"] == 0.01
+    assert results["value_learning_rate"] != results["policy_learning_rate"]
+    assert results["gradients_value_global_norm"] > 0
+    assert results["gradients_policy_global_norm"] > 0
+
+
+def test_optimizers_are_found_by_name_and_unknown_ones_raise_with_what_exists():
+    learner = value_learner(TwoOptimizers)
+    assert isinstance(learner.get_optimizer(MODULE, "value"), torch.optim.SGD)
+    names = [name for name, _ in learner.get_optimizers_for_module(MODULE)]
+    assert names == ["value", "policy"]
+    assert learner.get_optimizers_for_module("nobody") == []
+    with pytest.raises(KeyError, match=r"no optimizer 'critic'.*default_policy.value, default_policy.policy"):
+        learner.get_optimizer(MODULE, "critic")
+
+
+def test_second_registration_of_a_name_or_of_a_parameter_is_refused():
+    learner = value_learner()
+    extra = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="optimizer 'default_optimizer' of module 'default_policy' is already"):
+        learner.register_optimizer(module_id=MODULE, optimizer=torch.optim.Adam([extra]), params=[extra])
+    taken = value_part(learner)
+    with pytest.raises(ValueError, match=r"already belongs to optimizer 'default_policy\.default_optimizer'"):
+        learner.register_optimizer(optimizer_name="again", optimizer=torch.optim.Adam(taken), params=taken)
+    assert [entry.key for entry in learner.optimizers] == [f"{MODULE}.default_optimizer"]
+
+
+def test_optimizer_over_other_parameters_than_those_given_is_refused():
+    learner, params = value_learner(), [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
+    with pytest.raises(ValueError, match="holds 2 parameters, params lists 1"):
+        learner.register_optimizer(optimizer_name="b", optimizer=torch.optim.Adam(params), params=params[:1])
+    with pytest.raises(ValueError, match="at least one parameter"):
+        value_learner().optimizers.register(MODULE, "none", torch.optim.Adam, [], 0.1)
+
+
+class SharedOptimizer(ValueLearner):
+    """One optimizer over all modules."""
+
+    def configure_optimizers(self):
+        params = [param for module in self.module.values() for param in module.parameters()]
+        self.register_optimizer(optimizer=torch.optim.SGD(params, lr=0.1), params=params)
+
+
+def test_clipping_holds_for_an_optimizer_of_all_modules_too():
+    learner = value_learner(SharedOptimizer, modules=("a", "b"), grad_clip=0.01)
+    before = parameters(learner)
+    results = learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10))
+    moved = torch.cat([(before[name] - tensor).reshape(-1) for name, tensor in parameters(learner).items()])
+    assert float(moved.norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+    assert results[ALL]["gradients_default_optimizer_global_norm"] > 0.01
+
+
+# -- clipping ---
+
+
+class GradientLearner(ValueLearner):
+    """Keeps the gradients before and after they are postprocessed."""
+
+    def postprocess_gradients(self, gradients):
+        self.raw = {param: gradient.clone() for param, gradient in gradients.items()}
+        self.clipped = super().postprocess_gradients(gradients)
+        return self.clipped
+
+
+@pytest.mark.parametrize("by", ["value", "norm", "global_norm"])
+def test_clipping_by_value_norm_and_global_norm(by):
+    limit = 0.05
+    learner = value_learner(GradientLearner, grad_clip=limit, grad_clip_by=by)
+    learner.update_from_batch(value_batch())
+    params = list(learner.module.parameters())
+    total = torch.cat([learner.raw[param].reshape(-1) for param in params]).norm()
+    assert total > limit
+    assert set(learner.clipped) == set(params)
+    for param in params:
+        raw = learner.raw[param]
+        expected = {
+            "value": raw.clamp(-limit, limit),
+            "norm": raw * min(1.0, limit / (float(raw.norm()) + 1e-6)),
+            "global_norm": raw * (limit / (float(total) + 1e-6)),
+        }[by]
+        torch.testing.assert_close(learner.clipped[param], expected)
+    large = max(params, key=lambda param: learner.raw[param].abs().max())
+    assert differs({"": learner.raw[large]}, {"": learner.clipped[large]}) == [""]
+
+
+@pytest.mark.parametrize(
+    "options", [{"grad_clip": None}, {"grad_clip": 1e6}, {"grad_clip": 1e6, "grad_clip_by": "norm"}]
+)
+def test_gradients_below_the_limit_stay_as_they_are(options):
+    learner = value_learner(GradientLearner, **options)
+    learner.update_from_batch(value_batch())
+    for param, raw in learner.raw.items():
+        torch.testing.assert_close(learner.clipped[param], raw, rtol=1e-14, atol=0)
+
+
+def test_each_module_is_clipped_by_its_own_config():
+    tight = TrainingSection(grad_clip=1e-3)
+    learner = value_learner(GradientLearner, modules=("a", "b"), module_configs={"b": tight})
+    learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10))
+
+    def norm(module_id):
+        params = learner.module[module_id].parameters()
+        return float(torch.cat([learner.clipped[param].reshape(-1) for param in params]).norm())
+
+    assert norm("b") == pytest.approx(1e-3, rel=1e-2)
+    assert norm("a") > 0.01
+
+
+class ReplacedGradients(ValueLearner):
+    """Hands back new tensors instead of the views."""
+
+    def postprocess_gradients(self, gradients):
+        return {param: torch.ones_like(gradient) for param, gradient in gradients.items()}
+
+
+def test_gradients_that_a_hook_replaces_are_the_ones_applied():
+    learner = value_learner(ReplacedGradients, lr=0.25)
+    before = parameters(learner)
+    learner.update_from_batch(value_batch())
+    for name, tensor in parameters(learner).items():
+        torch.testing.assert_close(tensor, before[name] - 0.25, rtol=0, atol=1e-6)  # Adam's first step is lr * sign
+
+
+# -- gradients that are not finite ---
+
+
+class NanLearner(ValueLearner):
+    """The value network's gradient is not finite where a row says so; the policy's always is."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
+
+
+def poisoned(rows, at, value=NAN):
+    batch = value_batch(rows)
+    batch["value_targets"][at] = value
+    return batch
+
+
+def optimizer_moments(learner):
+    state = learner.get_state("optimizer")["optimizer"]
+    return {
+        f"{key}.{index}.{name}": torch.as_tensor(tensor)
+        for key, entry in state.items()
+        for index, values in entry["state"].items()
+        for name, tensor in values.items()
+    }
+
+
+@pytest.mark.parametrize("cls", [NanLearner, TwoOptimizers])
+@pytest.mark.parametrize("value", [NAN, float("inf")])
+def test_nan_policy_skip_leaves_parameters_and_moments_untouched_and_counts(cls, value):
+    learner = value_learner(cls, grad_clip=0.5, **({"lr": 0.01} if cls is TwoOptimizers else {}))
+    learner.update_from_batch(value_batch(), minibatch_size=5)
+    touched = value_part(learner) if cls is TwoOptimizers else list(learner.module.parameters())
+    before = [param.detach().clone() for param in touched]
+    moments = optimizer_moments(learner)
+    results = learner.update_from_batch(poisoned(5, 2, value))
+    assert results[ALL]["num_bad_gradients"] == 1
+    assert all(torch.equal(old, new) for old, new in zip(before, touched))
+    kept = {key: tensor for key, tensor in moments.items() if cls is NanLearner or ".value." in key}
+    after = optimizer_moments(learner)
+    assert_same(kept, {key: after[key] for key in kept})
+    results = learner.update_from_batch(value_batch(5, seed=3))
+    assert results[ALL]["num_bad_gradients"] == 0
+    assert not all(torch.equal(old, new) for old, new in zip(before, touched))
+
+
+def test_nan_policy_skip_leaves_out_only_the_bad_gradient_steps():
+    poisonous, clean = value_learner(NanLearner), value_learner(NanLearner)
+    results = poisonous.update_from_batch(poisoned(12, 5), minibatch_size=4)
+    assert results[ALL]["num_bad_gradients"] == 1
+    assert results[ALL]["num_minibatches"] == 3
+    whole = value_batch(12)
+    for rows in (slice(0, 4), slice(8, 12)):
+        clean.update_from_batch(whole[rows])
+    assert_same(parameters(poisonous), parameters(clean))
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.5])
+def test_nan_policy_stop_raises_with_the_first_bad_tensor_and_moves_nothing(grad_clip):
+    learner = value_learner(NanLearner, nan_policy="stop", grad_clip=grad_clip)
+    before = parameters(learner)
+    with pytest.raises(FloatingPointError) as stopped:
+        learner.update_from_batch(poisoned(6, 0))
+    assert f"rl_modules.{MODULE}.value_encoder.mlp.0.weight" in str(stopped.value)
+    assert "nan_policy='skip'" in str(stopped.value)
+    assert_same(parameters(learner), before)
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.5])
+def test_nan_policy_zero_steps_on_with_the_finite_part(grad_clip):
+    learner = value_learner(NanLearner, nan_policy="zero", grad_clip=grad_clip)
+    before = parameters(learner)
+    results = learner.update_from_batch(poisoned(6, 0))
+    assert results[ALL]["num_bad_gradients"] == 1
+    changed = differs(before, parameters(learner))
+    assert changed
+    assert not any(".value_" in name for name in changed)
+    assert all(tensor.isfinite().all() for tensor in parameters(learner).values())
+
+
+def test_several_modules_can_be_passed_in_as_one_multi_module():
+    modules = MultiRLModule({"a": spec().build(seed=1), "b": spec().build(seed=2)})
+    learner = ValueLearner(config=TrainingSection(), module_spec=modules).build()
+    assert learner.module is modules
+    assert [entry.key for entry in learner.optimizers] == ["a.default_optimizer", "b.default_optimizer"]
