@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,8 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder, plot_runs
-from lockstep.tracking.statistics import EpochStats, InfoStats
-from lockstep.trainer.build import build_onpolicy_trainer, restore_trainer
+from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
+from lockstep.trainer.build import build_onpolicy_trainer, epoch_length, restore_trainer
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.onpolicy import OnpolicyTrainer
 
@@ -60,10 +62,21 @@ def train(
         config.env_runners(num_envs_per_env_runner=num_envs)
     for path, value in (settings or {}).items():
         config.set_path(path, value)
+    trainer, folder = prepare_run(config, root, callbacks=callbacks)
+    return run_in_folder(trainer, folder)
+
+
+def prepare_run(
+    config: AlgorithmConfig, root: str | Path = "runs", *, callbacks: Sequence[Callback] = ()
+) -> tuple[OnpolicyTrainer, RunFolder]:
+    """The trainer of a new run and its folder. Where the trainer cannot be built, no folder is left."""
     config.validate()
     folder = new_folder(config, root)
-    trainer = build_onpolicy_trainer(config, folder=folder, callbacks=callbacks)
-    return run_in_folder(trainer, folder)
+    try:
+        return build_onpolicy_trainer(config, folder=folder, callbacks=callbacks), folder
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def new_folder(config: AlgorithmConfig, root: str | Path) -> RunFolder:
@@ -77,18 +90,35 @@ def new_folder(config: AlgorithmConfig, root: str | Path) -> RunFolder:
 
 
 def run_in_folder(trainer: OnpolicyTrainer, folder: RunFolder) -> TrainResult:
-    """Runs to the end; writes `summary.json` and `curve.png` whatever ends the run."""
+    """Runs to the end; writes `summary.json` and `curve.png` and ends the environments whatever ends the run."""
     try:
         info = trainer.run()
-    finally:
+    except BaseException as error:
+        try:
+            write_summary(trainer, folder)
+        except Exception as second:  # a full disk, say: what ended the run is what matters
+            error.add_note(f"the summary could not be written either: {second}")
+        raise
+    else:
         write_summary(trainer, folder)
+    finally:
+        close_environments(trainer)
     return TrainResult(trainer.policy, info, folder.path)
+
+
+def close_environments(trainer: OnpolicyTrainer) -> None:
+    """Ends the environments that the run made; one that the caller handed over stays open."""
+    if isinstance(trainer.policy.config.env, str) or callable(trainer.policy.config.env):
+        for collector in (trainer.train_collector, trainer.test_collector):
+            if collector is not None:
+                collector.close()
 
 
 def write_summary(trainer: OnpolicyTrainer, folder: RunFolder) -> None:
     """Returns, speed by stage, how the run ended; and the curve where matplotlib is installed."""
     info = trainer.info()
     timing = info.timing
+    trained = [epoch.training_stat for epoch in trainer.history if epoch.training_stat is not None]
     last = None if trainer.last_test is None else trainer.last_test.returns_stat
     stages = {
         "environment": timing.env_time,
@@ -104,12 +134,16 @@ def write_summary(trainer: OnpolicyTrainer, folder: RunFolder) -> None:
             "final_return_std": None if last is None else last.std,
             "steps_per_second": timing.update_speed,
             "seconds_by_stage": stages,
+            "update_seconds_by_stage": merge_training_stats(trained).stage_seconds,
         }
     )
     try:
         plot_runs([folder.path], folder.curve_path)
     except (ImportError, ValueError):
-        return
+        return  # no matplotlib, or no evaluation to draw
+    except OSError as error:
+        folder.curve_path.unlink(missing_ok=True)
+        warnings.warn(f"{folder.curve_path} could not be written: {error}", stacklevel=2)
 
 
 def resume(path: str | Path, *, total_steps: int | None = None, callbacks: Sequence[Callback] = ()) -> TrainResult:
@@ -125,7 +159,7 @@ def load_trainer(
     folder = RunFolder.open(path)
     config = get_config(folder.algo).update_from_dict(folder.config)
     if total_steps is not None:
-        config.reporting(total_steps=total_steps, steps_per_epoch=config.steps_per_epoch or _epoch_of(config))
+        config.reporting(total_steps=total_steps, steps_per_epoch=_epoch_of(config))
     checkpoint = folder.newest_checkpoint()
     if checkpoint is None:
         raise ValueError(f"{folder.path} has no intact checkpoint to go on from; start a new run")
@@ -135,15 +169,23 @@ def load_trainer(
 
 
 def _epoch_of(config: AlgorithmConfig) -> int:
-    return max(int(config.train_batch_size), int(config.total_steps) // 10)
+    """The length of an epoch as the run began, which a new total must not change."""
+    num_envs = config.num_envs_per_env_runner
+    fragment = config.rollout_fragment_length or -(-config.train_batch_size // num_envs)
+    return epoch_length(config, fragment * num_envs)
+
+
+def find_policy(path: str | Path) -> Path:
+    """The checkpoint that `load_policy` reads: a run's best policy, else its newest checkpoint; or `path` itself."""
+    path = Path(path)
+    if (path / "config.json").exists() and (path / "best").exists():
+        return newest_checkpoint(path / "best") or newest_checkpoint(path / "checkpoints") or path
+    return path
 
 
 def load_policy(path: str | Path) -> Policy:
     """The best policy of a run's folder, or the policy in a checkpoint."""
-    path = Path(path)
-    if (path / "config.json").exists() and (path / "best").exists():
-        best = newest_checkpoint(path / "best")
-        path = best or newest_checkpoint(path / "checkpoints") or path
+    path = find_policy(path)
     folders = read_checkpoint(path)
     if "policy" not in folders:
         raise ValueError(f"{path} holds no policy; give a run's folder, its best/policy or one of its checkpoints")

@@ -1,0 +1,196 @@
+"""`lockstep list`: algorithms, the spaces they take, options and recipes, asked of the code itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
+from lockstep.cli.arguments import List
+from lockstep.cli.report import say, show_table
+from lockstep.modules import ModelConfig
+from lockstep.recipes import RECIPES
+
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "Box": spaces.Box(-1.0, 1.0, (3,), np.float32),
+    "images": spaces.Box(0, 255, (36, 36, 3), np.uint8),
+    "Discrete": spaces.Discrete(4),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": spaces.MultiBinary(3),
+    "Dict": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1.0, 1.0, (2,), np.float32)}),
+    "Tuple": spaces.Tuple((spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,), np.float32))),
+    "Text": spaces.Text(4),
+}
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "Discrete": spaces.Discrete(3),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": spaces.MultiBinary(3),
+    "Box": spaces.Box(-1.0, 1.0, (2,), np.float32),
+    "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
+    "Tuple": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a section."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+    """the first sentences of its documentation, on one line"""
+
+
+def list_command(command: List) -> int:
+    """Prints the lists; returns the exit code."""
+    if command.markdown:
+        for line in markdown():
+            say(line)
+        return 0
+    show_table(*algorithm_table())
+    show_table(*recipe_table())
+    if command.options:
+        for config_class in ALGORITHMS:
+            for section, options in options_of(config_class):
+                show_table(
+                    ("option", "default", "meaning"),
+                    [(f"{section}.{option.name}", option.default, option.text) for option in options],
+                    title=f"{config_class.algorithm}: {section}",
+                )
+    return 0
+
+
+def algorithm_table() -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Columns and rows: name, what it is, observation spaces, action spaces."""
+    columns = ("algorithm", "what it is", "observations", "actions")
+    rows: list[Sequence[str]] = []
+    for config_class in ALGORITHMS:
+        observations, actions = spaces_of(config_class)
+        rows.append((config_class.algorithm, _what(config_class), ", ".join(observations), ", ".join(actions)))
+    return columns, rows
+
+
+def recipe_table() -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Columns and rows: what others reached, and what the median seed must reach here."""
+    columns = ("recipe", "steps", "promised return", "others' return", "source", "needs")
+    rows: list[Sequence[str]] = [
+        (
+            f"{recipe.algorithm} {recipe.env}",
+            f"{recipe.total_steps:,}",
+            f"{recipe.band:g}",
+            f"{recipe.reference_return:g}",
+            recipe.reference_source,
+            recipe.requires or "",
+        )
+        for recipe in RECIPES
+    ]
+    return columns, rows
+
+
+def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[list[str], list[str]]:
+    """The kinds of observation and action spaces for which a learner can be built: each is tried."""
+
+    def takes(observation: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
+        config = config_class().environment(observation_space=observation, action_space=action)
+        try:
+            config.build_learner(spaces=(observation, action))
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    box, discrete = OBSERVATIONS["Box"], ACTIONS["Discrete"]
+    observations = [name for name, space in OBSERVATIONS.items() if takes(space, discrete)]
+    return observations, [name for name, space in ACTIONS.items() if takes(box, space)]
+
+
+def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[Option]]]:
+    """`(section, options)` in the order of the configuration."""
+    sections = config_class().sections
+    for name, section in sections.items():
+        yield name, _options_in(section)
+        if name == "rl_module":
+            yield "rl_module.model_config", _options_in(ModelConfig())
+
+
+def markdown() -> Iterator[str]:
+    """The reference page, line by line."""
+    yield from ("# Reference", "", "Written by `lockstep list --markdown` (`make docs`).", "", "## Algorithms", "")
+    yield from _markdown_table(*algorithm_table())
+    yield from ("", "## Recipes", "")
+    yield from _markdown_table(*recipe_table())
+    shared: list[tuple[str, list[Option]]] = []
+    for config_class in ALGORITHMS:
+        yield from ("", f"## Options of {config_class.algorithm}", "")
+        for section, options in options_of(config_class):
+            if section == "training":
+                yield from _markdown_options(section, options)
+            elif config_class is ALGORITHMS[0]:
+                shared.append((section, options))
+    yield from ("", "## Options of all algorithms", "")
+    for section, options in shared:
+        yield from (f"### {section}", "", *_markdown_options(section, options), "")
+
+
+def _markdown_options(section: str, options: Sequence[Option]) -> list[str]:
+    rows = [(f"`{section}.{o.name}`", f"`{o.kind}`", f"`{o.default}`", o.text) for o in options]
+    return _markdown_table(("option", "type", "default", "meaning"), rows)
+
+
+def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(columns), line(["---"] * len(columns)), *map(line, rows)]
+
+
+def _options_in(section: Any) -> list[Option]:
+    texts: dict[str, str] = {}
+    for owner in reversed(type(section).__mro__):
+        texts.update(_field_texts(owner))
+    return [_option(field, texts.get(field.name, "")) for field in fields(section)]
+
+
+def _option(field: Field[Any], text: str) -> Option:
+    if field.default is not MISSING:
+        default = repr(field.default)
+    elif field.default_factory is not MISSING:
+        made = field.default_factory()
+        default = repr(made) if isinstance(made, list | dict | tuple) else f"{type(made).__name__}()"
+    else:
+        default = "required"
+    return Option(field.name, str(field.type), default, text)
+
+
+def _field_texts(section: type) -> dict[str, str]:
+    """Field -> the string that stands below it in the class's source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
+    except (OSError, TypeError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    found = {}
+    for field, below in itertools.pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            found[field.target.id] = " ".join(below.value.value.split())
+    return found
+
+
+def _what(config_class: type[AlgorithmConfig]) -> str:
+    """The first line of the documentation of the algorithm's file, without its name and source."""
+    text = (inspect.getdoc(inspect.getmodule(config_class)) or "").partition("\n")[0]
+    return text.partition(": ")[2].partition(" (")[0].rstrip(".") or text

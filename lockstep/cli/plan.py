@@ -1,0 +1,87 @@
+"""What a run is going to do, said before it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.trees import leaves
+from lockstep.trainer import OnpolicyTrainer
+
+
+def plan_of(trainer: OnpolicyTrainer, config: AlgorithmConfig, sources: Sequence[str]) -> dict[str, str]:
+    """The plan by subject, in words."""
+    import torch
+
+    policy, collector = trainer.policy, trainer.collector
+    envs = collector.env
+    left = max(0, trainer.max_epoch * trainer.step_per_epoch - trainer.env_step)
+    per_update = trainer.step_per_collect or trainer.buffer.num_steps * envs.num_envs
+    num_updates = math.ceil(left / per_update)
+    minibatch = trainer.batch_size or per_update
+    per_pass = math.ceil(per_update / minibatch)
+    gradient_steps = num_updates * trainer.repeat_per_collect * per_pass
+    parameters = [p for p in policy.module.parameters() if p.requires_grad]
+    threads = torch.get_num_threads()
+    return {
+        "settings": "; ".join(sources),
+        "environments": f"{envs.num_envs} x {_name(config.env)} ({envs.backend}, {envs.autoreset_mode}): "
+        f"{_space_text(envs.observation_space)} -> {_space_text(envs.action_space)}",
+        "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all",
+        "gradient steps": f"{gradient_steps:,}: for each update {_count(trainer.repeat_per_collect, 'pass', 'passes')} "
+        f"over {_count(per_pass, 'minibatch', 'minibatches')} of {minibatch:,}",
+        "networks": f"{sum(p.numel() for p in parameters):,} parameters "
+        f"({size_text(sum(p.numel() * p.element_size() for p in parameters))})",
+        "rollout store": f"{trainer.buffer.num_steps:,} x {envs.num_envs} steps, {size_text(store_bytes(trainer))}",
+        "device": f"{config.device}, {config.dtype}, {_count(threads, 'thread', 'threads')}, "
+        + ("compiled" if config.compile else "eager"),
+        "evaluation": _evaluation_text(trainer, config),
+    }
+
+
+def store_bytes(trainer: OnpolicyTrainer) -> int:
+    """Memory of the rollout store, its actions included."""
+    store = trainer.buffer
+    columns = [*leaves(store.obs), store.rewards, store.terminateds, store.truncateds, store.valid]
+    space = store.action_space
+    action = int(np.prod(space.shape or ())) * 8 if space.shape is not None else 8
+    return sum(column.nbytes for column in columns) + store.num_steps * store.num_envs * action
+
+
+def size_text(num_bytes: int) -> str:
+    """`"36.0 KiB"`."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _evaluation_text(trainer: OnpolicyTrainer, config: AlgorithmConfig) -> str:
+    if trainer.test_collector is None:
+        return "none"
+    every = trainer.step_per_epoch * trainer.test_interval
+    how = "drawn actions" if config.evaluation_explore else "most likely actions"
+    stop = "" if config.stop_return is None else f"; stops at a mean return of {config.stop_return:g}"
+    return f"{trainer.episode_per_test} episodes every {every:,} steps, {how}{stop}"
+
+
+def _space_text(space: Any) -> str:
+    text = str(space).replace("\n", " ")
+    if len(text) > 60:
+        shape = "" if getattr(space, "shape", None) is None else f"{space.shape}, {space.dtype}"
+        text = f"{type(space).__name__}({shape or f'{len(space.spaces)} parts'})"
+    return text
+
+
+def _name(env: Any) -> str:
+    return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

@@ -1,0 +1,119 @@
+"""Tables on the terminal, and plain ones where the output is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.cli.app import shown_path
+from lockstep.tracking import RunFolder, iqm_bootstrap
+from lockstep.trainer.display import clock_text
+
+PLAIN_WIDTH = 200
+
+
+def make_console() -> Console:
+    """A console on stdout that takes text as it is; wide where no terminal sets a width."""
+    plain = Console(markup=False, highlight=False, emoji=False)
+    if plain.is_terminal:
+        return plain
+    return Console(markup=False, highlight=False, emoji=False, width=PLAIN_WIDTH)
+
+
+def say(text: str = "") -> None:
+    """One line to stdout at once, never wrapped."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say_facts(facts: Mapping[str, str]) -> None:
+    """`name  value` lines, names aligned."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        say(f"  {name:<{width}}  {value}")
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
+    """A small table; columns of numbers are aligned to the right."""
+    from rich import box
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for number, name in enumerate(columns):
+        numeric = all(row[number].lstrip("-")[:1].isdigit() for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    make_console().print(table)
+
+
+def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """`(stage, seconds, share)`, largest first; what no stage explains is that of checkpoints and logs."""
+    stages = {name: float(value) for name, value in (summary.get("seconds_by_stage") or {}).items()}
+    total = max(float(summary["timing"]["total_time"]), sum(stages.values()))
+    stages["checkpoints, logs"] = total - sum(stages.values())
+    rows = [(name, value, value / total if total else 0.0) for name, value in stages.items()]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def show_result(folder: RunFolder) -> dict[str, Any]:
+    """The short table of a run that has ended, from its summary; returns the summary."""
+    summary = folder.read_summary()
+    stages = "  ".join(f"{name} {share:.0%}" for name, _, share in stage_rows(summary))
+    best = summary.get("best_score")
+    epoch = summary.get("best_epoch")
+    say()
+    say_facts(
+        {
+            "final return": return_text(summary.get("final_return"), summary.get("final_return_std")),
+            "best return": "none" if best is None else f"{best:.4g} (epoch {epoch}, kept in best/)",
+            "steps": f"{summary['train_step']:,} in {summary['train_episode']:,} episodes, "
+            f"{summary['gradient_step']:,} gradient steps",
+            "speed": f"{summary['steps_per_second']:,.0f} steps/s while training, "
+            f"{clock_text(summary['timing']['total_time'])} in all",
+            "time": stages,
+            "ended by": str(summary.get("stop_reason")),
+            "folder": shown_path(folder.path),
+        }
+    )
+    return summary
+
+
+def show_seeds(folders: Sequence[Path]) -> None:
+    """One row for each run, and the interquartile mean of their final returns with its bootstrap interval."""
+    rows, finals = [], []
+    for path in folders:
+        folder = RunFolder.open(path)
+        summary = folder.read_summary()
+        final = summary.get("final_return")
+        if final is not None:
+            finals.append(float(final))
+        rows.append(
+            (
+                f"seed {folder.seed}",
+                return_text(final, summary.get("final_return_std")),
+                "none" if summary.get("best_score") is None else f"{summary['best_score']:.4g}",
+                f"{summary['steps_per_second']:,.0f}",
+                shown_path(path),
+            )
+        )
+    show_table(("run", "final return", "best", "steps/s", "folder"), rows)
+    if finals:
+        import numpy as np
+
+        interval = iqm_bootstrap(np.array(finals))
+        say(
+            f"{len(finals)} runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean "
+            f"{float(interval.iqm):.4g} (95 % interval {float(interval.low):.4g} to {float(interval.high):.4g})"
+        )
+
+
+def return_text(mean: Any, std: Any) -> str:
+    """`"412.3 ± 50.1"`, or `"none"`."""
+    if mean is None:
+        return "none"
+    return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.3g}"

@@ -1,0 +1,128 @@
+"""From the arguments of `lockstep train` to a configuration, with a note of where each setting comes from."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms import AlgorithmConfig, get_config
+from lockstep.cli.arguments import Train
+from lockstep.recipes import find_recipe
+
+
+@dataclass
+class Settings:
+    """A configuration and its sources."""
+
+    config: AlgorithmConfig
+    sources: list[str] = field(default_factory=list)
+    """in words, in the order in which they were applied"""
+
+
+def settings_of(command: Train) -> Settings:
+    """Recipe (or the algorithm's defaults), then the file, the options, `--set`. `ValueError` for mistakes."""
+    config = get_config(command.algorithm)
+    env = environment_of(command.env)
+    recipe = find_recipe(command.algorithm, command.env) if command.recipe else None
+    if recipe is None:
+        settings = Settings(config, [f"the defaults of {command.algorithm}"])
+    else:
+        settings = Settings(
+            recipe.config(),
+            [f"the recipe for {recipe.algorithm} on {recipe.env} (others reached {recipe.reference_return:g})"],
+        )
+    config = settings.config
+    if command.config is not None:
+        config.update_from_dict(read_config_file(command.config))
+        settings.sources.append(str(command.config))
+    config.environment(env)
+    if recipe is not None and command.total_steps is not None and command.total_steps != recipe.total_steps:
+        stretched = stretch_schedules(config, command.total_steps / recipe.total_steps)
+        if stretched:
+            settings.sources.append(f"{', '.join(stretched)} stretched to {command.total_steps:,} steps")
+    given = _options(command)
+    for path, value in given.items():
+        config.set_path(path, value)
+    if given:
+        settings.sources.append(", ".join(f"{path}={value!r}" for path, value in given.items()))
+    config.validate()
+    return settings
+
+
+def environment_of(text: str) -> Any:
+    """An id as it is; `module:Class` (or a function) of a module that has that name is imported."""
+    module_name, colon, name = text.partition(":")
+    if not colon:
+        return text
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0] and error.name != module_name:
+            raise
+        raise ValueError(f"there is no module {module_name!r} with {name!r} in it; is it in this directory?") from None
+    return getattr(module, name, text)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`"training.lr=3e-4"` -> `("training.lr", 0.0003)`. Values are JSON, Python's None/True/(1, 2), or else text."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ValueError(f"--set {text!r} has no value; write section.option=value, e.g. training.lr=3e-4")
+    return path.strip(), parse_value(value.strip())
+
+
+def parse_value(text: str) -> Any:
+    """JSON, else a Python literal, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Options by section, from a file of them or from a run's config.json. `ValueError` where it is neither."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read --config {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"--config {path} is no JSON: {error}") from error
+    if isinstance(data, dict) and {"algo", "env", "config"} <= set(data):
+        data = data["config"]
+    if not isinstance(data, dict):
+        raise ValueError(f'--config {path} must be an object of sections, e.g. {{"training": {{"lr": 0.001}}}}')
+    return data
+
+
+def stretch_schedules(config: AlgorithmConfig, factor: float) -> list[str]:
+    """Multiplies the steps of the training section's schedules, so that they span the run as the recipe meant."""
+    section, changed = config.sections["training"], []
+    for name in (f.name for f in fields(section)):
+        value = getattr(section, name)
+        if isinstance(value, list) and len(value) > 1 and all(isinstance(part, list | tuple) for part in value):
+            setattr(section, name, [[step * factor, level] for step, level in value])
+            changed.append(f"training.{name}")
+    return changed
+
+
+def _options(command: Train) -> dict[str, Any]:
+    options = {
+        "reporting.total_steps": command.total_steps,
+        "debugging.seed": command.seed,
+        "env_runners.num_envs_per_env_runner": command.num_envs,
+        "evaluation.stop_return": command.stop_return,
+        "framework.device": command.device,
+        "framework.compile": command.compile or None,
+        "reporting.loggers": list(dict.fromkeys(("jsonl", *command.logger))) if command.logger else None,
+    }
+    given = {path: value for path, value in options.items() if value is not None}
+    given.update(parse_setting(text) for text in command.set)
+    return given

@@ -1,0 +1,118 @@
+"""`lockstep train` and `lockstep resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.algorithms import AlgorithmConfig
+from lockstep.cli.app import CommandFailedError, failing_run, shown_path
+from lockstep.cli.arguments import Resume, Train
+from lockstep.cli.interrupt import Interruption
+from lockstep.cli.plan import plan_of
+from lockstep.cli.report import make_console, say, say_facts, show_result, show_seeds
+from lockstep.cli.settings import settings_of
+from lockstep.envs.check import check_environment
+from lockstep.tracking import RunFolder
+from lockstep.trainer import OnpolicyTrainer
+from lockstep.trainer.display import ProgressDisplay
+from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
+
+CHECK_STEPS, CHECK_SECONDS = 200, 1.0
+TRAINABLE = ("observation_outside", "seed_ignored", "limit_ignored")
+"""findings of `check_environment` that are errors of the environment, but can be trained on: said, not refused"""
+
+
+def train_command(command: Train) -> int:
+    """One run, or several with successive seeds; returns the exit code."""
+    if command.seeds < 1:
+        raise ValueError(f"--seeds {command.seeds} is not allowed; it must be at least 1")
+    settings = settings_of(command)
+    if command.check:
+        check(settings.config)
+    first, folders = settings.config.seed, []
+    for seed in range(first, first + command.seeds):
+        config = settings.config.copy().debugging(seed=seed)
+        say(f"{config.algorithm.upper()} on {command.env}, seed {seed}")
+        code, folder = run(config, settings.sources, root=command.root)
+        folders.append(folder)
+        if code:
+            return code
+    if len(folders) > 1:
+        say()
+        show_seeds(folders)
+        say(f"curves: lockstep plot {' '.join(shown_path(folder) for folder in folders)} -o curves.png")
+    return 0
+
+
+def resume_command(command: Resume) -> int:
+    """Goes on with a run; returns the exit code."""
+    display = ProgressDisplay(make_console(), title=f"resumed {shown_path(command.run)}")
+    with Interruption(display) as interruption:
+        try:
+            trainer, folder = load_trainer(
+                command.run, total_steps=command.total_steps, callbacks=[display, interruption]
+            )
+        except KeyError as error:
+            raise ValueError(
+                f"the checkpoint of {shown_path(command.run)} lacks {error}: another version of lockstep wrote it "
+                "(config.json says which)"
+            ) from error
+        if trainer.epoch >= trainer.max_epoch:
+            raise CommandFailedError(
+                f"{shown_path(folder.path)} has made all its {trainer.env_step:,} steps; give more with --total-steps"
+            )
+        say(f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}, goes on at step {trainer.env_step:,}")
+        config = trainer.policy.config
+        return _run(trainer, folder, config, ["the run's config.json"], interruption, command.total_steps)
+
+
+def run(config: AlgorithmConfig, sources: Sequence[str], *, root: Path) -> tuple[int, Path]:
+    """Plan, training, short table. Returns the exit code and the run's folder."""
+    display = ProgressDisplay(make_console(), title=f"{config.algorithm.upper()} on {config.env}, seed {config.seed}")
+    with Interruption(display) as interruption:
+        trainer, folder = prepare_run(config, root, callbacks=[display, interruption])
+        return _run(trainer, folder, config, sources, interruption), folder.path
+
+
+def _run(
+    trainer: OnpolicyTrainer,
+    folder: RunFolder,
+    config: AlgorithmConfig,
+    sources: Sequence[str],
+    interruption: Interruption,
+    total_steps: int | None = None,
+) -> int:
+    say_facts({**plan_of(trainer, config, sources), "folder": shown_path(folder.path)})
+    say()
+    again = f"lockstep resume {shown_path(folder.path)}"
+    if total_steps is not None:
+        again += f" --total-steps {total_steps}"
+    try:
+        with failing_run(folder.path):
+            run_in_folder(trainer, folder)
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 130
+        there = folder.newest_checkpoint()
+        how = f"go on from its last checkpoint with: {again}" if there else "it has no checkpoint yet"
+        raise CommandFailedError(f"stopped at once; {how}", code) from None
+    show_result(folder)
+    if interruption.signal is not None:
+        say(f"\ninterrupted; go on with: {again}")
+    return interruption.exit_code
+
+
+def check(config: AlgorithmConfig) -> None:
+    """Refuses a broken environment before a run's folder is made: `ValueError` with what is wrong."""
+    if config.vectorize_mode in ("vector", "envpool"):
+        return  # these are no single environments; their boundary checks what it gets
+    findings = check_environment(
+        config.env, env_config=config.env_config, num_steps=CHECK_STEPS, max_seconds=CHECK_SECONDS
+    )
+    broken = [found for found in findings if found.level == "error" and found.code not in TRAINABLE]
+    if broken:
+        what = "\n".join(f"  {found.message}" for found in broken)
+        raise ValueError(f"the environment is broken (lockstep doctor looks closer, --no-check skips this):\n{what}")
+    for found in findings:
+        if found.level != "info":
+            say(f"warning: the environment: {found.message}")

@@ -1,0 +1,174 @@
+"""`ProgressDisplay`: one live display of a run on a terminal, one plain line for each epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from lockstep.tracking.statistics import CollectStats, EpochStats, TrainingStats
+from lockstep.trainer.callbacks import Callback, Stop
+from lockstep.trainer.events import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REFRESH_SECONDS = 0.1
+"""least time between two drawings: watching costs nothing that can be measured"""
+
+
+class ProgressDisplay(Callback):
+    """Shows steps, steps per second, return, length, losses and the time left.
+
+    `console`: rich's console; `None` makes one on stdout. `live`: `None` means live on a terminal, else one line for
+    each epoch. `title` stands above the live display. rich is loaded when the run begins.
+    """
+
+    def __init__(self, console: Console | None = None, *, live: bool | None = None, title: str = "") -> None:
+        self.title, self.note = title, ""
+        self._console, self._wanted = console, live
+        self._live: Any = None
+        self._total = 0
+        self._started, self._first_step, self._env_step, self._drawn = 0.0, 0, 0, 0.0
+        self._train, self._updates = CollectStats(), TrainingStats()
+        self._test: CollectStats | None = None
+        self._best: tuple[float, int] | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Is a live display on the screen?"""
+        return self._live is not None
+
+    # -- events ---
+
+    def on_run_start(self, event: RunStart) -> Stop:
+        """The clock starts; on a terminal the display appears."""
+        from rich.console import Console
+        from rich.live import Live
+
+        trainer = event.trainer
+        self._total = trainer.max_epoch * trainer.step_per_epoch
+        self._started, self._first_step, self._env_step = time.monotonic(), event.env_step, event.env_step
+        self._console = self._console or Console(markup=False, highlight=False, emoji=False)
+        if self._console.is_terminal if self._wanted is None else self._wanted:
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
+            self._live.start(refresh=True)
+        return None
+
+    def on_collect_end(self, event: CollectEnd) -> Stop:
+        """Counts steps; keeps the last episodes that ended."""
+        self._env_step = event.env_step
+        if event.stats.returns:
+            self._train = event.stats
+        self._draw()
+        return None
+
+    def on_update_end(self, event: UpdateEnd) -> Stop:
+        """Keeps the losses."""
+        self._updates = event.stats
+        self._draw()
+        return None
+
+    def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
+        """Keeps the returns."""
+        self._test = event.stats
+        if event.is_best:
+            self._best = (event.score, event.env_step)
+        self._draw()
+        if self._live is None and event.epoch == 0:
+            self._say(f"{self._steps_text(0)}  evaluation {_episodes_text(event.stats)}")
+        return None
+
+    def on_epoch_end(self, event: EpochEnd) -> Stop:
+        """A plain line, where there is no live display."""
+        if self._live is None:
+            self._say(self.line(event.stats))
+        return None
+
+    def on_run_end(self, event: RunEnd) -> Stop:
+        """The last state stays on the screen."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.refresh()
+            live.stop()
+        return None
+
+    # -- text ---
+
+    def line(self, epoch: EpochStats) -> str:
+        """One epoch as plain text."""
+        train = epoch.train_collect_stat or CollectStats()
+        parts = [self._steps_text(epoch.info_stat.train_step)]
+        if epoch.test_collect_stat is not None:
+            parts.append(f"evaluation {_episodes_text(epoch.test_collect_stat)}")
+        parts.append(f"training {_episodes_text(train)}")
+        if epoch.training_stat is not None:
+            parts.append(_losses_text(epoch.training_stat))
+        parts += [f"{epoch.info_stat.timing.update_speed:,.0f} steps/s", f"{self._left_text()} left"]
+        return "  ".join(part for part in parts if part)
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def _steps_text(self, env_step: int) -> str:
+        total = f"{self._total:,}"
+        return f"{env_step:>{len(total)},}/{total} steps"
+
+    def _speed(self) -> float:
+        """Steps for each second of this process since the run began or went on, evaluations included."""
+        elapsed = time.monotonic() - self._started
+        return (self._env_step - self._first_step) / elapsed if elapsed > 0 else 0.0
+
+    def _left_text(self) -> str:
+        speed = self._speed()
+        return "?" if speed <= 0 else clock_text(max(0, self._total - self._env_step) / speed)
+
+    def _draw(self) -> None:
+        if self._live is not None and time.monotonic() - self._drawn >= REFRESH_SECONDS:
+            self._drawn = time.monotonic()
+            self._live.refresh()
+
+    def _render(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            ProgressBar(total=max(1, self._total), completed=self._env_step, width=30),
+            self._steps_text(self._env_step),
+            f"{self._speed():,.0f} steps/s",
+            f"{self._left_text()} left",
+        )
+        body = Table.grid(padding=(0, 2))
+        if self._test is not None:
+            best = "" if self._best is None else f"best {self._best[0]:.4g} at {self._best[1]:,}"
+            body.add_row("evaluation", _episodes_text(self._test), best)
+        body.add_row("training", _episodes_text(self._train), "")
+        losses = Table.grid(padding=(0, 2))
+        losses.add_row("update    ", _losses_text(self._updates) or "none yet")
+        parts: list[Any] = [Text(self.title, style="bold")] if self.title else []
+        return Group(*parts, head, body, losses, *([Text(self.note)] if self.note else []))
+
+
+def clock_text(seconds: float) -> str:
+    """Seconds as `m:ss` or `h:mm:ss`."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def _episodes_text(stats: CollectStats) -> str:
+    returns, lens = stats.returns_stat, stats.lens_stat
+    if returns is None or lens is None or returns.mean is None or returns.std is None:
+        return "no episode ended yet"
+    return f"return {returns.mean:.4g} ± {returns.std:.3g}, length {lens.mean:.4g}"
+
+
+def _losses_text(stats: TrainingStats) -> str:
+    shown = {n: v for n, v in stats.get_loss_stats_dict().items() if n == "entropy" or "loss" in n}
+    if len(shown) > 1:
+        shown.pop("total_loss", None)  # the sum of the others
+    return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())

@@ -1,0 +1,79 @@
+"""One small run of two seeds for all tests of the command line, and the command as a real process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lockstep.cli import main
+
+SMALL = (
+    "--total-steps=1024",
+    "--set=training.train_batch_size=256",
+    "--set=training.minibatch_size=64",
+    "--set=training.num_epochs=2",
+    "--set=reporting.steps_per_epoch=512",
+    "--set=evaluation.evaluation_episodes=4",
+)
+HERE = Path(__file__).parent
+
+
+def process_env(**more: str) -> dict[str, str]:
+    """The environment variables of a real process: one thread, our environments importable."""
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "SDL_VIDEODRIVER": "dummy", **more}
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of a real process."""
+    return [sys.executable, "-m", "lockstep.cli", *arguments]
+
+
+def run_process(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a process."""
+    return subprocess.run(
+        command(*arguments), cwd=cwd, env=process_env(), capture_output=True, text=True, timeout=120, **options
+    )
+
+
+class Said(NamedTuple):
+    """What a command in this process printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Trained(NamedTuple):
+    """The runs of `lockstep train ppo CartPole-v1 --seeds 2`."""
+
+    out: str
+    err: str
+    code: int
+    runs: list[Path]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Two seeds, trained by a real process whose output is no terminal."""
+    home = tmp_path_factory.mktemp("trained")
+    arguments = ("train", "ppo", "CartPole-v1", *SMALL, "--seeds", "2", "--logger", "tensorboard", "--num-envs", "4")
+    done = run_process(*arguments, cwd=home)
+    return Trained(done.stdout, done.stderr, done.returncode, sorted((home / "runs").glob("*")))
+
+
+@pytest.fixture
+def lockstep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Runs a command in this process, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Said:
+        capfd.readouterr()
+        code = main(arguments)
+        return Said(code, *capfd.readouterr())
+
+    return run

@@ -1,0 +1,162 @@
+"""`lockstep eval`, `plot`, `list`, `doctor`, help; videos."""
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from conftest import Said, Trained, run_process
+
+from lockstep import ALGORITHMS, load_policy
+from lockstep.recipes import RECIPES
+from lockstep.tracking import RunFolder
+from lockstep.trainer.video import VideoCallback, record_video
+
+Command = Callable[..., Said]
+
+
+def test_help_and_version_are_quick_answers(lockstep: Command) -> None:
+    assert re.fullmatch(r"lockstep \d+\.\d+\.\d+\S*\n", lockstep("--version").out)
+    for words in (("--help",), ()):
+        said = lockstep(*words)
+        assert said.code == 0
+        assert all(name in said.out for name in ("train", "resume", "eval", "plot", "doctor"))
+    said = lockstep("train", "--help")
+    assert said.code == 0
+    assert all(f"--{name}" in said.out for name in ("total-steps", "seeds", "stop-return", "set"))
+
+
+def test_eval_plays_the_best_policy_and_repeats_with_its_seed(lockstep: Command, trained: Trained) -> None:
+    run = str(trained.runs[0])
+    first, again = lockstep("eval", run, "--episodes", "3"), lockstep("eval", run, "--episodes", "3")
+    assert first.code == 0
+    assert first.out == again.out
+    assert "best/policy (ppo on CartPole-v1)" in first.out
+    assert "3, most likely actions, seed 0" in first.out
+    other = lockstep("eval", run, "--episodes", "3", "--seed", "5", "--stochastic")
+    assert other.code == 0
+    assert "3, drawn actions, seed 5" in other.out
+    returns = [re.search(r"return +(\S+)", said.out) for said in (first, other)]
+    assert returns[0] is not None
+    assert returns[1] is not None
+    assert returns[0][1] != returns[1][1]
+
+
+def test_eval_writes_a_video_that_can_be_read_back(trained: Trained, tmp_path: Path) -> None:
+    done = run_process("eval", str(trained.runs[0]), "--episodes", "1", "--video", "out.gif", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    frames = iio.imread(tmp_path / "out.gif")
+    assert frames.ndim == 4
+    assert frames.shape[1:3] == (400, 600)
+    assert len(frames) > 3
+    assert frames.std() > 0
+    assert not np.array_equal(frames[0], frames[-1])
+    assert "out.gif (return" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gif"]
+
+
+def test_eval_refuses_what_is_no_video(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+    said = lockstep("eval", str(trained.runs[0]), "--video", "out.avi")
+    assert said.code == 2
+    assert "must end in .mp4 or .gif" in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_video_of_a_policy_without_pictures_says_so(lockstep: Command, tmp_path: Path) -> None:
+    words = ("--total-steps", "64", "--set", "training.train_batch_size=64", "--root", "runs")
+    assert lockstep("train", "a2c", "cli_envs:Counter", *words).code == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    said = lockstep("eval", f"runs/{run.name}", "--video", "out.mp4")
+    assert said.code == 2
+    assert "cannot be filmed" in said.err
+    assert not (tmp_path / "out.mp4").exists()
+
+
+def test_video_callback_records_and_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep import PPOConfig
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    weights = []
+    for callbacks in ([], [VideoCallback(tmp_path, interval=2)]):
+        config = PPOConfig().environment("CartPole-v1").training(train_batch_size=128, num_epochs=1)
+        config.reporting(total_steps=256, steps_per_epoch=128).evaluation(evaluation_episodes=2)
+        trainer = config.build_trainer(callbacks=callbacks)
+        trainer.run()
+        weights.append([p.detach().numpy().copy() for p in trainer.policy.module.parameters()])
+    assert all(map(np.array_equal, *weights))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000000000.mp4", "step_000000000256.mp4"]
+    frames = iio.imread(tmp_path / "step_000000000000.mp4")
+    assert frames.shape[1:] == (400, 600, 3)
+    assert len(frames) > 3
+
+
+def test_video_shows_the_episode_whole(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    stats = record_video(load_policy(trained.runs[0]), tmp_path / "out.mp4", num_episodes=2)
+    assert len(stats.returns) == 2
+    assert len(iio.imread(tmp_path / "out.mp4")) == sum(stats.lens) + 1, "one frame for each step, and the first"
+
+
+def test_plot_draws_the_runs(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+    said = lockstep("plot", *map(str, trained.runs), "-o", "curves.png")
+    assert said.code == 0, said.err
+    assert said.out == "curves.png\n"
+    picture = iio.imread(tmp_path / "curves.png")
+    assert picture.shape[0] > 400
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 10
+    said = lockstep("plot", str(trained.runs[0]), "-o", "curves.doc")
+    assert said.code == 2
+    assert "must end in .png" in said.err
+    said = lockstep("plot", str(trained.runs[0]), "--metric", "nothing")
+    assert said.code == 2
+    assert "it has: " in said.err
+    assert "test/returns_stat/mean" in said.err
+
+
+def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
+    said = lockstep("list")
+    assert said.code == 0
+    for config_class in ALGORITHMS:
+        (line,) = re.findall(rf"^ *{config_class.algorithm}  +\S.*MultiBinary.*$", said.out, re.MULTILINE)
+        assert "Dict, Tuple" in line
+        assert "Discrete, MultiDiscrete, MultiBinary, Box" in line
+        assert "Text" not in line
+    for recipe in RECIPES:
+        assert re.search(rf"{recipe.algorithm} {recipe.env} .*{recipe.total_steps:,}.*{recipe.band:g}", said.out)
+
+
+def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> None:
+    text = lockstep("list", "--markdown").out
+    for config_class in ALGORITHMS:
+        part = text.partition(f"## Options of {config_class.algorithm}\n")[2].partition("\n## ")[0]
+        for field in fields(config_class.training_class):
+            assert f"| `training.{field.name}` |" in part
+    for name, section in ALGORITHMS[0]().sections.items():
+        assert all(f"| `{name}.{field.name}` |" in text for field in fields(section))
+    assert "| `training.lambda_` | `float` | `0.95` | lambda of GAE (Schulman et al. 2016) |" in text
+    assert "| `rl_module.model_config.hiddens` |" in text
+
+
+def test_doctor_of_a_run_shows_where_the_time_went(lockstep: Command, trained: Trained) -> None:
+    said = lockstep("doctor", str(trained.runs[0]))
+    assert said.code == 0
+    summary = RunFolder.open(trained.runs[0]).read_summary()
+    rows = dict(re.findall(r"^ *([a-z][a-z, ]*?)  +(\d+\.\d+) +\d+\.\d%", said.out, re.MULTILINE))
+    assert set(rows) == {*summary["seconds_by_stage"], "checkpoints, logs"}
+    assert float(rows["update"]) == pytest.approx(summary["seconds_by_stage"]["update"], abs=0.006)
+    assert sum(map(float, rows.values())) == pytest.approx(summary["timing"]["total_time"], abs=0.05)
+    assert "within the update: " in said.out
+
+
+def test_doctor_of_an_environment_shows_findings_and_speed(lockstep: Command) -> None:
+    said = lockstep("doctor", "CartPole-v1", "--steps", "300")
+    assert said.code == 0
+    assert "environment steps in a second" in said.out
+    assert said.out.endswith("CartPole-v1: 0 errors, 0 warnings\n")
+    said = lockstep("doctor", "cli_envs:NanReward")
+    assert said.code == 1
+    assert "error: the reward at step 1 is nan" in said.out
+    assert "1 errors" in said.out

@@ -1,0 +1,74 @@
+"""`ProgressDisplay` by itself."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from lockstep.tracking.statistics import (
+    CollectStats,
+    EpochStats,
+    InfoStats,
+    SequenceSummaryStats,
+    TimingStats,
+    TrainingStats,
+)
+from lockstep.trainer.display import ProgressDisplay, clock_text
+from lockstep.trainer.events import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
+
+TRAIN = CollectStats(2, 500, 0.5, returns=(10.0, 20.0), lens=(10, 20))
+TEST = CollectStats(2, 60, 0.1, returns=(30.0, 30.0), lens=(30, 30))
+UPDATE = TrainingStats(
+    0.5,
+    8,
+    {name: SequenceSummaryStats.from_sequence([1.5]) for name in ("policy_loss", "entropy", "total_loss", "lr")},
+)
+TRAINER = SimpleNamespace(max_epoch=2, step_per_epoch=500)
+
+
+def play(display: ProgressDisplay) -> None:
+    display.on_event(RunStart(0, 0, 0, trainer=TRAINER))
+    display.on_event(CollectEnd(1, 500, 0, stats=TRAIN))
+    display.on_event(UpdateEnd(1, 500, 8, stats=UPDATE))
+    display.on_event(EvaluationEnd(1, 500, 8, stats=TEST, score=30.0, is_best=True))
+    info = InfoStats(train_step=500, timing=TimingStats(update_speed=500.0))
+    display.on_event(EpochEnd(1, 500, 8, stats=EpochStats(1, TRAIN, TEST, UPDATE, info)))
+    display.on_event(RunEnd(1, 500, 8, reason="interrupted", info=info))
+
+
+def test_display_plain_line_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    play(ProgressDisplay(live=False))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "  500/1,000 steps  evaluation return 30 ± 0, length 30  training return 15 ± 5, length 15  "
+        "policy_loss 1.5  entropy 1.5  500 steps/s  "
+    )
+    assert line.endswith(" left")
+
+
+def test_display_live_ends_with_the_last_state_and_gives_the_cursor_back() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, markup=False)
+    display = ProgressDisplay(console, title="PPO [box]")
+    play(display)
+    text = screen.getvalue()
+    assert not display.is_live
+    assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h")
+    last = text[text.rindex("PPO [box]") :]
+    assert "500/1,000 steps" in last
+    assert "best 30 at 500" in last
+    assert "policy_loss 1.5" in last
+
+
+def test_display_before_the_first_episode_ends_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    display = ProgressDisplay(live=False)
+    display.on_event(RunStart(0, 0, 0, trainer=TRAINER))
+    info = InfoStats(train_step=500)
+    display.on_event(EpochEnd(1, 500, 8, stats=EpochStats(1, CollectStats(0, 500), None, None, info)))
+    assert "training no episode ended yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])
+def test_display_clock(seconds: float, text: str) -> None:
+    assert clock_text(seconds) == text

@@ -1,0 +1,139 @@
+"""Wrong input: one clear message on stderr, exit code 2 (1 for a run that failed), nothing half-written."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import cli_envs
+import pytest
+from conftest import SMALL, Said, Trained
+
+Command = Callable[..., Said]
+TRAIN = ("train", "ppo", "CartPole-v1")
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "algorithm": (("train", "pppo", "CartPole-v1"), "unknown algorithm 'pppo'; did you mean 'ppo'?"),
+    "environment": (("train", "ppo", "CartPol-v1"), "the environment id 'CartPol-v1' is unknown. Did you mean"),
+    "module": (("train", "ppo", "no_such_module:Env"), "there is no module 'no_such_module'"),
+    "class": (("train", "ppo", "cli_envs:Nothing"), "the environment id 'cli_envs:Nothing' is unknown"),
+    "option": ((*TRAIN, "--set", "training.lrr=1"), "training has no option 'lrr'; did you mean 'lr'?"),
+    "section": ((*TRAIN, "--set", "trainin.lr=1"), "unknown option 'trainin.lr'; did you mean 'training'?"),
+    "no value": ((*TRAIN, "--set", "training.lr"), "--set 'training.lr' has no value"),
+    "value": ((*TRAIN, "--set", "training.gamma=2"), "gamma=2 is not allowed; it must be between 0 and 1"),
+    "learning rate": ((*TRAIN, "--set", "training.lr=abc"), "must be a number"),
+    "batch": ((*TRAIN, "--num-envs", "5000"), "training.train_batch_size=1000 is smaller than"),
+    "device": ((*TRAIN, "--device", "abacus"), "framework.device='abacus'"),
+    "config file": ((*TRAIN, "--config", "none.json"), "cannot read --config none.json: No such file"),
+    "seeds": ((*TRAIN, "--seeds", "0"), "--seeds 0 is not allowed"),
+    "actions": (("train", "ppo", "cli_envs:TupleActions"), "ppo cannot act in Tuple(Discrete(2), Discrete(3))"),
+    "shape": (("train", "ppo", "cli_envs:WrongShape"), "has shape (2,), its space says (3,)"),
+    "nan": (("train", "ppo", "cli_envs:NanReward"), "the reward at step 1 is nan"),
+    "not made": (("train", "ppo", "cli_envs:NotMade"), "raised RuntimeError: no licence"),
+    "eval": (("eval", "nothing"), "there is no nothing"),
+    "resume": (("resume", "nothing"), "no run at"),
+    "plot": (("plot", "nothing"), "no run at"),
+    "plot none": (("plot",), "plot needs at least one run's folder"),
+    "doctor": (("doctor", "CartPoll-v1"), "the environment id 'CartPoll-v1' is unknown. Did you mean 'CartPole-v1'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_message_and_exit_code_2(lockstep: Command, tmp_path: Path, name: str) -> None:
+    words, message = WRONG[name]
+    said = lockstep(*words)
+    assert said.code == 2, said
+    assert message in said.err
+    assert said.err.startswith("error: ")
+    assert said.err.count("error:") == 1
+    assert "Traceback" not in said.err
+    assert not list(tmp_path.glob("runs/*")), "no folder of a run that never began"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("trian", "ppo", "CartPole-v1"), "train, resume, eval, plot, list, doctor"),
+        ((*TRAIN, "--totl-steps", "5"), "--total-steps"),
+        ((*TRAIN, "--total-steps", "3.5"), "'3.5' is no whole number"),
+        (("train", "ppo"), "ENV"),
+    ],
+)
+def test_unknown_commands_and_flags_are_answered_with_what_there_is(
+    lockstep: Command, words: tuple[str, ...], message: str
+) -> None:
+    said = lockstep(*words)
+    assert said.code == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+
+
+def test_root_that_cannot_hold_runs_is_refused(lockstep: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = lockstep(*TRAIN, "--root", "file")
+    assert said.code == 2
+    assert "cannot make a run folder in" in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (cli_envs.LateError, "raised ZeroDivisionError: the dynamo broke ("),
+        (cli_envs.LateNan, "gave a value that is not finite in column 'obs' at step"),
+    ],
+)
+def test_run_that_fails_says_where_and_how_to_go_on(
+    lockstep: Command, tmp_path: Path, env: type, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env.total = 0  # type: ignore[attr-defined]
+    said = lockstep("train", "ppo", f"cli_envs:{env.__name__}", *SMALL)
+    assert said.code == 1
+    assert message in said.err
+    assert "Traceback" not in said.err
+    (run,) = tmp_path.glob("runs/*")
+    assert said.err.count("error:") == 1
+    assert f"The run's folder: runs/{run.name}" in said.err
+    assert not list(run.glob("**/*.tmp*"))
+    assert (run / "summary.json").exists()
+    monkeypatch.setenv("LOCKSTEP_DEBUG", "1")
+    env.total = 0  # type: ignore[attr-defined]
+    assert "Traceback (most recent call last)" in lockstep("train", "ppo", f"cli_envs:{env.__name__}", *SMALL).err
+
+
+def test_environment_outside_its_bounds_is_trained_on_with_a_warning(lockstep: Command) -> None:
+    said = lockstep("train", "ppo", "cli_envs:Outside", *SMALL)
+    assert said.code == 0
+    assert "warning: the environment: the observation at step 1 lies outside" in said.out
+
+
+def damage(checkpoint: Path) -> None:
+    file = max(checkpoint.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_damaged_checkpoint_is_named_and_passed_over(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(trained.runs[0], run)
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    damage(checkpoints[-1])
+    said = lockstep("resume", "copy", "--total-steps", "1536")
+    assert said.code == 0
+    assert "goes on at step 512" in said.out
+    assert said.err.startswith("warning: ")
+    assert checkpoints[-1].name in said.err
+
+
+def test_damaged_checkpoints_only_is_an_error(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(trained.runs[0], run)
+    for checkpoint in [*(run / "checkpoints").iterdir(), run / "best" / "policy"]:
+        damage(checkpoint)
+    said = lockstep("resume", "copy", "--total-steps", "1536")
+    assert said.code == 2
+    assert "error: " in said.err
+    assert "has no intact checkpoint to go on from" in said.err
+    said = lockstep("eval", "copy/best/policy")
+    assert said.code == 2
+    assert "error: damaged checkpoint" in said.err

@@ -1,0 +1,275 @@
+"""`lockstep train` and `lockstep resume`: plan, lines, table, folder, seeds, settings, interruption."""
+
+import json
+import os
+import pty
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SMALL, Said, Trained, command, process_env, run_process
+
+from lockstep.cli.arguments import parse
+from lockstep.cli.settings import parse_value, settings_of
+from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
+from lockstep.tracking import RunFolder, read_metrics
+
+Command = Callable[..., Said]
+
+
+def weights_of(run: Path) -> dict[str, np.ndarray]:
+    checkpoint = newest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    folders = read_checkpoint(checkpoint)
+    found = {}
+    for folder, tree in folders.items():
+        if "rl_module" in folder:
+            for name, value in tree.get("weights", {}).items():
+                found[name] = np.asarray(value)
+    assert found, sorted(folders)
+    return found
+
+
+def test_plan_says_what_the_run_is_going_to_do(trained: Trained) -> None:
+    assert trained.code == 0, trained.err
+    plan = trained.out.partition("\n\n")[0]
+    assert plan.startswith("PPO on CartPole-v1, seed 0\n")
+    lines = dict(re.findall(r"^  (\w[\w ]*?)  +(.*)$", plan, re.MULTILINE))
+    assert lines["settings"].startswith("the recipe for ppo on CartPole-v1")
+    assert lines["environments"] == "4 x CartPole-v1 (light_sync, SAME_STEP): Box((4,), float32) -> Discrete(2)"
+    assert lines["updates"] == "4 of 256 environment steps, 1,024 in all"
+    assert lines["gradient steps"] == "32: for each update 2 passes over 4 minibatches of 64"
+    assert lines["networks"] == "9,155 parameters (35.8 KiB)"
+    # (65 + ...): 65 x 4 observations of 4 floats, 64 x 4 rewards (4 bytes), three flags and an action (8 bytes)
+    assert lines["rollout store"] == f"64 x 4 steps, {(65 * 16 * 4 + 64 * 4 * (4 + 3 + 8)) / 1024:.1f} KiB"
+    assert lines["device"] == "cpu, float32, 1 thread, eager"
+    assert lines["evaluation"] == "4 episodes every 512 steps, most likely actions"
+    assert lines["folder"] in {f"runs/{run.name}" for run in trained.runs}
+
+
+def test_output_that_is_no_terminal_gets_one_plain_line_for_each_epoch(trained: Trained) -> None:
+    lines = [line for line in trained.out.splitlines() if "/1,024 steps" in line]
+    assert [line.split("/")[0].strip() for line in lines] == ["0", "512", "1,024"] * 2
+    last = lines[2]
+    for part in ("evaluation return", "training return", "length", "policy_loss", "vf_loss", "steps/s", "0:00 left"):
+        assert part in last
+    assert "\x1b" not in trained.out
+    assert trained.err == ""
+
+
+def test_run_leaves_its_folder_and_a_short_table(trained: Trained) -> None:
+    run = trained.runs[0]
+    names = {path.name for path in run.iterdir()}
+    assert names == {
+        *("config.json", "metrics.jsonl", "checkpoints", "best", "curve.png", "summary.json", "tensorboard")
+    }
+    summary = RunFolder.open(run).read_summary()
+    assert summary["train_step"] == 1024
+    assert summary["gradient_step"] == 32
+    assert f"final return  {summary['final_return']:.4g} ±" in trained.out
+    assert "steps         1,024 in" in trained.out
+    assert "ended by      max_epoch" in trained.out
+    shares = re.search(r"^  time +(.*)$", trained.out, re.MULTILINE)
+    assert shares is not None
+    parts = dict(re.findall(r"(\w[\w, ]*?) (\d+)%", shares[1]))
+    assert set(parts) == {"environment", "acting", "storing", "update", "evaluation", "checkpoints, logs"}
+    assert 97 <= sum(map(int, parts.values())) <= 103
+
+
+def test_seeds_run_one_after_the_other_and_end_in_one_table(trained: Trained) -> None:
+    assert [RunFolder.open(run).seed for run in trained.runs] == [0, 1]
+    finals = [RunFolder.open(run).read_summary()["final_return"] for run in trained.runs]
+    table = trained.out.rpartition("final return")[2]
+    for seed, (run, final) in enumerate(zip(trained.runs, finals, strict=True)):
+        assert re.search(rf"seed {seed} +{re.escape(f'{final:.4g}')} ±.*runs/{run.name}", table)
+    assert f"2 runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean" in table
+
+
+def test_tensorboard_event_file_holds_the_evaluation(trained: Trained) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trained.runs[0]
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    there = {(e.step, round(e.value, 3)) for e in events.Scalars("test/returns_stat/mean")}
+    records = [r for r in read_metrics(run) if r["scope"] == "test"]
+    assert {(r["step"], round(r["data"]["returns_stat/mean"], 3)) for r in records} == there
+    assert {step for step, _ in there} == {0, 512, 1024}
+
+
+def test_settings_later_sources_win(tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"training": {"lr": 0.5, "gamma": 0.9}, "evaluation": {"evaluation_episodes": 3}}))
+    words = ["train", "ppo", "CartPole-v1", "--config", str(file), "--set", "training.lr=3e-4", "--num-envs", "2"]
+    words += ["--set", "rl_module.model_config.hiddens=[32]", "--compile", "--stop-return", "-5", "--seed", "7"]
+    settings = settings_of(parse(words))  # type: ignore[arg-type]
+    config = settings.config
+    assert (config.lr, config.gamma, config.evaluation_episodes) == (3e-4, 0.9, 3)
+    assert config.model_config.hiddens == (32,)
+    assert config.num_envs_per_env_runner == 2
+    assert config.compile
+    assert config.stop_return == -5
+    assert config.seed == 7
+    assert config.train_batch_size == 1000, "from the recipe"
+    assert str(file) in settings.sources[1]
+    assert "training.lr=0.0003" in settings.sources[2]
+
+
+def test_settings_recipe_schedules_span_a_longer_run() -> None:
+    settings = settings_of(parse(["train", "ppo", "CartPole-v1", "--total-steps", "2e5"]))  # type: ignore[arg-type]
+    assert settings.config.lr == [[0, 1e-3], [200_000, 0.0]]
+    assert settings.config.total_steps == 200_000
+    assert "training.lr stretched to 200,000 steps" in settings.sources[1]
+
+
+@pytest.mark.parametrize(("env", "more"), [("CartPole-v0", []), ("CartPole-v1", ["--no-recipe"])])
+def test_settings_without_a_recipe_are_the_defaults(env: str, more: list[str]) -> None:
+    from lockstep import PPOConfig
+
+    settings = settings_of(parse(["train", "ppo", env, *more]))  # type: ignore[arg-type]
+    assert settings.config == PPOConfig().environment(env)
+    assert settings.sources == ["the defaults of ppo"]
+
+
+def test_settings_of_a_run_can_be_used_again(trained: Trained) -> None:
+    words = ["train", "ppo", "CartPole-v1", "--config", str(trained.runs[1] / "config.json")]
+    config = settings_of(parse(words)).config  # type: ignore[arg-type]
+    assert (config.seed, config.train_batch_size, config.loggers) == (1, 256, ["jsonl", "tensorboard"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3e-4", 3e-4), ("null", None), ("None", None), ("True", True), ("[1, 2]", [1, 2]), ("relu", "relu")],
+)
+def test_set_values_are_json_python_or_text(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+def test_resume_goes_on_with_more_steps(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(trained.runs[0], run)
+    whole = lockstep("resume", str(run))
+    assert whole.code == 2
+    assert "has made all its 1,024 steps; give more with --total-steps" in whole.err
+    more = lockstep("resume", "copy", "--total-steps", "1536")
+    assert more.code == 0, more.err
+    assert "goes on at step 1,024" in more.out
+    assert "2 of 256 environment steps, 512 in all" in more.out
+    assert RunFolder.open(run).read_summary()["train_step"] == 1536
+
+
+LONG = (
+    "--total-steps=8192",
+    "--set=training.train_batch_size=512",
+    "--set=training.minibatch_size=64",
+    "--set=training.num_epochs=4",
+    "--set=reporting.steps_per_epoch=2048",
+)
+
+
+def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Command, tmp_path: Path) -> None:
+    words = ("train", "ppo", "CartPole-v1", *LONG)
+    with subprocess.Popen(
+        command(*words), cwd=tmp_path, env=process_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            if line.strip().startswith("2,048/8,192 steps"):
+                process.send_signal(signal.SIGINT)
+                break
+        out, err = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 130, (out, err)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert err == "stopping after this update; once more stops at once\n"
+    assert f"interrupted; go on with: lockstep resume runs/{run.name}" in out
+    assert "ended by      interrupted" in out
+    steps = RunFolder.open(run).read_summary()["train_step"]
+    assert 2048 <= steps < 8192
+    assert steps % 512 == 0
+    assert lockstep("resume", f"runs/{run.name}").code == 0
+    assert RunFolder.open(run).read_summary()["train_step"] == 8192
+    assert lockstep(*words, "--root", "whole").code == 0
+    (whole,) = (tmp_path / "whole").iterdir()
+    resumed, uninterrupted = weights_of(run), weights_of(whole)
+    assert resumed.keys() == uninterrupted.keys()
+    for name, value in uninterrupted.items():
+        np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+
+
+def test_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    words = ("train", "ppo", "cli_envs:Slow", "--no-check", "--num-envs", "1", "--set=evaluation.evaluation_episodes=1")
+    with subprocess.Popen(
+        command(*words), cwd=tmp_path, env=process_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            if "0/" in line and "evaluation" in line and "steps " in line and "every" not in line:
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().startswith("stopping after this update")
+        process.send_signal(signal.SIGINT)  # 2,048 steps of 10 ms lie between this and the update
+        started = time.monotonic()
+        err = process.stderr.read()
+    assert process.returncode == 130
+    assert time.monotonic() - started < 10
+    assert err == "error: stopped at once; it has no checkpoint yet\n"
+
+
+def test_terminal_gets_one_live_display(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    env = process_env(TERM="xterm-256color", COLUMNS="110", LINES="40")
+    process = subprocess.Popen(
+        command("train", "ppo", "CartPole-v1", *SMALL), cwd=tmp_path, env=env, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end has been closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait(timeout=30) == 0
+    text = seen.decode()
+    assert "\x1b[?25l" in text, "the cursor is hidden while the display lives"
+    assert "\x1b[?25h" in text, "and comes back"
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.rpartition("\x1b[2K")[2])
+    for part in ("1,024/1,024 steps", "steps/s", "0:00 left", "evaluation", "training", "policy_loss", "final return"):
+        assert part in last
+    assert text.count("final return") == 1
+
+
+def test_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def small_disk() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, 16_000))  # config.json fits, a checkpoint does not
+
+    done = run_process("train", "ppo", "CartPole-v1", *SMALL, cwd=tmp_path, preexec_fn=small_disk)
+    assert done.returncode == 1, done.stderr
+    assert "\nerror: cannot write checkpoint" in "\n" + done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert list((run / "checkpoints").iterdir()) == []
+    assert list((run / "best").iterdir()) == []
+    assert not (run / "curve.png").exists()
+
+
+def test_import_lockstep_loads_no_display_or_parser() -> None:
+    code = "import sys, lockstep; print([n for n in ('rich', 'tyro', 'matplotlib', 'imageio') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
