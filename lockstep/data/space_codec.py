@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-
 _KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple")
 
 
