@@ -39,6 +39,16 @@ def set_learner_state(learner: Learner, state: Mapping[str, Any]) -> None:
     if unknown:
         raise ValueError(f"unknown components {unknown}; a learner's state has {sorted(known)}")
     _check(learner, state)
+    before = learner_state(learner)
+    try:
+        _apply(learner, state)
+    except Exception as error:
+        _apply(learner, before)
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the state does not fit this learner, nothing was changed: {reason}") from error
+
+
+def _apply(learner: Learner, state: Mapping[str, Any]) -> None:
     for module_id, weights in state.get("rl_module", {}).items():
         learner.module[module_id].set_state(weights)
     if "optimizer" in state:
@@ -52,14 +62,14 @@ def set_learner_state(learner: Learner, state: Mapping[str, Any]) -> None:
         value.fill_(saved["value"])
     for name, saved in state.get("registered", {}).items():
         _restore_registered(learner, name, saved)
-    if isinstance(state.get("should_module_be_updated"), list):
-        learner.policies_to_train = list(state["should_module_be_updated"])
     if "weights_seq_no" in state:
         learner.weights_seq_no = int(state["weights_seq_no"])
     if "lifetime" in state:
         learner.lifetime = {name: int(count) for name, count in state["lifetime"].items()}
     if "random" in state:
         learner.streams.set_state(state["random"])
+    if isinstance(state.get("should_module_be_updated"), list):
+        learner.policies_to_train = list(state["should_module_be_updated"])
 
 
 def checkpoint_folders(learner: Learner, prefix: str) -> dict[str, State]:
@@ -92,18 +102,30 @@ def select_components(
     """The named components only (`"rl_module"`, `"rl_module/p0"`); `KeyError` with those that exist."""
     wanted = [components] if isinstance(components, str) else components
     unwanted = [not_components] if isinstance(not_components, str) else (not_components or [])
-    if wanted is None:
-        return {name: value for name, value in state.items() if name not in unwanted}
-    chosen: State = {}
-    for path in wanted:
-        head, _, rest = path.partition("/")
-        if head not in state or (rest and rest not in state[head]):
-            raise KeyError(f"no component {path!r}; there are {sorted(state)}")
+    chosen: State = dict(state) if wanted is None else {}
+    for path in wanted or []:
+        head, rest = _split_path(state, path)
         if rest:
-            chosen.setdefault(head, {})[rest] = state[head][rest]
+            chosen[head] = {**chosen.get(head, {}), rest: state[head][rest]}
         else:
             chosen[head] = state[head]
-    return {name: value for name, value in chosen.items() if name not in unwanted}
+    for path in unwanted:
+        head, rest = _split_path(state, path)
+        if not rest:
+            chosen.pop(head, None)
+        elif head in chosen:
+            chosen[head] = {name: value for name, value in chosen[head].items() if name != rest}
+    return chosen
+
+
+def _split_path(state: State, path: str) -> tuple[str, str]:
+    head, _, rest = path.partition("/")
+    if head not in state or (rest and not (isinstance(state[head], Mapping) and rest in state[head])):
+        known = sorted(state)
+        if head in state and isinstance(state[head], Mapping):
+            known = [f"{head}/{name}" for name in sorted(state[head])]
+        raise KeyError(f"no component {path!r}; there are {known}")
+    return head, rest
 
 
 def _check(learner: Learner, state: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from lockstep.state.schedules import Schedule, ScheduleLike
 
 ALL_MODULES = "__all_modules__"
 DEFAULT_OPTIMIZER = "default_optimizer"
+ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 
 @dataclass(slots=True)
@@ -155,6 +156,10 @@ class OptimizerSet:
             if len(given["param_groups"]) != len(entry.optimizer.param_groups):
                 raise ValueError(f"optimizer {entry.key!r} has another number of parameter groups than the state")
             for index, item in given["state"].items():
+                if entry.is_plain_adam and set(item) != ADAM_STATE:
+                    raise ValueError(
+                        f"optimizer {entry.key!r}: the state has {sorted(item)}, Adam {sorted(ADAM_STATE)}"
+                    )
                 for name, value in item.items():
                     if torch.is_tensor(value) and value.dim() and value.shape != parameters[int(index)].shape:
                         raise ValueError(
