@@ -38,7 +38,7 @@ def plan_of(trainer: OnpolicyTrainer, config: AlgorithmConfig, sources: Sequence
         f"({size_text(sum(p.numel() * p.element_size() for p in parameters))})",
         "rollout store": f"{trainer.buffer.num_steps:,} x {envs.num_envs} steps, {size_text(store_bytes(trainer))}",
         "device": f"{config.device}, {config.dtype}, {_count(threads, 'thread', 'threads')}, "
-        + ("compiled" if config.compile else "eager"),
+        + ("compiled (the first update takes 10-20 s longer)" if config.compile else "eager"),
         "evaluation": _evaluation_text(trainer, config),
     }
 
