@@ -1,0 +1,140 @@
+"""Learning from episodes: one's own, and the views that a collector hands out."""
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import (
+    ALL,
+    MODULE,
+    assert_same,
+    differs,
+    episodes,
+    parameters,
+    ppo_config,
+    value_batch,
+    value_learner,
+)
+
+from lockstep import A2CConfig, PPOConfig, policy_within_training_step
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.rollout import RolloutEpisodes, RolloutStore
+from lockstep.data.trajectories import trajectories_from_episodes
+
+OPTIONS = {"num_epochs": 2, "minibatch_size": None}
+
+
+def collected(config, num_steps=40):
+    """A rollout of a real environment, with the policy that collected it."""
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    spaces = collector.observation_space, policy.action_space
+    collector.buffer = RolloutStore(num_steps // collector.num_envs, collector.num_envs, *spaces)
+    with policy_within_training_step(policy):
+        collector.collect(n_step=num_steps)
+    collector.close()
+    return policy, collector.buffer
+
+
+def cartpole(config=None):
+    config = (config or PPOConfig()).environment("CartPole-v1").env_runners(num_envs_per_env_runner=2)
+    return config.rl_module(model_config={"hiddens": (8,)}).framework(dtype="float64")
+
+
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+def test_own_episodes_teach_the_same_as_the_views_on_the_rollout_store(config):
+    policy, store = collected(cartpole(config()), num_steps=80)
+    views = store.episodes()
+    assert isinstance(views, RolloutEpisodes)
+    own = [
+        SingleAgentEpisode(
+            observations=np.array(view.get_observations()),
+            actions=np.array(view.get_actions()),
+            rewards=np.array(view.get_rewards()),
+            terminated=view.is_terminated,
+            truncated=view.is_truncated,
+        )
+        for view in views
+    ]
+    assert sum(len(episode) for episode in own) == len(store) == 80
+    assert any(episode.is_terminated for episode in own)
+    assert not all(episode.is_done for episode in own)
+    first, second = policy.learner_group.learner, cartpole(config()).build_learner()
+    assert_same(parameters(first), parameters(second))
+    before = parameters(first)
+    first.update_from_episodes(views, **OPTIONS)
+    second.update_from_episodes(own, **OPTIONS)
+    assert differs(before, parameters(first))
+    for name, tensor in parameters(first).items():
+        torch.testing.assert_close(tensor, parameters(second)[name], rtol=0, atol=1e-6, msg=name)
+
+
+def targets_of(learner, pieces):
+    return learner.prepare_batch(trajectories_from_episodes(pieces), module_id=MODULE)["value_targets"].numpy()
+
+
+def test_truncated_and_open_ends_bootstrap_and_terminated_ones_do_not():
+    learner = ppo_config(gamma=0.9, lambda_=0.0).build_learner()
+    with torch.no_grad():
+        learner.module[MODULE].value_head.bias.fill_(5.0)
+    for end in ("terminated", "truncated", "open"):
+        (episode,) = episodes((3,), (end,))
+        last = torch.as_tensor(np.asarray(episode.get_observations(-1)), dtype=torch.float64)[None]
+        with torch.no_grad():
+            value = float(learner.module[MODULE].compute_values({"obs": last})[0])
+        expected = float(episode.get_rewards(-1)) + (0.0 if end == "terminated" else 0.9 * value)
+        assert abs(value) > 1.0
+        assert targets_of(learner, [episode])[-1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_nothing_reaches_from_one_episode_into_the_next():
+    learner = ppo_config(gamma=0.9, lambda_=0.8).build_learner()
+    for ends in (("terminated", "open", "truncated"), ("open", "truncated", "terminated")):
+        pieces = episodes((3, 5, 4), ends)
+        together = targets_of(learner, pieces)
+        apart = np.concatenate([targets_of(learner, [piece]) for piece in pieces])
+        np.testing.assert_allclose(together, apart, atol=1e-9)
+
+
+def test_callers_episodes_are_not_changed():
+    pieces = episodes()
+    before = [piece.get_state() for piece in episodes()]
+    ppo_config().build_learner().update_from_episodes(pieces, minibatch_size=4, shuffle_batch_per_epoch=True)
+    for piece, state in zip(pieces, before):
+        after = piece.get_state()
+        for name in ("observations", "actions", "rewards"):
+            if name in state:
+                np.testing.assert_equal(after[name], state[name])
+        assert len(piece) == len(piece.get_rewards())
+
+
+def test_episodes_without_steps_are_nothing_to_train_on():
+    learner = ppo_config().build_learner()
+    empty = SingleAgentEpisode(observations=[np.zeros(3, np.float32)])
+    assert learner.update_from_episodes([empty])[ALL]["num_updates_skipped"] == 1
+    results = learner.update_from_episodes([empty, *episodes((4,), ("open",))])
+    assert results[ALL]["num_env_steps_trained"] == 4
+
+
+def test_counts_are_environment_steps_for_each_pass():
+    learner = ppo_config().build_learner()
+    results = learner.update_from_episodes(episodes(), num_epochs=3, minibatch_size=5)
+    assert results[ALL]["num_env_steps_trained"] == 36
+    assert results[MODULE]["num_module_steps_trained"] == 30
+    assert results[ALL]["num_minibatches"] == 6
+
+
+def test_learner_without_prepare_batch_says_so():
+    with pytest.raises(TypeError, match=r"ValueLearner learns from batches only: it has no prepare_batch"):
+        value_learner().update_from_episodes(episodes())
+    value_learner().update_from_batch(value_batch())
+
+
+def test_statistics_of_observations_move_after_the_gradient_steps_only():
+    config = ppo_config().environment(normalize_observations=True)
+    learner, pieces = config.build_learner(), episodes((6, 5), ("terminated", "open"))
+    first = learner.prepare_batch(trajectories_from_episodes(pieces), module_id=MODULE)["obs"].clone()
+    learner.update_from_episodes(pieces)
+    second = learner.prepare_batch(trajectories_from_episodes(pieces), module_id=MODULE)["obs"]
+    raw = np.concatenate([np.asarray(piece.get_observations())[:-1] for piece in pieces])
+    np.testing.assert_allclose(first.numpy(), raw, atol=1e-5)  # no statistics yet
+    np.testing.assert_allclose(second.numpy(), (raw - raw.mean(0)) / raw.std(0), atol=1e-5)

@@ -1,0 +1,226 @@
+"""`LearnerGroup` of one learner in process: updates, state, checkpoints."""
+
+import numpy as np
+import pytest
+from learner_parts import (
+    ALL,
+    MODULE,
+    assert_same,
+    differs,
+    episodes,
+    parameters,
+    ppo_batch,
+    ppo_config,
+    value_batch,
+    value_learner,
+)
+
+from lockstep import LearnerGroup, PPOConfig
+from lockstep.learner.config import LearnersSection
+from lockstep.learner.learner import Learner
+from lockstep.modules import RLModule
+from lockstep.state.checkpoint import CheckpointError
+
+
+def ppo_group(seed=0, **learners):
+    return ppo_config().debugging(seed=seed).learners(**learners).build_learner_group()
+
+
+def test_local_group_is_one_learner_and_starts_no_ray():
+    import sys
+
+    with ppo_group() as group:
+        assert isinstance(group, LearnerGroup)
+        assert (group.is_local, group.is_remote, len(group)) == (True, False, 1)
+        assert isinstance(group.learner, Learner)
+    assert "ray" not in sys.modules
+
+
+def test_group_builds_its_learner():
+    learner = value_learner(build=False)
+    group = LearnerGroup(learner)
+    group.update_from_batch(value_batch())
+    assert learner.weights_seq_no == 1
+
+
+def test_remote_learners_are_refused_with_what_they_need():
+    with pytest.raises(ValueError, match=r"num_learners=2 is not allowed.*lockstep\.cluster"):
+        LearnerGroup(value_learner(), LearnersSection(num_learners=2))
+
+
+def test_updates_of_the_group_are_those_of_its_learner():
+    group, learner = ppo_group(), ppo_config().build_learner()
+    options = {"minibatch_size": 4, "num_epochs": 2, "shuffle_batch_per_epoch": True}
+    for results in (
+        group.update_from_batch(ppo_batch(), **options),
+        learner.update_from_batch(ppo_batch(), **options),
+        group.update_from_episodes(episodes(), **options),
+        learner.update_from_episodes(episodes(), **options),
+    ):
+        assert results[ALL]["num_passes"] == 2
+    assert_same(parameters(group.learner), parameters(learner))
+
+
+def test_return_state_carries_the_weights_after_the_update():
+    group = ppo_group()
+    results = group.update_from_batch(ppo_batch(), return_state=True)
+    weights = results["_rl_module_state_after_update"]
+    assert weights.keys() == {MODULE}
+    for name, array in group.get_weights()[MODULE].items():
+        np.testing.assert_array_equal(weights[MODULE][name], array)
+    assert "_rl_module_state_after_update" not in group.update_from_batch(ppo_batch())
+
+
+def test_empty_list_of_episodes_is_a_counted_no_op():
+    group = ppo_group()
+    before = parameters(group.learner)
+    for number in (1, 2):
+        results = group.update_from_episodes([])
+        assert (results[ALL]["num_updates_skipped"], results[ALL]["num_minibatches"]) == (1, 0)
+        assert group.get_stats()["num_updates_skipped"] == number
+    assert_same(parameters(group.learner), before)
+    assert group.learner.weights_seq_no == 0
+
+
+def test_never_skip_update_raises_instead():
+    group = ppo_group(never_skip_update=True)
+    with pytest.raises(ValueError, match="nothing to train on, and never_skip_update=True"):
+        group.update_from_episodes([])
+    group.update_from_episodes(episodes())
+
+
+def test_nothing_to_train_is_a_counted_no_op_too():
+    group = LearnerGroup(value_learner(policies_to_train=[]))
+    assert group.update_from_batch(value_batch())[ALL]["num_updates_skipped"] == 1
+    assert group.get_stats() == {"num_in_flight": 0, "num_dropped": 0, "num_restarts": 0, "num_updates_skipped": 1}
+
+
+# -- state ---
+
+
+def test_weights_are_arrays_by_module_and_name_and_can_be_set():
+    group, other = ppo_group(), ppo_group(seed=1)
+    weights = group.get_weights()
+    assert {type(array) for array in weights[MODULE].values()} == {np.ndarray}
+    assert weights[MODULE].keys() == group.learner.module[MODULE].state_dict().keys()
+    other.set_weights(weights)
+    assert_same(parameters(other.learner), parameters(group.learner))
+    weights[MODULE]["policy_head.bias"][:] = 7.0
+    assert differs(parameters(other.learner), parameters(group.learner)) == []
+
+
+def test_weights_of_some_modules_only_and_unknown_ones_are_refused():
+    group = LearnerGroup(value_learner(modules=("a", "b")))
+    before = parameters(group.learner)
+    other = LearnerGroup(value_learner(modules=("a", "b"), seed=1))
+    assert group.get_weights(["b"]).keys() == {"b"}
+    group.set_weights(other.get_weights(["b"]))
+    assert {name.split(".")[1] for name in differs(before, parameters(group.learner))} == {"b"}
+    with pytest.raises(KeyError, match=r"no modules \['x'\]; there are \['a', 'b'\]"):
+        group.get_weights(["x"])
+    with pytest.raises(ValueError, match="module 'x' is unknown"):
+        group.set_weights({"x": {}})
+
+
+def test_set_weights_acts_on_all_modules_or_on_none():
+    group = LearnerGroup(value_learner(modules=("a", "b")))
+    before = parameters(group.learner)
+    weights = LearnerGroup(value_learner(modules=("a", "b"), seed=1)).get_weights()
+    del weights["b"]["policy_head.bias"]
+    with pytest.raises(ValueError, match=r"b: missing \['policy_head.bias'\]"):
+        group.set_weights(weights)
+    assert_same(parameters(group.learner), before)
+
+
+def test_foreach_learner_gives_one_result_for_each_in_order():
+    group = ppo_group()
+    assert group.foreach_learner(lambda learner, extra: (learner is group.learner, extra), "x") == [(True, "x")]
+
+
+def test_state_lies_below_learner_and_components_are_chosen_by_path():
+    group, other = ppo_group(), ppo_group(seed=1)
+    group.update_from_batch(ppo_batch())
+    state = group.get_state()
+    assert state.keys() == {"learner"}
+    other.set_state(state)
+    assert_same(parameters(other.learner), parameters(group.learner))
+    assert group.get_state("learner").keys() == {"learner"}
+    assert group.get_state(f"learner/rl_module/{MODULE}")["learner"].keys() == {"rl_module"}
+    without = group.get_state(not_components=["learner/rl_module", "learner/optimizer"])["learner"]
+    assert not {"rl_module", "optimizer"} & without.keys()
+    assert without.keys() == state["learner"].keys() - {"rl_module", "optimizer"}
+
+
+def test_unknown_components_raise_with_the_list():
+    group = ppo_group()
+    for options in ({"components": "rl_module"}, {"not_components": ["env_runner"]}):
+        with pytest.raises(KeyError, match="a group's state has 'learner' and what lies below it"):
+            group.get_state(**options)
+    for options in ({"components": "learner/optimiser"}, {"not_components": "learner/optimiser"}):
+        with pytest.raises(KeyError, match="no component 'optimiser'; there are"):
+            group.get_state(**options)
+    with pytest.raises(ValueError, match=r"one key 'learner', not \['rl_module'\]"):
+        group.set_state({"rl_module": {}})
+
+
+# -- checkpoints ---
+
+
+def test_group_checkpoint_has_the_layout_of_the_contract(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = ppo_group()
+    group.update_from_batch(ppo_batch())
+    folder = tmp_path / "run" / "checkpoint"
+    group.save_to_path("run/checkpoint")
+    module = folder / "learner" / "rl_module" / MODULE
+    for path in (folder / "manifest.json", folder / "learner" / "state.json", module / "weights.safetensors",
+                 module / "spec.json"):  # fmt: skip
+        assert path.is_file(), path
+    assert list((folder / "learner" / "optimizer").glob("*.safetensors"))
+    assert not list(folder.rglob("*.pkl"))
+
+
+def test_group_is_restored_whole_or_one_component_of_it(tmp_path):
+    group, whole, part = ppo_group(), ppo_group(seed=1), ppo_group(seed=1)
+    group.update_from_batch(ppo_batch())
+    path = group.save_to_path(tmp_path / "checkpoint")
+    whole.restore_from_path(path)
+    part.restore_from_path(path, component=f"learner/rl_module/{MODULE}")
+    for other in (whole, part):
+        assert_same(parameters(other.learner), parameters(group.learner))
+    assert (whole.learner.weights_seq_no, part.learner.weights_seq_no) == (1, 0)
+    group.update_from_batch(ppo_batch(seed=1))
+    whole.update_from_batch(ppo_batch(seed=1))
+    assert_same(parameters(whole.learner), parameters(group.learner))
+    with pytest.raises(KeyError, match="no component 'rl_module/other'"):
+        part.restore_from_path(path, component="learner/rl_module/other")
+
+
+def test_module_folder_of_a_group_checkpoint_is_a_module_by_itself(tmp_path):
+    group = ppo_group()
+    group.update_from_batch(ppo_batch())
+    path = group.save_to_path(tmp_path / "checkpoint")
+    module = RLModule.from_checkpoint(f"{path}/learner/rl_module/{MODULE}")
+    for name, array in group.get_weights()[MODULE].items():
+        np.testing.assert_allclose(module.get_state()[name], array, atol=1e-7, err_msg=name)
+
+
+def test_damaged_checkpoint_is_refused_by_name_and_nothing_is_changed(tmp_path):
+    group = ppo_group()
+    path = tmp_path / "checkpoint"
+    ppo_group(seed=1).save_to_path(path)
+    (path / "learner" / "state.json").write_text("{}")
+    before = parameters(group.learner)
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        group.restore_from_path(path)
+    with pytest.raises(CheckpointError, match="not a directory"):
+        group.restore_from_path(tmp_path / "nothing")
+    assert_same(parameters(group.learner), before)
+
+
+def test_spaces_can_be_given_instead_of_an_environment():
+    config = PPOConfig().rl_module(model_config={"hiddens": (4,)}).environment("CartPole-v1")
+    source = ppo_config()
+    group = config.build_learner_group(spaces=(source.observation_space, source.action_space))
+    group.update_from_batch(ppo_batch(8))
+    assert group.learner.module[MODULE].observation_space == source.observation_space

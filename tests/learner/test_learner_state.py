@@ -1,0 +1,288 @@
+"""State of a learner: all or nothing, by component, and through a checkpoint into a new process."""
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import (
+    MODULE,
+    ValueLearner,
+    assert_same,
+    differs,
+    episodes,
+    parameters,
+    ppo_batch,
+    ppo_config,
+    value_batch,
+    value_learner,
+)
+
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.modules import RLModule
+from lockstep.state.checkpoint import CheckpointError
+
+COMPONENTS = [
+    "rl_module", "optimizer", "connectors", "coefficients", "registered", "should_module_be_updated",
+    "weights_seq_no", "lifetime", "random",
+]  # fmt: skip
+OPTIONS = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": True}
+
+
+def trained_ppo(seed=0, **training):
+    """A PPO learner with everything that can be in its state: statistics, penalty, schedules, moments."""
+    training = {"kl_coeff": 0.2, "lr": [[0, 0.01], [1000, 0.0]], **training}
+    config = ppo_config(**training).environment(normalize_observations=True, normalize_rewards=True)
+    learner = config.debugging(seed=seed).build_learner()
+    for number in range(2):
+        learner.update_from_episodes(
+            episodes((9, 7), ("terminated", "truncated"), seed=number),
+            timesteps={"num_env_steps_sampled_lifetime": 100 * number},
+            **OPTIONS,
+        )
+    return learner
+
+
+def flat_state(tree, path=""):
+    """`{path: leaf}` of nested state."""
+    if isinstance(tree, dict):
+        return {key: leaf for name, part in tree.items() for key, leaf in flat_state(part, f"{path}/{name}").items()}
+    if isinstance(tree, list | tuple):
+        return {
+            key: leaf for index, part in enumerate(tree) for key, leaf in flat_state(part, f"{path}/{index}").items()
+        }
+    return {path: tree}
+
+
+def assert_same_state(first, second):
+    first, second = flat_state(first), flat_state(second)
+    assert first.keys() == second.keys()
+    for path, leaf in first.items():
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(second[path]), err_msg=path)
+
+
+def test_state_has_every_component_and_set_state_brings_back_all_of_it():
+    learner, other = trained_ppo(), ppo_config(kl_coeff=0.2, lr=[[0, 0.01], [1000, 0.0]])
+    other = other.environment(normalize_observations=True, normalize_rewards=True).debugging(seed=5).build_learner()
+    state = learner.get_state()
+    assert sorted(state) == sorted(COMPONENTS)
+    other.set_state(state)
+    assert_same_state(other.get_state(), state)
+    for each in (learner, other):
+        each.update_from_episodes(episodes((9, 7), seed=9), **OPTIONS)
+    assert_same(parameters(other), parameters(learner))
+    assert_same_state(other.get_state(), learner.get_state())
+
+
+def test_state_is_a_copy():
+    learner = trained_ppo()
+    state = learner.get_state()
+    kept = copy.deepcopy(state)
+    learner.update_from_episodes(episodes(seed=9), **OPTIONS)
+    assert_same_state(state, kept)
+    assert differs(parameters(learner), parameters(trained_ppo()))
+
+
+def test_components_can_be_taken_and_left_out_by_path():
+    learner = value_learner(modules=("a", "b"))
+    assert set(learner.get_state("rl_module")) == {"rl_module"}
+    assert set(learner.get_state(["weights_seq_no", "rl_module/a"])) == {"weights_seq_no", "rl_module"}
+    assert set(learner.get_state("rl_module/a")["rl_module"]) == {"a"}
+    assert set(learner.get_state(["rl_module/a", "rl_module/b"])["rl_module"]) == {"a", "b"}
+    rest = learner.get_state(not_components="rl_module")
+    assert set(rest) == set(COMPONENTS) - {"rl_module"}
+    assert set(learner.get_state(not_components=["rl_module/a"])["rl_module"]) == {"b"}
+
+
+@pytest.mark.parametrize("options", [{"components": "optimiser"}, {"not_components": "optimiser"}])
+def test_unknown_component_raises_with_the_list(options):
+    with pytest.raises(KeyError, match=r"no component 'optimiser'; there are \['coefficients', 'connectors'"):
+        value_learner().get_state(**options)
+    with pytest.raises(KeyError, match=r"no component 'rl_module/x'; there are \['rl_module/default_policy'\]"):
+        value_learner().get_state("rl_module/x")
+
+
+def test_setting_one_component_leaves_the_others():
+    learner, other = trained_ppo(), trained_ppo(seed=1)
+    rest = other.get_state(not_components="rl_module")
+    other.set_state(learner.get_state("rl_module"))
+    assert_same(parameters(other), parameters(learner))
+    assert_same_state(other.get_state(not_components="rl_module"), rest)
+
+
+def broken(state, path, value):
+    """`state` with `value` at a path of keys (removed where it is None)."""
+    *way, last = path
+    inner = state
+    for key in way:
+        inner = inner[key]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return state
+
+
+ADAM = ("optimizer", f"{MODULE}.default_optimizer")
+
+
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        (("replay",), {}, r"unknown components \['replay'\]; a learner's state has \['coefficients'"),
+        (("rl_module", MODULE, "policy_head.bias"), None, r"missing \['policy_head.bias'\]"),
+        (("rl_module", MODULE, "extra"), np.zeros(2), r"unknown \['extra'\]"),
+        (("rl_module", MODULE, "policy_head.bias"), np.zeros(7), r"policy_head.bias has shape \(7,\), expected \(3,\)"),
+        (("rl_module", "other"), {}, "module 'other' is unknown"),
+        (("optimizer", "other.default_optimizer"), {}, r"unknown \['other.default_optimizer'\]"),
+        ((*ADAM,), None, r"missing \['default_policy.default_optimizer'\]"),
+        ((*ADAM, "state", 0, "exp_avg"), torch.zeros(3), r"exp_avg of parameter 0 has shape \(3,\)"),
+        ((*ADAM, "state", 0, "exp_avg"), None, r"the state has \['exp_avg_sq', 'step'\]"),
+        ((*ADAM, "schedule"), None, "schedule"),
+        (("coefficients", f"{MODULE}/clip_param"), None, r"coefficients: missing \['default_policy/clip_param'\]"),
+        (("coefficients", f"{MODULE}/clip_param"), {}, "schedule"),
+        (("registered", f"{MODULE}/kl_coeff"), torch.zeros(3), "shape"),
+        (("registered", "alpha"), 1.0, r"registered: missing \[\], unknown \['alpha'\]"),
+        (("connectors", MODULE), {}, "obs"),
+        (("lifetime",), {"env_steps": "many"}, "many"),
+        (("random", "root_seed"), None, "random streams"),
+    ],
+)
+def test_state_that_does_not_fit_is_refused_and_nothing_is_changed(path, value, message):
+    learner = trained_ppo(seed=1)
+    before = learner.get_state()
+    state = broken(trained_ppo().get_state(), path, value)
+    with pytest.raises(ValueError, match=message):
+        learner.set_state(state)
+    assert_same_state(learner.get_state(), before)
+
+
+# -- registered state and coefficients ---
+
+
+class CountingLearner(ValueLearner):
+    """Has a temperature of its own, a count and a vector, which belong to its state."""
+
+    scheduled = ("gamma",)
+
+    def build(self):
+        if self._module is None:
+            super().build()
+            self.alpha = self.register_state("alpha", torch.tensor(1.0, dtype=torch.float64))
+            self.history = self.register_state("history", np.zeros(3))
+            self.register_state("count", 0)
+        return self
+
+    def after_gradient_based_update(self, *, timesteps):
+        self.alpha.mul_(0.5)
+        self.history[0] += 1
+        self.registered["count"] += 1
+
+
+def test_registered_state_travels_with_the_learner(tmp_path):
+    learner, other = value_learner(CountingLearner), value_learner(CountingLearner, seed=1)
+    for _ in range(3):
+        learner.update_from_batch(value_batch())
+    other.restore_from_path(learner.save_to_path(tmp_path / "checkpoint"))
+    assert float(other.alpha) == 0.125
+    assert other.history.tolist() == [3, 0, 0]
+    assert other.registered["count"] == 3
+    assert other.alpha is other.registered["alpha"]
+
+
+def test_second_registration_of_a_state_is_refused():
+    with pytest.raises(ValueError, match="state 'alpha' is already registered"):
+        value_learner(CountingLearner).register_state("alpha", 1.0)
+
+
+def test_coefficient_is_a_tensor_that_follows_its_schedule():
+    learner = value_learner(CountingLearner, gamma=[[0, 1.0], [10, 0.0]])
+    tensor = learner.coefficient(MODULE, "gamma")
+    assert (tensor.shape, tensor.dtype) == ((), torch.float64)
+    for step, value in ((0, 1.0), (5, 0.5), (20, 0.0)):
+        learner.update_from_batch(value_batch(), timesteps={"num_env_steps_sampled_lifetime": step})
+        assert float(tensor) == pytest.approx(value)
+        assert learner.coefficient(MODULE, "gamma") is tensor
+
+
+# -- checkpoints ---
+
+
+def test_checkpoint_of_a_learner_restores_all_or_one_component(tmp_path):
+    learner = trained_ppo()
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    whole, part = trained_ppo(seed=1), trained_ppo(seed=1)
+    rest = part.get_state(not_components="rl_module")
+    whole.restore_from_path(path)
+    part.restore_from_path(path, component="rl_module/default_policy")
+    assert_same_state(whole.get_state(), learner.get_state())
+    assert_same(parameters(part), parameters(learner))
+    assert_same_state(part.get_state(not_components="rl_module"), rest)
+    with pytest.raises(KeyError, match="no component 'rl_module/other'"):
+        part.restore_from_path(path, component="rl_module/other")
+
+
+def test_checkpoint_keeps_the_optimizers_of_two_modules_apart(tmp_path):
+    learner, other = value_learner(modules=("a", "b")), value_learner(modules=("a", "b"), seed=1)
+    batch = MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10)
+    learner.update_from_batch(batch)
+    other.restore_from_path(learner.save_to_path(tmp_path / "checkpoint"))
+    for each in (learner, other):
+        each.update_from_batch(batch)
+    assert_same(parameters(other), parameters(learner))
+
+
+NEXT_UPDATE = """
+import sys
+sys.path[:0] = {path!r}
+import torch
+from learner_parts import episodes, parameters
+from test_learner_state import OPTIONS, trained_ppo
+learner = trained_ppo(seed=7)
+learner.restore_from_path(sys.argv[1])
+learner.update_from_episodes(episodes((9, 7), seed=9), **OPTIONS)
+print(" ".join(tensor.numpy().tobytes().hex() for tensor in parameters(learner).values()))
+"""
+
+
+def test_update_after_restoring_in_a_new_process_is_equal_to_the_last_bit(tmp_path):
+    learner = trained_ppo()
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    learner.update_from_episodes(episodes((9, 7), seed=9), **OPTIONS)
+    expected = " ".join(tensor.numpy().tobytes().hex() for tensor in parameters(learner).values())
+    script = NEXT_UPDATE.format(path=sys.path)
+    other = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=120)
+    assert other.returncode == 0, other.stderr
+    assert other.stdout.strip() == expected
+
+
+def test_damaged_and_foreign_checkpoints_are_refused_and_change_nothing(tmp_path):
+    learner = trained_ppo()
+    before = learner.get_state()
+    damaged = tmp_path / "damaged"
+    trained_ppo(seed=1).save_to_path(damaged)
+    weights = damaged / "learner" / "rl_module" / MODULE / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors"):
+        learner.restore_from_path(damaged)
+    (tmp_path / "foreign").mkdir()
+    with pytest.raises(CheckpointError, match=r"no manifest\.json"):
+        learner.restore_from_path(tmp_path / "foreign")
+    RLModule.save_to_path(learner.module[MODULE], tmp_path / "module")
+    with pytest.raises((KeyError, ValueError), match="no folder 'learner' with a learner's state"):
+        learner.restore_from_path(tmp_path / "module")
+    larger = ppo_config().rl_module(model_config={"hiddens": (5,)}).build_learner()
+    with pytest.raises(ValueError, match="nothing was changed"):
+        learner.restore_from_path(larger.save_to_path(tmp_path / "larger"))
+    assert_same_state(learner.get_state(), before)
+
+
+def test_batches_and_episodes_can_alternate_without_losing_counts():
+    learner = ppo_config().build_learner()
+    learner.update_from_batch(ppo_batch(24))
+    results = learner.update_from_episodes(episodes((3, 5, 4)))
+    assert results["__all_modules__"]["num_env_steps_trained_lifetime"] == 36
