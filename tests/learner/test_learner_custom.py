@@ -1,0 +1,166 @@
+"""A loss of one's own in ten lines, eager and compiled. The suite compiles once, for all tests of this file."""
+
+import pytest
+import torch
+from learner_parts import ALL, MODULE, assert_same, parameters, ppo_batch, ppo_config
+
+from lockstep.algorithms.ppo import PPOLearner
+
+NOW = {"num_env_steps_sampled_lifetime": 50}
+STEPS = {"minibatch_size": 8, "num_epochs": 5, "shuffle_batch_per_epoch": True}
+
+
+class MyLearner(PPOLearner):
+    """The example of the contract, word for word."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        penalty = self.masked_mean(fwd_out["action_dist_inputs"].pow(2).sum(-1), batch)
+        self.log(module_id, penalty=penalty)
+        return loss + 1e-3 * penalty
+
+
+class HalvedGradients(MyLearner):
+    """Halves the gradients of the value head after clipping, and counts its eager steps."""
+
+    eager_steps = 0
+
+    def _update(self, batch):
+        self.eager_steps += 1
+        return super()._update(batch)
+
+    def postprocess_gradients(self, gradients):
+        gradients = super().postprocess_gradients(gradients)
+        value_head = set(self.module[MODULE].value_head.parameters())
+        return {param: 0.5 * value if param in value_head else value for param, value in gradients.items()}
+
+
+def build(cls=HalvedGradients, compile_it=False, seed=0, **training):
+    training = {"lr": [[0, 0.01], [100, 0.005]], "entropy_coeff": [[0, 0.1], [100, 0.0]], "grad_clip": 0.3, **training}
+    config = ppo_config(learner_class=cls, vf_clip_param=0.2, **training).debugging(seed=seed)
+    return config.framework(dtype="float32", compile=compile_it).build_learner()
+
+
+def batch(rows=32, seed=0, poisoned=False):
+    made = ppo_batch(rows, seed=seed)
+    made["vf_preds"] = made["value_targets"] * 0.5
+    if poisoned:
+        made["value_targets"][:] = float("nan")
+    return made
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """A learner whose gradient step on 8 rows of 32 is compiled."""
+    learner = build(compile_it=True)
+    learner.update_from_batch(batch(), minibatch_size=8)
+    return learner
+
+
+def pair(compiled):
+    """The compiled learner at the state of a new eager one."""
+    eager = build()
+    eager.update_from_batch(batch(seed=4), minibatch_size=8)
+    compiled.set_state(eager.get_state())
+    return compiled, eager
+
+
+def assert_close(first, second):
+    for (name, own), other in zip(parameters(first).items(), parameters(second).values()):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-5, msg=name)
+
+
+def test_loss_of_ones_own_takes_ten_lines_and_shows_in_results_and_gradients():
+    mine, plain = build(MyLearner), build(PPOLearner)
+    assert_same(parameters(mine), parameters(plain))
+    results = [learner.update_from_batch(batch())[MODULE] for learner in (mine, plain)]
+    assert results[0]["total_loss"] == pytest.approx(results[1]["total_loss"] + 1e-3 * results[0]["penalty"])
+    assert results[0]["penalty"] > 0
+    assert "penalty" not in results[1]
+    assert results[0]["policy_loss"] == results[1]["policy_loss"]
+    heads = [learner.module[MODULE].policy_head.weight.detach() for learner in (mine, plain)]
+    assert not torch.equal(*heads)
+
+
+def test_compiled_update_equals_the_eager_one_over_twenty_minibatches(compiled):
+    compiled, eager = pair(compiled)
+    results = [learner.update_from_batch(batch(seed=1), timesteps=NOW, **STEPS) for learner in (compiled, eager)]
+    assert results[0][ALL]["num_minibatches"] == 20
+    assert (compiled.eager_steps, eager.eager_steps) == (0, 24)
+    assert_close(compiled, eager)
+    for name, value in results[1][MODULE].items():
+        assert results[0][MODULE][name] == pytest.approx(value, abs=1e-4), name
+    for key, series in eager.last_series.items():
+        assert compiled.last_series[key] == pytest.approx(series, abs=1e-4), key
+
+
+def test_compiled_update_has_the_hooks_of_a_subclass_in_it(compiled):
+    compiled, eager = pair(compiled)
+    plain = build(MyLearner)
+    plain.set_state(eager.get_state())
+    for learner in (compiled, eager, plain):
+        learner.get_optimizer(MODULE).param_groups[0]["eps"] = 1e-5
+        learner.update_from_batch(batch(seed=2), **STEPS)
+    assert "penalty" in {name for _, name in compiled.last_series}
+    assert_close(compiled, eager)
+    heads = [learner.module[MODULE].value_head.weight.detach() for learner in (compiled, plain)]
+    assert float((heads[0] - heads[1]).abs().max()) > 1e-4  # the hook changed what the plain learner does
+
+
+def test_compiled_update_follows_schedules_between_updates(compiled):
+    compiled, eager = pair(compiled)
+    for step in (0, 50, 100, 500):
+        now = {"num_env_steps_sampled_lifetime": step}
+        results = [
+            learner.update_from_batch(batch(seed=step), minibatch_size=8, timesteps=now)[MODULE]
+            for learner in (compiled, eager)
+        ]
+        rates = [result["default_optimizer_learning_rate"] for result in results]
+        assert rates[0] == rates[1] == pytest.approx(max(0.005, 0.01 - step * 5e-5))
+        assert results[0]["total_loss"] == pytest.approx(results[1]["total_loss"], abs=1e-5)
+    assert_close(compiled, eager)
+
+
+def test_compiled_update_skips_gradients_that_are_not_finite(compiled):
+    compiled, _ = pair(compiled)
+    before, state = parameters(compiled), compiled.get_state("optimizer")["optimizer"]
+    results = compiled.update_from_batch(batch(poisoned=True), minibatch_size=8)
+    assert results[ALL]["num_bad_gradients"] == 4
+    assert_same(parameters(compiled), before)
+    moments = [
+        entry["state"][0] for part in (state, compiled.get_state("optimizer")["optimizer"]) for entry in part.values()
+    ]
+    assert_same(*moments)
+    assert compiled.update_from_batch(batch(), minibatch_size=8)[ALL]["num_bad_gradients"] == 0
+
+
+def test_compiled_and_eager_optimizer_states_are_interchangeable(compiled):
+    compiled, eager = pair(compiled)
+    compiled.update_from_batch(batch(seed=3), minibatch_size=8)
+    eager.set_state(compiled.get_state())
+    for learner in (compiled, eager):
+        learner.update_from_batch(batch(seed=4), minibatch_size=8)
+    assert_close(compiled, eager)
+
+
+class SgdLearner(MyLearner):
+    """Something else than Adam."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        params = list(self.module[module_id].parameters())
+        self.register_optimizer(module_id=module_id, optimizer=torch.optim.SGD(params, lr=0.1), params=params)
+
+
+@pytest.mark.parametrize(
+    "cls, options, reason",
+    [
+        (SgdLearner, {}, r"\['default_policy.default_optimizer'\] are not plain Adam"),
+        (MyLearner, {"nan_policy": "zero"}, "nan_policy='zero' is not compiled"),
+    ],
+)
+def test_what_cannot_be_compiled_runs_eagerly_with_a_warning(cls, options, reason):
+    learner, eager = build(cls, compile_it=True, **options), build(cls, **options)
+    with pytest.warns(UserWarning, match=f"compile=True: this gradient step runs eagerly, because .*{reason}"):
+        learner.update_from_batch(batch(), minibatch_size=8)
+    eager.update_from_batch(batch(), minibatch_size=8)
+    assert_same(parameters(learner), parameters(eager))
