@@ -1,0 +1,75 @@
+"""What one reads to understand PPO from end to end (house rule 4), and how long it is.
+
+`python tests/architecture/reading_path.py` prints the tables of docs/reading-ppo.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from architecture_checks import lines_of
+
+ROOT = Path(__file__).parents[2]
+
+PATH: list[tuple[str, str | None]] = [
+    ("examples/train_cartpole.py", None),
+    ("lockstep/trainer/onpolicy.py", "OnpolicyTrainer._training_step"),
+    ("lockstep/trainer/base.py", "BaseTrainer._epochs"),
+    ("lockstep/trainer/base.py", "BaseTrainer._one_epoch"),
+    ("lockstep/rollout/collector.py", "Collector.collect"),
+    ("lockstep/rollout/collector.py", "Collector._collect_steps"),
+    ("lockstep/rollout/collector.py", "Collector._run"),
+    ("lockstep/rollout/collector.py", "Collector._after_step"),
+    ("lockstep/modules/actor_critic.py", None),
+    ("lockstep/algorithms/ppo.py", None),
+    ("lockstep/ops/returns.py", "gae"),
+    ("lockstep/learner/learner.py", "Learner._run"),
+    ("lockstep/learner/learner.py", "Learner._minibatch"),
+    ("lockstep/learner/learner.py", "Learner._update"),
+    ("lockstep/learner/learner.py", "Learner.compute_losses"),
+    ("lockstep/learner/learner.py", "Learner.masked_mean"),
+    ("lockstep/learner/learner.py", "Learner.normalized"),
+    ("lockstep/learner/learner.py", "Learner.compute_gradients"),
+    ("lockstep/learner/learner.py", "Learner.postprocess_gradients"),
+    ("lockstep/learner/learner.py", "Learner.apply_gradients"),
+    ("lockstep/learner/learner.py", "Learner._step_optimizer"),
+]
+"""The path: files, or functions of files."""
+
+LEAVES: list[tuple[str, str | None]] = [
+    ("lockstep/data/rollout.py", "RolloutStore.write_obs"),
+    ("lockstep/data/rollout.py", "RolloutStore.write_step"),
+    ("lockstep/data/rollout.py", "RolloutStore.trajectories"),
+    ("lockstep/algorithms/policy.py", "Policy.update"),
+    ("lockstep/learner/learner.py", "Learner.update_from_episodes"),
+    ("lockstep/learner/onpolicy.py", "evaluate_trajectories"),
+    ("lockstep/ops/_kernels.py", "gae"),
+    ("lockstep/ops/losses.py", "clipped_surrogate_loss"),
+    ("lockstep/ops/losses.py", "clipped_value_loss"),
+    ("lockstep/learner/minibatches.py", "gather"),
+    ("lockstep/learner/minibatches.py", "module_minibatches"),
+]
+"""What the path calls by a name that says what it does: to be looked up, not counted."""
+
+LOSS = ("lockstep/algorithms/ppo.py", "PPOLearner.compute_loss_for_module")
+
+
+def counted(entries: list[tuple[str, str | None]]) -> list[tuple[str, str, int]]:
+    """`(file, what of it, lines)`."""
+    return [(path, name or "whole file", lines_of((ROOT / path).read_text(), name)) for path, name in entries]
+
+
+def table(entries: list[tuple[str, str | None]]) -> str:
+    """A Markdown table with a row for each entry and the sum."""
+    rows = counted(entries)
+    lines = [f"| [`{path}`](../{path}) | {_code(what)} | {size} |" for path, what, size in rows]
+    total = sum(size for _, _, size in rows)
+    return "\n".join(["| file | what | lines |", "|---|---|---|", *lines, f"| | **together** | **{total}** |"])
+
+
+def _code(what: str) -> str:
+    return what if " " in what else f"`{what}`"
+
+
+if __name__ == "__main__":
+    print(table(PATH), table(LEAVES), sep="\n\n")

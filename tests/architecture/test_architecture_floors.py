@@ -1,0 +1,120 @@
+"""Who may import whom (docs/architecture.md, "Floors")."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from architecture_checks import (
+    circle,
+    folder_graph,
+    imports_matching,
+    imports_of,
+    read_sources,
+    upward_imports,
+    uses_of,
+)
+
+ROOT = Path(__file__).parents[2]
+SOURCES = read_sources(ROOT, "lockstep")
+FLOORS = {
+    "ops": 0,
+    "state": 0,
+    "data": 1,
+    "tracking": 1,
+    "envs": 2,
+    "modules": 2,
+    "replay": 2,
+    "connectors": 3,
+    "rollout": 4,
+    "learner": 4,
+    "cluster": 5,
+    "algorithms": 6,
+    "trainer": 7,
+    "recipes": 8,
+    "cli": 9,
+}
+NOT_AN_ALGORITHM = ("__init__", "build", "config", "policy")
+ALGORITHM_FILES = sorted(
+    path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM
+)
+
+NEVER = [
+    ("ops", ("gymnasium",)),
+    ("state", ("gymnasium", "torch.nn", "torch.optim")),
+    ("data", ("gymnasium.envs", "gymnasium.vector", "gymnasium.wrappers", "gymnasium.make", "torch.distributed")),
+    ("envs", ("torch.nn", "torch.optim")),
+    ("modules", ("torch.optim", "lockstep.ops.losses")),
+    ("replay", ("gymnasium.envs", "gymnasium.vector", "gymnasium.make")),
+    ("rollout", ("torch.optim", "lockstep.learner")),
+    ("learner", ("lockstep.envs", "lockstep.replay", "lockstep.rollout", "gymnasium.vector", "gymnasium.make")),
+    ("trainer", tuple(f"lockstep.algorithms.{name}" for name in ALGORITHM_FILES)),
+]
+"""Beyond the floors: what a folder does not know, though it stands lower."""
+
+
+def test_every_folder_has_a_floor():
+    folders = {path.parent.name for path in (ROOT / "lockstep").glob("*/__init__.py")}
+    assert folders == set(FLOORS)
+
+
+def test_no_import_goes_up_or_sideways():
+    assert [str(found) for found in upward_imports(SOURCES, FLOORS, free=["_version"])] == []
+
+
+def test_the_floors_would_notice_an_upward_import():
+    worse = {**SOURCES, "lockstep/learner/x.py": "def f():\n    from ..trainer import base\n"}
+    assert [found.path for found in upward_imports(worse, FLOORS, free=["_version"])] == ["lockstep/learner/x.py"]
+
+
+def test_there_is_no_circle_between_folders():
+    graph = folder_graph(SOURCES)
+    assert sum(map(len, graph.values())) > 20  # it does see the imports
+    assert circle(graph) == []
+
+
+def test_only_the_cluster_imports_ray():
+    outside = [found for found in imports_matching(SOURCES, ["ray"]) if "/cluster/" not in found.path]
+    assert [str(found) for found in outside] == []
+
+
+@pytest.mark.parametrize(("folder", "unknown"), NEVER, ids=[folder for folder, _ in NEVER])
+def test_a_folder_does_not_know_what_comes_after_it(folder, unknown):
+    within = f"lockstep/{folder}/"
+    found = imports_matching(SOURCES, unknown, within=within) + uses_of(SOURCES, unknown, within=within)
+    assert [str(item) for item in found] == []
+
+
+def test_one_algorithm_never_imports_another():
+    assert {"a2c", "ppo"} <= set(ALGORITHM_FILES)
+    for name in ALGORITHM_FILES:
+        path = f"lockstep/algorithms/{name}.py"
+        for line, imported in imports_of(path, SOURCES[path]):
+            parts = imported.split(".")
+            from_the_list = parts[:2] == ["lockstep", "algorithms"] and (
+                len(parts) < 3 or parts[2] not in NOT_AN_ALGORITHM
+            )
+            assert not from_the_list or parts[2:3] == [name], f"{path}:{line} imports {imported}"
+
+
+def test_an_algorithm_is_one_file_and_one_entry_in_the_list():
+    from lockstep import ALGORITHMS
+
+    assert sorted(config.__module__ for config in ALGORITHMS) == [f"lockstep.algorithms.{n}" for n in ALGORITHM_FILES]
+    assert sorted(config.algorithm for config in ALGORITHMS) == ALGORITHM_FILES
+
+
+def test_the_trainers_name_no_concrete_algorithm():
+    classes = re.compile(r"^class (\w+)", re.MULTILINE)
+    names = [name for file in ALGORITHM_FILES for name in classes.findall(SOURCES[f"lockstep/algorithms/{file}.py"])]
+    assert "PPOConfig" in names
+    found = uses_of(SOURCES, names, within="lockstep/trainer/")
+    found += imports_matching(SOURCES, [f"lockstep.algorithms.{n}" for n in names], within="lockstep/trainer/")
+    assert [str(item) for item in found] == []
+
+
+def test_the_documented_floors_are_these():
+    text = (ROOT / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `(\w+)/` \|", text, re.MULTILINE)
+    assert {folder: int(floor) for floor, folder in rows} == FLOORS

@@ -1,0 +1,70 @@
+"""The public names: they exist, are documented, and importing them is light."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from architecture_checks import declared_names
+
+ROOT = Path(__file__).parents[2]
+EMPTY = {"lockstep.cluster", "lockstep.replay"}
+"""floors that no issue has filled yet: a docstring and nothing else"""
+PACKAGES = ["lockstep", *(f"lockstep.{path.parent.name}" for path in sorted((ROOT / "lockstep").glob("*/__init__.py")))]
+HEAVY = ("ray", "tensorboard", "wandb", "mlflow", "matplotlib", "pandas", "numba", "tyro", "rich", "scipy", "imageio")
+MAX_IMPORT_SECONDS = 0.5
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_a_folder_declares_exists_and_is_documented(package):
+    names = declared_names((ROOT / package.replace(".", "/") / "__init__.py").read_text())
+    if package in EMPTY:
+        assert names is None
+        return
+    assert names, f"{package} has no __all__"
+    assert len(names) == len(set(names))
+    module = importlib.import_module(package)
+    for name in names:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            doc = inspect.getdoc(value) or ""
+            assert doc, f"{package}.{name} has no docstring"
+            assert not doc.startswith(f"{name}("), f"{package}.{name} has only the docstring of a dataclass"
+
+
+def test_the_package_declares_all_that_its_init_imports():
+    import lockstep
+
+    public = {
+        name
+        for name, value in vars(lockstep).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }  # fmt: skip
+    assert public == set(lockstep.__all__) - {"__version__"}
+
+
+def fresh_import() -> tuple[float, list[str]]:
+    """Seconds that `import lockstep` takes after torch in a new process, and which heavy packages it loads.
+
+    Seconds of processor time, which does not depend on what else the machine does.
+    """
+    code = (
+        "import json, sys, time, torch; t = time.process_time(); import lockstep; t = time.process_time() - t;"
+        f"print(json.dumps([t, [m for m in {HEAVY!r} if m in sys.modules]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    seconds, loaded = json.loads(done.stdout)
+    return seconds, loaded
+
+
+def test_importing_lockstep_is_light():
+    runs = [fresh_import() for _ in range(3)]
+    assert [loaded for _, loaded in runs] == [[], [], []]
+    seconds = statistics.median(seconds for seconds, _ in runs)
+    assert 0.02 < seconds < MAX_IMPORT_SECONDS, runs
