@@ -47,7 +47,14 @@ def ppo_pendulum() -> PPOConfig:
         PPOConfig()
         .environment("Pendulum-v1", normalize_observations=True, normalize_rewards=True)
         .env_runners(num_envs_per_env_runner=4)
-        .training(lr=1e-3, gamma=0.9, lambda_=0.95, train_batch_size=2000, minibatch_size=50, num_epochs=10)
+        .training(
+            lr=[[0, 1e-3], [100_000, 0.0]],
+            gamma=0.9,
+            lambda_=0.95,
+            train_batch_size=2000,
+            minibatch_size=50,
+            num_epochs=10,
+        )
         .reporting(total_steps=100_000)
     )
 
