@@ -39,6 +39,7 @@ class JsonlLogger(BaseLogger):
         self._size = 0
         self._wall_before = 0.0
         self._started = time.monotonic()
+        self._kept_save: tuple[int, ...] | None = None
         self._open()
 
     @property
@@ -131,7 +132,8 @@ class JsonlLogger(BaseLogger):
         return {**super().get_state(), "offset": self._size, "wall_s": self.wall_s}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to where the file stood; the note of the save that holds this state is kept.
+        """Go back to where the file stood; the note of the save that holds this state is kept, and not doubled
+        when that save is recorded again (a kill may have come before its note).
 
         A file that is shorter than the state says (a run folder without its metrics) is continued with a
         warning.
@@ -150,8 +152,15 @@ class JsonlLogger(BaseLogger):
             return
         note = self._save_note(offset)
         if note:
-            self._wall_before = max(self._wall_before, float(json.loads(note)["wall_s"]))
+            record = json.loads(note)
+            self._wall_before = max(self._wall_before, float(record["wall_s"]))
+            self._kept_save = tuple(record["data"][name] for name in ("epoch", "env_step", "gradient_step"))
         self.truncate_to(offset + len(note))
+
+    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+        kept, self._kept_save = self._kept_save, None
+        if kept != (epoch, env_step, gradient_step):
+            super()._record_save(epoch, env_step, gradient_step, path)
 
     def _save_note(self, offset: int) -> bytes:
         """The line at `offset` if it records a save, else nothing."""

@@ -109,4 +109,8 @@ def restore_trainer(trainer: OnpolicyTrainer, path: str | Path) -> None:
     if "trainer" not in folders:
         raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
     trainer.policy.set_checkpoint_folders(folders)
-    trainer.set_state(folders["trainer"]["state"])
+    state = folders["trainer"]["state"]
+    trainer.set_state(state)
+    # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
+    epoch, env_step, gradient_step = state["saved_at"]
+    trainer.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))

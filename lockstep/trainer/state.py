@@ -41,6 +41,7 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
     counters["carried_steps"] = trainer.epoch_steps if trainer.in_epoch else trainer.carried_steps
     return {
         "counters": counters,
+        "saved_at": [trainer.epoch, trainer.env_step, trainer.gradient_step],
         "seconds": dict(trainer.seconds),
         "best": None if trainer.best_stats is None else _from_collect(trainer.best_stats),
         "last_test": None if trainer.last_test is None else _from_collect(trainer.last_test),

@@ -1,0 +1,123 @@
+"""Every wrong or contradictory parameter is refused at construction, with its name and its value."""
+
+import re
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from trainer_tools import config_for
+
+from lockstep import Collector, OnpolicyTrainer
+
+
+@pytest.fixture(scope="module")
+def template():
+    return config_for().build_trainer()
+
+
+def given(template, **changes):
+    options = {
+        "max_epoch": 1,
+        "batch_size": 32,
+        "train_collector": template.train_collector,
+        "test_collector": template.test_collector,
+        "step_per_epoch": 64,
+        "repeat_per_collect": 1,
+        "step_per_collect": 64,
+        "episode_per_test": 2,
+    }
+    return {**options, **changes}
+
+
+WRONG = [
+    ("max_epoch", -1),
+    ("max_epoch", 1.5),
+    ("max_epoch", None),
+    ("max_epoch", True),
+    ("batch_size", 0),
+    ("batch_size", "64"),
+    ("step_per_epoch", 0),
+    ("step_per_epoch", None),
+    ("step_per_epoch", 1e3),
+    ("repeat_per_collect", 0),
+    ("repeat_per_collect", None),
+    ("repeat_per_collect", 2.0),
+    ("step_per_collect", 0),
+    ("step_per_collect", 64.0),
+    ("episode_per_test", 0),
+    ("episode_per_test", None),
+    ("episode_per_test", 2.5),
+    ("test_interval", 0),
+    ("checkpoint_interval", 0),
+    ("checkpoint_interval", "often"),
+    ("train_fn", 3),
+    ("test_fn", "now"),
+    ("stop_fn", 475.0),
+    ("compute_score_fn", "mean"),
+    ("save_best_fn", "best"),
+    ("save_checkpoint_fn", "checkpoints"),
+    ("logger", "jsonl"),
+    ("nan_policy", "skip"),
+]
+
+
+@pytest.mark.parametrize("name, value", WRONG, ids=[f"{name}={value}" for name, value in WRONG])
+def test_a_wrong_value_is_refused_with_name_and_value(template, name, value):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} is not allowed")):
+        OnpolicyTrainer(template.policy, **given(template, **{name: value}))
+
+
+def test_an_episode_count_is_checked_like_a_step_count(template):
+    with pytest.raises(ValueError, match="episode_per_collect=0 is not allowed"):
+        OnpolicyTrainer(template.policy, **given(template, step_per_collect=None, episode_per_collect=0))
+
+
+@pytest.mark.parametrize("both", [(None, None), (64, 5)])
+def test_exactly_one_of_step_per_collect_and_episode_per_collect(template, both):
+    expected = f"exactly one of step_per_collect and episode_per_collect, not {both[0]} and {both[1]}"
+    with pytest.raises(ValueError, match=expected):
+        OnpolicyTrainer(template.policy, **given(template, step_per_collect=both[0], episode_per_collect=both[1]))
+
+
+@pytest.mark.parametrize("name", ["stop_fn", "test_fn", "save_best_fn", "compute_score_fn"])
+def test_what_only_evaluation_calls_is_refused_without_it(template, name):
+    changes = {"test_collector": None, "episode_per_test": None, name: lambda *arguments: None}
+    with pytest.raises(ValueError, match=f"{name} is never called without evaluation"):
+        OnpolicyTrainer(template.policy, **given(template, **changes))
+
+
+def test_a_callback_that_is_none_is_refused(template):
+    with pytest.raises(ValueError, match="callbacks: <function"):
+        OnpolicyTrainer(template.policy, **given(template, callbacks=[lambda event: None]))
+
+
+def test_an_unknown_parameter_is_refused_by_name(template):
+    with pytest.raises(TypeError, match="max_epochs"):
+        OnpolicyTrainer(template.policy, **given(template, max_epochs=3))
+
+
+def test_evaluation_in_the_environments_of_training_is_refused(template):
+    vector = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+    collectors = [Collector(template.policy, vector) for _ in range(2)]
+    assert collectors[0].env is not collectors[1].env
+    changes = {"train_collector": collectors[0], "test_collector": collectors[1], "batch_size": None}
+    with pytest.raises(ValueError, match="test_collector has the environments of train_collector"):
+        OnpolicyTrainer(template.policy, **given(template, **changes))
+    same = {"test_collector": template.train_collector}
+    with pytest.raises(ValueError, match="test_collector has the environments of train_collector"):
+        OnpolicyTrainer(template.policy, **given(template, **same))
+
+
+def test_one_environment_given_in_the_configuration_cannot_be_trained_on_and_evaluated_at_once():
+    vector = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+    with pytest.raises(ValueError, match="environments"):
+        config_for(env=vector, num_envs=2).build_trainer()
+    trainer = config_for(env=vector, num_envs=2, evaluation={"evaluation_interval": 0}).build_trainer()
+    assert next(trainer).train_collect_stat.n_collected_steps == 128
+
+
+def test_learning_outside_of_a_training_step_is_refused(template):
+    with pytest.raises(RuntimeError, match="policy_within_training_step"):
+        template.policy.update(0, template.buffer)
+    with template.policy.within_training_step(), pytest.raises(ValueError, match="sample_size=32"):
+        template.policy.update(32, template.buffer)

@@ -1,0 +1,257 @@
+"""Exact resume: N steps, a new process and N more are 2N steps, to the last bit; kills included."""
+
+import multiprocessing
+import multiprocessing.forkserver
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from trainer_tools import collected, config_for, digest, hashes, learned, records_of, run_in, work
+
+from lockstep.state.checkpoint import read_checkpoint
+from lockstep.tracking import RunFolder
+from lockstep.trainer import OnpolicyTrainer, restore_trainer, save_trainer
+from lockstep.trainer.callbacks import Callback, EarlyStop
+
+RUNS = {"ppo_4": ("ppo", 4), "ppo_1": ("ppo", 1), "a2c_4": ("a2c", 4)}
+HALF, WHOLE = 256, 512
+LONG = 20 * 128
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """New processes from one that has only imported the library (which takes longer than all of the training)."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trainer_warm"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(shared_folder):
+    folder = shared_folder
+    trainers = {name: run_in(folder / name, algo, WHOLE, num_envs=n) for name, (algo, n) in RUNS.items()}
+    return folder, {name: hashes(trainer) for name, trainer in trainers.items()}
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(uninterrupted, folder):
+    whole, expected = uninterrupted
+    for name, (algorithm, num_envs) in RUNS.items():
+        assert hashes(run_in(folder / name, algorithm, WHOLE, num_envs=num_envs)) == expected[name]
+        assert records_of(folder / name) == records_of(whole / name)
+    other = run_in(folder / "other", "ppo", WHOLE, debugging={"seed": 4})
+    assert learned(other) != expected["ppo_4"][0]
+    assert len({hash_ for pair in expected.values() for hash_ in pair}) == 6
+
+
+def test_n_and_a_new_process_and_n_are_2n_to_the_last_bit(uninterrupted, processes, folder):
+    """Weights, optimizer, normalisers, random streams, environments, counters and records."""
+    whole, expected = uninterrupted
+    for name, (algorithm, num_envs) in RUNS.items():
+        half = run_in(folder / name, algorithm, HALF, num_envs=num_envs)
+        assert half.env_step == HALF
+        assert learned(half) != expected[name][0]
+    answers = processes.SimpleQueue()
+    jobs = [(name, algorithm, num_envs, WHOLE) for name, (algorithm, num_envs) in RUNS.items()]
+    process = processes.Process(target=work, args=(folder, jobs, answers))
+    process.start()
+    got = answers.get()
+    process.join()
+    assert got == expected
+    for name in RUNS:
+        assert records_of(folder / name) == records_of(whole / name)
+        assert state_of(folder / name) == state_of(whole / name)
+
+
+def state_of(folder):
+    """What the newest checkpoint holds, wall times left out."""
+    folders = read_checkpoint(RunFolder.open(folder).newest_checkpoint())
+    state = folders["trainer"].pop("state")
+    timed = ("collect_time", "env_time", "act_time", "train_time", "stage_seconds", "timing", "update_speed")
+
+    def kept(tree):
+        if isinstance(tree, dict):
+            return {key: kept(part) for key, part in tree.items() if key not in timed}
+        return [kept(part) for part in tree] if isinstance(tree, list) else tree
+
+    names = ("counters", "best", "last_test", "collected", "updates", "history", "epoch_end_due", "callbacks")
+    return digest([folders, kept({name: state[name] for name in names})])
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_was_not(processes, folder):
+    chance = random.Random(7)
+    name = "killed"
+    expected = hashes(run_in(folder / "whole", "ppo", LONG))
+    kills = steps_at_kill = 0
+    answers = processes.SimpleQueue()
+    while kills < 5:
+        process = processes.Process(target=work, args=(folder, [(name, "ppo", 4, LONG)], answers))
+        process.start()
+        reached = newest_step(folder / name)
+        while process.is_alive() and newest_step(folder / name) <= reached:
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0.0, 0.06))
+        process.kill()
+        process.join()
+        assert process.exitcode == -9, "the run ended before it was killed"
+        kills += 1
+        assert newest_step(folder / name) >= steps_at_kill
+        steps_at_kill = newest_step(folder / name)
+    assert 128 <= steps_at_kill < LONG
+    process = processes.Process(target=work, args=(folder, [(name, "ppo", 4, LONG)], answers))
+    process.start()
+    assert answers.get()[name] == expected
+    process.join()
+    assert records_of(folder / name) == records_of(folder / "whole")
+    assert not [path for path in (folder / name / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def newest_step(folder):
+    return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*")), default=0)
+
+
+class InterruptsAt(Callback):
+    """Presses Ctrl-C as an update ends."""
+
+    def __init__(self, env_step):
+        self.env_step = env_step
+
+    def on_update_end(self, event):
+        if event.env_step == self.env_step:
+            raise KeyboardInterrupt
+
+
+class AsksToStopAt(InterruptsAt):
+    def on_update_end(self, event):
+        return "interrupted" if event.env_step == self.env_step else None
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_run_interrupted_in_mid_epoch_goes_on_in_it(uninterrupted, folder, asks):
+    whole, expected = uninterrupted
+    callback = (AsksToStopAt if asks else InterruptsAt)(192)
+    first = run_in(folder / "run", "ppo", WHOLE, callbacks=[callback])
+    assert (first.stop_reason, first.env_step, first.epoch) == ("interrupted", 192, 2)
+    trainer = run_in(folder / "run", "ppo", WHOLE)
+    assert hashes(trainer) == expected["ppo_4"]
+    assert [stats.epoch for stats in trainer.history] == [1, 2, 3, 4]
+    assert [stats.train_collect_stat.n_collected_steps for stats in trainer.history] == [128] * 4
+    assert [stats.training_stat.gradient_steps for stats in trainer.history] == [8] * 4
+    both = [[line for line in records_of(path) if '"save"' not in line] for path in (folder / "run", whole / "ppo_4")]
+    assert both[0] == both[1]  # but for the note of the checkpoint that the interrupt made
+
+
+def test_a_resumed_run_knows_its_history_and_its_best(folder):
+    whole = run_in(folder / "whole", "ppo", WHOLE)
+    run_in(folder / "parts", "ppo", HALF)
+    parts = run_in(folder / "parts", "ppo", WHOLE)
+    assert len(parts.history) == len(whole.history) == 4
+    for left, right in zip(whole.history, parts.history):
+        assert left.train_collect_stat.returns == right.train_collect_stat.returns
+        assert left.test_collect_stat.returns == right.test_collect_stat.returns
+        assert left.training_stat.metrics == right.training_stat.metrics
+        assert left.info_stat.best_score == right.info_stat.best_score
+    for name in ("best_score", "best_epoch", "env_episode", "test_step", "test_episode", "gradient_step"):
+        assert getattr(parts, name) == getattr(whole, name)
+    assert parts.best_stats.returns == whole.best_stats.returns
+    assert parts.info().timing.total_time > sum(s.train_collect_stat.collect_time for s in parts.history)
+
+
+def test_a_finished_run_that_is_resumed_trains_nothing(folder):
+    run_in(folder / "run", "ppo", HALF)
+    before = records_of(folder / "run")
+    trainer = run_in(folder / "run", "ppo", HALF)
+    assert (trainer.env_step, trainer.stop_reason) == (HALF, "max_epoch")
+    assert records_of(folder / "run") == before
+
+
+def test_after_a_reset_a_restored_trainer_begins_a_new_run(folder):
+    trainer = config_for(total_steps=HALF).build_trainer()
+    next(trainer)
+    path = save_trainer(trainer, folder / "checkpoint")
+    restored = config_for(total_steps=HALF).build_trainer()
+    restore_trainer(restored, path)
+    assert restored.env_step == 128
+    restored.reset()
+    assert [stats.epoch for stats in restored] == [1, 2]
+    restore_trainer(restored, path)
+    assert [stats.epoch for stats in restored] == [2]
+
+
+def test_callbacks_of_one_class_each_get_their_own_state_back(folder):
+    def build():
+        template = config_for().build_trainer()
+        patient, hasty = EarlyStop(patience=100), EarlyStop(patience=100)
+        options = {"max_epoch": 1, "batch_size": 32, "step_per_epoch": 64, "repeat_per_collect": 1}
+        trainer = OnpolicyTrainer(
+            template.policy,
+            train_collector=template.train_collector,
+            step_per_collect=64,
+            callbacks=[patient, hasty],
+            **options,
+        )
+        return trainer, patient, hasty
+
+    trainer, patient, hasty = build()
+    trainer.run()
+    patient.num_without_best, hasty.num_without_best = 3, 8
+    path = save_trainer(trainer, folder / "checkpoint")
+    other, patient, hasty = build()
+    restore_trainer(other, path)
+    assert (patient.num_without_best, hasty.num_without_best) == (3, 8)
+
+
+def test_a_policy_alone_is_no_run_and_a_run_holds_its_policy(folder):
+    from lockstep import Policy
+
+    trainer = config_for().build_trainer()
+    next(trainer)
+    trainer.policy.save_to_path(folder / "policy")
+    with pytest.raises(ValueError, match="holds a policy only, not a whole run"):
+        restore_trainer(trainer, folder / "policy")
+    save_trainer(trainer, folder / "run")
+    for path in (folder / "policy", folder / "run"):
+        policy = Policy.from_checkpoint(path)
+        assert digest(policy.get_state()) == learned(trainer)
+        assert policy.observation_space == trainer.policy.observation_space
+
+
+def test_an_environment_without_a_name_can_be_trained_on_and_its_policy_read_back(folder):
+    import gymnasium as gym
+
+    from lockstep import Policy
+
+    trainer = config_for(env=lambda: gym.make("CartPole-v1")).build_trainer()
+    next(trainer)
+    path = save_trainer(trainer, folder / "run")
+    policy = Policy.from_checkpoint(path)
+    assert digest(policy.get_state()) == learned(trainer)
+    assert policy.config.env == "<lambda>"
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_bits_stay_the_same(uninterrupted, folder):
+    whole, expected = uninterrupted
+    shutil.copytree(whole / "ppo_4", folder / "run")
+    newest = RunFolder.open(folder / "run").newest_checkpoint()
+    assert newest.name == f"step_{WHOLE:012d}"
+    weights = next(newest.rglob("weights.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.warns(RuntimeWarning, match=rf"passed over step_{WHOLE:012d}.*weights\.safetensors"):
+        trainer = run_in(folder / "run", "ppo", WHOLE)
+    assert hashes(trainer) == expected["ppo_4"]
+    assert records_of(folder / "run") == records_of(whole / "ppo_4")
+
+
+def test_collected_hash_notices_a_difference():
+    one, two = config_for().build_trainer(), config_for().build_trainer()
+    one.reset()
+    two.reset()
+    assert collected(one) == collected(two)
+    two.train_collector.streams.numpy("exploration").random()
+    assert collected(one) != collected(two)

@@ -1,0 +1,157 @@
+"""What the trainer's tests share: a small configuration, a recorder of events, hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep import A2CConfig, PPOConfig
+from lockstep.tracking import LazyLogger
+from lockstep.tracking.records import read_metrics
+from lockstep.trainer import Callback
+
+
+def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_steps=512, **sections):
+    """Networks of 8 units, 64 steps an update, 128 an epoch; both normalisers on."""
+    config = {"ppo": PPOConfig, "a2c": A2CConfig}[algorithm]()
+    config.environment(env, normalize_observations=True, normalize_rewards=True)
+    config.env_runners(num_envs_per_env_runner=num_envs)
+    config.training(train_batch_size=64)
+    if algorithm == "ppo":
+        config.training(minibatch_size=32, num_epochs=2)
+    config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)
+    config.rl_module(model_config={"hiddens": (8,)})
+    config.reporting(total_steps=total_steps, steps_per_epoch=128)
+    config.debugging(seed=seed)
+    for name, options in sections.items():
+        getattr(config, name)(**options)
+    return config
+
+
+class Recorder(Callback):
+    """Names of the events in order, into a list that others write into too."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def on_event(self, event: Any) -> str | None:
+        self.log.append(type(event).__name__)
+        return None
+
+
+class RecordingLogger(LazyLogger):
+    """Notes what the trainer hands over, in order."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.record = log
+
+    def _log(self, name: str, data: Any, step: int) -> None:
+        self.record.append(f"log {name} {step}")
+
+    def finalize(self) -> None:
+        self.record.append("finalize")
+
+
+class Stops(Callback):
+    """Asks to stop at the given event."""
+
+    def __init__(self, event_name: str, reason: str = "enough", at: int = 1) -> None:
+        self.event_name, self.reason, self.left = event_name, reason, at
+
+    def on_event(self, event: Any) -> str | None:
+        if type(event).__name__ == self.event_name:
+            self.left -= 1
+            return self.reason if self.left == 0 else None
+        return None
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 over names, types, shapes and bytes of everything in a tree."""
+    sha = hashlib.sha256()
+    _feed(sha, tree)
+    return sha.hexdigest()
+
+
+def _feed(sha: Any, tree: Any) -> None:
+    sha.update(type(tree).__name__.encode())
+    if isinstance(tree, dict):
+        for key in sorted(tree, key=str):
+            sha.update(repr(key).encode())
+            _feed(sha, tree[key])
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            _feed(sha, part)
+    elif isinstance(tree, torch.Tensor):
+        _feed(sha, tree.detach().cpu().numpy())
+    elif isinstance(tree, np.ndarray):
+        sha.update(f"{tree.dtype}{tree.shape}".encode())
+        sha.update(np.ascontiguousarray(tree).tobytes())
+    else:
+        sha.update(repr(tree).encode())
+
+
+def learned(trainer: Any) -> str:
+    """Hash of weights, optimizer, normalisers, schedules, counters and random streams of the learner."""
+    return digest(trainer.policy.get_state())
+
+
+def collected(trainer: Any) -> str:
+    """Hash of environments, running episodes and random streams of both collectors, wall time left out."""
+    states = [c.get_state() for c in (trainer.train_collector, trainer.test_collector) if c is not None]
+    for state in states:
+        state["counters"] = state["counters"][:2]
+    return digest(states)
+
+
+def records_of(path: str | Path) -> list[str]:
+    """The records of a run without its wall times and its own paths, as text."""
+    return [json.dumps(without_wall_time(record), sort_keys=True) for record in read_metrics(path)]
+
+
+def without_wall_time(value: Any) -> Any:
+    """Without wall_s, times, speeds, and paths."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if not re.search(r"^wall_s$|time|speed|path$", str(k))}
+        return {key: without_wall_time(part) for key, part in kept.items()}
+    return value
+
+
+def run_in(
+    folder: Path, algorithm: str, total_steps: int, *, num_envs: int = 4, callbacks: Any = (), **sections: Any
+) -> Any:
+    """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer."""
+    from lockstep.tracking import RunFolder
+    from lockstep.trainer import build_onpolicy_trainer, restore_trainer
+
+    config = config_for(algorithm, num_envs=num_envs, total_steps=total_steps, **sections)
+    if (folder / "config.json").exists():
+        run, resume = RunFolder.open(folder), True
+    else:
+        made = RunFolder.create(folder.parent, algo=algorithm, env="CartPole-v1", seed=3, config=config.to_dict())
+        made.path.rename(folder)
+        run, resume = RunFolder.open(folder), False
+    trainer = build_onpolicy_trainer(config, folder=run, callbacks=callbacks, resume=resume)
+    newest = run.newest_checkpoint()
+    if newest is not None:
+        restore_trainer(trainer, newest)
+    trainer.run()
+    return trainer
+
+
+def work(folder: Path, jobs: list[tuple[str, str, int, int]], answers: Any) -> None:
+    """In another process: `(name, algorithm, num_envs, total_steps)` each; answers with their hashes."""
+    torch.set_num_threads(1)
+    answers.put({name: hashes(run_in(folder / name, algorithm, total_steps, num_envs=num_envs))
+                 for name, algorithm, num_envs, total_steps in jobs})  # fmt: skip
+
+
+def hashes(trainer: Any) -> tuple[str, str]:
+    """All that must be equal but the records."""
+    return learned(trainer), collected(trainer)

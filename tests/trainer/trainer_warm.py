@@ -1,0 +1,6 @@
+"""Imported by the process that the others are forked from: kernels and spaces are loaded once (no gradient is taken)."""
+
+from trainer_tools import config_for
+
+for name in ("ppo", "a2c"):
+    config_for(name).build_trainer()
