@@ -74,6 +74,8 @@ class Policy:
         they are the most likely ones. `state` is for recurrent modules. Raises `ValueError` for observations that do
         not fit the space.
         """
+        if self.observation_space.shape is not None:
+            obs = np.asarray(obs)  # lists and tensors too
         rows = self._check_obs(obs)
         noise = self._dist.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
         return self.to_env(self.act(obs, noise)).copy()
@@ -209,7 +211,9 @@ class Policy:
             return self.config.copy().environment(**named).to_dict()
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
-        """Restores from the folders of a checkpoint."""
+        """Restores from the folders of a checkpoint; `ValueError` where there is no policy in it."""
+        if "policy" not in folders:
+            raise ValueError(f"there is no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
         self.learner_group.set_checkpoint_folders(folders)
         self._set_own_state(folders["policy"]["state"])
 
