@@ -1,0 +1,87 @@
+"""Every recipe is a whole, valid configuration for an environment that exists, and is found by its two names."""
+
+import json
+import math
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from lockstep import ALGORITHMS, get_config
+from lockstep.recipes import RECIPES, find_recipe
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+
+
+def name(recipe):
+    return f"{recipe.algorithm}-{recipe.env}"
+
+
+def test_recipes_are_found_by_algorithm_and_environment():
+    for recipe in RECIPES:
+        assert find_recipe(recipe.algorithm, recipe.env) is recipe
+    assert find_recipe("ppo", "CartPole-v0") is None
+    assert find_recipe("dqn", "CartPole-v1") is None
+    assert find_recipe("ppo", gym.make) is None
+
+
+def test_each_pair_has_one_recipe():
+    pairs = [(recipe.algorithm, recipe.env) for recipe in RECIPES]
+    assert len(set(pairs)) == len(pairs)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name)
+def test_a_recipe_is_a_full_configuration(recipe):
+    config = recipe.config()
+    config.validate()
+    assert config.algorithm == recipe.algorithm
+    assert config.algorithm in {known.algorithm for known in ALGORITHMS}
+    assert config.env == recipe.env
+    assert recipe.env in gym.registry
+    assert config.total_steps == recipe.total_steps
+    assert math.isfinite(recipe.reference_return)
+    assert recipe.reference_source
+    assert recipe.band <= recipe.reference_return + 100
+    assert recipe.worst is None or recipe.worst <= recipe.band
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name)
+def test_each_call_makes_a_new_configuration(recipe):
+    first = recipe.config()
+    first.debugging(seed=123).training(gamma=0.5)
+    assert recipe.config() == recipe.config()
+    assert recipe.config() != first
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name)
+def test_a_recipe_survives_its_file(recipe):
+    """`config.json` of a run gives back the same settings."""
+    data = json.loads(recipe.config().to_json())
+    assert get_config(recipe.algorithm).update_from_dict(data).to_dict() == recipe.config().to_dict()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name)
+def test_a_run_ends_at_its_very_last_step(recipe):
+    """Rollouts divide epochs and minibatches divide rollouts; a learning rate that falls ends at zero there."""
+    config = recipe.config()
+    batch, envs = config.train_batch_size, config.num_envs_per_env_runner
+    assert batch % envs == 0
+    assert (recipe.total_steps // 10) % batch == 0
+    assert batch % (config.minibatch_size or batch) == 0
+    if isinstance(config.lr, list):
+        assert config.lr[-1][0] == recipe.total_steps
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name)
+def test_the_committed_result_is_of_this_recipe(recipe):
+    """What the documentation quotes was made with these very settings, on at least three seeds, and is in the band."""
+    file = RESULTS / f"learning_{recipe.algorithm}_{recipe.env}.json"
+    record = json.loads(file.read_text())
+    expected = recipe.config().to_dict()
+    for section in ("environment", "env_runners", "training", "rl_module"):
+        for option, value in record["config"][section].items():
+            assert expected[section][option] == value, f"{section}.{option}"
+    assert len(record["runs"]) >= 3
+    assert all(run["steps"] == recipe.total_steps and run["final_episodes"] >= 20 for run in record["runs"])
+    assert record["median"] >= recipe.band
+    assert record["worst"] >= (recipe.worst if recipe.worst is not None else -math.inf)
