@@ -147,9 +147,6 @@ class CompiledUpdate:
     def _traced_views(self) -> Any:
         """While tracing, gradient views are taken anew from the flat gradient, which is an input of the graph."""
         entries = list(self.learner.optimizers)
-        fused = [layer for layer in self.learner.module.modules() if getattr(layer, "fused", False)]
-        for layer in fused:
-            layer.fused = False  # the compiler fuses the layers itself
         before = [entry.flat.grad_views for entry in entries]
         for entry in entries:
             entry.flat.grad_views = entry.flat.unflatten(entry.flat.grad)
@@ -158,8 +155,6 @@ class CompiledUpdate:
         finally:
             for entry, views in zip(entries, before):
                 entry.flat.grad_views = views
-            for layer in fused:
-                layer.fused = True
 
 
 class _Losses(nn.Module):

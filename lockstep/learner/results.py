@@ -66,10 +66,10 @@ class UpdateMetrics:
             for (module_id, name, rows), number in zip(names, numbers):
                 self._add(module_id, name, number, rows)
         singles = [value for values in self._values.values() for value in values]
-        numbers = iter(_to_host([torch.stack(singles)])[0] if singles else [])
+        remaining = iter(_to_host([torch.stack(singles)])[0] if singles else [])
         for (module_id, name), rows_of_values in self._rows.items():
             for rows in rows_of_values:
-                self._add(module_id, name, next(numbers), rows)
+                self._add(module_id, name, next(remaining), rows)
         results: Results = {ALL_MODULES: {}}
         for (module_id, name), series in self.series.items():
             weights = self._weights[module_id, name]
@@ -91,5 +91,5 @@ class UpdateMetrics:
 def _to_host(vectors: list[Tensor]) -> list[list[float]]:
     """Vectors of one length as lists, in one transfer; of several lengths, one by one."""
     if len({len(vector) for vector in vectors}) == 1:
-        return torch.stack(vectors).tolist()  # type: ignore[no-any-return]
+        return torch.stack(vectors).tolist()
     return [vector.tolist() for vector in vectors]

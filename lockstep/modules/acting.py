@@ -176,7 +176,7 @@ def _relu(x: np.ndarray) -> None:
 
 
 _ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu}
-_METHODS = ("_forward", "_encode", "_policy", "forward_inference", "forward_exploration", "action_dist_cls")
+_METHODS = ("_forward", "_run", "_policy", "forward_inference", "forward_exploration", "action_dist_cls")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 

@@ -54,37 +54,33 @@ class DefaultActorCriticModule(RLModule):
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Acting: `"action_dist_inputs"` `[N, D]`."""
-        return {"action_dist_inputs": self._policy(batch, self._encode(self.encoder, batch))}
+        return {"action_dist_inputs": self._policy(batch, self._run(batch, self.encoder, self.policy_head))}
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """`"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
-        features = self._encode(self.encoder, batch)
-        return {
-            "action_dist_inputs": self._policy(batch, features),
-            "vf_preds": self._values(batch, features),
-        }
+        if self.value_encoder is None and self.value_head is not None:
+            features = self._run(batch, self.encoder, None)
+            inputs = self._policy(batch, self.policy_head(features))
+            return {"action_dist_inputs": inputs, "vf_preds": self.value_head(features).squeeze(-1)}
+        return {**self._forward(batch), "vf_preds": self.compute_values(batch)}
 
     def compute_values(self, batch: Batch) -> Tensor:
         """State values `[N]`. `RuntimeError` for a module built with `inference_only`."""
-        return self._values(batch, self._encode(self.encoder, batch) if self.value_encoder is None else None)
+        if self.value_head is None:
+            raise RuntimeError("this module was built with inference_only=True and has no value function")
+        return self._run(batch, self.value_encoder or self.encoder, self.value_head).squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["value_encoder", "value_head"]
 
-    def _encode(self, encoder: Encoder, batch: Batch) -> Tensor:
-        obs = batch["obs"]
-        return encoder(obs[OBSERVATIONS] if self.is_masked else obs, self.policy_head.weight.dtype)
+    def _run(self, batch: Batch, encoder: Encoder, head: nn.Linear | None) -> Tensor:
+        """The head's output; without one, the encoder's."""
+        obs, dtype = batch["obs"][OBSERVATIONS] if self.is_masked else batch["obs"], self.policy_head.weight.dtype
+        return encoder(obs, dtype) if head is None else encoder.with_head(obs, dtype, head)
 
-    def _policy(self, batch: Batch, features: Tensor) -> Tensor:
-        inputs = self.policy_head(features)
+    def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
         if self.log_std is not None:
             inputs = torch.cat([inputs, self.log_std.expand_as(inputs)], dim=-1)
         if self.is_masked:
             inputs = mask_logits(inputs, batch["obs"][ACTION_MASK])
         return inputs
-
-    def _values(self, batch: Batch, shared_features: Tensor | None) -> Tensor:
-        if self.value_head is None:
-            raise RuntimeError("this module was built with inference_only=True and has no value function")
-        features = shared_features if self.value_encoder is None else self._encode(self.value_encoder, batch)
-        return self.value_head(features).squeeze(-1)

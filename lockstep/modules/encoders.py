@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.modules.layers import initialise, make_activation, make_mlp
+from lockstep.modules.layers import initialise, is_watched, make_activation, make_mlp, run_layers
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.spaces import channels_last, image_size, is_image
 
@@ -189,4 +189,14 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Any, dtype: torch.dtype) -> Tensor:
         """`dtype`: that of the weights, in which all is computed."""
-        return self.mlp(self.features(obs).to(dtype))
+        return self._through(obs, dtype)
+
+    def with_head(self, obs: Any, dtype: torch.dtype, head: nn.Module) -> Tensor:
+        """`head(encoder(obs))`, run as one network, which is faster; hooks are called all the same."""
+        return head(self(obs, dtype)) if is_watched(self) else self._through(obs, dtype, head)
+
+    def _through(self, obs: Any, dtype: torch.dtype, *head: nn.Module) -> Tensor:
+        features = self.features(obs).to(dtype)
+        if is_watched(self.mlp) or type(self.mlp) is not nn.Sequential:
+            return run_layers(self.mlp(features), head)
+        return run_layers(features, (*self.mlp._modules.values(), *head))

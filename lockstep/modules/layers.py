@@ -8,6 +8,10 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
+from lockstep.ops.mlp import mlp
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -44,6 +48,49 @@ def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: floa
     for fan_in, fan_out in itertools.pairwise((input_size, *widths)):
         layers += [initialise(nn.Linear(fan_in, fan_out), gain), make_activation(activation)]
     return nn.Sequential(*layers)
+
+
+def run_layers(x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+    """`x` through the layers, one after the other: as one fused function (`ops.mlp`) where they are linear layers with
+    tanh or relu between them, on the CPU, and nobody watches (hooks, tracing, replaced parameters).
+    """
+    linears, activations = layers[::2], layers[1::2]
+    if activations and _is_plain(x, linears, activations):
+        name = _FUSED[type(activations[0])]
+        weights, biases = [layer.weight for layer in linears], [layer.bias for layer in linears]
+        return mlp(x, weights, biases, name, len(linears) == len(activations))  # type: ignore[arg-type]
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Has the module hooks, so that it must be called as it is?"""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+_FUSED: dict[type[nn.Module], str] = {_ACTIVATION_CLASSES[name]: name for name in FUSED_ACTIVATIONS}
+
+
+def _is_plain(x: Tensor, linears: Sequence[nn.Module], activations: Sequence[nn.Module]) -> bool:
+    kind = type(activations[0])
+    if kind not in _FUSED or x.dim() != 2 or x.device.type != "cpu" or type(x) is not Tensor:
+        return False
+    for layer in activations:
+        if type(layer) is not kind or is_watched(layer):
+            return False
+    for layer in linears:
+        if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or is_watched(layer):
+            return False
+        if type(layer.bias) is not nn.Parameter or layer.weight.dtype is not x.dtype:
+            return False
+    if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
+        return False
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not is_in_torch_dispatch_mode() and not nn.modules.module._has_any_global_hook()
 
 
 def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:

@@ -1,0 +1,107 @@
+"""`run_layers` takes the fused way only where nobody can tell the difference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import lockstep.modules.layers as layers_file
+from lockstep.modules import DefaultActorCriticModule
+from lockstep.modules.layers import run_layers
+
+
+@pytest.fixture
+def fused_calls(monkeypatch):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    real = layers_file.mlp
+    monkeypatch.setattr(layers_file, "mlp", counted)
+    return calls
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+X = torch.linspace(-1, 1, 21).view(7, 3)
+
+
+def test_plain_layers_are_fused(fused_calls):
+    layers = network()
+    torch.testing.assert_close(run_layers(X, [*layers]), layers(X))
+    torch.testing.assert_close(run_layers(X, [*layers][:-1]), layers[:-1](X))
+    assert len(fused_calls) == 2
+
+
+def another(layers):
+    layers[1] = nn.ReLU()
+
+
+def without_bias(layers):
+    layers[2] = nn.Linear(5, 4, bias=False)
+
+
+def dropout(layers):
+    layers[3] = nn.Dropout(0.0)
+
+
+def normalised(layers):
+    nn.utils.parametrizations.weight_norm(layers[2])
+
+
+@pytest.mark.parametrize("change", [another, without_bias, dropout, normalised])
+def test_other_layers_run_one_by_one(change, fused_calls):
+    layers = network()
+    change(layers)
+    torch.testing.assert_close(run_layers(X, [*layers]), layers(X))
+    assert not fused_calls
+
+
+def test_hooks_on_single_layers_are_called():
+    layers, seen = network(), []
+    layers[3].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    layers[0].register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].shape))
+    run_layers(X, [*layers]).sum().backward()
+    assert seen == [(7, 4), (7, 5)]
+
+
+def test_other_inputs_run_one_by_one(fused_calls):
+    layers = network()
+    assert run_layers(X.view(1, 7, 3), [*layers]).shape == (1, 7, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert run_layers(X, [*layers]).dtype == torch.bfloat16
+    assert run_layers(X.bfloat16(), [*layers.bfloat16()]).dtype == torch.bfloat16
+    assert not fused_calls
+
+
+def test_traces_and_function_transforms_see_every_layer(fused_calls):
+    layers = network()
+    graph = make_fx(lambda x: run_layers(x, [*layers]))(X)
+    torch.testing.assert_close(graph(2 * X), layers(2 * X))
+    assert sum("tanh" in str(node.target) for node in graph.graph.nodes) == 2
+    rows = torch.func.vmap(torch.func.jacrev(lambda x: run_layers(x.unsqueeze(0), [*layers]).squeeze(0)))(X)
+    assert rows.shape == (7, 2, 3)
+    assert not fused_calls
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("part", ["encoder", "encoder.mlp", "encoder.features", "encoder.mlp.1", "policy_head"])
+def test_hooks_on_the_default_module_see_what_they_always_saw(part, shared):
+    space, config = spaces.Box(-1, 1, (3,)), {"hiddens": (5, 4), "share_value_network": shared}
+    module = DefaultActorCriticModule(space, spaces.Discrete(2), model_config=config)
+    plain, seen = module.forward_train({"obs": X}), []
+    module.get_submodule(part).register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    watched = module.forward_train({"obs": X})
+    assert [tuple(out.shape) for out in seen] == [
+        (7, {"encoder": 4, "encoder.mlp": 4, "encoder.features": 3, "encoder.mlp.1": 5, "policy_head": 2}[part])
+    ]
+    for name, value in plain.items():
+        torch.testing.assert_close(watched[name], value)
