@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
-from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
+from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
 from lockstep.trainer.build import build_onpolicy_trainer, epoch_length, restore_trainer
@@ -185,12 +185,4 @@ def find_policy(path: str | Path) -> Path:
 
 def load_policy(path: str | Path) -> Policy:
     """The best policy of a run's folder, or the policy in a checkpoint."""
-    path = find_policy(path)
-    folders = read_checkpoint(path)
-    if "policy" not in folders:
-        raise ValueError(f"{path} holds no policy; give a run's folder, its best/policy or one of its checkpoints")
-    config_data = folders["policy"]["state"]["config"]
-    config = get_config(config_data["algorithm"]).update_from_dict(config_data)
-    policy = config.build_policy()
-    policy.set_checkpoint_folders(folders)
-    return policy
+    return Policy.from_checkpoint(find_policy(path))

@@ -1,0 +1,287 @@
+"""`Policy`: acting for every action space, learning only in a training step, checkpoints, bad input."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from space_envs import BOX, SpaceEnv
+
+from lockstep import A2CConfig, Policy, PPOConfig, RolloutStore, SampleBatch, load_policy, policy_within_training_step
+from lockstep.state.checkpoint import CheckpointError
+
+OBS = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+ACTIONS = [
+    spaces.Discrete(3, start=5),
+    spaces.MultiDiscrete([2, 3], start=[1, 4]),
+    spaces.MultiBinary(4),
+    spaces.Box(-0.5, 2.0, (2,), np.float32),
+]
+
+
+def make_policy(action_space=ACTIONS[0], observation_space=BOX, config=None, seed=0, **environment):
+    config = (config or PPOConfig()).debugging(seed=seed).rl_module(model_config={"hiddens": (8,), "policy_gain": 1.0})
+    spaces_given = {"observation_space": observation_space, "action_space": action_space}
+    return config.environment(**spaces_given, **environment).build_policy()
+
+
+# -- acting ---
+
+
+@pytest.mark.parametrize("space", ACTIONS, ids=lambda space: type(space).__name__)
+def test_compute_actions_gives_the_environments_own_actions_for_a_batch(space):
+    policy = make_policy(space)
+    with policy_within_training_step(policy):
+        drawn = [policy.compute_actions(OBS) for _ in range(2)]
+    greedy = [policy.compute_actions(OBS) for _ in range(2)]
+    for actions in (*drawn, *greedy):
+        assert (actions.shape, actions.dtype) == ((200, *space.shape), space.dtype)
+        assert all(space.contains(action) for action in actions)
+    assert (drawn[0] != drawn[1]).any()
+    np.testing.assert_array_equal(*greedy)
+
+
+@pytest.mark.parametrize("space", ACTIONS, ids=lambda space: type(space).__name__)
+def test_compute_single_action_is_one_row_of_the_batch(space):
+    policy = make_policy(space)
+    action = policy.compute_single_action(OBS[3])
+    assert space.contains(action)
+    np.testing.assert_allclose(action, policy.compute_actions(OBS)[3], rtol=1e-6)
+    assert isinstance(action, int) == isinstance(space, spaces.Discrete)
+
+
+def test_actions_are_the_modes_of_the_networks_distributions():
+    policy = make_policy(ACTIONS[0])
+    with torch.no_grad():
+        inputs = policy.module.forward_inference({"obs": torch.from_numpy(OBS)})["action_dist_inputs"]
+    np.testing.assert_array_equal(policy.compute_actions(OBS), inputs.argmax(1).numpy() + 5)
+
+
+def test_drawn_actions_follow_the_networks_probabilities():
+    policy = make_policy(ACTIONS[0])
+    obs = np.repeat(OBS[:1], 20_000, axis=0)
+    with torch.no_grad():
+        inputs = policy.module.forward_exploration({"obs": torch.from_numpy(OBS[:1])})["action_dist_inputs"]
+    with policy_within_training_step(policy):
+        counts = np.bincount(policy.compute_actions(obs) - 5, minlength=3)
+    np.testing.assert_allclose(counts / 20_000, torch.softmax(inputs[0], 0).numpy(), atol=0.015)
+
+
+def test_exploration_happens_in_a_training_step_only_and_can_be_switched_off():
+    policy, silent = make_policy(), make_policy(config=PPOConfig().env_runners(explore=False))
+    greedy = policy.compute_actions(OBS)
+    assert not policy.is_exploring
+    with policy_within_training_step(policy), policy_within_training_step(silent):
+        assert policy.is_exploring
+        assert not silent.is_exploring
+        np.testing.assert_array_equal(policy.compute_actions(OBS, explore=False), greedy)
+        np.testing.assert_array_equal(silent.compute_actions(OBS), greedy)
+        with policy_within_training_step(policy, enabled=False):
+            assert not policy.is_exploring
+        assert policy.is_exploring
+    assert not policy.is_exploring
+
+
+def test_training_step_ends_with_its_block_even_after_an_error():
+    policy = make_policy()
+    with pytest.raises(ZeroDivisionError), policy_within_training_step(policy):
+        1 / 0
+    assert not policy.is_exploring
+
+
+def test_same_seed_draws_the_same_actions():
+    policies = [make_policy(seed=seed) for seed in (1, 1, 2)]
+    drawn = []
+    for policy in policies:
+        with policy_within_training_step(policy):
+            drawn.append(policy.compute_actions(OBS))
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+
+
+def test_returned_actions_are_not_overwritten_by_the_next_call():
+    policy = make_policy(ACTIONS[3])
+    first = policy.compute_actions(OBS)
+    kept = first.copy()
+    policy.compute_actions(-OBS)
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_lists_and_tensors_are_observations_too():
+    policy = make_policy()
+    expected = policy.compute_actions(OBS)
+    np.testing.assert_array_equal(policy.compute_actions(OBS.tolist()), expected)
+    np.testing.assert_array_equal(policy.compute_actions(torch.from_numpy(OBS)), expected)
+
+
+def test_continuous_actions_are_clipped_to_the_space():
+    policy = make_policy(spaces.Box(-0.01, 0.01, (2,), np.float32))
+    with policy_within_training_step(policy):
+        actions = policy.compute_actions(OBS)
+    assert np.isclose(np.abs(actions), 0.01).mean() > 0.9
+
+
+def test_rescaled_actions_reach_the_bounds_of_the_space():
+    policy = make_policy(spaces.Box(10.0, 20.0, (1,), np.float32), rescale_actions=True)
+    with torch.no_grad():
+        policy.module.policy_head.weight.zero_()
+        for bias, action in ((-1.0, 10.0), (0.0, 15.0), (1.0, 20.0)):
+            policy.module.policy_head.bias.fill_(bias)
+            assert policy.compute_single_action(OBS[0]) == pytest.approx(action)
+    raw = policy.from_env(np.array([[12.5]], np.float32))
+    np.testing.assert_allclose(raw, [[-0.5]])
+    np.testing.assert_allclose(policy.to_env(raw), [[12.5]])
+
+
+# -- bad input ---
+
+
+@pytest.mark.parametrize("obs", [np.zeros((2, 4)), np.zeros(3), np.zeros((2, 3, 1)), [[0.0]]])
+def test_observations_of_another_shape_are_refused_with_both(obs):
+    with pytest.raises(ValueError, match=r"observations have shape \(.*\), expected \[B, 3\]"):
+        make_policy().compute_actions(obs)
+    with pytest.raises(ValueError, match=r"observations have shape \(1, 4\), expected \[B, 3\]"):
+        make_policy().compute_single_action(np.zeros(4))
+
+
+def test_nested_observation_that_does_not_fit_is_refused():
+    policy = make_policy(observation_space=spaces.Dict(a=BOX, b=spaces.Discrete(2)))
+    with pytest.raises(ValueError, match=r"observation with \['a'\] does not fit the space"):
+        policy.compute_actions({"a": OBS})
+    with pytest.raises(ValueError, match=r"observation of shape \(2, 4\) does not fit the space"):
+        policy.compute_actions({"a": np.zeros((2, 4), np.float32), "b": np.zeros(2, np.int64)})
+
+
+def test_environment_with_other_spaces_is_refused_with_both():
+    policy = make_policy(spaces.Discrete(3))
+    for env, kind, spaces_named in (
+        (SpaceEnv(BOX, spaces.Discrete(4)), "action", ("Discrete(3)", "Discrete(4)")),
+        (SpaceEnv(spaces.MultiBinary(2), spaces.Discrete(3)), "observation", (str(BOX), "MultiBinary(2)")),
+    ):
+        with pytest.raises(ValueError, match=f"the policy's {kind} space is") as refused:
+            PPOConfig().environment(env).build_collector(policy)
+        assert all(name in str(refused.value) for name in spaces_named)
+
+
+# -- learning ---
+
+
+def rollout(policy, num_steps=16):
+    """Two real environments' steps in a store."""
+    config = policy.config.copy().environment(lambda: SpaceEnv(BOX, policy.action_space))
+    collector = config.env_runners(num_envs_per_env_runner=2).build_collector(policy)
+    collector.buffer = RolloutStore(num_steps // 2, 2, BOX, policy.action_space)
+    with policy_within_training_step(policy):
+        collector.collect(n_step=num_steps)
+    collector.close()
+    return collector.buffer
+
+
+def test_update_outside_of_a_training_step_raises_runtime_error():
+    policy = make_policy()
+    store = rollout(policy)
+    with pytest.raises(RuntimeError, match=r"outside of a training step; use .with policy_within_training_step"):
+        policy.update(0, store, 4, 1)
+    assert policy.weights_seq_no == 0
+
+
+def test_update_in_a_training_step_learns_and_reports():
+    policy = make_policy()
+    store = rollout(policy)
+    with policy_within_training_step(policy):
+        stats = policy.update(0, store, 4, 3)
+    assert policy.weights_seq_no == 1
+    assert policy.last_results["__all_modules__"]["num_minibatches"] == 12
+    assert stats.gradient_steps == 12
+    assert stats.metrics["policy_loss"].mean == pytest.approx(policy.last_results["default_policy"]["policy_loss"])
+    with policy_within_training_step(policy):
+        policy.update(0, store)
+    assert policy.last_results["__all_modules__"]["num_minibatches"] == policy.config.num_epochs
+
+
+def test_update_takes_the_whole_rollout_only():
+    policy = make_policy()
+    store = rollout(policy)
+    with policy_within_training_step(policy), pytest.raises(ValueError, match=r"sample_size=8.*whole rollout; give 0"):
+        policy.update(8, store)
+
+
+def test_what_was_learned_is_acted_on_at_once():
+    policy = make_policy(config=PPOConfig().training(lr=0.5))
+    store = rollout(policy)
+    before = policy.compute_actions(OBS)
+    with policy_within_training_step(policy):
+        policy.update(0, store, None, 5)
+    assert (policy.compute_actions(OBS) != before).any()
+    with torch.no_grad():
+        inputs = policy.module.forward_inference({"obs": torch.from_numpy(OBS)})["action_dist_inputs"]
+    np.testing.assert_array_equal(policy.compute_actions(OBS), inputs.argmax(1).numpy() + 5)
+
+
+def test_learn_on_batch_is_one_pass_over_prepared_columns():
+    policy = make_policy(config=A2CConfig())
+    batch = policy.learner_group.learner.prepare_batch(rollout(policy).trajectories(), module_id="default_policy")
+    results = policy.learn_on_batch(SampleBatch(batch))
+    assert results["__all_modules__"]["num_minibatches"] == 1
+    assert policy.weights_seq_no == 1
+
+
+# -- checkpoints ---
+
+
+def trained(seed=0, config=None):
+    policy = make_policy(config=(config or PPOConfig()).training(lr=0.05), seed=seed, normalize_observations=True)
+    store = rollout(policy)
+    with policy_within_training_step(policy):
+        policy.update(0, store, 4, 2)
+    return policy
+
+
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+def test_saved_policy_is_restored_and_goes_on_drawing_where_it_was(config, tmp_path):
+    policy, other = trained(config=config()), trained(seed=1, config=config())
+    path = policy.save_to_path(tmp_path / "policy")
+    other.restore_from_path(path)
+    loaded = [other, Policy.from_checkpoint(path), load_policy(path)]
+    with policy_within_training_step(policy):
+        expected = policy.compute_actions(OBS)
+    for each in loaded:
+        assert each.config.algorithm == policy.config.algorithm
+        np.testing.assert_array_equal(each.compute_actions(OBS), policy.compute_actions(OBS))
+        with policy_within_training_step(each):
+            np.testing.assert_array_equal(each.compute_actions(OBS), expected)
+
+
+def test_state_of_a_policy_round_trips():
+    policy, other = trained(), trained(seed=1)
+    other.set_state(policy.get_state())
+    with policy_within_training_step(policy), policy_within_training_step(other):
+        np.testing.assert_array_equal(other.compute_actions(OBS), policy.compute_actions(OBS))
+
+
+def test_loaded_policy_has_the_statistics_of_the_observations(tmp_path):
+    policy = trained()
+    loaded = load_policy(policy.save_to_path(tmp_path / "policy"))
+    mine, theirs = (each.connectors.obs(OBS) for each in (policy, loaded))
+    assert not np.allclose(mine, OBS)
+    np.testing.assert_array_equal(theirs, mine)
+
+
+def test_policy_of_an_environment_that_cannot_be_imported_is_loaded_without_it(tmp_path):
+    policy = PPOConfig().environment(lambda: SpaceEnv()).rl_module(model_config={"hiddens": (4,)}).build_policy()
+    loaded = load_policy(policy.save_to_path(tmp_path / "policy"))
+    np.testing.assert_array_equal(loaded.compute_actions(OBS), policy.compute_actions(OBS))
+
+
+def test_checkpoints_of_another_kind_or_shape_are_refused_and_nothing_is_changed(tmp_path):
+    policy = trained()
+    before = policy.compute_actions(OBS)
+    group = make_policy(seed=3).learner_group.save_to_path(tmp_path / "group")
+    for read in (policy.restore_from_path, load_policy, Policy.from_checkpoint):
+        with pytest.raises(ValueError, match="no policy"):
+            read(group)
+        with pytest.raises(CheckpointError, match="no checkpoint at"):
+            read(tmp_path / "nothing")
+    wider = make_policy(spaces.Discrete(4)).save_to_path(tmp_path / "wider")
+    with pytest.raises(ValueError, match=r"policy_head.weight has shape \(4, 8\), expected \(3, 8\)"):
+        policy.restore_from_path(wider)
+    np.testing.assert_array_equal(policy.compute_actions(OBS), before)

@@ -1,0 +1,85 @@
+"""Every observation and action space trains, in real environments that refuse wrong actions."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from space_envs import BOX, SpaceEnv
+
+from lockstep import A2CConfig, PPOConfig, RolloutStore, policy_within_training_step
+
+IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+OBSERVATIONS = {
+    "box": BOX,
+    "box_of_doubles": spaces.Box(-5.0, 5.0, (2, 2), np.float64),
+    "discrete": spaces.Discrete(5, start=2),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "multi_binary": spaces.MultiBinary(6),
+    "dict": spaces.Dict(pose=BOX, gear=spaces.Discrete(4), camera=IMAGE),
+    "tuple": spaces.Tuple([BOX, spaces.Dict(lights=spaces.MultiBinary(2)), spaces.MultiDiscrete([2, 2])]),
+    "image": IMAGE,
+    "masked": spaces.Dict(observations=BOX, action_mask=spaces.MultiBinary(3)),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "multi_discrete": spaces.MultiDiscrete([2, 3], start=[1, 0]),
+    "multi_binary": spaces.MultiBinary(4),
+    "box": spaces.Box(-0.1, 0.2, (2,), np.float32),
+    "box_2d": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
+}
+
+
+def train(config, observation_space=BOX, action_space=None, updates=2, num_steps=20):
+    """The policy before any update's weights, the policy after them, and the last results."""
+
+    def make():
+        return SpaceEnv(observation_space, action_space)
+
+    config = config.environment(make, **({"rescale_actions": True} if action_space is ACTIONS["box"] else {}))
+    config = config.env_runners(num_envs_per_env_runner=2).training(lr=0.01, train_batch_size=64)
+    config = config.rl_module(model_config={"hiddens": (8,), "image_hiddens": (8,), "conv_filters": ((4, 4, 2),)})
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    shape = num_steps, 2, collector.observation_space, policy.action_space
+    collector.buffer = RolloutStore(*shape)
+    before = {name: tensor.detach().clone() for name, tensor in policy.module.named_parameters()}
+    with policy_within_training_step(policy):
+        for _ in range(updates):
+            collector.collect(n_step=2 * num_steps)
+            policy.update(0, collector.buffer, 8, 2)
+            collector.buffer.clear()
+    collector.close()
+    return policy, before, policy.last_results
+
+
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+def test_every_observation_space_trains_two_updates(config, space):
+    policy, before, results = train(config(), space)
+    assert results["__all_modules__"]["num_env_steps_trained_lifetime"] == 160  # 2 updates, 2 passes, 40 steps
+    assert all(np.isfinite(value) for value in results["default_policy"].values())
+    for name, tensor in policy.module.named_parameters():
+        assert tensor.isfinite().all()
+        assert not torch.equal(tensor, before[name]), f"{name} has not moved"
+    action = policy.compute_single_action(SpaceEnv(space).reset(seed=1)[0])
+    assert policy.action_space.contains(action)
+
+
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS)
+def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_kind_of_action(config, space):
+    policy, before, results = train(config(), BOX, space)
+    assert all(np.isfinite(value) for value in results["default_policy"].values())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in policy.module.named_parameters())
+    assert space.contains(policy.compute_single_action(np.zeros(3, np.float32)))
+
+
+def test_masked_actions_are_never_chosen_drawn_or_greedy():
+    policy, _, results = train(PPOConfig(), OBSERVATIONS["masked"])  # the environment raises for a forbidden one
+    assert 0.5 < results["default_policy"]["entropy"] <= np.log(2) + 1e-6  # two of three actions are allowed
+    masks = np.eye(3, dtype=np.int8).repeat(20, axis=0)
+    obs = {"observations": np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), "action_mask": masks}
+    with policy_within_training_step(policy):
+        drawn = policy.compute_actions(obs)
+    for actions in (drawn, policy.compute_actions(obs)):
+        np.testing.assert_array_equal(actions, masks.argmax(1))
