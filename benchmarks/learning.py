@@ -3,6 +3,7 @@
     python benchmarks/learning.py ppo CartPole-v1              # 5 seeds
     python benchmarks/learning.py ppo Pendulum-v1 --seeds 3 --compile
     python benchmarks/learning.py --all
+    python benchmarks/learning.py --render                     # results/learning.md, from the results there are
     python benchmarks/learning.py ppo CartPole-v1 --set training.lr=5e-4 --name trial    # results/trial.json
 
 Writes ``results/learning_<algorithm>_<environment>.json``: of each seed the final evaluation (most likely actions, new
@@ -93,7 +94,7 @@ def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int) -
 
 def run_recipe(options: argparse.Namespace, algorithm: str, env: str) -> None:
     """All seeds of a recipe; the file is written after each."""
-    name = options.name or "learning_{}_{}".format(algorithm, re.sub(r"\W+", "-", env))
+    name = options.name or result_name(algorithm, env)
     facts, runs = report.machine(), []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         runs.append(run_seed(options, algorithm, env, seed))
@@ -130,12 +131,49 @@ def run_recipe(options: argparse.Namespace, algorithm: str, env: str) -> None:
     )
 
 
+def render() -> str:
+    """The table of all committed results, written beside them."""
+    sys.path.insert(0, str(report.ROOT))
+    from lockstep.recipes import RECIPES
+
+    rows = []
+    for recipe in RECIPES:
+        file = report.RESULTS / f"{result_name(recipe.algorithm, recipe.env)}.json"
+        if not file.exists():
+            continue
+        record = json.loads(file.read_text())
+        rows.append(
+            [
+                f"{recipe.algorithm.upper()} {recipe.env}",
+                f"{recipe.total_steps:,}",
+                str(record["seeds"]),
+                f"{record['median']:,.1f}",
+                f"{record['worst']:,.1f}",
+                f"{record['best']:,.1f}",
+                f"{recipe.band:,.0f}",
+                f"{recipe.reference_return:,.1f} ({recipe.reference_source})",
+                f"{record['median_seconds']:.0f}{' (compiled)' if record['compile'] else ''}",
+            ]
+        )
+    header = ["recipe", "steps", "seeds", "median", "worst", "best", "promised", "others", "seconds a seed"]
+    text = "Mean return of 50 new episodes after training, most likely actions; one thread, evaluations included.\n\n"
+    text += report.table(header, rows)
+    (report.RESULTS / "learning.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def result_name(algorithm: str, env: str) -> str:
+    """Name of a recipe's result without its ending."""
+    return "learning_{}_{}".format(algorithm, re.sub(r"[^\w-]+", "-", env))
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithm", nargs="?")
     parser.add_argument("env", nargs="?")
     parser.add_argument("--all", action="store_true", help="every recipe")
+    parser.add_argument("--render", action="store_true", help="the table only")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=FINAL_EPISODES, help="of the final evaluation")
@@ -146,7 +184,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if not options.all and (options.algorithm is None or options.env is None):
+    if not options.all and not options.render and (options.algorithm is None or options.env is None):
         parser.error("say which recipe (algorithm and environment), or --all")
     return options
 
@@ -156,6 +194,9 @@ def main() -> None:
     options = parse()
     if options.one:
         print(json.dumps(train_one(options)))
+        return
+    if options.render:
+        print(render())
         return
     recipes = [(options.algorithm, options.env)]
     if options.all:
