@@ -164,3 +164,11 @@ def test_every_option_in_a_table_exists():
     ]
     assert len(calls) >= 10
     assert [call for call in calls if not hasattr(sections[call[1]], call[2])] == []
+
+
+def test_the_reference_is_what_the_command_writes(capsys):
+    from lockstep.cli import main
+
+    assert main(["list", "--markdown"]) == 0
+    written = (ROOT / "docs/reference.md").read_text()
+    assert capsys.readouterr().out.rstrip() == written.rstrip(), "options have changed: make docs"
