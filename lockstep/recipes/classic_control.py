@@ -23,8 +23,8 @@ def a2c_cartpole() -> A2CConfig:
         A2CConfig()
         .environment("CartPole-v1")
         .env_runners(num_envs_per_env_runner=8)
-        .training(lr=[[0, 1e-3], [500_000, 0.0]], train_batch_size=40, entropy_coeff=0.0)
-        .reporting(total_steps=500_000)
+        .training(lr=[[0, 1e-3], [200_000, 0.0]], train_batch_size=40, entropy_coeff=0.0)
+        .reporting(total_steps=200_000)
     )
 
 
@@ -61,7 +61,7 @@ def ppo_pendulum() -> PPOConfig:
 
 CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
-    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 500_000, band=475.0),
+    Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, band=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
 )

@@ -11,14 +11,14 @@ def ppo_lunar_lander() -> PPOConfig:
     return (
         PPOConfig()
         .environment("LunarLander-v3")
-        .env_runners(num_envs_per_env_runner=16)
+        .env_runners(num_envs_per_env_runner=20)
         .training(
             lr=[[0, 1e-3], [500_000, 0.0]],
             gamma=0.999,
             lambda_=0.98,
             entropy_coeff=0.01,
-            train_batch_size=5000,
-            minibatch_size=250,
+            train_batch_size=2500,
+            minibatch_size=125,
             num_epochs=10,
         )
         .reporting(total_steps=500_000)
