@@ -296,3 +296,43 @@ def test_envpool_transitions_follow_the_equations_of_the_pole():
             np.testing.assert_allclose(next_obs, expected, atol=1e-4)
             assert (reward, bool(terminated)) == (1.0, ended)
     assert sorted(stats.lens) == sorted(e.t for e in episodes if e.is_done)
+
+
+class PaysForResets(CountingVectorEnv):
+    """Its reset rows come with a reward, which is nobody's."""
+
+    def step(self, actions):
+        resetting = self._ended.copy()
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        return obs, rewards + 1000.0 * resetting, terminated, truncated, infos
+
+
+def test_a_reward_in_a_row_that_only_resets_belongs_to_no_episode():
+    collector = collector_of(PaysForResets(NUM_ENVS, EPISODES, "NextStep"))
+    with collector.env:
+        stats = collector.collect(n_step=160)
+    store = collector.buffer
+    assert (store.rewards[: store.size] >= 1000.0).any()
+    assert stats.n_collected_episodes > 20
+    assert sorted(stats.returns) == sorted(e.get_return() for e in store.episodes() if e.is_done)
+    assert max(stats.returns) < 1000.0
+
+
+class ReusesAll(LightSyncVectorEnv):
+    """Gives its final observations in one array that the next ending overwrites, as a boundary may."""
+
+    def step(self, actions):
+        result = super().step(actions)
+        if result.final_obs is not None:
+            rows, final = result.final_obs
+            self.shared = getattr(self, "shared", np.zeros((self.num_envs, 2), np.float32))
+            self.shared[: len(rows)] = final
+            result.final_obs = rows, self.shared[: len(rows)]
+        return result
+
+
+def test_memory_that_the_environments_use_again_is_copied():
+    collector = collector_of(ReusesAll(makers()))
+    rows, _ = gather_rows(collector)
+    for b in range(NUM_ENVS):
+        assert_rows(rows[b], reference(CountingEnv(EPISODES, offset=b), [row[1] for row in rows[b]]))
