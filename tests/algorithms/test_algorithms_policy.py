@@ -98,11 +98,12 @@ def test_same_seed_draws_the_same_actions():
     assert (drawn[0] != drawn[2]).any()
 
 
-def test_returned_actions_are_not_overwritten_by_the_next_call():
-    policy = make_policy(ACTIONS[3])
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,), np.float32)])
+def test_returned_actions_are_not_overwritten_by_the_next_call(space):
+    policy = make_policy(space, clip_actions=False)
     first = policy.compute_actions(OBS)
     kept = first.copy()
-    policy.compute_actions(-OBS)
+    assert (policy.compute_actions(-OBS) != kept).any()
     np.testing.assert_array_equal(first, kept)
 
 

@@ -68,6 +68,8 @@ def test_frozen_encoder_stays_as_it_is_and_the_rest_learns():
     frozen = sum(param.numel() for param in module.value_encoder.parameters())
     everything = sum(param.numel() for param in module.parameters())
     assert results[MODULE]["num_trainable_parameters"] == everything - frozen
+    (flat,) = learner.get_optimizer(MODULE).param_groups[0]["params"]
+    assert flat.numel() == everything - frozen  # no moments, no clipping, no all-reduce for what is frozen
 
 
 # -- optimizers of one's own ---
