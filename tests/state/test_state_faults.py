@@ -1,12 +1,11 @@
 """Checkpoints under kills, full disks and places that cannot be written."""
 
-import resource
-import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,33 +111,24 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_save(tmp_path: Path) 
     assert sorted(tmp_path.iterdir()) == sorted([own, tmp_path / "c"])
 
 
-@pytest.fixture
-def small_files():
-    """No file may grow beyond 16 KiB: the system's refusal in the middle of a write, as on a full disk."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, before)
-
-
 def test_a_write_that_the_disk_refuses_leaves_the_old_checkpoint_and_nothing_else(
-    tmp_path: Path, small_files: None
+    tmp_path: Path, file_size_limit: Any
 ) -> None:
-    write_checkpoint(tmp_path / "c", {"": {"step": 1}})
-    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*Nothing half-written is left"):
-        write_checkpoint(tmp_path / "c", {"": {"first": 1, "big": {"a": np.zeros(10_000)}}})
-    assert [child.name for child in tmp_path.iterdir()] == ["c"]
-    assert read_checkpoint(tmp_path / "c") == {"": {"step": 1}}
+    with file_size_limit(16384):
+        write_checkpoint(tmp_path / "c", {"": {"step": 1}})
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*Nothing half-written is left"):
+            write_checkpoint(tmp_path / "c", {"": {"first": 1, "big": {"a": np.zeros(10_000)}}})
+        assert [child.name for child in tmp_path.iterdir()] == ["c"]
+        assert read_checkpoint(tmp_path / "c") == {"": {"step": 1}}
 
 
-def test_an_atomic_file_that_the_disk_refuses_keeps_its_old_content(tmp_path: Path, small_files: None) -> None:
-    write_file_atomically(tmp_path / "summary.json", b"old")
-    with pytest.raises(OSError, match="File too large"):
-        write_file_atomically(tmp_path / "summary.json", b"x" * 20_000)
-    assert (tmp_path / "summary.json").read_bytes() == b"old"
-    assert len(list(tmp_path.iterdir())) == 1
+def test_an_atomic_file_that_the_disk_refuses_keeps_its_old_content(tmp_path: Path, file_size_limit: Any) -> None:
+    with file_size_limit(16384):
+        write_file_atomically(tmp_path / "summary.json", b"old")
+        with pytest.raises(OSError, match="File too large"):
+            write_file_atomically(tmp_path / "summary.json", b"x" * 20_000)
+        assert (tmp_path / "summary.json").read_bytes() == b"old"
+        assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

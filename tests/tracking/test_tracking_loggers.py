@@ -1,11 +1,9 @@
 """Loggers: scopes, intervals without loss, saves, resume without doubled records, TensorBoard's files."""
 
 import json
-import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -272,26 +270,16 @@ def test_logging_after_finalize_goes_on(tmp_path: Path) -> None:
     assert [record["step"] for record in read_metrics(logger.path)] == [0, 1]
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file may grow beyond 4 KiB, as on a full disk."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, before)
-
-
-def test_a_line_that_the_disk_refuses_is_told_and_leaves_no_part(tmp_path: Path, small_files: None) -> None:
-    logger = JsonlLogger(tmp_path / "m.jsonl")
-    with pytest.raises(OSError, match=r"cannot log to .*m\.jsonl: File too large"):
-        for step in range(1000):
-            logger.log_test_data({"x": float(step)}, step)
-    content = logger.path.read_bytes()
-    assert content.endswith(b"}\n")
-    assert 3900 < len(content) <= 4096
-    assert [record["step"] for record in read_metrics(logger.path)] == list(range(step))
+def test_a_line_that_the_disk_refuses_is_told_and_leaves_no_part(tmp_path: Path, file_size_limit: Any) -> None:
+    with file_size_limit(4096):
+        logger = JsonlLogger(tmp_path / "m.jsonl")
+        with pytest.raises(OSError, match=r"cannot log to .*m\.jsonl: File too large"):
+            for step in range(1000):
+                logger.log_test_data({"x": float(step)}, step)
+        content = logger.path.read_bytes()
+        assert content.endswith(b"}\n")
+        assert 3900 < len(content) <= 4096
+        assert [record["step"] for record in read_metrics(logger.path)] == list(range(step))
 
 
 def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:

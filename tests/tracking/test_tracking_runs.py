@@ -2,11 +2,9 @@
 
 import json
 import re
-import resource
-import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,27 +97,17 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
             make(root)
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file may grow beyond 2 KiB, as on a full disk."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, before)
-
-
-def test_a_full_disk_leaves_no_half_made_folder_and_keeps_the_old_summary(tmp_path: Path, small_files: None) -> None:
-    run = make(tmp_path / "small")
-    run.write_summary({"score": 1})
-    with pytest.raises(RunFolderError, match=r"cannot write .*summary\.json: File too large"):
-        run.write_summary({"score": 2, "history": list(range(1000))})
-    assert run.read_summary()["score"] == 1
-    assert not [child for child in run.path.iterdir() if child.name.startswith(".")]
-    with pytest.raises(RunFolderError, match="File too large"):
-        make(tmp_path / "runs", config={"long": list(range(1000))})
-    assert list((tmp_path / "runs").iterdir()) == []
+def test_a_full_disk_leaves_no_half_made_folder_and_keeps_the_old_summary(tmp_path: Path, file_size_limit: Any) -> None:
+    with file_size_limit(2048):
+        run = make(tmp_path / "small")
+        run.write_summary({"score": 1})
+        with pytest.raises(RunFolderError, match=r"cannot write .*summary\.json: File too large"):
+            run.write_summary({"score": 2, "history": list(range(1000))})
+        assert run.read_summary()["score"] == 1
+        assert not [child for child in run.path.iterdir() if child.name.startswith(".")]
+        with pytest.raises(RunFolderError, match="File too large"):
+            make(tmp_path / "runs", config={"long": list(range(1000))})
+        assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_the_git_revision_is_the_commit_with_a_mark_for_changes(tmp_path: Path) -> None:

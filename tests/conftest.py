@@ -1,0 +1,31 @@
+"""What tests of several floors share."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+
+@pytest.fixture
+def file_size_limit() -> Callable[[int], AbstractContextManager[None]]:
+    """`with file_size_limit(4096):` no file of this process may grow beyond that, as on a full disk.
+
+    A context and not the whole test: pytest's own output may be a longer file.
+    """
+
+    @contextmanager
+    def limit(size: int) -> Iterator[None]:
+        old = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old)
+            signal.signal(signal.SIGXFSZ, before)
+
+    return limit
