@@ -1,6 +1,6 @@
 # The two commands of a new user are `make train` and `make test`; every target makes .venv if need be.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 

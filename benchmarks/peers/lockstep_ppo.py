@@ -54,9 +54,7 @@ def main() -> None:
     trainer = config.build_trainer(callbacks=[Marks(clock)])
     clock.start()
     trainer.run()
-    clock.report(
-        "lockstep-compiled" if OPTIONS.compile else "lockstep", lockstep.__version__, OPTIONS.threads
-    )
+    clock.report("lockstep-compiled" if OPTIONS.compile else "lockstep", lockstep.__version__, OPTIONS.threads)
 
 
 if __name__ == "__main__":
