@@ -19,7 +19,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection, choice, require
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import evaluate_trajectories, load_kernels, select_rows
-from lockstep.ops import clipped_surrogate_loss, clipped_value_loss, explained_variance, gae
+from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss, explained_variance, gae
 from lockstep.state.schedules import ScheduleLike
 
 
@@ -146,9 +146,7 @@ class PPOLearner(Learner):
         entropy = self.masked_mean(dist.entropy(), batch)
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
 
-        with torch.no_grad():  # Schulman's low-variance estimate of KL(old || new)
-            log_ratio = logp - old_logp
-            mean_kl = self.masked_mean(log_ratio.exp() - 1.0 - log_ratio, batch)
+        mean_kl = self.masked_mean(approximate_kl(logp.detach(), old_logp), batch)
         if config.kl_coeff > 0:
             old = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(old.kl(dist), batch)

@@ -331,6 +331,9 @@ class Learner:
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
         """`values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
+        if batch.get(Columns.LOSS_MASK) is None and self.reducer.world_size == 1:
+            variance, mean = torch.var_mean(values, correction=0)
+            return (values - mean) / (variance.sqrt() + epsilon)
         mean = self.masked_mean(values, batch)
         centered = values - mean
         return centered / (self.masked_mean(centered.square(), batch).sqrt() + epsilon)
@@ -342,7 +345,7 @@ class Learner:
     def log(self, module_id: str, **metrics: Tensor) -> None:
         """Metrics of this minibatch; they stay on the device until the update ends."""
         for name, value in metrics.items():
-            self.metrics.log(module_id, name, value.detach().reshape(()), self._rows)
+            self.metrics.log(module_id, name, (value if value.dim() == 0 else value.reshape(())).detach(), self._rows)
 
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
         """Backward of the summed losses, into the flat gradients; summed over learners when it returns."""
@@ -351,18 +354,16 @@ class Learner:
         losses = list(loss_per_module.values())
         total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         total.backward()
-        if self.reducer.world_size > 1:
-            for entry in self.optimizers:
-                self.reducer.sum_(entry.flat.grad)
-        return {p: g for entry in self.optimizers for p, g in zip(entry.flat.params, entry.flat.grad_views)}
+        for entry in self.optimizers:
+            self.reducer.sum_(entry.flat.grad)
+        return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:
         """Clips the gradients of each optimizer as its module's config says. The dict stays complete."""
+        in_place = self.optimizers.are_views(gradients)
         for entry in self.optimizers:
             config = self.config if entry.module_id == ALL_MODULES else self.config_of(entry.module_id)
-            views = entry.flat.grad_views
-            own = [gradients[p] for p in entry.flat.params]
-            in_place = all(mine is view for mine, view in zip(own, views))
+            own = entry.flat.grad_views if in_place else [gradients[p] for p in entry.flat.params]
             whole = [entry.flat.grad] if in_place else own
             norm = global_norm(whole)
             self.log(entry.module_id, **{f"gradients_{entry.name}_global_norm": norm})
@@ -373,22 +374,26 @@ class Learner:
 
     def apply_gradients(self, gradients: Gradients) -> None:
         """One step of each optimizer; a gradient that is not finite follows `nan_policy`."""
+        if not self.optimizers.are_views(gradients):
+            for param, view in self.optimizers.gradients().items():
+                if gradients[param] is not view:
+                    view.copy_(gradients[param])
         for entry in self.optimizers:
-            for param, view in zip(entry.flat.params, entry.flat.grad_views):
-                given = gradients[param]
-                if given is not view:
-                    view.copy_(given)
             self._step_optimizer(entry)
 
     def _step_optimizer(self, entry: RegisteredOptimizer) -> None:
-        policy = self.config.nan_policy
-        bad = torch.isfinite(entry.flat.grad.sum()).logical_not_()
-        if policy == "zero":
+        total = entry.flat.grad.sum()
+        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
+        if self.config.nan_policy == "zero":
             entry.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
             entry.bad_steps.add_(bad)
         elif entry.is_plain_adam:
             entry.bad_steps.add_(bad)
-            entry.optimizer.found_inf = bad.to(torch.float32)  # type: ignore[attr-defined]
+            skip = bad.to(torch.float32)
+            if entry.steps_directly:
+                entry.fused_adam_(skip)
+                return
+            entry.optimizer.found_inf = skip  # type: ignore[attr-defined]
         elif bool(bad):
             entry.bad_steps.add_(1)
             return

@@ -29,7 +29,10 @@ def take_rows(columns: TensorColumns, index: Tensor) -> TensorColumns:
     def take(leaf: Tensor) -> Tensor:
         return leaf.index_select(0, index)
 
-    return {name: map_tree(take, value) for name, value in columns.items()}
+    return {
+        name: value.index_select(0, index) if isinstance(value, Tensor) else map_tree(take, value)
+        for name, value in columns.items()
+    }
 
 
 def module_minibatches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,39 @@ class RegisteredOptimizer:
             and type(self.optimizer) is torch.optim.Adam
             and not (group["weight_decay"] or group["amsgrad"] or group["maximize"])
         )
+
+    @property
+    def steps_directly(self) -> bool:
+        """May the kernel of fused Adam be called without `Optimizer.step` around it (60 us)? Not where a hook or a
+        scheduler waits for that call.
+        """
+        optimizer = self.optimizer
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        return self.is_plain_adam and not hooks and "step" not in vars(optimizer)
+
+    def fused_adam_(self, skip: Tensor) -> None:
+        """What `optimizer.step()` does for fused Adam. `skip`: 0-d float32, 1 leaves everything as it is."""
+        group = self.optimizer.param_groups[0]
+        exp_avg, exp_avg_sq, step = self.adam_state()
+        beta1, beta2 = group["betas"]
+        step.add_(1.0)
+        torch._fused_adam_(
+            [self.flat.data],
+            [self.flat.grad],
+            [exp_avg],
+            [exp_avg_sq],
+            [],
+            [step],
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=skip,
+        )
+        step.sub_(skip)
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of every parameter group."""
@@ -128,6 +162,15 @@ class OptimizerSet:
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
         """The optimizers registered under `module_id`, in order of registration."""
         return [entry for entry in self if entry.module_id == module_id]
+
+    def gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Each parameter's gradient, a view on the flat gradient of its optimizer."""
+        return {param: view for entry in self for param, view in zip(entry.flat.params, entry.flat.grad_views)}
+
+    def are_views(self, gradients: Mapping[nn.Parameter, Tensor]) -> bool:
+        """Is this what `gradients()` gives, and nothing put in its place?"""
+        views = [view for entry in self for view in entry.flat.grad_views]
+        return len(views) == len(gradients) and all(map(operator.is_, gradients.values(), views))
 
     def get_state(self) -> dict[str, Any]:
         """`{key: {"state": tensors by parameter, "param_groups": settings, "schedule": position}}`."""

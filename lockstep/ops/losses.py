@@ -36,16 +36,15 @@ def clipped_surrogate_loss(
     """
     if not isinstance(clip_param, Tensor) and not clip_param > 0.0:
         raise ValueError(f"clip_param must be greater than 0, got {clip_param!r}.")
-    ratio = torch.exp(logp - old_logp)
-    objective = torch.minimum(
-        ratio * advantages,
-        torch.clamp(ratio, 1.0 - clip_param, 1.0 + clip_param) * advantages,  # type: ignore[arg-type]
-    )
+    negated = -advantages
+    # clip(ratio) * A never exceeds A + clip_param * |A|, and equals it wherever it is the smaller of the two.
+    bound = negated - clip_param * advantages.abs()
+    loss = torch.clamp(torch.exp(logp - old_logp) * negated, min=bound)
     if dual_clip is not None:
         if not dual_clip > 1.0:
             raise ValueError(f"dual_clip must be greater than 1, or None to switch it off; got {dual_clip!r}.")
-        objective = torch.where(advantages < 0.0, torch.maximum(objective, dual_clip * advantages), objective)
-    return -objective
+        loss = torch.where(advantages < 0.0, torch.minimum(loss, dual_clip * negated), loss)
+    return loss
 
 
 def clipped_value_loss(
