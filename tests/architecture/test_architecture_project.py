@@ -64,5 +64,5 @@ def test_make_train_trains_to_475():
 def test_ci_makes_a_new_environment_and_runs_lint_and_tests():
     script = (ROOT / ".ci/run").read_text()
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
-    assert "make lint" in script
-    assert "make test" in script
+    assert "make VENV=.venv-ci lint" in script
+    assert "make VENV=.venv-ci test" in script

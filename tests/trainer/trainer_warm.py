@@ -1,4 +1,4 @@
-"""Imported by the process that the others are forked from: kernels are loaded once (no gradient is taken)."""
+"""Imported by the process that the others are forked from: kernels and spaces are loaded once (no gradient)."""
 
 from trainer_tools import config_for
 
