@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
 from lockstep.ops.mlp import mlp
@@ -52,7 +51,7 @@ def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: floa
 
 def run_layers(x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
     """`x` through the layers, one after the other: as one fused function (`ops.mlp`) where they are linear layers with
-    tanh or relu between them, on the CPU, and nobody watches (hooks, tracing, replaced parameters).
+    tanh or relu between them, on the CPU, and nobody looks between them (hooks, `torch.func`, `torch.compile`).
     """
     linears, activations = layers[::2], layers[1::2]
     if activations and _is_plain(x, linears, activations):
@@ -71,6 +70,7 @@ def is_watched(module: nn.Module) -> bool:
     )
 
 
+_PLAIN_TENSORS = (nn.Parameter, Tensor)
 _FUSED: dict[type[nn.Module], str] = {_ACTIVATION_CLASSES[name]: name for name in FUSED_ACTIVATIONS}
 
 
@@ -82,15 +82,15 @@ def _is_plain(x: Tensor, linears: Sequence[nn.Module], activations: Sequence[nn.
         if type(layer) is not kind or is_watched(layer):
             return False
     for layer in linears:
-        if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or is_watched(layer):
+        if type(layer) is not nn.Linear or type(layer.weight) not in _PLAIN_TENSORS or is_watched(layer):
             return False
-        if type(layer.bias) is not nn.Parameter or layer.weight.dtype is not x.dtype:
+        if type(layer.bias) not in _PLAIN_TENSORS or layer.weight.dtype is not x.dtype:
             return False
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return not is_in_torch_dispatch_mode() and not nn.modules.module._has_any_global_hook()
+    return not nn.modules.module._has_any_global_hook()
 
 
 def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 ACTIVATIONS = ("tanh", "relu")
 
@@ -22,7 +23,7 @@ def mlp(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activati
     """`x` `[N, I]` through layers `activation(x @ weight.T + bias)`, the last one linear unless `activate_last`.
 
     `weights` `[O, I]`, `biases` `[O]`: float32 or float64 on the CPU, `activation` "tanh" or "relu". Differentiable any
-    number of times; not for `torch.func` and tracing, which cannot look into it.
+    number of times, and traceable (`make_fx`); not for `torch.func`.
     """
     if torch.is_grad_enabled():
         return _Mlp.apply(x, activation, activate_last, *weights, *biases)
@@ -34,15 +35,16 @@ def _forward(
 ) -> list[Tensor]:
     """The output of each layer."""
     outputs: list[Tensor] = []
+    use_numpy = activation == "tanh" and not is_in_torch_dispatch_mode()  # a trace would not see numpy
     num_activated = len(weights) if activate_last else len(weights) - 1
     for weight, bias in zip(weights, biases):
         x = torch.addmm(bias, x, weight.t())
         if len(outputs) < num_activated:
-            if activation == "tanh":
+            if use_numpy:
                 array = x.numpy()
                 np.tanh(array, array)
             else:
-                x.clamp_(min=0.0)
+                x = torch.tanh(x) if activation == "tanh" else torch.relu(x)
         outputs.append(x)
     return outputs
 

@@ -31,6 +31,15 @@ def network():
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
+class Run(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return run_layers(x, [*self.layers])
+
+
 X = torch.linspace(-1, 1, 21).view(7, 3)
 
 
@@ -82,13 +91,24 @@ def test_other_inputs_run_one_by_one(fused_calls):
     assert not fused_calls
 
 
-def test_traces_and_function_transforms_see_every_layer(fused_calls):
+def test_traces_see_every_layer():
     layers = network()
     graph = make_fx(lambda x: run_layers(x, [*layers]))(X)
     torch.testing.assert_close(graph(2 * X), layers(2 * X))
     assert sum("tanh" in str(node.target) for node in graph.graph.nodes) == 2
+
+
+def test_function_transforms_see_every_layer(fused_calls):
+    layers = network()
     rows = torch.func.vmap(torch.func.jacrev(lambda x: run_layers(x.unsqueeze(0), [*layers]).squeeze(0)))(X)
     assert rows.shape == (7, 2, 3)
+    values = {name: p.detach() for name, p in layers.named_parameters()}
+    gradients = torch.func.grad(lambda v: torch.func.functional_call(Run(layers), v, (X,)).sum())(
+        {f"layers.{name}": value for name, value in values.items()}
+    )
+    layers(X).sum().backward()
+    for name, p in layers.named_parameters():
+        torch.testing.assert_close(gradients[f"layers.{name}"], p.grad)
     assert not fused_calls
 
 

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lockstep.ops.mlp import mlp
 
@@ -77,3 +78,17 @@ def test_the_gradient_can_be_differentiated(activate_last):
         found.append(torch.autograd.grad(slope.square().sum(), tensors[1:4]))
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_trace_holds_the_whole_gradient(activation):
+    """What compiles a gradient step traces it once and runs it on other numbers."""
+
+    def gradients(*tensors):
+        return torch.autograd.grad(fused(tensors, activation, False).square().sum(), tensors)
+
+    first, other = make((3, 5, 2)), [2.0 * tensor.detach() - 0.1 for tensor in make((3, 5, 2))]
+    graph = make_fx(gradients)(*first)
+    expected = gradients(*[tensor.requires_grad_() for tensor in other])
+    for one, wanted in zip(graph(*other), expected):
+        torch.testing.assert_close(one, wanted, rtol=1e-12, atol=1e-12)
