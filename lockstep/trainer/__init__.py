@@ -1,9 +1,10 @@
 """Trainers: short loops that emit events."""
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.trainer.base import BaseTrainer, gather_info, test_episode
+from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.build import build_onpolicy_trainer, restore_trainer, save_trainer
 from lockstep.trainer.callbacks import Callback, EarlyStop, LoggingCallback
+from lockstep.trainer.evaluation import gather_info, test_episode
 from lockstep.trainer.onpolicy import OnpolicyTrainer
 
 AlgorithmConfig.trainer_factory = staticmethod(build_onpolicy_trainer)  # the one upward wire: see docs/architecture.md

@@ -6,7 +6,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +22,9 @@ from lockstep.tracking.statistics import (
     merge_training_stats,
 )
 from lockstep.trainer.callbacks import Callback, LoggingCallback
-from lockstep.trainer.checks import check_evaluation, check_functions, check_observers, check_whole
+from lockstep.trainer.checks import check_choice, check_evaluation, check_functions, check_observers, check_whole
+from lockstep.trainer.display import ProgressDisplay
+from lockstep.trainer.evaluation import mean_return
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -53,7 +54,9 @@ class BaseTrainer:
     `compute_score_fn(CollectStats)`: what is compared, by default the mean return. `save_best_fn(policy)`: on a new
     best score. `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: every `checkpoint_interval` epochs and at
     the end. `test_in_train`: one more evaluation in an epoch once the training return satisfies `stop_fn`.
-    `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
+    `resume_from_log`: the first run goes on from the three counters of the logger's last save (`restore_trainer`
+    continues everything, from a checkpoint). `verbose`: a line for each epoch; `show_progress`: a live display on a
+    terminal. `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
 
     Raises `ValueError` with the parameter's name, its value and what is allowed.
     """
@@ -79,6 +82,9 @@ class BaseTrainer:
         logger: BaseLogger | None = None,
         callbacks: Sequence[Callback] = (),
         test_in_train: bool = False,
+        resume_from_log: bool = False,
+        verbose: bool = False,
+        show_progress: bool = False,
         nan_policy: str = "stop",
     ) -> None:
         evaluated: dict[str, Any] = {
@@ -87,16 +93,15 @@ class BaseTrainer:
             "compute_score_fn": compute_score_fn,
             "save_best_fn": save_best_fn,
         }
+        intervals = {"test_interval": test_interval, "checkpoint_interval": checkpoint_interval}
         check_whole("max_epoch", max_epoch, 0)
-        check_whole("step_per_epoch", step_per_epoch, 1)
-        check_whole("test_interval", test_interval, 1)
-        check_whole("checkpoint_interval", checkpoint_interval, 1)
         check_whole("batch_size", batch_size, 1, optional=True)
+        for name, value in {"step_per_epoch": step_per_epoch, **intervals}.items():
+            check_whole(name, value, 1)
         check_functions({**evaluated, "train_fn": train_fn, "save_checkpoint_fn": save_checkpoint_fn})
         check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
         check_observers(logger, callbacks)
-        if nan_policy not in ("stop", "ignore"):
-            raise ValueError(f"nan_policy={nan_policy!r} is not allowed; choose 'stop' or 'ignore'")
+        check_choice("nan_policy", nan_policy, ("stop", "ignore"))
         if test_in_train and stop_fn is None:
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
         self.policy, self.max_epoch, self.batch_size = policy, max_epoch, batch_size
@@ -109,11 +114,11 @@ class BaseTrainer:
         self.test_in_train = test_in_train and stop_fn is not None
         self.logger = logger or LazyLogger()
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *callbacks]
-        self.nan_policy = nan_policy
+        self.callbacks += [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
+        self.nan_policy, self.resume_from_log = nan_policy, resume_from_log
         self._interrupt = DeferredInterrupt()
         self._iterator: Iterator[EpochStats] | None = None
-        self._ready = False
-        """reset or restored, and not run since"""
+        self._ready = False  # reset or restored, and not run since
         self._zero()
 
     def _zero(self) -> None:
@@ -150,6 +155,9 @@ class BaseTrainer:
 
     def _begin(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
         self._zero()
+        if self.resume_from_log:
+            self.resume_from_log = False
+            self.epoch, self.env_step, self.gradient_step = self.logger.restore_data()
         if reset_collectors:
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
@@ -372,24 +380,3 @@ class BaseTrainer:
         set_trainer_state(self, state)
         self._saved_at = self._position()
         self._ready = True
-
-
-def mean_return(stats: CollectStats) -> float:
-    """The default score. `ValueError` for an evaluation in which no episode ended."""
-    if stats.returns_stat is None or stats.returns_stat.mean is None:
-        raise ValueError(
-            "the evaluation has no finished episode; raise episode_per_test, or limit the episodes' length"
-        )
-    return stats.returns_stat.mean
-
-
-def test_episode(policy: Policy, collector: Collector, n_episode: int) -> CollectStats:
-    """Evaluates a policy on `n_episode` whole episodes."""
-    del policy
-    return collector.collect(n_episode=n_episode)
-
-
-def gather_info(trainer: BaseTrainer, *, best_score: float | None = None) -> InfoStats:
-    """The run so far, as `trainer.info()`; a given best score takes the tracked one's place."""
-    info = trainer.info()
-    return info if best_score is None else replace(info, best_score=best_score)

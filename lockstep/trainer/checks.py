@@ -18,6 +18,12 @@ def check_whole(name: str, value: Any, least: int, *, optional: bool = False) ->
         raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}{none}")
 
 
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raises `ValueError` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not allowed; choose one of {', '.join(map(repr, allowed))}")
+
+
 def check_functions(functions: dict[str, Any]) -> None:
     """Raises `ValueError` for one that is neither None nor callable."""
     for name, function in functions.items():

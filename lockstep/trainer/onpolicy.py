@@ -14,6 +14,13 @@ from lockstep.rollout.collector import Collector
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_whole
 
+ELSEWHERE = {
+    "buffer": "learns from its train_collector's rollouts only",
+    "update_per_step": "makes one update for each collect; set repeat_per_collect",
+    "reward_metric": "trains one agent, whose return is one number already",
+}
+"""parameters of other trainers, and what this one does instead"""
+
 
 class OnpolicyTrainer(BaseTrainer):
     """Trains a policy on what it has just done.
@@ -37,6 +44,9 @@ class OnpolicyTrainer(BaseTrainer):
         episode_per_collect: int | None = None,
         **options: Any,
     ) -> None:
+        foreign = [name for name in ELSEWHERE if options.pop(name, None) is not None]
+        if foreign:
+            raise ValueError(f"{foreign[0]} does not apply to OnpolicyTrainer: it {ELSEWHERE[foreign[0]]}")
         if (step_per_collect is None) == (episode_per_collect is None):
             raise ValueError(
                 f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
@@ -67,7 +77,8 @@ class OnpolicyTrainer(BaseTrainer):
                 training = self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
             self._count_update(training)
         except FloatingPointError:
-            self.bad_batch = _copied(self.buffer.trajectories())
+            if self.buffer.size:
+                self.bad_batch = _copied(self.buffer.trajectories())
             raise
         finally:
             self.buffer.clear()

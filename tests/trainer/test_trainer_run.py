@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from trainer_tools import Recorder, RecordingLogger, Stops, config_for, learned
 
+from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats
 from lockstep.trainer import Callback, EarlyStop, OnpolicyTrainer
@@ -542,7 +543,73 @@ def test_statistics_are_those_of_the_epoch():
 
 
 def test_an_empty_evaluation_is_an_error():
-    from lockstep.trainer.base import mean_return
+    from lockstep.trainer.evaluation import mean_return
 
     with pytest.raises(ValueError, match="no finished episode"):
         mean_return(CollectStats())
+
+
+def test_a_run_may_go_on_from_the_counters_of_a_log(folder):
+    from lockstep.tracking import JsonlLogger
+
+    build(max_epoch=2, logger=JsonlLogger(folder / "metrics.jsonl")).run()
+    logger = JsonlLogger(folder / "metrics.jsonl", resume=True)
+    trainer = build(max_epoch=3, logger=logger, resume_from_log=True)
+    assert [(stats.epoch, stats.info_stat.train_step) for stats in trainer] == [(3, 384)]
+    assert trainer.gradient_step == 12
+    assert trainer.policy.timesteps == {"num_env_steps_sampled_lifetime": 384}
+    assert [stats.epoch for stats in trainer] == [1, 2, 3]  # the next run is a new one
+
+
+def test_verbose_prints_a_line_for_each_epoch_and_nothing_else_is_printed(capsys):
+    build().run()
+    assert capsys.readouterr().out == ""
+    build(verbose=True).run()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "256" in line]
+    assert len(lines) >= 1
+
+
+def test_rows_that_only_reset_are_in_no_statistics_of_the_policy():
+    from gymnasium.vector import AutoresetMode
+
+    episodes = ((1, "terminate"), (3, "truncate"), (2, "terminate"))
+    vector = CountingVectorEnv(4, episodes, AutoresetMode.NEXT_STEP)
+    config = config_for(env=vector, evaluation={"evaluation_interval": 0})
+    trainer = config.build_trainer()
+    stats = next(trainer)
+    steps = stats.train_collect_stat.n_collected_steps
+    assert steps < 128 * 1.5
+    connectors = trainer.policy.connectors
+    assert connectors.rewards.moments.count == steps
+    assert connectors.get_state()["obs"]["0_NormalizeObs"]["leaves"][0]["count"] == steps
+    assert trainer.env_step == steps
+
+
+class Nested(CountingEnv):
+    """Observations are a dict with a tuple in it."""
+
+    def __init__(self):
+        super().__init__(((5, "terminate"), (8, "truncate")))
+        parts = (spaces.Discrete(9), spaces.MultiBinary(2))
+        self.observation_space = spaces.Dict({"step": spaces.Box(0.0, 9.0, (1,)), "rest": spaces.Tuple(parts)})
+
+    def _observation(self):
+        parity = np.array([self.step_number % 2, self.episode_number % 2], np.int8)
+        return {"step": np.array([self.step_number], np.float32), "rest": (np.int64(self.step_number), parity)}
+
+
+def test_nested_observations_are_trained_on_and_resumed(folder):
+    from lockstep.trainer import restore_trainer, save_trainer
+
+    def make():
+        return config_for(env=Nested, total_steps=256).build_trainer()
+
+    whole = make()
+    first = next(whole)
+    assert first.train_collect_stat.lens_stat.max == 8
+    path = save_trainer(whole, folder / "checkpoint")
+    next(whole)
+    resumed = make()
+    restore_trainer(resumed, path)
+    resumed.run()
+    assert learned(resumed) == learned(whole)
