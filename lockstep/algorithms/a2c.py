@@ -16,8 +16,13 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection, require
 from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import evaluate_trajectories, load_kernels, select_rows
-from lockstep.ops import explained_variance, gae
+from lockstep.learner.onpolicy import (
+    evaluate_trajectories,
+    load_kernels,
+    log_explained_variance,
+    select_rows,
+)
+from lockstep.ops import gae
 from lockstep.state.schedules import ScheduleLike
 
 
@@ -54,7 +59,7 @@ class A2CLearner(Learner):
             load_kernels(self)
         return self
 
-    def required_columns(self) -> tuple[str, ...]:
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
         """What the loss reads."""
         return (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
 
@@ -79,7 +84,7 @@ class A2CLearner(Learner):
             Columns.ADVANTAGES: self.to_tensor(advantages.reshape(-1)),
             Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
         }
-        self.metrics.set(module_id, vf_explained_var=float(explained_variance(rollout.values, targets)))
+        log_explained_variance(self, module_id, trajectories, rollout.values, targets)
         return select_rows(columns, trajectories.rows())
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:

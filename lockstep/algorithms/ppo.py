@@ -18,8 +18,13 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection, choice, require
 from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import evaluate_trajectories, load_kernels, select_rows
-from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss, explained_variance, gae
+from lockstep.learner.onpolicy import (
+    evaluate_trajectories,
+    load_kernels,
+    log_explained_variance,
+    select_rows,
+)
+from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss, gae
 from lockstep.state.schedules import ScheduleLike
 
 
@@ -80,15 +85,18 @@ class PPOLearner(Learner):
                 self.register_state(f"{module_id}/kl_coeff", start)
         return self
 
-    def required_columns(self) -> tuple[str, ...]:
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
         """What the loss reads."""
-        return (
+        config: Any = self.config_of(module_id)
+        names: tuple[str, ...] = (
             Columns.OBS,
             Columns.ACTIONS,
             Columns.ACTION_LOGP,
             Columns.ADVANTAGES,
             Columns.VALUE_TARGETS,
         )
+        names += (Columns.VF_PREDS,) if config.vf_clip_param is not None else ()
+        return names + ((Columns.ACTION_DIST_INPUTS,) if config.kl_coeff > 0 else ())
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Values, log-probabilities, advantages and value targets of a rollout, computed once."""
@@ -119,7 +127,7 @@ class PPOLearner(Learner):
         columns = select_rows(columns, trajectories.rows())
         if config.normalize_advantages == "batch":
             columns[Columns.ADVANTAGES] = self.normalized(columns[Columns.ADVANTAGES], columns)
-        self.metrics.set(module_id, vf_explained_var=float(explained_variance(rollout.values, targets)))
+        log_explained_variance(self, module_id, trajectories, rollout.values, targets)
         return columns
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:

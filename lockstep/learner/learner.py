@@ -17,7 +17,7 @@ from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, num_rows_of, trajectories_from_episodes
-from lockstep.data.trees import map_tree
+from lockstep.learner.batches import tensors_of_batch
 from lockstep.learner.checkpointing import (
     checkpoint_folders,
     learner_state,
@@ -29,7 +29,7 @@ from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.gradients import clip_gradients_, global_norm
 from lockstep.learner.minibatches import gather, module_minibatches
-from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer
+from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet
 from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.results import Results, UpdateMetrics
 from lockstep.learner.summary import summarize_update
@@ -207,15 +207,9 @@ class Learner:
         module), `shuffle_batch_per_epoch`. Returns `{module_id: {metric: number}}`.
         """
         started = time.perf_counter()
-        columns = {mid: self._to_tensors(part) for mid, part in self._by_module(batch).items() if len(part)}
-        unknown = sorted(set(columns) - set(self.module))
-        if unknown:
-            raise KeyError(f"the batch has rows for {unknown}; this learner's modules are {sorted(self.module)}")
-        columns = {mid: part for mid, part in columns.items() if mid in self._ids_to_train(columns)}
+        columns = tensors_of_batch(self, batch)
         if not columns:
             return self._skip_update()
-        for module_id, part in columns.items():
-            self._check_columns(module_id, part)
         return self._run(columns, batch.env_steps(), time.perf_counter() - started, None, **options)
 
     def _run(
@@ -379,25 +373,7 @@ class Learner:
                 if gradients[param] is not view:
                     view.copy_(gradients[param])
         for entry in self.optimizers:
-            self._step_optimizer(entry)
-
-    def _step_optimizer(self, entry: RegisteredOptimizer) -> None:
-        total = entry.flat.grad.sum()
-        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
-        if self.config.nan_policy == "zero":
-            entry.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-            entry.bad_steps.add_(bad)
-        elif entry.is_plain_adam:
-            entry.bad_steps.add_(bad)
-            skip = bad.to(torch.float32)
-            if entry.steps_directly:
-                entry.fused_adam_(skip)
-                return
-            entry.optimizer.found_inf = skip  # type: ignore[attr-defined]
-        elif bool(bad):
-            entry.bad_steps.add_(1)
-            return
-        entry.optimizer.step()
+            entry.step(self.config.nan_policy)
 
     def should_module_be_updated(self, module_id: str, batch: Any = None) -> bool:
         """Does `policies_to_train` name this module?"""
@@ -439,17 +415,6 @@ class Learner:
 
     # -- inside ---
 
-    def _by_module(self, batch: SampleBatch | MultiAgentBatch) -> Mapping[str, SampleBatch]:
-        if isinstance(batch, MultiAgentBatch):
-            return batch.policy_batches
-        if not isinstance(batch, SampleBatch):
-            raise TypeError(f"batch must be a SampleBatch or a MultiAgentBatch, not {type(batch).__name__}")
-        if len(self.module) != 1:
-            raise ValueError(
-                f"a SampleBatch fits one module only, this learner has {sorted(self.module)}; give a MultiAgentBatch"
-            )
-        return {next(iter(self.module)): batch}
-
     def _ids_to_train(self, module_ids: Collection[str]) -> list[str]:
         return [mid for mid in module_ids if self.should_module_be_updated(mid)]
 
@@ -462,9 +427,6 @@ class Learner:
         for connectors in self.connectors.values():
             connectors.update(trajectories.flat_obs(), trajectories.rows())
 
-    def _to_tensors(self, columns: Mapping[str, Any]) -> TensorColumns:
-        return {name: map_tree(self.to_tensor, value) for name, value in columns.items() if name != Columns.INFOS}
-
     def to_tensor(self, value: Any) -> Tensor:
         """An array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -472,17 +434,9 @@ class Learner:
             return tensor.to(self.device, self.dtype)
         return tensor.to(self.device)
 
-    def required_columns(self) -> tuple[str, ...]:
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
         """Columns that the loss reads; their absence is refused by name."""
         return ()
-
-    def _check_columns(self, module_id: str, columns: TensorColumns) -> None:
-        missing = [name for name in self.required_columns() if name not in columns]
-        if missing:
-            raise KeyError(
-                f"the batch of module {module_id!r} lacks {missing} (it has {sorted(columns)}); add them, or override "
-                f"{type(self).__name__}.compute_loss_for_module"
-            )
 
     def count(self, name: str, amount: int) -> int:
         """Adds to a lifetime counter and returns it."""

@@ -13,7 +13,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.minibatches import take_rows
-from lockstep.ops import gae
+from lockstep.ops import explained_variance, gae
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
@@ -72,3 +72,13 @@ def select_rows(columns: dict[str, Any], rows: np.ndarray | None) -> dict[str, A
         return columns
     first = next(iter(leaves(columns)))
     return take_rows(columns, torch.from_numpy(rows).to(first.device))
+
+
+def log_explained_variance(
+    learner: Learner, module_id: str, trajectories: Trajectories, values: np.ndarray, targets: np.ndarray
+) -> None:
+    """The share of the value targets' variance that the values `[T, B]` explain, over the real transitions."""
+    rows = trajectories.rows()
+    flat = slice(None) if rows is None else rows
+    explained = explained_variance(values.reshape(-1)[flat], targets.reshape(-1)[flat])
+    learner.metrics.set(module_id, vf_explained_var=float(explained))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.learner.config import NanPolicy
 from lockstep.learner.flat import FlatParameters
 from lockstep.state.schedules import Schedule, ScheduleLike
 
@@ -84,6 +85,25 @@ class RegisteredOptimizer:
         """The learning rate of every parameter group."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+
+    def step(self, nan_policy: NanPolicy) -> None:
+        """One step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
+        total = self.flat.grad.sum()
+        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
+        if nan_policy == "zero":
+            self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            self.bad_steps.add_(bad)
+        elif self.is_plain_adam:
+            self.bad_steps.add_(bad)
+            skip = bad.to(torch.float32)
+            if self.steps_directly:
+                self.fused_adam_(skip)
+                return
+            self.optimizer.found_inf = skip  # type: ignore[attr-defined]
+        elif bool(bad):
+            self.bad_steps.add_(1)
+            return
+        self.optimizer.step()
 
     def adam_state(self) -> tuple[Tensor, Tensor, Tensor]:
         """`(exp_avg, exp_avg_sq, step)`, made where no step was taken yet."""

@@ -32,7 +32,7 @@ PATH: list[tuple[str, str | None]] = [
     ("lockstep/learner/learner.py", "Learner.compute_gradients"),
     ("lockstep/learner/learner.py", "Learner.postprocess_gradients"),
     ("lockstep/learner/learner.py", "Learner.apply_gradients"),
-    ("lockstep/learner/learner.py", "Learner._step_optimizer"),
+    ("lockstep/learner/optimizers.py", "RegisteredOptimizer.step"),
 ]
 """The path: files, or functions of files."""
 

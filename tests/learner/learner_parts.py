@@ -23,7 +23,7 @@ class ValueLearner(Learner):
     def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
         return self.masked_mean((fwd_out["vf_preds"] - batch["value_targets"]).square(), batch)
 
-    def required_columns(self):
+    def required_columns(self, module_id):
         return ("obs", "value_targets")
 
 
