@@ -18,12 +18,18 @@ def ppo_cartpole() -> PPOConfig:
 
 
 def a2c_cartpole() -> A2CConfig:
-    """Short rollouts, falling learning rate."""
+    """Rollouts of 25 steps of 16 environments: the usual 5 of 8 learn sooner and forget more often."""
     return (
         A2CConfig()
         .environment("CartPole-v1")
-        .env_runners(num_envs_per_env_runner=8)
-        .training(lr=[[0, 1e-3], [200_000, 0.0]], train_batch_size=40, entropy_coeff=0.0)
+        .env_runners(num_envs_per_env_runner=16)
+        .training(
+            lr=[[0, 3e-3], [200_000, 0.0]],
+            lambda_=0.95,
+            train_batch_size=400,
+            entropy_coeff=0.01,
+            normalize_advantages=True,
+        )
         .reporting(total_steps=200_000)
     )
 
