@@ -152,8 +152,7 @@ def render() -> str:
                 f"{record['best']:,.1f}",
                 f"{recipe.band:,.0f}",
                 f"{recipe.reference_return:,.1f} ({recipe.reference_source})",
-                record.get("seconds_note")
-                or f"{record['median_seconds']:.0f}{' (compiled)' if record['compile'] else ''}",
+                f"{record['median_seconds']:.0f}{' (compiled)' if record['compile'] else ''}",
             ]
         )
     header = ["recipe", "steps", "seeds", "median", "worst", "best", "promised", "others", "seconds a seed"]
