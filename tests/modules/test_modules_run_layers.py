@@ -1,4 +1,4 @@
-"""`run_layers` takes the fused way only where nobody can tell the difference."""
+"""`run_networks` takes the fused way only where nobody can tell the difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lockstep.modules.layers as layers_file
 from lockstep.modules import DefaultActorCriticModule
-from lockstep.modules.layers import run_layers
+from lockstep.modules.layers import run_networks
 
 
 @pytest.fixture
@@ -21,9 +21,13 @@ def fused_calls(monkeypatch):
         calls.append(arguments)
         return real(*arguments)
 
-    real = layers_file.mlp
-    monkeypatch.setattr(layers_file, "mlp", counted)
+    real = layers_file.mlps
+    monkeypatch.setattr(layers_file, "mlps", counted)
     return calls
+
+
+def run_layers(x, layers):
+    return run_networks((x, layers))[0]
 
 
 def network():
@@ -48,6 +52,26 @@ def test_plain_layers_are_fused(fused_calls):
     torch.testing.assert_close(run_layers(X, [*layers]), layers(X))
     torch.testing.assert_close(run_layers(X, [*layers][:-1]), layers[:-1](X))
     assert len(fused_calls) == 2
+
+
+def test_networks_on_the_same_tensor_run_together(fused_calls):
+    first, second = network(), network()[:3]
+    for one, alone in zip(run_networks((X, [*first]), (X, [*second])), (first(X), second(X))):
+        torch.testing.assert_close(one, alone)
+    assert len(fused_calls) == 1
+    for one, alone in zip(run_networks((X, [*first]), (2 * X, [*second])), (first(X), second(2 * X))):
+        torch.testing.assert_close(one, alone)
+    assert len(fused_calls) == 3
+
+
+def test_networks_of_different_kinds_run_apart(fused_calls):
+    first, second = network(), network()
+    another(second), second.__setitem__(3, nn.ReLU())
+    third = network()[:2]  # ends with its activation
+    for other in (second, third):
+        for one, alone in zip(run_networks((X, [*first]), (X, [*other])), (first(X), other(X))):
+            torch.testing.assert_close(one, alone)
+    assert len(fused_calls) == 4
 
 
 def another(layers):
