@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.modules.layers import initialise, is_watched, make_activation, make_mlp, run_layers
+from lockstep.modules.layers import Network, initialise, is_watched, make_activation, make_mlp, run_networks
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.spaces import channels_last, image_size, is_image
 
@@ -189,14 +189,15 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Any, dtype: torch.dtype) -> Tensor:
         """`dtype`: that of the weights, in which all is computed."""
-        return self._through(obs, dtype)
+        return run_networks(self._rest(obs, dtype))[0]
 
-    def with_head(self, obs: Any, dtype: torch.dtype, head: nn.Module) -> Tensor:
-        """`head(encoder(obs))`, run as one network, which is faster; hooks are called all the same."""
-        return head(self(obs, dtype)) if is_watched(self) else self._through(obs, dtype, head)
+    def with_head(self, obs: Any, dtype: torch.dtype, head: nn.Module) -> Network:
+        """For `run_networks`: `head(encoder(obs))` as one network. Hooks are called all the same."""
+        return (self(obs, dtype), (head,)) if is_watched(self) else self._rest(obs, dtype, head)
 
-    def _through(self, obs: Any, dtype: torch.dtype, *head: nn.Module) -> Tensor:
+    def _rest(self, obs: Any, dtype: torch.dtype, *head: nn.Module) -> Network:
+        """The features, and the layers that they still have to go through."""
         features = self.features(obs).to(dtype)
         if is_watched(self.mlp) or type(self.mlp) is not nn.Sequential:
-            return run_layers(self.mlp(features), head)
-        return run_layers(features, (*self.mlp._modules.values(), *head))
+            return self.mlp(features), head
+        return features, (*self.mlp._modules.values(), *head)

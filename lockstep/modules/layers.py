@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
-from lockstep.ops.mlp import mlp
+from lockstep.ops.mlp import mlps
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -49,18 +49,35 @@ def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: floa
     return nn.Sequential(*layers)
 
 
-def run_layers(x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
-    """`x` through the layers, one after the other: as one fused function (`ops.mlp`) where they are linear layers with
-    tanh or relu between them, on the CPU, and nobody looks between them (hooks, `torch.func`, `torch.compile`).
+Network = tuple[Tensor, Sequence[nn.Module]]
+"""an input, and the layers that it goes through"""
+
+
+def run_networks(*networks: Network) -> Sequence[Tensor]:
+    """The output of each network: all as one fused function (`ops.mlp`) where they read the same tensor on the CPU, are
+    linear layers with tanh or relu between them, and nobody looks inside (hooks, `torch.func`, `torch.compile`).
     """
-    linears, activations = layers[::2], layers[1::2]
-    if activations and _is_plain(x, linears, activations):
-        name = _FUSED[type(activations[0])]
-        weights, biases = [layer.weight for layer in linears], [layer.bias for layer in linears]
-        return mlp(x, weights, biases, name, len(linears) == len(activations))  # type: ignore[arg-type]
+    x, layers = networks[0]
+    kind = type(layers[1]) if len(layers) > 1 else nn.Module
+    if kind in _FUSED and all(given is x and len(own) % 2 == len(layers) % 2 for given, own in networks):
+        plain = [_plain_parameters(x, own, kind) for _, own in networks]
+        if None not in plain and not _is_transformed():
+            return mlps(x, plain, _FUSED[kind], len(layers) % 2 == 0)  # type: ignore[arg-type]
+    if len(networks) > 1:
+        return [run_networks(network)[0] for network in networks]
     for layer in layers:
         x = layer(x)
-    return x
+    return [x]
+
+
+def _is_transformed() -> bool:
+    """Does something look at or change every operation?"""
+    return (
+        torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or nn.modules.module._has_any_global_hook()
+    )
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -74,23 +91,27 @@ _PLAIN_TENSORS = (nn.Parameter, Tensor)
 _FUSED: dict[type[nn.Module], str] = {_ACTIVATION_CLASSES[name]: name for name in FUSED_ACTIVATIONS}
 
 
-def _is_plain(x: Tensor, linears: Sequence[nn.Module], activations: Sequence[nn.Module]) -> bool:
-    kind = type(activations[0])
-    if kind not in _FUSED or x.dim() != 2 or x.device.type != "cpu" or type(x) is not Tensor:
-        return False
-    for layer in activations:
-        if type(layer) is not kind or is_watched(layer):
-            return False
-    for layer in linears:
-        if type(layer) is not nn.Linear or type(layer.weight) not in _PLAIN_TENSORS or is_watched(layer):
-            return False
-        if type(layer.bias) not in _PLAIN_TENSORS or layer.weight.dtype is not x.dtype:
-            return False
-    if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return not nn.modules.module._has_any_global_hook()
+def _plain_parameters(
+    x: Tensor, layers: Sequence[nn.Module], activation: type[nn.Module]
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Weights and biases, or None where the layers must be called one by one."""
+    dtype = x.dtype
+    if type(x) is not Tensor or x.dim() != 2 or x.device.type != "cpu" or dtype not in (torch.float32, torch.float64):
+        return None
+    weights: list[Tensor] = []
+    biases: list[Tensor] = []
+    for number, layer in enumerate(layers):
+        if type(layer) is not (activation if number % 2 else nn.Linear) or is_watched(layer):
+            return None
+        if number % 2 == 0:
+            weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+            if weight is None or bias is None or weight.dtype is not dtype:
+                return None
+            if type(weight) not in _PLAIN_TENSORS or type(bias) not in _PLAIN_TENSORS:
+                return None
+            weights.append(weight)
+            biases.append(bias)
+    return weights, biases
 
 
 def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:

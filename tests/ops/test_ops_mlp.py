@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lockstep.ops.mlp import mlp
+from lockstep.ops.mlp import mlps
 
 SHAPES = [((4, 8), False), ((4, 8), True), ((9, 3, 5), False), ((2, 7, 7, 1), True), ((3, 6, 6, 2), False)]
 
@@ -34,7 +34,7 @@ def layer_by_layer(tensors, activation, activate_last):
 def fused(tensors, activation, activate_last):
     x, *parameters = tensors
     half = len(parameters) // 2
-    return mlp(x, parameters[:half], parameters[half:], activation, activate_last)
+    return mlps(x, [(parameters[:half], parameters[half:])], activation, activate_last)[0]
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -92,3 +92,33 @@ def test_a_trace_holds_the_whole_gradient(activation):
     expected = gradients(*[tensor.requires_grad_() for tensor in other])
     for one, wanted in zip(graph(*other), expected):
         torch.testing.assert_close(one, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_several_networks_on_one_input_equal_each_alone():
+    """Of different depths and widths; the gradient of the shared input is the sum."""
+    first, second = make((4, 8, 8, 2)), make((4, 6, 1))
+    x = first[0]
+    second[0] = x
+    for how in ("once", "twice"):
+        losses = []
+        for outputs in (
+            [layer_by_layer(first, "tanh", False), layer_by_layer(second, "tanh", False)],
+            mlps(x, [(first[1:4], first[4:]), (second[1:3], second[3:])], "tanh", False),
+        ):
+            loss = outputs[0].square().sum() + 3.0 * outputs[1].sum()
+            if how == "twice":
+                loss = torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
+            losses.append(loss)
+        leaves = [*first, *second[1:]]
+        wanted, found = (torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses)
+        for leaf, one, other in zip(leaves, found, wanted):
+            zeros = torch.zeros_like(leaf)  # what does not matter may be None in one and 0 in the other
+            torch.testing.assert_close(zeros if one is None else one, zeros if other is None else other)
+
+
+def test_a_network_whose_output_is_not_used_gets_zeros():
+    first, second = make((4, 8, 2)), make((4, 6, 1))
+    outputs = mlps(first[0], [(first[1:3], first[3:]), (second[1:3], second[3:])], "relu", False)
+    outputs[0].sum().backward()
+    assert all(tensor.grad.any() for tensor in first)
+    assert not any(tensor.grad.any() for tensor in second[1:])
