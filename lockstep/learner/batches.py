@@ -1,13 +1,16 @@
-"""From a batch that somebody hands in to the tensors that a learner trains on."""
+"""From what somebody hands in, batches or episodes, to what a learner trains on, module by module."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.columns import Columns
+from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
 from lockstep.data.trees import map_tree
 
 if TYPE_CHECKING:
@@ -21,18 +24,65 @@ def tensors_of_batch(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> 
     modules, `KeyError` for unknown modules and missing columns.
     """
     columns: dict[str, TensorColumns] = {}
-    parts = _by_module(learner, batch)
-    unknown = sorted(module_id for module_id, part in parts.items() if len(part) and module_id not in learner.module)
-    if unknown:
-        raise KeyError(f"the batch has rows for {unknown}; this learner's modules are {sorted(learner.module)}")
-    for module_id, part in parts.items():
-        if len(part) and learner.should_module_be_updated(module_id):
-            tensors: dict[str, Any] = {
-                name: map_tree(learner.to_tensor, value) for name, value in part.items() if name != Columns.INFOS
-            }
-            _check_columns(learner, module_id, tensors)
-            columns[module_id] = tensors
+    parts = {module_id: part for module_id, part in _by_module(learner, batch).items() if len(part)}
+    for module_id in _to_train(learner, parts):
+        tensors: dict[str, Any] = {
+            name: map_tree(learner.to_tensor, value)
+            for name, value in parts[module_id].items()
+            if name != Columns.INFOS
+        }
+        _check_columns(learner, module_id, tensors)
+        columns[module_id] = tensors
     return columns
+
+
+def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[dict[str, Trajectories], int]:
+    """Trajectories of the modules that have steps and are to learn, in the learner's order, and the environment steps.
+
+    `episodes`: `SingleAgentEpisode`s (each for its `module_id`, or for the only module), `MultiAgentEpisode`s (each
+    agent's steps for its module; an environment step counts once, however many agents acted), or the views on one
+    rollout store, which are read without a copy. Raises `TypeError` for something else, `KeyError` for unknown
+    modules, `ValueError` where an episode does not say which of several modules it is for.
+    """
+    if isinstance(episodes, RolloutEpisodes):
+        steps = episodes.num_steps()
+        ids = _to_train(learner, {_only_module(learner, "episodes of a rollout store"): None}) if steps else []
+        return {module_id: episodes.trajectories() for module_id in ids}, steps
+    pieces: dict[str, list[SingleAgentEpisode]] = {}
+    env_steps = 0
+    for position, episode in enumerate(episodes):
+        env_steps += episode.env_steps() if hasattr(episode, "env_steps") else 0
+        for module_id, piece in _pieces_of(learner, episode, position):
+            if len(piece):
+                pieces.setdefault(module_id, []).append(piece)
+    return {mid: trajectories_from_episodes(pieces[mid]) for mid in _to_train(learner, pieces)}, env_steps
+
+
+def _pieces_of(learner: Learner, episode: Any, position: int) -> list[tuple[str, SingleAgentEpisode]]:
+    if isinstance(episode, SingleAgentEpisode):
+        named = episode.module_id
+        return [
+            (named or _only_module(learner, f"the episode at position {position}, which has no module_id"), episode)
+        ]
+    if hasattr(episode, "agent_episodes") and hasattr(episode, "module_for"):
+        return [(episode.module_for(agent), piece) for agent, piece in episode.agent_episodes.items()]
+    raise TypeError(
+        f"position {position} is a {type(episode).__name__}; a SingleAgentEpisode or MultiAgentEpisode is needed"
+    )
+
+
+def _only_module(learner: Learner, what: str) -> str:
+    if len(learner.module) != 1:
+        raise ValueError(f"this learner has the modules {sorted(learner.module)}; {what} fits one module only")
+    return next(iter(learner.module))
+
+
+def _to_train(learner: Learner, parts: Mapping[str, Any]) -> list[str]:
+    """Ids of the modules that have a part and are to learn, in the learner's order; `KeyError` for unknown ones."""
+    unknown = sorted(set(parts) - set(learner.module))
+    if unknown:
+        raise KeyError(f"there are rows for {unknown}; this learner's modules are {sorted(learner.module)}")
+    return [mid for mid in learner.module if mid in parts and learner.should_module_be_updated(mid)]
 
 
 def _by_module(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> Mapping[str, SampleBatch]:

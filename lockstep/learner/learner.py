@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_batch import MultiAgentBatch
-from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trajectories import Trajectories, num_rows_of, trajectories_from_episodes
-from lockstep.learner.batches import tensors_of_batch
+from lockstep.data.trajectories import Trajectories, num_rows_of
+from lockstep.learner.batches import tensors_of_batch, trajectories_by_module
 from lockstep.learner.checkpointing import (
     checkpoint_folders,
     learner_state,
@@ -185,20 +184,17 @@ class Learner:
     # -- one update call ---
 
     def update_from_episodes(self, episodes: Sequence[Any], **options: Any) -> Results:
-        """As `update_from_batch`, from episodes: `prepare_batch` makes the train batch from them, once.
+        """As `update_from_batch`, from episodes: `prepare_batch` makes each module's train batch from its steps, once.
 
-        Episodes that are views on one rollout store (what a collector hands out) are read without a copy.
+        Episodes of one or of many agents (`trajectories_by_module` says whose steps go where); those that are views on
+        one rollout store (what a collector hands out) are read without a copy.
         """
         started = time.perf_counter()
-        if isinstance(episodes, RolloutEpisodes):
-            trajectories = episodes.trajectories() if episodes.num_steps() else None
-        else:
-            trajectories = trajectories_from_episodes(episodes) if any(len(e) for e in episodes) else None
-        if trajectories is None or not self._ids_to_train([DEFAULT_MODULE_ID]):
+        trajectories, env_steps = trajectories_by_module(self, episodes)
+        if not trajectories:
             return self._skip_update()
-        columns = self.prepare_batch(trajectories, module_id=DEFAULT_MODULE_ID)
-        pipeline_s = time.perf_counter() - started
-        return self._run({DEFAULT_MODULE_ID: columns}, trajectories.num_rows, pipeline_s, trajectories, **options)
+        columns = {mid: self.prepare_batch(part, module_id=mid) for mid, part in trajectories.items()}
+        return self._run(columns, env_steps, time.perf_counter() - started, trajectories, **options)
 
     def update_from_batch(self, batch: SampleBatch | MultiAgentBatch, **options: Any) -> Results:
         """Gradient steps on a `SampleBatch` or `MultiAgentBatch` that has the columns the loss needs.
@@ -210,14 +206,14 @@ class Learner:
         columns = tensors_of_batch(self, batch)
         if not columns:
             return self._skip_update()
-        return self._run(columns, batch.env_steps(), time.perf_counter() - started, None, **options)
+        return self._run(columns, batch.env_steps(), time.perf_counter() - started, {}, **options)
 
     def _run(
         self,
         columns: dict[str, TensorColumns],
         env_steps: int,
         pipeline_s: float,
-        trajectories: Trajectories | None,
+        trajectories: Mapping[str, Trajectories],
         *,
         timesteps: Mapping[str, int] | None = None,
         num_epochs: int = 1,
@@ -246,8 +242,8 @@ class Learner:
                     break
         self.weights_seq_no += 1
         self.after_gradient_based_update(timesteps=timesteps)
-        if trajectories is not None:
-            self._update_statistics(trajectories)
+        for module_id, part in trajectories.items():
+            self.connectors[module_id].update(part.flat_obs(), part.rows())
         gradient_s = time.perf_counter() - started
         steps = (num_minibatches, passes, env_steps * passes)
         return summarize_update(self, trained, steps, (pipeline_s, gradient_s))
@@ -415,17 +411,10 @@ class Learner:
 
     # -- inside ---
 
-    def _ids_to_train(self, module_ids: Collection[str]) -> list[str]:
-        return [mid for mid in module_ids if self.should_module_be_updated(mid)]
-
     def _skip_update(self) -> Results:
         self.lifetime["num_updates_skipped"] = self.lifetime.get("num_updates_skipped", 0) + 1
         self.last_series = {}
         return {ALL_MODULES: {"num_updates_skipped": 1, "num_minibatches": 0, "num_env_steps_trained": 0}}
-
-    def _update_statistics(self, trajectories: Trajectories) -> None:
-        for connectors in self.connectors.values():
-            connectors.update(trajectories.flat_obs(), trajectories.rows())
 
     def to_tensor(self, value: Any) -> Tensor:
         """An array on the learner's device; floats in the learner's dtype; no copy where none is needed."""

@@ -52,13 +52,14 @@ class UpdateMetrics:
         self._pass_size = count
 
     def pass_mean(self, module_id: str, name: str) -> float:
-        """Mean of a metric over the last pass, on the host."""
-        values = [
-            vector[[(m, n) for m, n, _ in names].index((module_id, name))]
-            for names, vector in self._vectors[-self._pass_size :]
-        ]
+        """Mean of a metric over the last pass, on the host; NaN where the module had no row in it."""
+        values = []
+        for names, vector in self._vectors[-self._pass_size :]:
+            keys = [(m, n) for m, n, _ in names]
+            if (module_id, name) in keys:
+                values.append(vector[keys.index((module_id, name))])
         values += self._values.get((module_id, name), [])[-self._pass_size :]
-        return float(torch.stack(values[-self._pass_size :]).mean())
+        return float(torch.stack(values[-self._pass_size :]).mean()) if values else float("nan")
 
     def reduce(self) -> Results:
         """`{module_id: {name: number}}`: means over minibatches weighted by rows. One transfer to the host."""
