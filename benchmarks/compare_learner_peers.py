@@ -1,0 +1,291 @@
+"""The same gradient steps in Lockstep's PPO learner and in its peers': losses, gradients and parameters compared.
+
+    python benchmarks/setup_peers.py rllib sb3
+    python benchmarks/compare_learner_peers.py                # about a minute; exit status 1 above 1e-5
+    python benchmarks/compare_learner_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
+
+RLlib's learner (new API stack) and Stable-Baselines3's PPO start from given weights, take the given batch of 4,000 rows
+in minibatches of 256, and write down which rows each of their first 50 updates took, its losses, and gradients and
+parameters of updates 1 and 50. Lockstep is then fed the same rows in the same order, in float32. Where the libraries
+differ on purpose the difference is switched off, and listed in the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import report
+import setup_peers
+
+os.environ.update(report.thread_environment(1))
+sys.path[:0] = [str(report.ROOT), str(report.HERE / "peers")]
+
+import gymnasium as gym  # noqa: E402
+import numerics as n  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from lockstep import PPOConfig, SampleBatch, __version__  # noqa: E402
+from lockstep.algorithms.ppo import PPOLearner  # noqa: E402
+
+TOLERANCE = 1e-5
+MODULE = "default_policy"
+NAMES = {
+    "policy.0": "encoder.mlp.0",
+    "policy.1": "encoder.mlp.2",
+    "policy.2": "policy_head",
+    "value.0": "value_encoder.mlp.0",
+    "value.1": "value_encoder.mlp.2",
+    "value.2": "value_head",
+    "log_std": "log_std",
+}
+EVERYWHERE = (
+    "Value loss: ours is half the squared error, theirs the whole; our `vf_loss_coeff` is twice theirs, and `vf_loss` "
+    "is compared doubled.",
+    "Value clipping: ours limits how far a value moves, RLlib's cuts off the squared error, Stable-Baselines3's has "
+    "no maximum of both errors; off in all (`vf_clip_param=None`, `inf`, `clip_range_vf=None`).",
+    "Advantages: ours are normalised by minibatch (deviation over N), RLlib's in its pipeline by batch, "
+    "Stable-Baselines3's by minibatch (deviation over N - 1); off in all, the batch brings the advantages.",
+    "Adam: RLlib's epsilon is fixed at 1e-8 and Stable-Baselines3's default 1e-5; ours is set to the same.",
+)
+PEERS: dict[str, tuple[str, str, dict[str, n.Case], tuple[str, ...]]] = {
+    "RLlib": (
+        "rllib",
+        "numerics_rllib.py",
+        n.RLLIB_CASES,
+        (
+            "KL penalty: RLlib multiplies the coefficient by 1.5 above twice the target, we double it above 1.5 times "
+            "the target, and its 50 updates are one call; the coefficient stands still on both sides.",
+            "Minibatches: RLlib's run over the end of the batch, where they start again with the reshuffled rows (62 "
+            "in four passes, ours 60); we take the rows that it took.",
+        ),
+    ),
+    "Stable-Baselines3": (
+        "sb3",
+        "numerics_sb3.py",
+        n.SB3_CASES,
+        ("Minibatches: the last one of a pass is shorter there; both sides are given the same rows of 256.",),
+    ),
+}
+
+
+class SteadyLearner(PPOLearner):
+    """The KL coefficient stands still."""
+
+    def after_gradient_based_update(self, *, timesteps: Any) -> None:
+        """No adaptation."""
+
+
+class RecordingLearner(SteadyLearner):
+    """Our learner, looked at through its own hooks."""
+
+    recording: n.Recording
+
+    def named(self, values: Any) -> dict[str, np.ndarray]:
+        """`values` by parameter, under their neutral names."""
+        neutral = neutral_names(self)
+        return {neutral[param]: value.detach().numpy() for param, value in values.items()}
+
+    def postprocess_gradients(self, gradients: Any) -> Any:
+        """Before and after clipping."""
+        self.recording.keep("gradient", self.named(gradients))
+        clipped = super().postprocess_gradients(gradients)
+        self.recording.keep("clipped gradient", self.named(clipped))
+        return clipped
+
+
+def neutral_names(learner: PPOLearner) -> dict[Any, str]:
+    """Each parameter's neutral name."""
+    parameters = dict(learner.module[MODULE].named_parameters())
+    return {
+        parameters[name + end]: neutral + end
+        for neutral, name in NAMES.items()
+        for end in ("", ".weight", ".bias")
+        if name + end in parameters
+    }
+
+
+def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
+    """Built, with the given weights and the peers' conventions."""
+    actions = gym.spaces.Discrete(n.NUM_ACTIONS) if case.discrete else gym.spaces.Box(-1, 1, (n.NUM_ACTIONS,))
+    spaces = (gym.spaces.Box(-10.0, 10.0, (n.OBS_SIZE,), np.float32), actions)
+    config = (
+        PPOConfig()
+        .environment(lambda: None, observation_space=spaces[0], action_space=spaces[1])
+        .training(
+            learner_class=SteadyLearner if compiled else RecordingLearner,
+            lr=n.LEARNING_RATE,
+            clip_param=n.CLIP,
+            entropy_coeff=n.ENTROPY_COEFFICIENT,
+            vf_loss_coeff=2.0 * n.VALUE_COEFFICIENT,
+            vf_clip_param=None,
+            normalize_advantages=None,
+            kl_coeff=case.kl_coeff,
+            grad_clip=case.grad_clip,
+            grad_clip_by=case.grad_clip_by,
+            adam_epsilon=case.adam_epsilon,
+        )
+        .rl_module(model_config={"hiddens": n.HIDDENS, "activation": "tanh"})
+        .framework(compile=compiled)
+    )
+    learner: Any = config.build_learner()
+    with torch.no_grad():
+        for param, name in neutral_names(learner).items():
+            param.copy_(torch.from_numpy(weights[name]))
+    return learner
+
+
+def our_recording(case: n.Case, order: list[np.ndarray], compiled: bool) -> n.Recording:
+    """The updates on the given rows, in the given order."""
+    weights = n.initial_weights(case)
+    batch, learner, recording = n.make_batch(case, weights), our_learner(case, weights, compiled), n.Recording()
+    if isinstance(learner, RecordingLearner):
+        learner.recording = recording
+    for rows in order:
+        recording.rows.append(rows)
+        results = learner.update_from_batch(SampleBatch({name: column[rows] for name, column in batch.items()}))
+        losses = {name: float(results[MODULE][name]) for name in ("total_loss", "policy_loss", "entropy")}
+        losses.update(vf_loss=2.0 * results[MODULE]["vf_loss"], mean_kl_loss=results[MODULE]["mean_kl_loss"])
+        recording.losses.append(losses)
+        parameters = {name: param.detach().numpy() for param, name in neutral_names(learner).items()}
+        recording.keep("parameter", parameters)
+    return recording
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest |ours - theirs| / max(1, |theirs|) of one quantity."""
+
+    quantity: str
+    largest: float
+    where: str
+    scale: float  # the largest |theirs|
+
+
+def difference(quantity: str, pairs: Iterator[tuple[str, Any, Any]]) -> Difference:
+    """Over all `(name, ours, theirs)`."""
+    largest, where, scale = 0.0, "-", 0.0
+    for name, ours, theirs in pairs:
+        ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+        distance = float(np.max(np.abs(ours - theirs) / np.maximum(1.0, np.abs(theirs))))
+        scale = max(scale, float(np.max(np.abs(theirs))))
+        if not distance <= largest:  # a NaN counts too
+            largest, where = distance, name
+    return Difference(quantity, largest, where, scale)
+
+
+def compare(ours: n.Recording, theirs: Any, with_kl: bool) -> list[Difference]:
+    """Each loss over all updates; gradients and parameters after the watched ones."""
+    found = []
+    for name in ("total_loss", "policy_loss", "vf_loss", "entropy", *(("mean_kl_loss",) if with_kl else ())):
+        steps = zip(ours.losses, theirs[f"loss/{name}"], strict=True)
+        pairs = ((f"update {k}", step[name], value) for k, (step, value) in enumerate(steps, start=1))
+        found.append(difference(f"{name}, updates 1 to {n.NUM_UPDATES}", pairs))
+    for kind in ("gradient", "clipped gradient", "parameter"):
+        for update in n.WATCHED:
+            start = f"{kind}/{update}/"
+            keys = [key for key in theirs.files if key.startswith(start)]
+            if kind == "parameter" or any(key in ours.arrays for key in keys):
+                pairs = ((key.removeprefix(start), ours.arrays[key], theirs[key]) for key in keys)
+                found.append(difference(f"{kind}s, update {update}", pairs))
+    return found
+
+
+def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
+    """All cases of one peer, ours eager and compiled."""
+    environment, script, cases, _ = PEERS[peer]
+    python = str(setup_peers.environment_python(environment))
+    print(f"{peer}: its {len(cases)} cases ...", flush=True)
+    line = report.run_json([python, f"benchmarks/peers/{script}", "--out", str(folder)], timeout=300)
+    entries = []
+    for number, (name, case) in enumerate(cases.items()):
+        theirs = np.load(folder / f"{number}.npz")
+        order = [theirs[f"rows/{update}"] for update in range(1, n.NUM_UPDATES + 1)]
+        for mode in (False, True) if compiled else (False,):
+            with_kl = peer != "RLlib" or case.kl_coeff > 0
+            found = compare(our_recording(case, order, mode), theirs, with_kl)
+            entry = {
+                "peer": peer,
+                "peer_version": line["version"],
+                "case": name,
+                "lockstep": "compiled" if mode else "eager",
+                "differences": [vars(item) for item in found],
+            }
+            entries.append(entry)
+            print(f"{peer}: {name}, {entry['lockstep']}: {max(item.largest for item in found):.1e}", flush=True)
+    return entries
+
+
+def render(record: dict[str, Any]) -> str:
+    """The markdown page of a record."""
+    lines = []
+    for entry in record["entries"]:
+        worst: dict[str, float] = {}
+        for item in entry["differences"]:
+            kind = item["quantity"].partition(",")
+            label = "losses" if kind[0].endswith(("loss", "entropy")) else f"{kind[0]} {kind[2].split()[-1]}"
+            worst[label] = max(worst.get(label, 0.0), item["largest"])
+        columns = ["losses", *(f"{kind} {k}" for kind in ("gradients", "parameters") for k in n.WATCHED)]
+        cells = [f"{worst[column]:.1e}" if column in worst else "-" for column in columns]
+        lines.append([f"{entry['peer']} {entry['peer_version']}", entry["case"], entry["lockstep"], *cells])
+    first, last = n.WATCHED
+    header = ["peer", "case", "Lockstep", f"losses 1-{last}", f"gradients {first}", f"gradients {last}"]
+    header += [f"parameters {first}", f"parameters {last}"]
+    own = [f"- {text}" for text in EVERYWHERE]
+    own += [f"- {peer}: {text}" for peer, (*_, notes) in PEERS.items() for text in notes]
+    largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
+    return "\n".join(
+        [
+            "# The gradient step beside the peers'",
+            "",
+            f"Largest difference of all: **{largest:.1e}** (allowed {TOLERANCE:.0e}).",
+            "",
+            report.table(header, lines),
+            f"PPO, two 64x64 tanh networks, {n.NUM_ROWS:,} rows in minibatches of {n.MINIBATCH}, float32, one thread; "
+            "the same weights, rows and order. Each cell: the largest |ours - theirs| / max(1, |theirs|). Losses: "
+            f"total, policy, value, entropy, KL of each of the {last} updates; gradients before clipping and "
+            f"parameters of updates {first} and {last} (clipped gradients are in the raw results).",
+            "",
+            "Switched off or set alike for the comparison:",
+            "",
+            *own,
+            "",
+            f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}",
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare the gradient step with the peers'.")
+    parser.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
+    parser.add_argument("--only", nargs="+", choices=list(PEERS), help="some of the peers")
+    parser.add_argument("--name", default="learner_numerics", help="name of the files in benchmarks/results")
+    parser.add_argument("--render", action="store_true", help="only write the page again")
+    options = parser.parse_args()
+    if options.render:
+        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
+    else:
+        chosen = options.only or list(PEERS)
+        if missing := [PEERS[peer][0] for peer in chosen if not setup_peers.is_ready(PEERS[peer][0])]:
+            parser.error(f"run first: python benchmarks/setup_peers.py {' '.join(missing)}")
+        record = {"machine": report.machine(), "lockstep": __version__, "torch": torch.__version__, "entries": []}
+        for peer in chosen:
+            with tempfile.TemporaryDirectory() as folder:
+                record["entries"] += run_peer(peer, Path(folder), not options.no_compile)
+    report.write(options.name, record, text := render(record))
+    print("\n" + text)
+    largest = [item["largest"] for entry in record["entries"] for item in entry["differences"]]
+    return 0 if all(value <= TOLERANCE for value in largest) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""What the two sides of ``compare_learner_peers.py`` share: the cases, neutral names of parameters, the recording.
+
+NumPy and the standard library alone: it runs in every peer's environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NUM_ROWS = 4_000
+MINIBATCH = 256
+NUM_UPDATES = 50
+WATCHED = (1, NUM_UPDATES)  # gradients and parameters are compared after these updates
+HIDDENS = (64, 64)
+OBS_SIZE = 4
+NUM_ACTIONS = 2  # actions of the discrete case, dimensions of the continuous one
+LEARNING_RATE = 3e-4
+CLIP = 0.2
+VALUE_COEFFICIENT = 0.5  # of the squared error, without a half
+ENTROPY_COEFFICIENT = 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of the update."""
+
+    discrete: bool = True
+    grad_clip: float = 0.5
+    grad_clip_by: str = "global_norm"
+    kl_coeff: float = 0.0
+    adam_epsilon: float = 1e-8
+
+
+RLLIB_CASES = {
+    "discrete, global norm": Case(),
+    "discrete, KL penalty, norm of each tensor": Case(kl_coeff=0.2, grad_clip=0.1, grad_clip_by="norm"),
+    "continuous, each element": Case(discrete=False, grad_clip=0.01, grad_clip_by="value"),
+}
+SB3_CASES = {
+    "discrete, global norm": Case(adam_epsilon=1e-5),
+    "continuous, global norm": Case(discrete=False, adam_epsilon=1e-5),
+}
+
+Weights = dict[str, np.ndarray]
+
+
+def initial_weights(case: Case) -> Weights:
+    """float32 weights under neutral names: ``policy.0.weight`` ... ``value.2.bias``, ``log_std``."""
+    rng = np.random.default_rng(7)
+    weights: Weights = {}
+    for network, outputs in (("policy", NUM_ACTIONS), ("value", 1)):
+        inputs = OBS_SIZE
+        for layer, size in enumerate((*HIDDENS, outputs)):
+            scale = inputs**-0.5
+            weights[f"{network}.{layer}.weight"] = rng.uniform(-scale, scale, (size, inputs)).astype(np.float32)
+            weights[f"{network}.{layer}.bias"] = rng.uniform(-scale, scale, size).astype(np.float32)
+            inputs = size
+    if not case.discrete:
+        weights["log_std"] = rng.normal(-0.3, 0.1, NUM_ACTIONS).astype(np.float32)
+    return weights
+
+
+def make_batch(case: Case, weights: Weights) -> dict[str, np.ndarray]:
+    """A train batch of ``NUM_ROWS`` rows. The acting policy is a little off the learning one, so that ratios are
+    clipped from the first update on.
+    """
+    rng = np.random.default_rng(11)
+    obs = rng.normal(0.0, 1.0, (NUM_ROWS, OBS_SIZE)).astype(np.float32)
+    hidden = obs.astype(np.float64)
+    for layer in range(3):
+        hidden = hidden @ weights[f"policy.{layer}.weight"].T.astype(np.float64) + weights[f"policy.{layer}.bias"]
+        hidden = np.tanh(hidden) if layer < 2 else hidden
+    outputs = hidden + rng.normal(0.0, 0.2, hidden.shape)
+    if case.discrete:
+        logp = outputs - np.log(np.exp(outputs).sum(axis=1, keepdims=True))
+        actions = (rng.random(NUM_ROWS) > np.exp(logp[:, 0])).astype(np.int64)
+        action_logp, inputs = logp[np.arange(NUM_ROWS), actions], outputs
+    else:
+        log_std = np.broadcast_to(weights["log_std"].astype(np.float64), outputs.shape)
+        noise = rng.normal(0.0, 1.0, outputs.shape)
+        actions = (outputs + np.exp(log_std) * noise).astype(np.float32)
+        action_logp = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
+        inputs = np.concatenate([outputs, log_std], axis=1)
+    return {
+        "obs": obs,
+        "actions": actions,
+        "action_dist_inputs": inputs.astype(np.float32),
+        "action_logp": action_logp.astype(np.float32),
+        "advantages": rng.normal(0.0, 1.0, NUM_ROWS).astype(np.float32),
+        "value_targets": rng.normal(0.5, 1.5, NUM_ROWS).astype(np.float32),
+    }
+
+
+@dataclass
+class Recording:
+    """What one side did: rows and losses of each update, gradients and parameters of the watched ones."""
+
+    rows: list[np.ndarray] = field(default_factory=list)
+    losses: list[dict[str, float]] = field(default_factory=list)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """Updates that have begun."""
+        return len(self.rows)
+
+    def keep(self, kind: str, named: dict[str, Any]) -> None:
+        """Keeps copies of `named` arrays of the present update, when it is a watched one."""
+        if self.done in WATCHED:
+            for name, value in named.items():
+                self.arrays[f"{kind}/{self.done}/{name}"] = np.array(value, copy=True)
+
+    def save(self, path: Path) -> None:
+        """One npz file."""
+        losses = {f"loss/{name}": np.array([step[name] for step in self.losses]) for name in self.losses[0]}
+        rows = {f"rows/{number}": rows for number, rows in enumerate(self.rows[:NUM_UPDATES], start=1)}
+        np.savez(path, **rows, **losses, **self.arrays)
+
+
+def peer_main(name: str, cases: dict[str, Case], run: Any, version: str) -> None:
+    """A peer's command line: ``--out FOLDER``; runs every case, writes ``<number>.npz``, prints one JSON line."""
+    parser = argparse.ArgumentParser(description=f"{name}'s side of compare_learner_peers.py")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    for number, case in enumerate(cases.values()):
+        weights = initial_weights(case)
+        run(case, weights, make_batch(case, weights)).save(options.out / f"{number}.npz")
+    print(json.dumps({"name": name, "version": version, "python": sys.version.split()[0]}), flush=True)
