@@ -76,14 +76,16 @@ class PPOLearner(Learner):
     scheduled = ("clip_param", "entropy_coeff")
 
     def build(self) -> PPOLearner:
-        """Adds the KL coefficient of each module to the state."""
+        """Loads the compiled estimators too."""
         if self._module is None:
             super().build()
             load_kernels(self)
-            for module_id in self.module:
-                start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)  # type: ignore[attr-defined]
-                self.register_state(f"{module_id}/kl_coeff", start)
         return self
+
+    def setup_module(self, module_id: str) -> None:
+        """The coefficient of the KL penalty belongs to the state."""
+        start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)  # type: ignore[attr-defined]
+        self.register_state(f"{module_id}/kl_coeff", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """What the loss reads."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
@@ -14,10 +17,10 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-def learner_state(learner: Learner) -> State:
+def learner_state(learner: Learner, *, inference_only: bool = False) -> State:
     """Everything mutable: networks, optimizers, schedules, coefficients, statistics, random streams, counters."""
     return {
-        "rl_module": {mid: module.get_state() for mid, module in learner.module.items()},
+        "rl_module": learner.module.get_state(inference_only=inference_only),
         "optimizer": learner.optimizers.get_state(),
         "connectors": {mid: connectors.get_state() for mid, connectors in learner.connectors.items()},
         "coefficients": {
@@ -70,6 +73,21 @@ def _apply(learner: Learner, state: Mapping[str, Any]) -> None:
         learner.streams.set_state(state["random"])
     if isinstance(state.get("should_module_be_updated"), list):
         learner.policies_to_train = list(state["should_module_be_updated"])
+
+
+def save_to_path(self: Learner, path: str | Path) -> str:
+    """Writes a checkpoint folder (safetensors and JSON, SHA-256 manifest); returns its absolute path."""
+    return str(write_checkpoint(Path(path), checkpoint_folders(self, "learner")))
+
+
+def restore_from_path(self: Learner, path: str | Path, component: str | None = None) -> None:
+    """Restores all of a checkpoint, or one component such as `"rl_module/default_policy"`; all or nothing.
+
+    Raises `CheckpointError` for a damaged or foreign one, `KeyError` for a component that is not in it, `ValueError`
+    for one that does not fit.
+    """
+    state = state_from_folders(read_checkpoint(Path(path)), "learner")
+    self.set_state(select_components(state, component, None))
 
 
 def checkpoint_folders(learner: Learner, prefix: str) -> dict[str, State]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lockstep.data.trees import leaves
 from lockstep.learner.minibatches import gather
-from lockstep.learner.optimizers import RegisteredOptimizer
+from lockstep.learner.optimizers import ALL_MODULES, RegisteredOptimizer
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
@@ -135,12 +135,10 @@ class CompiledUpdate:
             for entry, gradient in zip(learner.optimizers, gradients):
                 entry.flat.grad.copy_(gradient)
                 by_param.update(zip(entry.flat.params, entry.flat.grad_views))
-            by_param = learner.postprocess_gradients(by_param)
+            learner.optimizers.take_gradients(learner.postprocess_gradients(by_param))
             for entry in learner.optimizers:
-                for param, view in zip(entry.flat.params, entry.flat.grad_views):
-                    if by_param[param] is not view:
-                        view.copy_(by_param[param])
-                _adam_step_(entry, self._lr[entry.key])
+                if entry.module_id in losses or entry.module_id == ALL_MODULES:
+                    _adam_step_(entry, self._lr[entry.key])
         values: list[Tensor] = []
         for (module_id, name), logged in learner.metrics.items():
             names.append((module_id, name, logged[-1][1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -41,6 +42,10 @@ class FlatParameters:
     def unflatten(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` in the parameters' shapes."""
         return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes)]
+
+    def are_views(self, gradients: Sequence[Tensor]) -> bool:
+        """Are `gradients`, one for each parameter, the views on `grad` themselves?"""
+        return len(gradients) == len(self.params) and all(map(operator.is_, gradients, self.grad_views))
 
     def zero_grad(self) -> None:
         """All gradients to zero, in one operation; the views stay in place."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from lockstep.learner.config import GradClipBy
+
+ClipFunction = Callable[[Sequence[Tensor], float, GradClipBy, Tensor], None]
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -16,29 +15,23 @@ from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, num_rows_of
+from lockstep.learner import checkpointing, members, optimizer_methods
 from lockstep.learner.batches import tensors_of_batch, trajectories_by_module
-from lockstep.learner.checkpointing import (
-    checkpoint_folders,
-    learner_state,
-    select_components,
-    set_learner_state,
-    state_from_folders,
-)
 from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection
-from lockstep.learner.gradients import clip_gradients_, global_norm
-from lockstep.learner.minibatches import gather, module_minibatches
+from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
+from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet
 from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.results import Results, UpdateMetrics
-from lockstep.learner.summary import summarize_update
-from lockstep.modules import DEFAULT_MODULE_ID, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
-from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.learner.summary import summarize_skipped
+from lockstep.modules import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.state.schedules import Schedule
 from lockstep.state.streams import RandomStreams
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 Gradients = dict[nn.Parameter, Tensor]
+T = TypeVar("T")
 TensorColumns = dict[str, Any]
 
 
@@ -81,10 +74,12 @@ class Learner:
         self.coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]] = {}
         self.registered: dict[str, Any] = {}
         self.lifetime: dict[str, int] = {}
-        self._rows = 0
+        self.rows_in_step = 0
+        """rows of the present gradient step, the weight of what it logs"""
+        self.seconds = StageSeconds()
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
-        self._compiled: CompiledUpdate | None = None
+        self.compiled: CompiledUpdate | None = None
 
     # -- construction ---
 
@@ -99,39 +94,32 @@ class Learner:
         """Module, device, coefficients, optimizers, compile; a second call does nothing."""
         if self._module is not None:
             return self
-        module = self._make_module()
-        wrong = [mid for mid in module if not self._is_module_compatible_with_learner(module[mid])]
-        if wrong:
-            raise ValueError(f"modules {wrong} cannot be trained here; each must be a torch.nn.Module")
-        allowed = self.policies_to_train
-        unknown = [] if allowed is None or callable(allowed) else sorted(set(allowed) - set(module))
-        if unknown:
-            raise ValueError(f"policies_to_train={list(allowed)} names {unknown}; the modules are {sorted(module)}")  # type: ignore[arg-type]
-        self._module = module.to(device=self.device, dtype=self.dtype)
-        for module_id in module:
-            self.connectors.setdefault(module_id, ModuleConnectors())
-            config = self.config_of(module_id)
-            for name in self.scheduled:
-                schedule = Schedule(getattr(config, name), name=name)
-                value = torch.tensor(schedule(0), dtype=self.dtype, device=self.device)
-                self.coefficients[module_id, name] = (schedule, value)
+        self._module = members.checked_modules(self, self._make_module())
+        for module_id in self._module:
+            members.set_up_module(self, module_id)
         self.configure_optimizers()
-        if self.framework.compile:
-            self._compiled = CompiledUpdate(self)
+        self.reset_compiled()
         return self
 
     def _make_module(self) -> MultiRLModule:
         """The networks from the spec; weights of a module that was passed in are kept."""
-        spec = self._module_spec
-        if isinstance(spec, MultiRLModule):
-            return spec
-        if isinstance(spec, MultiRLModuleSpec):
-            return spec.build()
-        single = spec if isinstance(spec, RLModule) else spec.build()
-        return MultiRLModule({DEFAULT_MODULE_ID: single})
+        return members.built_modules(self._module_spec)
 
     def _is_module_compatible_with_learner(self, module: Any) -> bool:
         return isinstance(module, nn.Module)
+
+    def setup_module(self, module_id: str) -> None:
+        """Once for each module, when the learner is built or the module added, before its optimizers are made.
+
+        The place for state of your own: `self.register_state(f"{module_id}/name", value)`, which goes with the module.
+        """
+
+    def reset_compiled(self) -> None:
+        """Forgets what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
+        self.compiled = CompiledUpdate(self) if self.framework.compile else None
+
+    add_module = members.add_module
+    remove_module = members.remove_module
 
     def config_of(self, module_id: str) -> TrainingSection:
         """The training section of one module: its own, or the common one."""
@@ -151,119 +139,56 @@ class Learner:
 
         self.optimizers.register(module_id, DEFAULT_OPTIMIZER, adam, params, config.lr)
 
-    def register_optimizer(
-        self,
-        *,
-        module_id: str = ALL_MODULES,
-        optimizer_name: str = DEFAULT_OPTIMIZER,
-        optimizer: torch.optim.Optimizer,
-        params: Sequence[nn.Parameter],
-        lr_or_lr_schedule: ScheduleLike | None = None,
-    ) -> None:
-        """Adds an optimizer of your own over `params`. `ValueError` when the name or a parameter is already taken."""
-        self.optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
-
-    def get_optimizer(
-        self, module_id: str = ALL_MODULES, optimizer_name: str = DEFAULT_OPTIMIZER
-    ) -> torch.optim.Optimizer:
-        """The optimizer of that name; `KeyError` with those that exist."""
-        return self.optimizers.get(module_id, optimizer_name).optimizer
-
-    def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, torch.optim.Optimizer]]:
-        """`[(name, optimizer)]` registered under `module_id`."""
-        return [(entry.name, entry.optimizer) for entry in self.optimizers.of_module(module_id)]
-
-    def get_parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """The module's parameters, in order."""
-        return list(module.parameters())
-
-    def get_param_ref(self, param: nn.Parameter) -> nn.Parameter:
-        """What a parameter is called in a dict of gradients: itself."""
-        return param
+    register_optimizer = optimizer_methods.register_optimizer
+    get_optimizer = optimizer_methods.get_optimizer
+    get_optimizers_for_module = optimizer_methods.get_optimizers_for_module
+    get_parameters = optimizer_methods.get_parameters
+    get_param_ref = optimizer_methods.get_param_ref
+    filter_param_dict_for_optimizer = optimizer_methods.filter_param_dict_for_optimizer
+    _check_registered_optimizer = optimizer_methods.check_registered_optimizer
+    _set_optimizer_lr = optimizer_methods.set_optimizer_lr
+    _get_optimizer_lr = optimizer_methods.get_optimizer_lr
 
     # -- one update call ---
 
-    def update_from_episodes(self, episodes: Sequence[Any], **options: Any) -> Results:
+    def update_from_episodes(self, episodes: Sequence[Any], **options: Unpack[UpdateKeywords]) -> Results:
         """As `update_from_batch`, from episodes: `prepare_batch` makes each module's train batch from its steps, once.
 
         Episodes of one or of many agents (`trajectories_by_module` says whose steps go where); those that are views on
         one rollout store (what a collector hands out) are read without a copy.
         """
-        started = time.perf_counter()
+        given, started = update_options(options), time.perf_counter()
         trajectories, env_steps = trajectories_by_module(self, episodes)
         if not trajectories:
-            return self._skip_update()
+            return summarize_skipped(self)
         columns = {mid: self.prepare_batch(part, module_id=mid) for mid, part in trajectories.items()}
-        return self._run(columns, env_steps, time.perf_counter() - started, trajectories, **options)
+        self.seconds.pipeline = time.perf_counter() - started
+        return run_update(self, columns, env_steps, given, trajectories)
 
-    def update_from_batch(self, batch: SampleBatch | MultiAgentBatch, **options: Any) -> Results:
+    def update_from_batch(self, batch: SampleBatch | MultiAgentBatch, **options: Unpack[UpdateKeywords]) -> Results:
         """Gradient steps on a `SampleBatch` or `MultiAgentBatch` that has the columns the loss needs.
 
         Options: `timesteps` (dict for schedules), `num_epochs` (passes), `minibatch_size` (rows of the largest
         module), `shuffle_batch_per_epoch`. Returns `{module_id: {metric: number}}`.
         """
-        started = time.perf_counter()
+        given, started = update_options(options), time.perf_counter()
         columns = tensors_of_batch(self, batch)
         if not columns:
-            return self._skip_update()
-        return self._run(columns, batch.env_steps(), time.perf_counter() - started, {}, **options)
-
-    def _run(
-        self,
-        columns: dict[str, TensorColumns],
-        env_steps: int,
-        pipeline_s: float,
-        trajectories: Mapping[str, Trajectories],
-        *,
-        timesteps: Mapping[str, int] | None = None,
-        num_epochs: int = 1,
-        minibatch_size: int | None = None,
-        shuffle_batch_per_epoch: bool = False,
-    ) -> Results:
-        started = time.perf_counter()
-        timesteps = dict(timesteps or {})
-        num_rows = {mid: num_rows_of(next(iter(part.values()))) for mid, part in columns.items()}
-        self.before_gradient_based_update(timesteps=timesteps)
-        trained = dict.fromkeys(columns, 0)
-        rng = self.streams.numpy("minibatches")
-        passes, num_minibatches, before = 0, 0, 0
-        for indices, ends_pass in module_minibatches(
-            num_rows, minibatch_size, num_epochs, shuffle_batch_per_epoch and minibatch_size is not None, rng
-        ):
-            self._minibatch(columns, indices)
-            num_minibatches += 1
-            for module_id, index in indices.items():
-                trained[module_id] += num_rows[module_id] if index is None else len(index)
-            if ends_pass:
-                passes += 1
-                self.metrics.end_pass(num_minibatches - before)
-                before = num_minibatches
-                if passes < num_epochs and self.should_stop_passes():
-                    break
-        self.weights_seq_no += 1
-        self.after_gradient_based_update(timesteps=timesteps)
-        for module_id, part in trajectories.items():
-            self.connectors[module_id].update(part.flat_obs(), part.rows())
-        gradient_s = time.perf_counter() - started
-        steps = (num_minibatches, passes, env_steps * passes)
-        return summarize_update(self, trained, steps, (pipeline_s, gradient_s))
-
-    def _minibatch(self, columns: dict[str, TensorColumns], indices: dict[str, np.ndarray | None]) -> None:
-        self._rows = sum(
-            num_rows_of(next(iter(columns[m].values()))) if i is None else len(i) for m, i in indices.items()
-        )
-        tensors = {m: None if i is None else torch.from_numpy(i).to(self.device) for m, i in indices.items()}
-        if self._compiled is not None and self._compiled.run(columns, tensors):
-            return
-        self._update(gather(columns, tensors))
+            return summarize_skipped(self)
+        self.seconds.pipeline = time.perf_counter() - started
+        return run_update(self, columns, batch.env_steps(), given, {})
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """One gradient step: forward, losses, gradients, clipping, optimizers."""
+        """One gradient step: forward, losses, gradients, clipping, optimizers. Returns forward outputs and losses."""
+        started, reduction = time.perf_counter(), self.seconds.reduction
         fwd_out = self.forward_train(batch)
         losses = self.compute_losses(fwd_out=fwd_out, batch=batch)
         gradients = self.compute_gradients(losses)
+        computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
+        self.seconds.forward_backward += computed - started - (self.seconds.reduction - reduction)
+        self.seconds.step += time.perf_counter() - computed
         return fwd_out, losses
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
@@ -295,15 +220,15 @@ class Learner:
 
     def compute_losses(self, *, fwd_out: dict[str, Any], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
         """`{module_id: 0-d loss}` over the modules present."""
-        losses, rows_in_all = {}, self._rows
+        losses, rows_in_all = {}, self.rows_in_step
         for module_id, part in batch.items():
-            self._rows = num_rows_of(next(iter(part.values())))  # what it logs is weighted by its own rows
+            self.rows_in_step = num_rows_of(next(iter(part.values())))  # what it logs is weighted by its own rows
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=self.config_of(module_id), batch=part, fwd_out=fwd_out[module_id]
             )
             self.log(module_id, total_loss=loss)
             losses[module_id] = loss
-        self._rows = rows_in_all
+        self.rows_in_step = rows_in_all
         return losses
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
@@ -335,7 +260,9 @@ class Learner:
     def log(self, module_id: str, **metrics: Tensor) -> None:
         """Metrics of this minibatch; they stay on the device until the update ends."""
         for name, value in metrics.items():
-            self.metrics.log(module_id, name, (value if value.dim() == 0 else value.reshape(())).detach(), self._rows)
+            self.metrics.log(
+                module_id, name, (value if value.dim() == 0 else value.reshape(())).detach(), self.rows_in_step
+            )
 
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
         """Backward of the summed losses, into the flat gradients; summed over learners when it returns."""
@@ -344,32 +271,47 @@ class Learner:
         losses = list(loss_per_module.values())
         total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         total.backward()
+        started = time.perf_counter()
         for entry in self.optimizers:
+            entry.has_loss = entry.module_id in loss_per_module or entry.module_id == ALL_MODULES
             self.reducer.sum_(entry.flat.grad)
+        self.seconds.reduction += time.perf_counter() - started
         return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:
         """Clips the gradients of each optimizer as its module's config says. The dict stays complete."""
-        in_place = self.optimizers.are_views(gradients)
-        for entry in self.optimizers:
-            config = self.config if entry.module_id == ALL_MODULES else self.config_of(entry.module_id)
-            own = entry.flat.grad_views if in_place else [gradients[p] for p in entry.flat.params]
-            whole = [entry.flat.grad] if in_place else own
+        module_ids = self.optimizers.module_ids()
+        for module_id in module_ids:
+            part = gradients if len(module_ids) == 1 else self.optimizers.part_of_module(module_id, gradients)
+            gradients |= self.postprocess_gradients_for_module(
+                module_id=module_id, config=self.config_of(module_id), module_gradients_dict=part
+            )
+        return gradients
+
+    def postprocess_gradients_for_module(
+        self, *, module_id: str, config: TrainingSection, module_gradients_dict: Gradients
+    ) -> Gradients:
+        """Clips what the optimizers registered under `module_id` step (`ALL_MODULES` too); returns all of it."""
+        for entry in self.optimizers.of_module(module_id):
+            own = [module_gradients_dict[param] for param in entry.flat.params]
+            whole = [entry.flat.grad] if entry.flat.are_views(own) else own
             norm = global_norm(whole)
-            self.log(entry.module_id, **{f"gradients_{entry.name}_global_norm": norm})
+            self.log(module_id, **{f"gradients_{entry.name}_global_norm": norm})
             if config.grad_clip is not None:
                 tensors = own if config.grad_clip_by == "norm" else whole
-                clip_gradients_(tensors, config.grad_clip, config.grad_clip_by, norm)
-        return gradients
+                self._get_clip_function()(tensors, config.grad_clip, config.grad_clip_by, norm)
+        return module_gradients_dict
+
+    def _get_clip_function(self) -> ClipFunction:
+        """What clips: `f(tensors, limit, by, norm)`, in place."""
+        return clip_gradients_
 
     def apply_gradients(self, gradients: Gradients) -> None:
         """One step of each optimizer; a gradient that is not finite follows `nan_policy`."""
-        if not self.optimizers.are_views(gradients):
-            for param, view in self.optimizers.gradients().items():
-                if gradients[param] is not view:
-                    view.copy_(gradients[param])
+        self.optimizers.take_gradients(gradients)
         for entry in self.optimizers:
-            entry.step(self.config.nan_policy)
+            if entry.has_loss:  # a module without rows stays as it is, whatever its moments say
+                entry.step(self.config_of(entry.module_id).nan_policy)
 
     def should_module_be_updated(self, module_id: str, batch: Any = None) -> bool:
         """Does `policies_to_train` name this module?"""
@@ -392,29 +334,45 @@ class Learner:
         components: Collection[str] | str | None = None,
         *,
         not_components: Collection[str] | str | None = None,
+        inference_only: bool = False,
     ) -> dict[str, Any]:
-        """Everything mutable, or only the named components; arrays and tensors are copies."""
-        return select_components(learner_state(self), components, not_components)
+        """Everything mutable, or only the named components; arrays and tensors are copies.
+
+        `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component.
+        """
+        state = checkpointing.learner_state(self, inference_only=inference_only)
+        return checkpointing.select_components(state, components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores the components given, all or none: what does not fit raises `ValueError` with the list."""
-        set_learner_state(self, state)
+        checkpointing.set_learner_state(self, state)
 
-    def save_to_path(self, path: str | Path) -> str:
-        """Writes a checkpoint folder (safetensors and JSON, SHA-256 manifest); returns its path."""
-        return str(write_checkpoint(Path(path), checkpoint_folders(self, "learner")))
+    _get_optimizer_state = optimizer_methods.get_optimizer_state
+    _set_optimizer_state = optimizer_methods.set_optimizer_state
+    save_to_path = checkpointing.save_to_path
+    restore_from_path = checkpointing.restore_from_path
 
-    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restores all of a checkpoint, or one component such as `"rl_module/default_policy"`."""
-        state = state_from_folders(read_checkpoint(Path(path)), "learner")
-        self.set_state(select_components(state, component, None))
+    # -- the rest ---
 
-    # -- inside ---
+    def apply(self, func: Callable[..., T], *args: Any) -> T:
+        """`func(learner, *args)`: what a group calls on each of its learners."""
+        return func(self, *args)
 
-    def _skip_update(self) -> Results:
-        self.lifetime["num_updates_skipped"] = self.lifetime.get("num_updates_skipped", 0) + 1
-        self.last_series = {}
-        return {ALL_MODULES: {"num_updates_skipped": 1, "num_minibatches": 0, "num_env_steps_trained": 0}}
+    def shutdown(self) -> None:
+        """Lets go of what only an update needs; a later update makes it anew."""
+        self.reset_compiled()
+
+    def _get_tensor_variable(self, value: Any, dtype: torch.dtype | None = None, trainable: bool = False) -> Tensor:
+        """`value` as a tensor on the learner's device: floats in float32 unless `dtype` says otherwise.
+
+        Whole numbers and bools keep their kind. `trainable=True` gives an `nn.Parameter`, to be handed to
+        `register_optimizer`.
+        """
+        tensor = torch.as_tensor(value, device=self.device).detach().clone()
+        if dtype is None and tensor.is_floating_point():
+            dtype = torch.float32
+        tensor = tensor if dtype is None else tensor.to(dtype)
+        return nn.Parameter(tensor) if trainable else tensor
 
     def to_tensor(self, value: Any) -> Tensor:
         """An array on the learner's device; floats in the learner's dtype; no copy where none is needed."""

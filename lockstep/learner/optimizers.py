@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,8 @@ class RegisteredOptimizer:
     """the optimizer holds the one flat tensor (ours), not the single parameters (a user's)"""
     bad_steps: Tensor
     """0-d: gradients that were not finite, since the last report"""
+    has_loss: bool = True
+    """took part in the loss of the present gradient step"""
 
     @property
     def key(self) -> str:
@@ -80,6 +81,27 @@ class RegisteredOptimizer:
             found_inf=skip,
         )
         step.sub_(skip)
+
+    def keep_only(self, params: Sequence[nn.Parameter]) -> None:
+        """Goes on with some of its parameters; what the optimizer remembers of them stays."""
+        ids = {id(param) for param in params}
+        old, group = self.flat, self.optimizer.param_groups[0]
+        rows = torch.cat([torch.full((n,), id(p) in ids) for n, p in zip(old.sizes, old.params)]).to(old.data.device)
+        remembered = self.optimizer.state.pop(old.parameter, None)
+        self.flat = FlatParameters(params)
+        if self.steps_flat:
+            group["params"] = [self.flat.parameter]
+            if remembered:
+                self.optimizer.state[self.flat.parameter] = {
+                    name: value[rows] if torch.is_tensor(value) and value.shape == old.data.shape else value
+                    for name, value in remembered.items()
+                }
+            return
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                if id(param) not in ids:
+                    self.optimizer.state.pop(param, None)
+            group["params"] = [param for param in group["params"] if id(param) in ids]
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of every parameter group."""
@@ -187,10 +209,46 @@ class OptimizerSet:
         """Each parameter's gradient, a view on the flat gradient of its optimizer."""
         return {param: view for entry in self for param, view in zip(entry.flat.params, entry.flat.grad_views)}
 
-    def are_views(self, gradients: Mapping[nn.Parameter, Tensor]) -> bool:
-        """Is this what `gradients()` gives, and nothing put in its place?"""
-        views = [view for entry in self for view in entry.flat.grad_views]
-        return len(views) == len(gradients) and all(map(operator.is_, gradients.values(), views))
+    def take_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        """Copies what is not a view already into the flat gradients. `ValueError` where a parameter has none."""
+        for entry in self:
+            for param, view in zip(entry.flat.params, entry.flat.grad_views):
+                given = gradients.get(param)
+                if given is None:
+                    raise ValueError(
+                        f"the gradients lack a parameter of shape {tuple(param.shape)} of optimizer {entry.key!r}; "
+                        "postprocess_gradients must return one gradient for every parameter it was given"
+                    )
+                if given is not view:
+                    view.copy_(given)
+
+    def module_ids(self) -> list[str]:
+        """The ids under which optimizers are registered, `ALL_MODULES` among them where it is used."""
+        return list(dict.fromkeys(entry.module_id for entry in self))
+
+    def part_of_module(self, module_id: str, gradients: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """The gradients of what the optimizers registered under `module_id` step."""
+        return {param: gradients[param] for entry in self.of_module(module_id) for param in entry.flat.params}
+
+    def entry_of(self, optimizer: torch.optim.Optimizer) -> RegisteredOptimizer:
+        """Where `optimizer` is registered; `ValueError` where it is none, `KeyError` where it is not registered."""
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        for entry in self:
+            if entry.optimizer is optimizer:
+                return entry
+        known = ", ".join(entry.key for entry in self) or "none"
+        raise KeyError(f"this {type(optimizer).__name__} is not registered here; registered are: {known}")
+
+    def remove(self, module_id: str, params: Collection[int]) -> None:
+        """Takes out the optimizers registered under `module_id`, and from all others the parameters of these ids."""
+        for key, entry in list(self._by_key.items()):
+            kept = [param for param in entry.flat.params if id(param) not in params]
+            if entry.module_id == module_id or not kept:
+                del self._by_key[key]
+            elif len(kept) < len(entry.flat.params):
+                entry.keep_only(kept)
+        self._owner = {id(param): entry.key for entry in self for param in entry.flat.params}
 
     def get_state(self) -> dict[str, Any]:
         """`{key: {"state": tensors by parameter, "param_groups": settings, "schedule": position}}`."""

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 
 def summarize_update(
-    learner: Learner, trained: Mapping[str, int], steps: tuple[int, int, int], seconds: tuple[float, float]
+    learner: Learner, trained: Mapping[str, int], steps: tuple[int, int, int], seconds: float
 ) -> Results:
     """Plain numbers by module, and under `ALL_MODULES` those of the whole call.
 
-    `trained`: rows by module; `steps`: (minibatches, passes, environment steps); `seconds`: (pipeline, gradient steps).
+    `trained`: rows by module; `steps`: (minibatches, passes, environment steps); `seconds`: of all gradient steps.
     Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
     """
     num_minibatches, passes, env_steps = steps
     metrics, learner.metrics = learner.metrics, UpdateMetrics()
+    stages, learner.seconds = learner.seconds, type(learner.seconds)()
     for entry in learner.optimizers:
         metrics.set(entry.module_id, **{f"{entry.name}_learning_rate": entry.optimizer.param_groups[0]["lr"]})
         metrics.log(entry.module_id, f"{entry.name}_bad_gradients", entry.bad_steps.clone(), 1)
@@ -49,12 +50,22 @@ def summarize_update(
         num_gradient_steps_lifetime=learner.count("gradient_steps", num_minibatches),
         num_updates_skipped=0,
         num_bad_gradients=bad,
-        seconds_pipeline=seconds[0],
-        seconds_gradient_steps=seconds[1],
+        seconds_pipeline=stages.pipeline,
+        seconds_gradient_steps=seconds,
+        seconds_forward_backward=stages.forward_backward,
+        seconds_reduction=stages.reduction,
+        seconds_step=stages.step,
     )
     if bad and learner.config.nan_policy == "stop":
         raise FloatingPointError(_describe_bad_gradients(learner, bad))
     return results
+
+
+def summarize_skipped(learner: Learner) -> Results:
+    """What an update call without anything to train on reports; it is counted."""
+    learner.count("num_updates_skipped", 1)
+    learner.last_series = {}
+    return {ALL_MODULES: {"num_updates_skipped": 1, "num_minibatches": 0, "num_env_steps_trained": 0}}
 
 
 def _describe_bad_gradients(learner: Learner, count: int) -> str:

@@ -135,7 +135,8 @@ def test_optimizers_are_found_by_name_and_unknown_ones_raise_with_what_exists():
     assert isinstance(learner.get_optimizer(MODULE, "value"), torch.optim.SGD)
     names = [name for name, _ in learner.get_optimizers_for_module(MODULE)]
     assert names == ["value", "policy"]
-    assert learner.get_optimizers_for_module("nobody") == []
+    with pytest.raises(KeyError, match=r"no module 'nobody'; there are \['default_policy'\]"):
+        learner.get_optimizers_for_module("nobody")
     with pytest.raises(KeyError, match=r"no optimizer 'critic'.*default_policy.value, default_policy.policy"):
         learner.get_optimizer(MODULE, "critic")
 

@@ -1,0 +1,131 @@
+"""The loop around the gradient step: hooks, passes, minibatches, seconds."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+import torch
+
+from lockstep.data.trajectories import Trajectories, num_rows_of
+from lockstep.learner.minibatches import gather, module_minibatches
+from lockstep.learner.results import Results
+from lockstep.learner.summary import summarize_update
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner, TensorColumns
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOptions:
+    """How often and in which pieces a batch is gone through."""
+
+    timesteps: Mapping[str, int] = field(default_factory=dict)
+    """for schedules and hooks, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`"""
+    num_epochs: int = 1
+    """complete passes"""
+    minibatch_size: int | None = None
+    """rows of the largest module in one gradient step; `None`: all"""
+    shuffle_batch_per_epoch: bool = False
+    """a new permutation for each pass; ignored where `minibatch_size` is None"""
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_epochs", self.num_epochs), ("minibatch_size", self.minibatch_size)):
+            whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+            if not whole and not (value is None and name == "minibatch_size"):
+                allowed = "at least 1" + (", or None for the whole batch" if name == "minibatch_size" else "")
+                raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, {allowed}")
+        if not isinstance(self.timesteps, Mapping):
+            raise TypeError(
+                f"timesteps must be a dict such as {{'num_env_steps_sampled_lifetime': 40_000}}, not {self.timesteps!r}"
+            )
+
+
+class UpdateKeywords(TypedDict, total=False):
+    """The keywords of `update_from_batch` and `update_from_episodes`; see `UpdateOptions`."""
+
+    timesteps: Mapping[str, int] | None
+    num_epochs: int
+    minibatch_size: int | None
+    shuffle_batch_per_epoch: bool
+
+
+def update_options(given: UpdateKeywords) -> UpdateOptions:
+    """The checked options; `TypeError` for an unknown keyword, with those that exist."""
+    known = UpdateKeywords.__annotations__
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise TypeError(f"an update has no option {name!r}; {hint}")
+    options = {name: value for name, value in given.items() if not (name == "timesteps" and value is None)}
+    return UpdateOptions(**options)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class StageSeconds:
+    """Seconds of the stages of one update call. A compiled gradient step is one stage: forward and backward."""
+
+    pipeline: float = 0.0
+    forward_backward: float = 0.0
+    reduction: float = 0.0
+    step: float = 0.0
+
+
+def run_update(
+    learner: Learner,
+    columns: dict[str, TensorColumns],
+    env_steps: int,
+    options: UpdateOptions,
+    trajectories: Mapping[str, Trajectories],
+) -> Results:
+    """All gradient steps of one update call on `columns` by module; returns the results.
+
+    `trajectories`: by module, what the columns were made from (if anything); statistics take them in at the end.
+    """
+    started = time.perf_counter()
+    num_rows = {mid: num_rows_of(next(iter(part.values()))) for mid, part in columns.items()}
+    learner.before_gradient_based_update(timesteps=options.timesteps)
+    trained = dict.fromkeys(columns, 0)
+    shuffle = options.shuffle_batch_per_epoch and options.minibatch_size is not None
+    rng = learner.streams.numpy("minibatches")
+    passes, num_minibatches, before = 0, 0, 0
+    for indices, ends_pass in module_minibatches(num_rows, options.minibatch_size, options.num_epochs, shuffle, rng):
+        run_minibatch(learner, columns, indices)
+        num_minibatches += 1
+        for module_id, index in indices.items():
+            trained[module_id] += num_rows[module_id] if index is None else len(index)
+        if ends_pass:
+            passes += 1
+            learner.metrics.end_pass(num_minibatches - before)
+            before = num_minibatches
+            if passes < options.num_epochs and learner.should_stop_passes():
+                break
+    learner.weights_seq_no += 1
+    learner.after_gradient_based_update(timesteps=options.timesteps)
+    for module_id, part in trajectories.items():
+        learner.connectors[module_id].update(part.flat_obs(), part.rows())
+    steps = (num_minibatches, passes, env_steps * passes)
+    return summarize_update(learner, trained, steps, time.perf_counter() - started)
+
+
+def run_minibatch(
+    learner: Learner, columns: dict[str, TensorColumns], indices: Mapping[str, np.ndarray | None]
+) -> None:
+    """One gradient step on the given rows, compiled where that was asked for."""
+    learner.rows_in_step = sum(
+        num_rows_of(next(iter(columns[m].values()))) if i is None else len(i) for m, i in indices.items()
+    )
+    tensors: dict[str, Any] = {
+        m: None if i is None else torch.from_numpy(i).to(learner.device) for m, i in indices.items()
+    }
+    if learner.compiled is not None:
+        started = time.perf_counter()
+        if learner.compiled.run(columns, tensors):
+            learner.seconds.forward_backward += time.perf_counter() - started
+            return
+    learner._update(gather(columns, tensors))
