@@ -1,4 +1,4 @@
-"""How the columns of a batch fit together: counting, checking, joining, padding.
+"""How the columns of a batch fit together: counting, checking, padding.
 
 These functions take a `SampleBatch` as a mapping with the attributes `zero_padded`, `time_major` and
 `max_seq_len`, and treat columns by their layout.
@@ -6,7 +6,6 @@ These functions take a `SampleBatch` as a mapping with the attributes `zero_padd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sequences import pad_leaf, time_major_to_padded, unpad_leaf
-from lockstep.data.trees import concat_leaves, map_tree, named_leaves, to_numpy_leaf, zip_trees
+from lockstep.data.trees import map_tree, named_leaves, to_numpy_leaf
 
 _SEQ_LENS = Columns.SEQ_LENS
 
@@ -127,62 +126,6 @@ def check_column(batch: Any, name: str) -> None:
         if rows != expected:
             raise ValueError(f"columns {other!r} and {name!r} have {expected} and {rows} rows")
         return
-
-
-def concat(batches: Sequence[Any], on_missing: str) -> tuple[dict[str, Any], Any, int | None]:
-    """Joined columns, the first batch that has rows (or the first of all), and the largest `max_seq_len`."""
-    filled = [(position, batch) for position, batch in enumerate(batches) if len(batch)]
-    if not filled:
-        return (dict(batches[0]), batches[0], batches[0].max_seq_len) if batches else ({}, None, None)
-    parts = [batch for _, batch in filled]
-    first = parts[0]
-    lengths = [part.max_seq_len for part in parts if part.max_seq_len is not None]
-    longest = max(lengths) if lengths else None
-    _check_same_layout(filled)
-    names = _common_names(filled, on_missing)
-    if first.zero_padded and not first.time_major and any(part.max_seq_len != longest for part in parts):
-        parts = [
-            part if part.max_seq_len == longest else part.copy(shallow=True).unpad().right_zero_pad(longest)
-            for part in parts
-        ]
-    counts = [num_sequences_of(part) for part in parts]
-
-    def join(name: str) -> Any:
-        across = first.time_major and not is_per_sequence(first, name, counts[0])
-        columns = [dict.__getitem__(part, name) for part in parts]
-        if isinstance(columns[0], np.ndarray | torch.Tensor) and not any(isinstance(c, dict | tuple) for c in columns):
-            return concat_leaves(columns, name, int(across))
-        return zip_trees(lambda leaves: concat_leaves(leaves, name, int(across)), columns, name)
-
-    return {name: join(name) for name in names}, first, longest
-
-
-def _check_same_layout(filled: Sequence[tuple[int, Any]]) -> None:
-    position, first = filled[0]
-    for other_position, other in filled[1:]:
-        for mark in ("zero_padded", "time_major"):
-            if getattr(first, mark) != getattr(other, mark):
-                raise ValueError(
-                    f"batches of different layout: {mark} is {getattr(first, mark)} at position {position} "
-                    f"and {getattr(other, mark)} at position {other_position}; use unpad() or right_zero_pad() first"
-                )
-
-
-def _common_names(filled: Sequence[tuple[int, Any]], on_missing: str) -> list[str]:
-    first = filled[0][1]
-    if all(batch.keys() == first.keys() for _, batch in filled):
-        return list(first)
-    every = list(dict.fromkeys(name for _, batch in filled for name in batch))
-    if on_missing == "drop":
-        return [name for name in every if all(name in batch for _, batch in filled)]
-    for name in every:
-        for position, batch in filled:
-            if name not in batch:
-                raise KeyError(
-                    f"column {name!r} is missing in the batch at position {position}, which has {sorted(batch)}; "
-                    "on_missing='drop' keeps the common columns"
-                )
-    return every
 
 
 def right_zero_pad(batch: Any, length: int, exclude_states: bool) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def take_rows(batch: SampleBatch, index: slice | np.ndarray) -> SampleBatch:
     columns: dict[str, Any] = {}
     for name, column in batch.items():
         if type(column) is np.ndarray:
-            columns[name] = column[index] if type(index) is slice else column.take(index, axis=0)
+            columns[name] = column[index] if isinstance(index, slice) else column.take(index, axis=0)
         else:
             columns[name] = map_tree(lambda leaf: index_leaf(leaf, index), column)
     return batch._trusted(columns, batch)
@@ -67,13 +67,19 @@ def _select_slice(batch: SampleBatch, key: slice) -> SampleBatch:
     starts = sequence_starts(seq_lens)
     start, stop, step = key.indices(int(starts[-1]))
     if step == 1:
-        first, last = np.searchsorted(starts[:-1], [start, stop])
-        return take_sequences(batch, slice(int(first), int(last)))
+        return take_sequences(batch, slice(_sequence_at(starts, start), _sequence_at(starts, stop)))
     chosen = np.zeros(int(starts[-1]), dtype=bool)
     chosen[key] = True
     real = np.flatnonzero(seq_lens > 0)
     sequences = real[chosen[starts[real]]]
     return take_sequences(batch, sequences if step > 0 else sequences[::-1])
+
+
+def _sequence_at(starts: np.ndarray, row: int) -> int:
+    """Number of the sequence that holds `row`; at the end, the number of all sequences."""
+    if row <= 0 or row >= starts[-1]:
+        return 0 if row <= 0 else len(starts) - 1
+    return int(np.searchsorted(starts[1:], row, side="right"))
 
 
 def select_sequence_range(
@@ -131,31 +137,86 @@ def _index_second(leaf: Any, sequences: slice | np.ndarray) -> Any:
     return leaf[:, sequences]
 
 
-def split_by_episode(batch: SampleBatch, key: str | None) -> list[SampleBatch]:
+class BatchPieces(Sequence["SampleBatch"]):
+    """Consecutive pieces of one batch; each is made, as views, when it is asked for.
+
+    It reads like a list; `list(pieces)` makes all of them. Later changes of the batch's columns do not show.
+    """
+
+    __slots__ = ("_batch", "_bounds", "_take")
+
+    def __init__(
+        self, batch: SampleBatch, bounds: np.ndarray, take: Callable[[SampleBatch, slice], SampleBatch]
+    ) -> None:
+        self._batch, self._bounds, self._take = batch._trusted(batch, batch), bounds, take
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> SampleBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SampleBatch]: ...
+    def __getitem__(self, index: int | slice) -> SampleBatch | list[SampleBatch]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"piece {index} is out of range of {len(self)} pieces")
+        index %= len(self)
+        return self._take(self._batch, slice(int(self._bounds[index]), int(self._bounds[index + 1])))
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        take, batch = self._take, self._batch
+        return (take(batch, slice(start, stop)) for start, stop in pairwise(self._bounds.tolist()))
+
+    def __repr__(self) -> str:
+        return f"BatchPieces({len(self)} pieces of {len(self._batch)} rows)"
+
+
+def split_by_episode(batch: SampleBatch, key: str | None) -> Sequence[SampleBatch]:
     """One piece for each episode, views."""
     batch = batch._flat()
-    if not len(batch):
-        return []
+    num_rows = len(batch)
     name = key if key is not None else Columns.EPS_ID
     if key is not None or name in batch:
-        ids = to_numpy_leaf(batch[name])
-        changed = ids[1:] != ids[:-1]
-        cuts = np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim)))) + 1
-    elif Columns.DONES in batch or Columns.TERMINATEDS in batch:
-        cuts = np.flatnonzero(to_numpy_leaf(batch[Columns.DONES])[:-1]) + 1
+        cuts = _changes(to_numpy_leaf(batch[name]))
+    elif Columns.DONES in batch or Columns.TERMINATEDS in batch or Columns.TRUNCATEDS in batch:
+        cuts = np.flatnonzero(ends_of(batch)[:-1]) + 1
+    elif num_rows:
+        raise KeyError(f"no 'eps_id', 'terminateds' or 'truncateds' tells episodes apart; columns are {sorted(batch)}")
     else:
-        raise KeyError(f"no 'eps_id', 'terminateds' or 'dones' to tell episodes apart; columns are {sorted(batch)}")
-    bounds = [0, *cuts.tolist(), len(batch)]
+        cuts = np.empty(0, dtype=np.int64)
+    if not num_rows:
+        return []
+    bounds = np.concatenate([[0], cuts, [num_rows]])
     seq_lens = seq_lens_of(batch)
-    if seq_lens is not None:
-        starts = sequence_starts(seq_lens)
-        inside = np.setdiff1d(cuts, starts)
-        if len(inside):
-            raise ValueError(f"a sequence crosses the episode boundary at row {int(inside[0])}")
-        bounds = np.searchsorted(starts, bounds).tolist()
-        bounds[-1] = len(seq_lens)
-        return [take_sequences(batch, slice(a, b)) for a, b in pairwise(bounds)]
-    return [take_rows(batch, slice(a, b)) for a, b in pairwise(bounds)]
+    if seq_lens is None:
+        return BatchPieces(batch, bounds, take_rows)
+    starts = sequence_starts(seq_lens)
+    inside = np.setdiff1d(cuts, starts)
+    if len(inside):
+        raise ValueError(f"a sequence crosses the episode boundary at row {int(inside[0])}")
+    numbers = np.searchsorted(starts, bounds)
+    numbers[-1] = len(seq_lens)
+    return BatchPieces(batch, numbers, take_sequences)
+
+
+def _changes(ids: np.ndarray) -> np.ndarray:
+    """Rows whose id differs from the row before."""
+    words = ids.itemsize // 8
+    if ids.dtype.kind in "US" and ids.ndim == 1 and words and ids.itemsize % 8 == 0 and ids.flags.c_contiguous:
+        bits = ids.view(np.uint64)  # strings compare as numbers: three times as fast
+        different = np.flatnonzero(bits[words:] != bits[:-words]) // words
+        return different[np.diff(different, prepend=-1) > 0] + 1
+    changed = ids[1:] != ids[:-1]
+    return np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim)))) + 1
+
+
+def ends_of(batch: SampleBatch) -> np.ndarray:
+    """Which rows end an episode, from whichever flags there are; `KeyError` without any."""
+    if Columns.DONES not in batch and Columns.TERMINATEDS not in batch and Columns.TRUNCATEDS in batch:
+        return to_numpy_leaf(batch[Columns.TRUNCATEDS]).astype(bool)
+    return to_numpy_leaf(batch[Columns.DONES]).astype(bool)
 
 
 def timeslices(batch: SampleBatch, size: int | None, num_slices: int | None) -> list[SampleBatch]:
@@ -171,11 +232,8 @@ def timeslices(batch: SampleBatch, size: int | None, num_slices: int | None) -> 
     count = num_slices or 0
     if count < 1:
         raise ValueError(f"num_slices={num_slices}; it must be at least 1")
-    sequences = num_sequences_of(batch)
-    if sequences is not None:
-        bounds = [i * sequences // count for i in range(count + 1)]
-        return [take_sequences(batch, slice(a, b)) for a, b in pairwise(bounds)]
-    bounds = [i * total // count for i in range(count + 1)]
+    share, longer = divmod(total, count)
+    bounds = [share * i + max(0, i - count + longer) for i in range(count + 1)]
     return [batch[a:b] for a, b in pairwise(bounds)]
 
 
@@ -205,14 +263,15 @@ def iterate_rows(batch: SampleBatch) -> Iterator[dict[str, Any]]:
     flat = batch._flat()
     sequences = num_sequences_of(flat)
     columns = {name: column for name, column in flat.items() if not is_per_sequence(flat, name, sequences)}
+    alone = {} if sequences is None else {Columns.SEQ_LENS: 1}
     for row in range(len(flat)):
-        yield {name: row_of(column, row) for name, column in columns.items()}
+        yield {name: row_of(column, row) for name, column in columns.items()} | alone
 
 
 def is_single_trajectory(batch: SampleBatch) -> bool:
     """Whether only the last row may end an episode and all have one `eps_id`."""
-    if Columns.DONES in batch or Columns.TERMINATEDS in batch:
-        if bool(batch[Columns.DONES][:-1].any()):
+    if Columns.DONES in batch or Columns.TERMINATEDS in batch or Columns.TRUNCATEDS in batch:
+        if bool(ends_of(batch)[:-1].any()):
             return False
     if Columns.EPS_ID in batch:
         ids = to_numpy_leaf(batch[Columns.EPS_ID])
@@ -228,7 +287,7 @@ _AFTER_LAST = {
 
 
 def single_step_input(batch: SampleBatch, requirements: Mapping[str, Any] | None, index: int | str) -> dict[str, Any]:
-    """One row [1, ...] of each wanted column; see `SampleBatch.get_single_step_input_dict`."""
+    """One row [1, ...] of each wanted column, and `seq_lens` [1]; see `SampleBatch.get_single_step_input_dict`."""
     batch = batch._flat()
     last = index == "last"
     if not last and (not isinstance(index, int) or not -len(batch) <= index < len(batch)):
@@ -244,19 +303,21 @@ def single_step_input(batch: SampleBatch, requirements: Mapping[str, Any] | None
             if after in batch:
                 name = after
         result[wanted] = _one_row(batch, name, row)
-    return result
+    return {**result, Columns.SEQ_LENS: np.ones(1, dtype=np.int32)}
 
 
 def _wanted_columns(batch: SampleBatch, requirements: Mapping[str, Any] | None) -> dict[str, str]:
-    if requirements is not None:
-        wanted = {}
-        for name, source in requirements.items():
-            if getattr(source, "used_for_compute_actions", True):
-                wanted[name] = (source if isinstance(source, str) else getattr(source, "data_col", None)) or name
-        return wanted
-    inputs = (Columns.OBS, Columns.PREV_ACTIONS, Columns.PREV_REWARDS)
-    states = [name for name in batch if name.startswith(Columns.STATE_IN)]
-    return {name: name for name in [*(name for name in inputs if name in batch), *states]}
+    if requirements is None:
+        inputs = (Columns.OBS, Columns.PREV_ACTIONS, Columns.PREV_REWARDS)
+        states = [name for name in batch if name.startswith(Columns.STATE_IN)]
+        return {name: name for name in [*(name for name in inputs if name in batch), *states]}
+    wanted = {}
+    for name, source in requirements.items():
+        if getattr(source, "shift_from", None) is not None:
+            raise ValueError(f"{name!r} wants several rows (shift_from={source.shift_from}); one row can be given")
+        if getattr(source, "used_for_compute_actions", True):
+            wanted[name] = (source if isinstance(source, str) else getattr(source, "data_col", None)) or name
+    return wanted
 
 
 def _one_row(batch: SampleBatch, name: str, row: int) -> Any:

@@ -71,7 +71,7 @@ class SingleAgentEpisode(EpisodeColumns):
         self.multi_agent_episode_id = multi_agent_episode_id
         self.custom_data: dict[str, Any] = {}
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._spare = {}
+        self._spare, self._source = {}, None
         self._last_obs = None
         self._new_obs = []
         self._new_steps = []
@@ -136,6 +136,11 @@ class SingleAgentEpisode(EpisodeColumns):
         episode._lookback = len_lookback_buffer
         episode.t = t_started + len(rewards) - len_lookback_buffer
         return episode
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """What a copy or another process gets: the episode without the rollout it lies in."""
+        state: Any = super().__getstate__()
+        return None, {**state[1], "_source": None}
 
     # ---- growing -----------------------------------------------------------------------------------------
 

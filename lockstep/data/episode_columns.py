@@ -38,6 +38,7 @@ class EpisodeColumns:
         "_new_steps",
         "_obs",
         "_rewards",
+        "_source",
         "_spare",
         "action_space",
         "observation_space",
@@ -59,6 +60,8 @@ class EpisodeColumns:
     _spare: dict[str, Tree]
     """columns with room to grow, of which the stored ones are views"""
     _lookback: int
+    _source: Any
+    """the `RolloutEpisodes` of which this is a whole, unchanged item; else None"""
     observation_space: Any
     action_space: Any
     t: int
@@ -91,6 +94,7 @@ class EpisodeColumns:
         """Moves the steps added since the last read into the arrays."""
         if not self._new_obs:
             return
+        self._source = None
         if self._last_obs is not None:
             self._join()
         spare = self._spare
@@ -233,6 +237,7 @@ class EpisodeColumns:
 
     def _set_column(self, name: str, new_data: Any, indices: Indices, negative: bool) -> None:
         self._pack()
+        self._source = None
         if self._last_obs is not None and name == "observations":
             self._join()
         attribute = {"observations": "_obs", "actions": "_actions", "rewards": "_rewards"}[name]
@@ -242,6 +247,7 @@ class EpisodeColumns:
 
     def _set_extra(self, key: str, new_data: Any, indices: Indices, negative: bool) -> None:
         self._pack()
+        self._source = None
         old = self._extras.get(key)
         if old is not None:
             self._extras[key] = self._replaced(old, key, new_data, indices, negative, None)

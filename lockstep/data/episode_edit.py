@@ -87,7 +87,7 @@ def piece(episode: SingleAgentEpisode, start: int, stop: int, lookback: int) -> 
     new._extras = {key: _cut_tree(tree, first, last) for key, tree in episode._extras.items()}
     new._extra_keys = episode._extra_keys
     new._infos = None if episode._infos is None else episode._infos[first : last + 1]
-    new._new_obs, new._new_steps, new._spare = [], [], {}
+    new._new_obs, new._new_steps, new._spare, new._source = [], [], {}, None
     new._lookback = lookback
     new.t_started, new.t = episode.t_started + start, episode.t_started + stop
     new._duration, new._start_time, new._last_time = 0.0, episode._last_time, episode._last_time
@@ -110,7 +110,7 @@ def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
     theirs = _cut_tree(other._obs, begin, other._stored + 1)
     episode._obs = _joined(mine, theirs, "observations")
     episode._last_obs = other._last_obs
-    episode._spare = {}
+    episode._spare, episode._source = {}, None
     episode.t = other.t
     episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
     episode._duration += other.get_duration_s()

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
@@ -136,7 +137,7 @@ class MiniBatchIterator:
 
 def num_units(batch: SampleBatch) -> int:
     """What a minibatch counts: sequences where there are any, else rows."""
-    seq_lens = batch.get("seq_lens")
+    seq_lens = batch.get(Columns.SEQ_LENS)
     return len(batch) if seq_lens is None else len(seq_lens)
 
 
@@ -145,7 +146,7 @@ def take_units(batch: SampleBatch, index: np.ndarray) -> SampleBatch:
     rows: slice | np.ndarray = index
     if len(index) and index[-1] - index[0] == len(index) - 1 and bool(np.all(np.diff(index) == 1)):
         rows = slice(int(index[0]), int(index[-1]) + 1)
-    return batch.take_sequences(rows) if "seq_lens" in batch else batch[rows]
+    return batch.take_sequences(rows) if Columns.SEQ_LENS in batch else batch[rows]
 
 
 @overload
@@ -161,14 +162,18 @@ def shard_batch(batch: SampleBatch | MultiAgentBatch, num_shards: int) -> Any:
     if num_shards < 1:
         raise ValueError(f"num_shards={num_shards}; it must be at least 1")
     if isinstance(batch, SampleBatch):
-        return batch.timeslices(num_slices=num_shards)
-    parts = {module_id: part.timeslices(num_slices=num_shards) for module_id, part in batch.policy_batches.items()}
-    total = batch.env_steps()
-    bounds = [i * total // num_shards for i in range(num_shards + 1)]
+        cut = batch.take_sequences if Columns.SEQ_LENS in batch else batch.__getitem__
+        return [cut(part) for part in _shares(num_units(batch), num_shards)]
+    parts = {module_id: shard_batch(part, num_shards) for module_id, part in batch.policy_batches.items()}
     return [
-        MultiAgentBatch({module_id: part[i] for module_id, part in parts.items()}, bounds[i + 1] - bounds[i])
-        for i in range(num_shards)
+        MultiAgentBatch({module_id: part[i] for module_id, part in parts.items()}, steps.stop - steps.start)
+        for i, steps in enumerate(_shares(batch.env_steps(), num_shards))
     ]
+
+
+def _shares(total: int, num_shards: int) -> list[slice]:
+    """`range(total)` in consecutive runs whose lengths differ by at most one."""
+    return [slice(i * total // num_shards, (i + 1) * total // num_shards) for i in range(num_shards)]
 
 
 def shard_episodes(

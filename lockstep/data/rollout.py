@@ -54,6 +54,7 @@ class RolloutStore:
         self.t_started = np.zeros(num_envs, np.int64)
         """steps of that episode before the first row; the collector tells it with the first row"""
         self.next_episode_id = num_envs
+        self.times_emptied = 0
         self.weights_seq_no = 0
         """version of the weights that acted"""
 
@@ -134,6 +135,7 @@ class RolloutStore:
 
     def _empty(self) -> None:
         self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
+        self.times_emptied += 1
         self.valid[:] = True
 
     def drop_after(self, size: int) -> None:
@@ -224,7 +226,15 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
 
     def __init__(self, store: RolloutStore) -> None:
         self.store = store
+        self._written = store.times_emptied, store.size
         self._items: list[SingleAgentEpisode] | None = None
+
+    def is_whole(self, episodes: Sequence[SingleAgentEpisode]) -> bool:
+        """Whether `episodes` are all of these, each once and unchanged, and the store still holds them."""
+        if self._written != (self.store.times_emptied, self.store.size) or len(episodes) != len(self):
+            return False
+        unchanged = all(episode._source is self and not episode._new_obs for episode in episodes)
+        return unchanged and len(set(map(id, episodes))) == len(episodes)
 
     def trajectories(self) -> Trajectories:
         """The columns behind all these episodes."""
@@ -276,7 +286,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
             start, stop = int(piece[0]), int(piece[-1]) + 1
             last = final.get((stop - 1) * store.num_envs + b)
             first = number == 0
-            yield SingleAgentEpisode.view(
+            episode = SingleAgentEpisode.view(
                 id_=str(int(store.episode_ids[b]) if first else first_new + number - 1),
                 observations=_rows(store.obs, (slice(start, stop), b)),
                 last_observation=_rows(store.obs, (stop, b)) if last is None else last,
@@ -288,6 +298,8 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
                 observation_space=store.observation_space,
                 action_space=store.action_space,
             )
+            episode._source = self
+            yield episode
 
 
 def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:

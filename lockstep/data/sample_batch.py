@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from lockstep.data import batch_files, batch_layout, batch_views
+from lockstep.data import batch_concat, batch_files, batch_layout, batch_views
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.summaries import describe_columns
 from lockstep.data.trees import (
@@ -81,11 +81,12 @@ class SampleBatch(dict[str, Any], Columns):
         return batch
 
     def _take_marks(self, like: SampleBatch | None) -> None:
-        self.time_major = like.time_major if like is not None else False
-        self.zero_padded = like.zero_padded if like is not None else False
-        self._max_seq_len = like._max_seq_len if like is not None else None
-        self.is_training = like.is_training if like is not None else False
-        self.num_grad_updates = like.num_grad_updates if like is not None else None
+        if like is None:
+            self.time_major = self.zero_padded = self.is_training = False
+            self._max_seq_len = self.num_grad_updates = None
+        else:
+            self.time_major, self.zero_padded, self.is_training = like.time_major, like.zero_padded, like.is_training
+            self._max_seq_len, self.num_grad_updates = like._max_seq_len, like.num_grad_updates
 
     def __reduce__(self) -> tuple[Any, ...]:
         marks = (
@@ -194,13 +195,13 @@ class SampleBatch(dict[str, Any], Columns):
         return [self[key] for key in keys]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Each real row as `{column: row}`; columns with one row for each sequence are left out."""
+        """Each real row as `{column: row}`; states, of which each sequence has one, are left out, `seq_lens` is 1."""
         return batch_views.iterate_rows(self)
 
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, Any] | None = None, index: int | Literal["last"] = "last"
     ) -> SampleBatch:
-        """One row as model input, [1, ...] for each column.
+        """One row as model input, [1, ...] for each column, with `seq_lens` [1].
 
         `index="last"` is the input for the step *after* the last row: `obs` is the last `new_obs`,
         `prev_actions` and `prev_rewards` are the last action and reward, `state_in` the last `state_out`.
@@ -232,9 +233,9 @@ class SampleBatch(dict[str, Any], Columns):
     def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> SampleBatch:
         """Rows `start` to `end` as views.
 
-        With `seq_lens` the slice snaps to whole sequences: those whose first row lies in the range (neighbouring
-        slices therefore never share or lose a row). With `state_start` and `state_end` the sequences are named
-        instead; `ValueError` unless their rows are just `start` to `end`.
+        With `seq_lens` the slice snaps to whole sequences: from the one that holds row `start` up to, but without,
+        the one that holds row `end` (neighbouring slices therefore never share or lose a row). With `state_start`
+        and `state_end` the sequences are named instead; `ValueError` unless their rows are just `start` to `end`.
         """
         if state_start is None and state_end is None:
             return batch_views.select(self, slice(start, end))
@@ -244,10 +245,11 @@ class SampleBatch(dict[str, Any], Columns):
         """Whole sequences by number; views for a slice of flat or padded rows, one gather for an int array."""
         return batch_views.take_sequences(self, sequences)
 
-    def split_by_episode(self, key: str | None = None) -> list[SampleBatch]:
+    def split_by_episode(self, key: str | None = None) -> Sequence[SampleBatch]:
         """One view for each episode: cut where `key` (default `eps_id`) changes, else after each ended row.
 
-        An open last piece is kept. Neither an episode column nor flags: `KeyError`.
+        An open last piece is kept. The views are made when they are read (`list(...)` makes all of them).
+        Neither an episode column nor flags: `KeyError`.
         """
         return batch_views.split_by_episode(self, key)
 
@@ -370,22 +372,25 @@ def concat_samples(batches: Sequence[Any], on_missing: Literal["raise", "drop"] 
     """The rows of all batches in one, with one allocation for each column.
 
     Empty batches are skipped; `[]` gives an empty batch. A column that one batch lacks: `KeyError` with its
-    name and position (`on_missing="drop"` keeps the common columns). Batches of different layout: `ValueError`.
+    name and position (`on_missing="drop"` keeps the common columns). Batches of different layout (padding, padded
+    length, time-major): `ValueError`. `num_grad_updates` becomes the mean over the rows.
     Where one is a `MultiAgentBatch` the result is one as well (`concat_samples_into_ma_batch`).
     """
-    from lockstep.data.multi_agent_batch import MultiAgentBatch, concat_samples_into_ma_batch
-
     batches = list(batches)
-    if any(isinstance(batch, MultiAgentBatch) for batch in batches):
-        return concat_samples_into_ma_batch(batches, on_missing)
-    for position, batch in enumerate(batches):
-        if not isinstance(batch, SampleBatch):
-            raise TypeError(f"position {position} is a {type(batch).__name__}; all must be SampleBatch")
+    if set(map(type, batches)) - {SampleBatch}:
+        from lockstep.data.multi_agent_batch import MultiAgentBatch, concat_samples_into_ma_batch
+
+        if any(isinstance(batch, MultiAgentBatch) for batch in batches):
+            return concat_samples_into_ma_batch(batches, on_missing)
+        for position, batch in enumerate(batches):
+            if not isinstance(batch, SampleBatch):
+                raise TypeError(f"position {position} is a {type(batch).__name__}; all must be SampleBatch")
     if on_missing not in ("raise", "drop"):
         raise ValueError(f"on_missing={on_missing!r}; allowed are 'raise' and 'drop'")
-    columns, first, max_seq_len = batch_layout.concat(batches, on_missing)
-    result = SampleBatch._trusted(columns, first)
-    result.max_seq_len = max_seq_len
+    columns, like = batch_concat.concat(batches, on_missing)
+    result = SampleBatch._trusted(columns, like)
+    result.max_seq_len = batch_concat.max_seq_len_of(batches, result)
+    result.num_grad_updates = batch_concat.mean_grad_updates(batches)
     return result
 
 

@@ -69,11 +69,15 @@ class Trajectories:
 def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajectories:
     """Episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
 
+    All episodes of one rollout, in any order, are read as the store's own columns `[T, B]`, without a copy.
     Raises `ValueError` for an empty list or when no episode has a step.
     """
     pieces = [episode for episode in episodes if len(episode)]
     if not pieces:
         raise ValueError("there is no step to learn from: every given episode is empty; collect at least one step")
+    rollout = pieces[0]._source
+    if rollout is not None and rollout.is_whole(pieces):
+        return rollout.trajectories()
     data = [piece.get_data_dict() for piece in pieces]
     ends = np.cumsum([len(piece) for piece in pieces]) - 1
 

@@ -129,15 +129,19 @@ def tensor_index(index: np.ndarray, leaf: torch.Tensor) -> torch.Tensor:
 
 def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
     """Leaves one after another, in one allocation."""
-    kinds = {isinstance(part, torch.Tensor) for part in parts}
-    if len(kinds) == 2:
+    kinds = set(map(type, parts))
+    tensors = {issubclass(kind, torch.Tensor) for kind in kinds}
+    if len(tensors) == 2:
         where = [i for i, part in enumerate(parts) if isinstance(part, torch.Tensor)]
         raise TypeError(
             f"column {name!r} is a torch tensor in the batches at {where} and a numpy array in the others; "
             "bring all to one kind with to_torch() or to_numpy()"
         )
+    if len(kinds) > 1 and any(issubclass(kind, dict | tuple) for kind in kinds):
+        position = next(i for i, part in enumerate(parts) if isinstance(part, dict | tuple))
+        raise ValueError(_unlike(name, position, parts[0], parts[position]))
     try:
-        return torch.cat(parts, dim=axis) if kinds == {True} else np.concatenate(parts, axis=axis)
+        return torch.cat(parts, dim=axis) if tensors == {True} else np.concatenate(parts, axis=axis)
     except (ValueError, RuntimeError, TypeError) as error:
         shapes = [tuple(part.shape) for part in parts[:8]]
         raise ValueError(f"column {name!r} cannot be joined; shapes are {shapes}: {error}") from None

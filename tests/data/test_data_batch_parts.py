@@ -62,6 +62,8 @@ def test_concat_of_different_layouts_raises():
         concat_samples([sequences(), sequences().right_zero_pad(5)])
     with pytest.raises(ValueError, match="time_major"):
         concat_samples([sequences(), time_major()])
+    with pytest.raises(ValueError, match="max_seq_len is 5 at position 0 and 6 at position 1; use"):
+        concat_samples([sequences().right_zero_pad(5), sequences().right_zero_pad(6)])
 
 
 def test_concat_takes_the_largest_max_seq_len():
@@ -69,9 +71,23 @@ def test_concat_takes_the_largest_max_seq_len():
     assert joined.max_seq_len == 5
     assert joined["seq_lens"].tolist() == [3, 1, 5]
     assert joined["state_in"]["h"].tolist() == [0.0, 10.0, 0.0]
-    padded = concat_samples([sequences((3, 1)).right_zero_pad(3), sequences((5,)).right_zero_pad(5)])
+    padded = concat_samples([sequences((3, 1)).right_zero_pad(5), sequences((5,)).right_zero_pad(5)])
     assert padded.max_seq_len == 5
     assert padded["a"].tolist() == [0, 1, 2, 0, 0, 3, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
+def test_concat_weighs_num_grad_updates_by_rows():
+    batches = [SampleBatch(a=np.arange(n), _num_grad_updates=known) for n, known in [(1, 2.0), (3, 4.0), (9, None)]]
+    assert concat_samples(batches).num_grad_updates == 3.5
+    assert concat_samples(batches[2:]).num_grad_updates is None
+    assert concat_samples([*batches, SampleBatch()]).num_grad_updates == 3.5
+
+
+def test_concat_gives_columns_of_its_own():
+    parts = [plain(2), plain(3)]
+    joined = concat_samples(parts)
+    joined["a"][:] = -1
+    assert rows(parts[0]) == [0, 1]
 
 
 def test_concat_of_time_major_batches_joins_the_batch_axis():
@@ -152,9 +168,10 @@ def test_slices_of_sequences_snap_to_whole_sequences(pad):
     for start, stop, expected in [
         (0, 4, [3, 1]),
         (3, 8, [1, 4]),
-        (1, 3, []),
-        (4, 5, [4]),
-        (0, 1, [3]),
+        (1, 3, [3]),  # from the sequence that holds row 1, up to the one that holds row 3
+        (4, 5, []),
+        (0, 1, []),
+        (5, 99, [4]),
         (0, 8, [3, 1, 4]),
     ]:
         part = batch[start:stop]
@@ -207,6 +224,7 @@ def test_timeslices_of_ten_rows_by_three():
     batch = plain(10)
     assert [len(part) for part in batch.timeslices(3)] == [3, 3, 3, 1]
     assert [rows(part) for part in batch.timeslices(num_slices=3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+    assert [len(part) for part in batch.timeslices(num_slices=4)] == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"size": 3, "num_slices": 2}, {"size": 0}, {"num_slices": 0}])
@@ -217,7 +235,7 @@ def test_timeslices_takes_exactly_one_positive_argument(arguments):
 
 def test_timeslices_of_sequences_lose_none():
     batch = sequences((3, 1, 4, 2))
-    assert [part["seq_lens"].tolist() for part in batch.timeslices(2)] == [[3], [1], [4], [2]]
+    assert [part["seq_lens"].tolist() for part in batch.timeslices(2)] == [[3, 1], [4], [2]]
     for parts in (batch.timeslices(3), batch.timeslices(num_slices=3)):
         assert rows(concat_samples(parts)) == rows(batch)
         assert sum(len(part["seq_lens"]) for part in parts) == 4
@@ -258,6 +276,34 @@ def test_split_by_episode_without_either_column_raises():
     with pytest.raises(KeyError, match="run"):
         plain().split_by_episode("run")
     assert SampleBatch().split_by_episode() == []
+
+
+def test_split_by_episode_needs_one_of_the_flags_only():
+    assert [len(part) for part in SampleBatch(a=np.arange(3), truncateds=[0, 1, 0]).split_by_episode()] == [2, 1]
+    assert [len(part) for part in SampleBatch(a=np.arange(3), terminateds=[1, 0, 0]).split_by_episode()] == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, "U2", "U3", "S8", object, torch.Tensor])
+def test_split_by_episode_takes_ids_of_every_kind(dtype):
+    ids = np.array([10, 10, 11, 11, 11, 21, 10])
+    column = torch.from_numpy(ids) if dtype is torch.Tensor else ids.astype(dtype)
+    parts = SampleBatch(a=np.arange(7), eps_id=column).split_by_episode()
+    assert [rows(part) for part in parts] == [[0, 1], [2, 3, 4], [5], [6]]
+    twice = SampleBatch(a=np.arange(14), eps_id=np.repeat(ids, 2).astype(str)[::1])[::2]
+    assert [len(part) for part in twice.split_by_episode()] == [2, 3, 1, 1]
+
+
+def test_split_by_episode_reads_like_a_list_of_the_batch_as_it_was():
+    batch = plain(6, eps_id=[0, 0, 1, 2, 2, 2])
+    parts = batch.split_by_episode()
+    batch["a"] = np.zeros(6)
+    assert len(parts) == 3
+    assert rows(parts[-1]) == [3, 4, 5]
+    assert [rows(part) for part in parts[1:]] == [[2], [3, 4, 5]]
+    assert rows(concat_samples(parts)) == list(range(6))
+    assert repr(parts) == "BatchPieces(3 pieces of 6 rows)"
+    with pytest.raises(IndexError, match="piece 3 is out of range of 3"):
+        parts[3]
 
 
 def test_split_by_episode_keeps_whole_sequences():

@@ -165,6 +165,7 @@ def test_rows_skip_padding_and_columns_of_sequences():
     rows = list(batch.rows())
     assert [int(row["actions"]) for row in rows] == [0, 1, 2, 3, 4]
     assert "state_in" not in rows[0]
+    assert rows[0]["seq_lens"] == 1
 
 
 def test_columns_gives_a_list_and_missing_raises():
@@ -253,7 +254,7 @@ def test_single_step_input_dict_last_is_the_input_after_the_last_row():
     )  # fmt: skip
     row = batch.get_single_step_input_dict()
     assert {name: column.tolist() for name, column in row.items()} == {
-        "obs": [[2.0]], "prev_actions": [4], "prev_rewards": [6.0], "state_in": [[8.0]],
+        "obs": [[2.0]], "prev_actions": [4], "prev_rewards": [6.0], "state_in": [[8.0]], "seq_lens": [1],
     }  # fmt: skip
     first = batch.get_single_step_input_dict(index=0)
     assert first["obs"].tolist() == [[0.0]]
