@@ -14,6 +14,7 @@ from lockstep.data.multi_agent_batch import (
     concat_samples_into_ma_batch,
     convert_ma_batch_to_sample_batch,
 )
+from lockstep.data.parquet import parquet_batches
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "convert_ma_batch_to_sample_batch",
     "minibatch_indices",
     "multi_minibatch_indices",
+    "parquet_batches",
     "shard_batch",
     "shard_episodes",
 ]

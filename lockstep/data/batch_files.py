@@ -1,20 +1,32 @@
 """Columns in one `.npz` file without loss and without pickle.
 
 Each leaf is one array of the file; a JSON text beside them keeps names, nesting and kinds. Rows of objects
-(`infos`) are written as JSON, their arrays as arrays of the file.
+(`infos`) are JSON as well.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+from lockstep.data.leaf_codec import (
+    decode_column,
+    decode_object,
+    encode_column,
+    encode_object,
+    object_rows,
+    objects_to_text,
+)
+from lockstep.state.replace import replacing_file
+
+if TYPE_CHECKING:
+    from lockstep.data.sample_batch import SampleBatch
 
 _FORMAT = "lockstep-sample-batch"
 _INDEX = "__index__"
@@ -24,82 +36,48 @@ def write_npz(path: Path, columns: Mapping[str, Any], marks: Mapping[str, Any]) 
     """Writes to a file beside `path` first and renames it, so that no half file is left; returns the path."""
     path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
     arrays: dict[str, np.ndarray] = {}
-    described = {name: _encode(column, arrays, name) for name, column in columns.items()}
-    text = json.dumps({"format": _FORMAT, "version": 1, "marks": dict(marks), "columns": described})
+
+    def put(array: np.ndarray, _: str) -> str:
+        key = f"array_{len(arrays)}"
+        arrays[key] = array
+        return key
+
+    def put_objects(rows: np.ndarray, name: str) -> Any:
+        return {"shape": list(rows.shape), "rows": objects_to_text(rows, name)}
+
+    described = {name: encode_column(column, put, put_objects, name) for name, column in columns.items()}
+    described_marks = {name: encode_object(value, name) for name, value in marks.items()}
+    text = json.dumps({"format": _FORMAT, "version": 1, "marks": described_marks, "columns": described})
     arrays[_INDEX] = np.frombuffer(text.encode(), dtype=np.uint8)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing_file(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
     return path
 
 
-def read_npz(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns and marks; `ValueError` naming the file where it is damaged or was not written by `write_npz`."""
+def read_npz(cls: type[SampleBatch], path: Path) -> SampleBatch:
+    """The batch in a file; `ValueError` naming the file where it is damaged or was not written by `write_npz`."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         index = json.loads(arrays[_INDEX].tobytes().decode())
         if index["format"] != _FORMAT:
             raise ValueError(f"its format is {index['format']!r}")
-        columns = {name: _decode(item, arrays) for name, item in index["columns"].items()}
-        return columns, index["marks"]
-    except FileNotFoundError:
-        raise
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        columns = {
+            name: decode_column(item, arrays.__getitem__, _read_objects) for name, item in index["columns"].items()
+        }
+        return cls(columns, **{f"_{name}": decode_object(value) for name, value in index["marks"].items()})
+    except DAMAGE as error:
         raise ValueError(f"{path} is no readable SampleBatch file: {error}") from error
 
 
-def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
-    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
-        return value
-    if isinstance(value, list):
-        return [_encode(item, arrays, name) for item in value]
-    if isinstance(value, tuple):
-        return {"kind": "tuple", "items": [_encode(item, arrays, name) for item in value]}
-    if isinstance(value, dict):
-        pairs = [[_encode(key, arrays, name), _encode(item, arrays, name)] for key, item in value.items()]
-        return {"kind": "dict", "items": pairs}
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        rows = [_encode(item, arrays, name) for item in value.reshape(-1)]
-        return {"kind": "objects", "shape": list(value.shape), "items": rows}
-    if isinstance(value, np.ndarray | np.generic):
-        key = f"array_{len(arrays)}"
-        arrays[key] = np.asarray(value)
-        return {"kind": "array" if isinstance(value, np.ndarray) else "scalar", "key": key}
-    if isinstance(value, torch.Tensor):
-        key = f"array_{len(arrays)}"
-        plain = value.detach().cpu()
-        arrays[key] = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
-        return {"kind": "tensor", "key": key, "dtype": str(value.dtype).removeprefix("torch.")}
-    raise TypeError(
-        f"column {name!r} holds a {type(value).__name__}, which cannot be written without pickle; allowed are None, "
-        "bool, int, float, str, arrays, and dicts, lists and tuples of them"
-    )
+def _read_objects(item: Any) -> np.ndarray:
+    return object_rows([decode_object(json.loads(row)) for row in item["rows"]]).reshape(item["shape"])
 
 
-def _decode(item: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    if isinstance(item, list):
-        return [_decode(part, arrays) for part in item]
-    if not isinstance(item, dict):
-        return item
-    kind = item["kind"]
-    if kind == "tuple":
-        return tuple(_decode(part, arrays) for part in item["items"])
-    if kind == "dict":
-        return {_decode(key, arrays): _decode(part, arrays) for key, part in item["items"]}
-    if kind == "objects":
-        flat = np.empty(len(item["items"]), dtype=object)
-        for position, part in enumerate(item["items"]):
-            flat[position] = _decode(part, arrays)
-        return flat.reshape(item["shape"])
-    array = arrays[item["key"]]
-    if kind == "scalar":
-        return array[()]
-    if kind == "tensor":
-        tensor = torch.from_numpy(array)
-        return tensor.view(torch.bfloat16) if item["dtype"] == "bfloat16" else tensor
-    return array
+DAMAGE = (
+    *(KeyError, ValueError, OSError, EOFError, AttributeError, TypeError, IndexError),
+    *(zipfile.BadZipFile, zlib.error, OverflowError, RuntimeError),
+)
+"""What reading a damaged file can raise, whichever library meets it first"""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
+from lockstep.data.compressed import DEFAULT_COLUMNS, wanted_columns
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.data.trees import to_numpy_leaf
 
@@ -82,6 +83,27 @@ class MultiAgentBatch:
         for batch in self.policy_batches.values():
             batch.to_device(device, pin_memory, non_blocking, keep_dtype=keep_dtype)
         return self
+
+    def compress(self, bulk: bool = False, columns: Collection[str] = DEFAULT_COLUMNS) -> MultiAgentBatch:
+        """Compresses columns of every module in place; returns self. See `SampleBatch.compress`.
+
+        A module may lack a column that another has; `KeyError` where none has it.
+        """
+        for batch, names in self._with_columns(columns):
+            batch.compress(bulk, names)
+        return self
+
+    def decompress_if_needed(self, columns: Collection[str] = DEFAULT_COLUMNS) -> MultiAgentBatch:
+        """Brings compressed columns of every module back as they were, in place; returns self."""
+        for batch, names in self._with_columns(columns):
+            batch.decompress_if_needed(names)
+        return self
+
+    def _with_columns(self, columns: Collection[str]) -> list[tuple[SampleBatch, list[str]]]:
+        """Each module's batch with those of the columns that it has."""
+        everywhere = {name for batch in self.policy_batches.values() for name in batch}
+        wanted = wanted_columns(columns, everywhere)
+        return [(batch, [name for name in wanted if name in batch]) for batch in self.policy_batches.values()]
 
     def as_multi_agent(self) -> MultiAgentBatch:
         """Self."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from lockstep.data import batch_concat, batch_files, batch_layout, batch_views
+from lockstep.data import batch_concat, batch_files, batch_layout, batch_views, compressed, parquet, tensordicts
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.summaries import describe_columns
 from lockstep.data.trees import (
@@ -337,26 +337,68 @@ class SampleBatch(dict[str, Any], Columns):
 
         return MultiAgentBatch({module_id: self}, self.env_steps())
 
-    def to_npz(self, path: str | Path) -> Path:
-        """Writes all columns to one `.npz` file without loss; returns its path.
+    # ---- files and other libraries -----------------------------------------------------------------------
 
-        `infos` may hold None, bool, int, float, str, arrays and dicts, lists and tuples of them; `TypeError`
-        naming the column for any other object.
-        """
-        marks = {
+    def _marks(self) -> dict[str, Any]:
+        return {
             "time_major": self.time_major,
             "zero_padded": self.zero_padded,
             "max_seq_len": self._max_seq_len,
             "is_training": self.is_training,
             "num_grad_updates": self.num_grad_updates,
         }
-        return batch_files.write_npz(Path(path), dict(self), marks)
+
+    def to_npz(self, path: str | Path) -> Path:
+        """Writes all columns to one `.npz` file without loss; returns its path.
+
+        `infos` may hold None, bool, int, float, str, arrays and dicts, lists and tuples of them; `TypeError`
+        naming the column for any other object, `OSError` naming the file where it cannot be written.
+        """
+        return batch_files.write_npz(Path(path), self, self._marks())
 
     @classmethod
     def from_npz(cls, path: str | Path) -> SampleBatch:
         """Reads what `to_npz` wrote; `ValueError` naming the file where it is damaged or foreign."""
-        columns, marks = batch_files.read_npz(Path(path))
-        return cls(columns, **{f"_{name}": value for name, value in marks.items()})
+        return batch_files.read_npz(cls, Path(path))
+
+    def to_parquet(self, path: str | Path, *, compression: str = "zstd", row_group_size: int = 65_536) -> Path:
+        """Writes all columns to one Parquet file without loss (extra `offline`); returns its path. As `to_npz`."""
+        return parquet.write_parquet(Path(path), self, self._marks(), compression, row_group_size)
+
+    @classmethod
+    def from_parquet(cls, path: str | Path, columns: Sequence[str] | None = None) -> SampleBatch:
+        """Reads what `to_parquet` wrote, or a plain table of numbers, bools and text; all columns or some.
+
+        `ValueError` naming the file where it is damaged or foreign, `KeyError` for a column it lacks.
+        """
+        return parquet.read_parquet(cls, Path(path), columns)
+
+    def to_tensordict(self) -> Any:
+        """A `TensorDict` (extra `tensordict`) that shares memory; text and objects are its non-tensor data.
+
+        Its batch size is the number of rows; with sequences it has none.
+        """
+        return tensordicts.to_tensordict(self, self._marks())
+
+    @classmethod
+    def from_tensordict(cls, tensordict: Any) -> SampleBatch:
+        """The batch that `to_tensordict` was given, or any `TensorDict` with up to one batch dimension."""
+        return tensordicts.from_tensordict(cls, tensordict)
+
+    def compress(self, bulk: bool = False, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
+        """Compresses columns in place (lz4, extra `compression`); returns self.
+
+        Each row apart, or with `bulk` all rows of a leaf together (smaller, and faster where all are needed). Rows
+        can still be sliced, joined, shuffled and padded. `KeyError` for a missing column that is named,
+        `TypeError` for a column of objects.
+        """
+        compressed.compress_batch(self, bulk, compressed.wanted_columns(columns, self))
+        return self
+
+    def decompress_if_needed(self, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
+        """Brings compressed columns back as they were (tensors on the CPU), in place; returns self."""
+        compressed.decompress_batch(self, compressed.wanted_columns(columns, self))
+        return self
 
     def concat(self, other: SampleBatch) -> SampleBatch:
         """The rows of both; see `concat_samples`."""

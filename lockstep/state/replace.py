@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = ".lockstep-tmp"
@@ -96,6 +97,30 @@ def write_file_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write a file under; it takes the place of `path` when the block ends well.
+
+    Raises:
+        OSError: naming `path` (no directory to write in, a full disk); the old file stays and nothing
+            half-written is left.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no directory {path.parent}")
+    temporary = temporary_sibling(path)
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be written: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
