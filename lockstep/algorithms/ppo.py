@@ -17,6 +17,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection, choice, require
+from lockstep.learner.fused import fused_loss, load_fused_loss
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import (
     evaluate_trajectories,
@@ -75,15 +76,10 @@ class PPOLearner(Learner):
 
     scheduled = ("clip_param", "entropy_coeff")
 
-    def build(self) -> PPOLearner:
-        """Loads the compiled estimators too."""
-        if self._module is None:
-            super().build()
-            load_kernels(self)
-        return self
-
     def setup_module(self, module_id: str) -> None:
-        """The coefficient of the KL penalty belongs to the state."""
+        """The coefficient of the KL penalty belongs to the state; kernels are loaded before the first update."""
+        load_kernels(self)
+        load_fused_loss(self, module_id)
         start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)  # type: ignore[attr-defined]
         self.register_state(f"{module_id}/kl_coeff", start)
 
@@ -134,6 +130,9 @@ class PPOLearner(Learner):
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """Equation 9: clipped surrogate, value loss, entropy bonus; all means over the global minibatch."""
+        fused = fused_loss(self, module_id, config, batch, fwd_out)
+        if fused is not None:  # the same numbers from one compiled kernel
+            return fused
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         logp, old_logp = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ACTION_LOGP]
@@ -141,9 +140,12 @@ class PPOLearner(Learner):
         if config.normalize_advantages == "minibatch":
             advantages = self.normalized(advantages, batch)
 
-        clip_param = self.coefficient(module_id, "clip_param")
         surrogate = clipped_surrogate_loss(
-            logp, old_logp, advantages, clip_param=clip_param, dual_clip=config.dual_clip
+            logp,
+            old_logp,
+            advantages,
+            clip_param=self.coefficient(module_id, "clip_param"),
+            dual_clip=config.dual_clip,
         )
         policy_loss = self.masked_mean(surrogate, batch)
 

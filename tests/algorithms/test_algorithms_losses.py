@@ -11,6 +11,7 @@ from torch import tensor
 from torch.distributions import Categorical, Normal, kl_divergence
 
 from lockstep import A2CConfig, PPOConfig, SampleBatch
+from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
 
@@ -85,6 +86,17 @@ def written_out_batch():
     }
 
 
+class PlainPPO(PPOLearner):
+    """Overrides a hook, as users do: the loss is then computed with it and not by the compiled kernel."""
+
+    calls = 0
+
+    def masked_mean(self, values, batch):
+        PlainPPO.calls += 1
+        return super().masked_mean(values, batch)
+
+
+@pytest.mark.parametrize("learner_class", [PPOLearner, PlainPPO])
 @pytest.mark.parametrize(
     "training, reference",
     [
@@ -102,13 +114,15 @@ def written_out_batch():
         ),
     ],
 )
-def test_ppo_loss_and_its_gradients_equal_a_plain_torch_computation(training, reference):
-    learner = learner_for(PPOConfig(), **training)
+def test_ppo_loss_and_its_gradients_equal_a_plain_torch_computation(training, reference, learner_class):
+    learner = learner_for(PPOConfig(), learner_class=learner_class, **training)
+    calls = PlainPPO.calls
     inputs = PROBABILITIES.log()
     loss, gradients = loss_and_gradients(learner, inputs, VALUES, written_out_batch())
     expected, expected_gradients = ppo_reference(inputs, VALUES, written_out_batch(), **reference)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=1e-12)
+    assert (PlainPPO.calls > calls) == (learner_class is PlainPPO)
 
 
 def test_ppo_terms_equal_numbers_worked_out_by_hand():

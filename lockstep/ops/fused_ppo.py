@@ -1,0 +1,107 @@
+"""PPO's loss with its derivatives, in one compiled pass over the rows.
+
+For small networks on the CPU the loss is forty operations on a few hundred numbers, and calling them costs as much as
+the networks do. Here one numba kernel takes each row once and writes the loss and its derivatives; gradient step of
+two 64 x 64 networks on 256 rows: 1,010 us without it, 690 us with it. The numbers are those of `ops.losses` and
+`ops.distributions` put together as `algorithms.ppo` does (the tests compare them), summed in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution
+
+Rows = tuple[Tensor, Tensor, Tensor, Tensor]
+_NO_VALUES = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+
+
+def can_fuse(distribution: type[Distribution], inputs: Tensor, values: Tensor, actions: Tensor) -> bool:
+    """Does `ppo_loss` take this distribution and these tensors here and now (CPU, no trace, no functorch)?"""
+    dtype = inputs.dtype
+    fits = (
+        (actions.dtype is torch.int64 and actions.dim() == 1)
+        if distribution is Categorical
+        else (distribution is DiagGaussian and actions.dtype is dtype and actions.dim() == 2)
+    )
+    return (
+        fits
+        and type(inputs) is Tensor
+        and inputs.device.type == "cpu"
+        and inputs.dim() == 2
+        and dtype in _NO_VALUES
+        and values.dtype is dtype
+        and not is_in_torch_dispatch_mode()
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def ppo_loss(
+    distribution: type[Distribution],
+    inputs: Tensor,
+    values: Tensor,
+    batch: Rows,
+    *,
+    coefficients: tuple[Tensor, float, Tensor],
+    dual_clip: float | None = None,
+    old_values: Tensor | None = None,
+    vf_clip_param: float | None = None,
+    normalize: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`(loss, terms)`: the loss of equation 9 in Schulman et al. 2017 with its gradient, and what it is made of.
+
+    Args:
+        distribution: `Categorical` or `DiagGaussian`. inputs: `[N, D]`, its inputs. values: `[N]`.
+        batch: actions `[N]` or `[N, A]`, old log-probabilities, advantages and value targets `[N]`.
+        coefficients: clip parameter (0-d), of the value loss, of the entropy (0-d).
+        dual_clip, old_values, vf_clip_param: as in `ops.losses`; None switches them off.
+        normalize: shift and scale the advantages to mean 0 and deviation 1 first.
+
+    Returns:
+        The 0-d loss, and `[4]` without gradient: the means over the rows of the clipped surrogate loss, the value
+        loss, the entropy and the KL estimate k3. The loss can be differentiated once (`RuntimeError` on a second
+        time).
+    """
+    if vf_clip_param is None or old_values is None:
+        old_values, vf_clip_param = _NO_VALUES[values.dtype], 0.0
+    clip_param, vf_loss_coeff, entropy_coeff = coefficients
+    settings = (clip_param.numpy(), vf_loss_coeff, entropy_coeff.numpy(), dual_clip or 0.0, vf_clip_param, normalize)
+    result: tuple[Tensor, Tensor] = _PpoLoss.apply(inputs, values, distribution, (*batch, old_values), settings)
+    return result
+
+
+def load_kernel(distribution: type[Distribution], size: int, dtype: torch.dtype) -> None:
+    """Compiles the kernel, or loads it from the disk, before an update needs it. `size`: columns of inputs."""
+    inputs, row = torch.zeros(1, size, dtype=dtype), torch.zeros(1, dtype=dtype)
+    actions = torch.zeros(1, dtype=torch.int64) if distribution is Categorical else inputs[:, size // 2 :].contiguous()
+    if can_fuse(distribution, inputs, row, actions):
+        zero = torch.zeros((), dtype=dtype)
+        ppo_loss(distribution, inputs, row, (actions, row, row, row), coefficients=(zero, 0.5, zero))
+
+
+class _PpoLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, values: Tensor, distribution: type[Distribution], rows: Any, settings: Any
+    ) -> tuple[Tensor, Tensor]:
+        from lockstep.ops import _fused_ppo_kernels as kernels
+
+        kernel = kernels.categorical if distribution is Categorical else kernels.diag_gaussian
+        of_inputs, of_values = torch.empty_like(inputs), torch.empty_like(values)
+        loss, terms = inputs.new_empty(()), inputs.new_empty(4)
+        kernel(*[tensor.numpy() for tensor in (inputs, values, *rows, of_inputs, of_values, loss, terms)], *settings)
+        ctx.save_for_backward(of_inputs, of_values)
+        ctx.mark_non_differentiable(terms)
+        return loss, terms
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+        of_inputs, of_values = ctx.saved_tensors
+        return of_inputs * gradient, of_values * gradient, None, None, None

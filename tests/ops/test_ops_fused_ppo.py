@@ -1,0 +1,154 @@
+"""The compiled loss of PPO against the loss written with `ops.losses`, `ops.distributions` and autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lockstep.ops import (
+    Bernoulli,
+    Categorical,
+    DiagGaussian,
+    SquashedGaussian,
+    approximate_kl,
+    clipped_surrogate_loss,
+    clipped_value_loss,
+)
+from lockstep.ops.fused_ppo import can_fuse, ppo_loss
+
+N, SIZE = 37, 3
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"normalize": True},
+    {"dual_clip": 1.5},
+    {"vf_clip_param": 0.3},
+    {"dual_clip": 2.0, "vf_clip_param": 0.1, "normalize": True},
+]
+
+
+def rows(distribution: Any, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """Inputs far enough from the old policy that every branch of the clips is taken."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    inputs = normal(N, SIZE if distribution is Categorical else 2 * SIZE) * 0.5
+    actions = torch.arange(N) % SIZE if distribution is Categorical else normal(N, SIZE)
+    dist = distribution.from_inputs(inputs, size=SIZE)
+    return {
+        "inputs": inputs.requires_grad_(),
+        "values": normal(N).requires_grad_(),
+        "batch": (actions, dist.log_prob(actions).detach() + 0.6 * normal(N), normal(N), normal(N)),
+        "old_values": normal(N),
+        "coefficients": (torch.tensor(0.2, dtype=dtype), 0.7, torch.tensor(0.05, dtype=dtype)),
+    }
+
+
+def plain(distribution: Any, given: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor]:
+    """Equation 9 with autograd."""
+    actions, old_logp, advantages, targets = given["batch"]
+    clip, vf_coeff, entropy_coeff = given["coefficients"]
+    if options.get("normalize"):
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    dist = distribution.from_inputs(given["inputs"], size=SIZE)
+    logp = dist.log_prob(actions)
+    surrogate = clipped_surrogate_loss(
+        logp, old_logp, advantages, clip_param=clip, dual_clip=options.get("dual_clip")
+    ).mean()
+    value = clipped_value_loss(given["values"], targets, given["old_values"], options.get("vf_clip_param")).mean()
+    entropy, kl = dist.entropy().mean(), approximate_kl(logp, old_logp).mean()
+    return surrogate + vf_coeff * value - entropy_coeff * entropy, torch.stack([surrogate, value, entropy, kl])
+
+
+def fused(distribution: Any, given: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor]:
+    return ppo_loss(distribution, **given, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("distribution", [Categorical, DiagGaussian])
+def test_loss_terms_and_gradients_are_those_of_the_plain_loss(distribution: Any, options: dict[str, Any]) -> None:
+    given = rows(distribution)
+    results = []
+    for form in (plain, fused):
+        loss, terms = form(distribution, given, **options)
+        gradients = torch.autograd.grad(3.0 * loss, [given["inputs"], given["values"]])
+        results.append((loss.detach(), terms.detach(), *gradients))
+    for expected, found in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("distribution", [Categorical, DiagGaussian])
+def test_float32_agrees_up_to_its_rounding(distribution: Any) -> None:
+    wide, narrow = rows(distribution), rows(distribution, torch.float32)
+    loss, terms = fused(distribution, narrow, normalize=True)
+    expected, expected_terms = plain(distribution, wide, normalize=True)
+    assert loss.dtype is torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(terms.double(), expected_terms.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_forbidden_actions_have_no_gradient_and_nothing_is_nan() -> None:
+    given = rows(Categorical, torch.float32)
+    mask = torch.zeros(N, SIZE, dtype=torch.bool)
+    mask[:, 2] = True
+    given["inputs"] = given["inputs"].detach().masked_fill(mask, -1e9).requires_grad_()
+    given["batch"] = (torch.arange(N) % 2, *given["batch"][1:])
+    loss, terms = fused(Categorical, given)
+    (gradient,) = torch.autograd.grad(loss, [given["inputs"]])
+    assert torch.isfinite(torch.cat([loss.reshape(1), terms, gradient.reshape(-1)])).all()
+    assert (gradient[:, 2] == 0).all()
+    assert (gradient[:, :2] != 0).any()
+
+
+def test_a_nan_in_the_network_reaches_the_loss() -> None:
+    given = rows(Categorical)
+    given["inputs"] = torch.full_like(given["inputs"], torch.nan).requires_grad_()
+    assert torch.isnan(fused(Categorical, given)[0])
+
+
+@pytest.mark.parametrize("action", [-1, SIZE])
+def test_an_action_outside_of_the_space_is_refused(action: int) -> None:
+    given = rows(Categorical)
+    given["batch"][0][5] = action
+    with pytest.raises(IndexError, match="outside of the action space"):
+        fused(Categorical, given)
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_columns_of_another_length_are_refused(column: int) -> None:
+    given = rows(DiagGaussian)
+    given["batch"] = tuple(c[:-1] if i == column else c for i, c in enumerate(given["batch"]))
+    with pytest.raises(ValueError, match="row"):
+        fused(DiagGaussian, given)
+
+
+def test_a_second_derivative_is_refused_and_not_wrong() -> None:
+    given = rows(Categorical)
+    (gradient,) = torch.autograd.grad(fused(Categorical, given)[0], [given["inputs"]], create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(gradient.sum(), [given["inputs"]])
+
+
+def test_what_cannot_be_fused_is_known() -> None:
+    given = rows(Categorical)
+    inputs, values, actions = given["inputs"], given["values"], given["batch"][0]
+    assert can_fuse(Categorical, inputs, values, actions)
+    assert not can_fuse(Bernoulli, inputs, values, actions)
+    assert not can_fuse(SquashedGaussian, inputs, values, inputs)
+    assert not can_fuse(Categorical, inputs, values, actions.to(torch.int32))
+    assert not can_fuse(Categorical, inputs.float(), values, actions)
+    assert not can_fuse(Categorical, inputs.to(torch.bfloat16), values.to(torch.bfloat16), actions)
+    assert not can_fuse(Categorical, inputs.to("meta"), values.to("meta"), actions)
+    seen = []
+
+    def traced(x: Tensor) -> Tensor:
+        seen.append(can_fuse(Categorical, x, values, actions))
+        return x + 1
+
+    make_fx(traced)(inputs)
+    assert seen == [False]
