@@ -14,6 +14,8 @@ from lockstep.data.multi_agent_batch import (
     concat_samples_into_ma_batch,
     convert_ma_batch_to_sample_batch,
 )
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.data.multi_agent_episode_step import MultiAgentEnvError
 from lockstep.data.parquet import parquet_batches
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 
@@ -22,6 +24,8 @@ __all__ = [
     "Columns",
     "MiniBatchIterator",
     "MultiAgentBatch",
+    "MultiAgentEnvError",
+    "MultiAgentEpisode",
     "SampleBatch",
     "SingleAgentEpisode",
     "concat_samples",

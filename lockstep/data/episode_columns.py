@@ -276,12 +276,12 @@ class EpisodeColumns:
                 raise IndexError(f"new {name} have {num_items(rows)} items, and the episode has no {name}")
             return None
         if space is not None:
-            rows = zip_trees(_same_kind, [rows, old], name)
+            rows = zip_trees(same_kind, [rows, old], name)
             check_in_space(rows, space, name)
         return written(old, np.array([where]) if isinstance(where, int) else where, rows, name)
 
 
-def _same_kind(pair: list[np.ndarray]) -> np.ndarray:
+def same_kind(pair: list[np.ndarray]) -> np.ndarray:
     """New values in the stored precision (a float64 list for a float32 column)."""
     new, old = pair
     return new.astype(old.dtype) if new.dtype.kind == old.dtype.kind else new

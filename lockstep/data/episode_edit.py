@@ -96,7 +96,7 @@ def piece(episode: SingleAgentEpisode, start: int, stop: int, lookback: int) -> 
 
 def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
     """Appends `other` in place."""
-    _check_contiguous(episode, other)
+    check_contiguous(episode, other)
     if episode._infos is not None or other._infos is not None:
         episode._infos = episode._all_infos()[:-1] + other._all_infos()[other._lookback :]
     steps, begin = episode._lookback + len(episode), other._lookback
@@ -123,7 +123,8 @@ def _joined(first: Tree, second: Tree, name: str) -> Tree:
     return zip_trees(lambda parts: concat_leaves(parts, name), [first, second], name)
 
 
-def _check_contiguous(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+def check_contiguous(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
+    """`ValueError` unless `other` can follow `episode`."""
     if other.id_ != episode.id_:
         raise ValueError(f"the episodes have different ids, {episode.id_!r} and {other.id_!r}")
     if episode.is_done:

@@ -1,0 +1,474 @@
+"""Contract, section 5: how a `MultiAgentEpisode` grows, in tables of cases, and what it refuses."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep.data import MultiAgentBatch, MultiAgentEnvError, MultiAgentEpisode, SampleBatch
+
+
+def grown(reset, *steps, id_="e", **options):
+    """An episode of `steps` (observations, actions, rewards[, terminateds[, truncateds]])."""
+    episode = MultiAgentEpisode(id_, **options)
+    episode.add_env_reset(reset)
+    for observations, actions, rewards, *flags in steps:
+        ends = dict(zip(("terminateds", "truncateds"), flags))
+        episode.add_env_step(observations, actions, rewards, **ends)
+    return episode
+
+
+def plain(value):
+    """Arrays as lists, all the way down."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+# Each case: reset observations, steps, then what each agent's own episode holds:
+# agent -> (observations, actions, rewards, terminated, truncated), and (episode terminated, truncated), agents to act.
+CASES = {
+    "all act at every step": (
+        {"a": 0, "b": 10},
+        [
+            ({"a": 1, "b": 11}, {"a": 0, "b": 5}, {"a": 1.0, "b": 2.0}),
+            ({"a": 2, "b": 12}, {"a": 1, "b": 6}, {"a": 3, "b": 4}),
+        ],
+        {"a": ([0, 1, 2], [0, 1], [1, 3], False, False), "b": ([10, 11, 12], [5, 6], [2, 4], False, False)},
+        (False, False),
+        {"a", "b"},
+    ),
+    "turns: rewards are summed until the next observation": (
+        {"a": 0},
+        [
+            ({"b": 1}, {"a": 0}, {"a": 1.0}),
+            ({"a": 2}, {"b": 1}, {"a": 2.0, "b": 4.0}),
+            ({"b": 3}, {"a": 2}, {"a": 8.0, "b": 16.0}),
+        ],
+        {"a": ([0, 2], [0], [3], False, False), "b": ([1, 3], [1], [20], False, False)},
+        (False, False),
+        {"b"},
+    ),
+    "late: an agent appears after the reset": (
+        {"a": 0},
+        [({"a": 1}, {"a": 0}, {"a": 1}), ({"a": 2, "b": 7}, {"a": 1}, {"a": 1}), ({"b": 8}, {"b": 3}, {"b": 2})],
+        {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([7, 8], [3], [2], False, False)},
+        (False, False),
+        {"a", "b"},
+    ),
+    "late: rewards before the first observation are no step's": (
+        {"a": 0},
+        [({"a": 1}, {"a": 0}, {"a": 1, "b": 50}), ({"b": 7}, {}, {"b": 60}), ({"b": 8}, {"b": 3}, {"b": 2})],
+        {"a": ([0, 1], [0], [1], False, False), "b": ([7, 8], [3], [2], False, False)},
+        (False, False),
+        {"a", "b"},
+    ),
+    "early: an agent terminates, the others go on": (
+        {"a": 0, "b": 10},
+        [
+            ({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"b": True}),
+            ({"a": 2}, {"a": 1}, {"a": 1}),
+        ],
+        {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([10, 11], [1], [1], True, False)},
+        (False, False),
+        {"a"},
+    ),
+    "early: a terminated agent whose action waits repeats its last observation": (
+        {"a": 0, "b": 10},
+        [
+            ({"a": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 1}),
+            ({"a": 2}, {"a": 1}, {"a": 1, "b": 2}, {"b": True}),
+        ],
+        {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([10, 10], [1], [3], True, False)},
+        (False, False),
+        {"a"},
+    ),
+    "early: an agent that terminates in the step of its action": (
+        {"a": 0, "b": 10},
+        [({"a": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 5}, {"b": True})],
+        {"a": ([0, 1], [0], [1], False, False), "b": ([10, 10], [1], [5], True, False)},
+        (False, False),
+        {"a"},
+    ),
+    "__all__ terminated: who holds an observation is done without a step": (
+        {"a": 0, "b": 10},
+        [({"a": 1}, {"a": 0}, {"a": 1}), ({"a": 2}, {"a": 1}, {"a": 1}, {"__all__": True})],
+        {"a": ([0, 1, 2], [0, 1], [1, 1], True, False), "b": ([10], [], [], True, False)},
+        (True, False),
+        set(),
+    ),
+    "__all__ terminated: who waits closes the step": (
+        {"a": 0},
+        [({"b": 1}, {"a": 0}, {"a": 1}), ({}, {"b": 3}, {"a": -1, "b": 1}, {"__all__": True})],
+        {"a": ([0, 0], [0], [0], True, False), "b": ([1, 1], [3], [1], True, False)},
+        (True, False),
+        set(),
+    ),
+    "__all__ truncated: with the last observations": (
+        {"a": 0},
+        [({"b": 1}, {"a": 0}, {"a": 1}), ({"a": 2, "b": 3}, {"b": 3}, {"b": 1}, {}, {"__all__": True})],
+        {"a": ([0, 2], [0], [1], False, True), "b": ([1, 3], [3], [1], False, True)},
+        (False, True),
+        set(),
+    ),
+    "__all__ truncated: an agent's own flag goes before": (
+        {"a": 0, "b": 10},
+        [({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"a": True, "__all__": False}, {"__all__": True})],
+        {"a": ([0, 1], [0], [1], True, False), "b": ([10, 11], [1], [1], False, True)},
+        (False, True),
+        set(),
+    ),
+    "__all__ for an agent that appears in the last step": (
+        {"a": 0},
+        [({"a": 1, "b": 7}, {"a": 0}, {"a": 1}, {}, {"__all__": True})],
+        {"a": ([0, 1], [0], [1], False, True), "b": ([7], [], [], False, True)},
+        (False, True),
+        set(),
+    ),
+    "no __all__: truncated where all that end last are": (
+        {"a": 0, "b": 10},
+        [
+            ({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"b": True}),
+            ({"a": 2}, {"a": 1}, {"a": 1}, {"a": False}, {"a": True}),
+        ],
+        {"a": ([0, 1, 2], [0, 1], [1, 1], False, True), "b": ([10, 11], [1], [1], True, False)},
+        (False, True),
+        set(),
+    ),
+    "no __all__: terminated with the last agent": (
+        {"a": 0, "b": 10},
+        [({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"a": True}, {"b": True})],
+        {"a": ([0, 1], [0], [1], True, False), "b": ([10, 11], [1], [1], False, True)},
+        (True, False),
+        set(),
+    ),
+    "__all__ False keeps an episode open for agents still to come": (
+        {"a": 0},
+        [
+            ({"a": 1}, {"a": 0}, {"a": 1}, {"a": True, "__all__": False}),
+            ({"b": 7}, {}, {}, {"__all__": False}),
+        ],
+        {"a": ([0, 1], [0], [1], True, False), "b": ([7], [], [], False, False)},
+        (False, False),
+        {"b"},
+    ),
+    "an agent may answer later than at once": (
+        {"a": 0, "b": 10},
+        [
+            ({"b": 11}, {"b": 1}, {"a": 1, "b": 1}),
+            ({"a": 2}, {"a": 4}, {"a": 2}),
+        ],
+        {"a": ([0, 2], [4], [3], False, False), "b": ([10, 11], [1], [1], False, False)},
+        (False, False),
+        {"a", "b"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_add_env_step_case(name):
+    reset, steps, agents, ends, to_act = CASES[name]
+    episode = grown(reset, *steps)
+    episode.validate()
+    held = {
+        agent: (
+            plain(single.get_observations()),
+            plain(single.get_actions()),
+            plain(single.get_rewards()),
+            single.is_terminated,
+            single.is_truncated,
+        )
+        for agent, single in episode.agent_episodes.items()
+    }
+    assert held == agents
+    assert (episode.is_terminated, episode.is_truncated) == ends
+    assert episode.is_done == any(ends)
+    assert episode.get_agents_to_act() == to_act
+    assert episode.env_steps() == len(episode) == len(steps)
+    assert episode.agent_steps() == sum(len(case[1]) for case in agents.values())
+    assert episode.get_terminateds() == {**{a: case[3] for a, case in agents.items()}, "__all__": ends[0]}
+    assert episode.get_truncateds() == {**{a: case[4] for a, case in agents.items()}, "__all__": ends[1]}
+    everything = sum(sum(step[2].values()) for step in steps)
+    assert episode.get_return(include_hanging_rewards=True) == everything
+    assert episode.get_return() == sum(sum(case[2]) for case in agents.values())
+
+
+def in_turns(**options):
+    """a observes at 0 and 3, b at 1 and 2, c at 4; b's last action waits since step 2."""
+    return grown(
+        {"a": 0},
+        ({"b": 1}, {"a": 100}, {"a": 0.5}),
+        ({"b": 2}, {"b": 101}, {"a": 0.25, "b": 1.0}),
+        ({"a": 3}, {"b": 102}, {"a": 0.125, "b": 2.0}),
+        ({"c": 4}, {"a": 103}, {"b": 4.0, "c": 64.0}),
+        **options,
+    )
+
+
+READS = {
+    "None": (None, {"a": [0, 3], "b": [1, 2], "c": [4]}, {"a": [100, 103], "b": [101, 102]}),
+    "int": (1, {"b": 1}, {"b": 101}),
+    "last": (-1, {"c": 4}, {"a": 103}),
+    "negative": (-2, {"a": 3}, {"b": 102}),
+    "list": ([0, 2, 0], {"a": [0, 0], "b": [2]}, {"a": [100, 100], "b": [102]}),
+    "slice": (slice(1, 3), {"b": [1, 2]}, {"b": [101, 102]}),
+    "backwards": (slice(None, None, -1), {"a": [3, 0], "b": [2, 1], "c": [4]}, {"a": [103, 100], "b": [102, 101]}),
+    "beyond": (slice(3, 9), {"a": [3], "c": [4]}, {"a": [103]}),
+    "empty": (slice(2, 2), {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_getters_by_env_step_case(name):
+    indices, observations, actions = READS[name]
+    episode = in_turns()
+    assert plain(episode.get_observations(indices)) == observations
+    assert plain(episode.get_actions(indices)) == actions
+
+
+def test_getters_rewards_of_waiting_actions_are_the_sums_so_far():
+    assert plain(in_turns().get_rewards()) == {"a": [0.875, 0.0], "b": [1.0, 6.0]}
+    assert in_turns().get_return() == 1.875
+    assert in_turns().get_return(include_hanging_rewards=True) == 1.875 + 6.0 + 64.0
+
+
+def test_getters_return_list_one_dict_for_each_env_step():
+    episode = in_turns()
+    assert plain(episode.get_observations(return_list=True)) == [{"a": 0}, {"b": 1}, {"b": 2}, {"a": 3}, {"c": 4}]
+    assert plain(episode.get_actions(return_list=True)) == [{"a": 100}, {"b": 101}, {"b": 102}, {"a": 103}]
+    assert plain(episode.get_rewards(slice(2, None), return_list=True)) == [{"b": 6.0}, {"a": 0.0}]
+    assert plain(episode.get_actions(1, return_list=True)) == [{"b": 101}]
+    assert episode.get_infos(-1, return_list=True) == [{"c": {}}]
+
+
+def test_getters_fill_gives_every_agent_a_row_for_each_index():
+    episode = in_turns()
+    assert plain(episode.get_observations(slice(-7, 2), fill=-1)) == {
+        "a": [-1, -1, 0, -1],
+        "b": [-1, -1, -1, 1],
+        "c": [-1, -1, -1, -1],
+    }
+    assert plain(episode.get_actions(2, "a", fill=-5)) == {"a": -5}
+    assert episode.get_infos([0, 1], ["a"], fill={"no": 1}) == {"a": [{}, {"no": 1}]}
+
+
+def test_getters_by_agents_own_steps():
+    episode = in_turns()
+    assert plain(episode.get_observations(-1, env_steps=False)) == {"a": 3, "b": 2, "c": 4}
+    assert plain(episode.get_actions(slice(None, 1), env_steps=False)) == {"a": [100], "b": [101]}
+    assert plain(episode.get_actions(-1, ["a", "b"], env_steps=False)) == {"a": 103, "b": 102}
+    with pytest.raises(IndexError, match=r"actions of agent 'c'"):
+        episode.get_actions(0, env_steps=False)
+
+
+def test_getters_agent_ids_one_or_several():
+    episode = in_turns()
+    assert set(episode.get_observations(agent_ids="a")) == {"a"}
+    assert set(episode.get_observations(agent_ids={"a", "b"})) == {"a", "b"}
+    with pytest.raises(KeyError, match=r"no agent 'z'.*'a', 'b', 'c'"):
+        episode.get_observations(agent_ids=["a", "z"])
+
+
+def test_getters_refuse_what_cannot_be():
+    episode = in_turns()
+    with pytest.raises(IndexError, match="index 5 of observations"):
+        episode.get_observations(5)
+    with pytest.raises(IndexError, match="index 4 of actions"):
+        episode.get_actions(4)
+    with pytest.raises(ValueError, match="return_list"):
+        episode.get_actions(env_steps=False, return_list=True)
+
+
+def test_getters_one_hot_of_discrete_values():
+    spaces_ = {"a": spaces.Discrete(3), "b": spaces.Discrete(2)}
+    episode = grown(
+        {"a": 2, "b": 0},
+        ({"b": 1}, {"a": 1, "b": 0}, {"a": 1, "b": 0}),
+        observation_space=spaces_,
+        action_space=spaces_,
+    )
+    assert plain(episode.get_observations(0, one_hot_discrete=True)) == {"a": [0, 0, 1], "b": [1, 0]}
+    assert plain(episode.get_actions(one_hot_discrete=True)) == {"a": [[0, 1, 0]], "b": [[1, 0]]}
+    assert plain(episode.get_observations([1], one_hot_discrete=True, fill=0.0)) == {"a": [[0, 0, 0]], "b": [[0, 1]]}
+
+
+def test_extra_model_outputs_of_closed_and_waiting_actions():
+    episode = MultiAgentEpisode("e")
+    episode.add_env_reset({"a": 0, "b": 5})
+    episode.add_env_step({"b": 6}, {"a": 1, "b": 2}, {"b": 0}, extra_model_outputs={"a": {"v": 1.5}, "b": {"v": 2.5}})
+    episode.add_env_step({}, {"b": 3}, {}, extra_model_outputs={"b": {"v": 3.5}})
+    assert plain(episode.get_extra_model_outputs("v")) == {"a": [1.5], "b": [2.5, 3.5]}
+    assert plain(episode.get_extra_model_outputs(indices=0)) == {"a": {"v": 1.5}, "b": {"v": 2.5}}
+    assert plain(episode.get_extra_model_outputs("v", return_list=True)) == [{"a": 1.5, "b": 2.5}, {"b": 3.5}]
+    with pytest.raises(KeyError, match="agent 'a' has no extra model output 'w'"):
+        episode.get_extra_model_outputs("w")
+
+
+# ---- what is refused ----
+
+
+REFUSED = {
+    "data for an agent that is done": (({"b": 12}, {}, {}), r"agent 'b' in env step 1.*done at t=1"),
+    "a reward for an agent that is done": (({}, {}, {"b": 1.0}), r"rewards came, but the agent was done at t=1"),
+    "an action of an agent that is done": (({}, {"b": 1}, {}), r"actions came, but the agent was done"),
+    "an action of an unknown agent": (({}, {"x": 1}, {}), r"agent 'x' in env step 1.*without having observed.*\['a'\]"),
+    "an action while one waits": (({}, {"c": 1}, {}), r"agent 'c'.*acted again.*t=0.*able to act are \['a'\]"),
+    "a second observation": (({"a": 3}, {}, {}), r"agent 'a'.*not acted since the one of t=1"),
+    "no reward for a closed step": (({"a": 3}, {"a": 1}, {}), r"agent 'a'.*no reward"),
+    "truncated without observation": (({}, {"a": 1}, {}, {}, {"a": True}), r"agent 'a'.*truncated after an action"),
+    "truncated while waiting": (({}, {}, {}, {}, {"__all__": True}), r"agent 'c'.*truncated after an action"),
+    "None": (({"a": None}, {"a": 1}, {"a": 1}), r"None in observations"),
+    "__all__ as an agent": (({"__all__": 1}, {}, {}), r"for flags only"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_add_env_step_refuses_and_changes_nothing(name):
+    step, message = REFUSED[name]
+    episode = grown(
+        {"a": 0, "b": 10, "c": 20}, ({"a": 1, "b": 11}, {"a": 0, "b": 1, "c": 2}, {"a": 1, "b": 1}, {"b": True})
+    )
+    before = episode.get_state()
+    observations, actions, rewards, *flags = step
+    with pytest.raises(MultiAgentEnvError, match=message):
+        episode.add_env_step(observations, actions, rewards, **dict(zip(("terminateds", "truncateds"), flags)))
+    assert plain(episode.get_state()) == plain(before)
+
+
+def test_add_env_step_refuses_wrong_types():
+    episode = grown({"a": 0})
+    with pytest.raises(TypeError, match="observations is a list"):
+        episode.add_env_step([1], {"a": 0}, {"a": 1})
+    with pytest.raises(TypeError, match=r"agent 'a' in env step 0: the reward 'x' is a str"):
+        episode.add_env_step({"a": 1}, {"a": 0}, {"a": "x"})
+    with pytest.raises(TypeError, match=r"extra model outputs of agent 'a' are a int"):
+        episode.add_env_step({"a": 1}, {"a": 0}, {"a": 1}, extra_model_outputs={"a": 3})
+    with pytest.raises(MultiAgentEnvError, match="info came without an observation"):
+        episode.add_env_step({}, {"a": 0}, {}, {"a": {}})
+    with pytest.raises(MultiAgentEnvError, match="model outputs came without an action"):
+        episode.add_env_step({}, {}, {}, extra_model_outputs={"a": {"v": 1}})
+
+
+def test_add_env_step_refuses_before_the_reset_and_after_the_end():
+    episode = MultiAgentEpisode("e")
+    with pytest.raises(MultiAgentEnvError, match="not been reset"):
+        episode.add_env_step({"a": 1}, {"a": 0}, {"a": 1})
+    episode = grown({"a": 0}, ({"a": 1}, {"a": 0}, {"a": 1}, True))
+    assert episode.is_terminated
+    with pytest.raises(MultiAgentEnvError, match=r"agent 'a' in env step 1.*ended at t=1"):
+        episode.add_env_step({"a": 1}, {"a": 0}, {"a": 1})
+    with pytest.raises(ValueError, match="has been reset already"):
+        episode.add_env_reset({"a": 0})
+
+
+def test_spaces_name_the_agents_and_their_values():
+    episode = MultiAgentEpisode(
+        "e", observation_space={"a": spaces.Discrete(3)}, action_space={"a": spaces.Discrete(2)}
+    )
+    with pytest.raises(MultiAgentEnvError, match=r"agent 'b'.*unknown agent.*\['a'\]"):
+        episode.add_env_reset({"b": 0})
+    with pytest.raises(MultiAgentEnvError, match=r"agent 'a' in env step 0.*7 does not lie in the space Discrete\(3\)"):
+        episode.add_env_reset({"a": 7})
+    assert not episode.is_reset
+    with pytest.raises(TypeError, match="observation_space"):
+        MultiAgentEpisode("e", observation_space=spaces.Discrete(3))
+
+
+def test_infos_belong_to_observations_and_common_ones_are_not_stored():
+    episode = MultiAgentEpisode("e")
+    episode.add_env_reset({"a": 0}, {"a": {"at": 0}, "__common__": {"seed": 1}})
+    episode.add_env_step({"a": 1}, {"a": 0}, {"a": 1}, {"a": {"at": 1}, "__common__": {}})
+    assert episode.get_infos() == {"a": [{"at": 0}, {"at": 1}]}
+
+
+# ---- modules and batches ----
+
+
+def test_module_for_asks_the_function_once_and_keeps_given_modules():
+    asked = []
+
+    def mapping(agent_id, episode):
+        asked.append((agent_id, episode.id_))
+        return f"module_of_{agent_id}"
+
+    episode = grown({"a": 0, "b": 1}, agent_to_module_mapping_fn=mapping, agent_module_ids={"b": "fixed"})
+    assert (episode.module_for("a"), episode.module_for("b"), episode.module_for("z")) == (
+        "module_of_a",
+        "fixed",
+        "module_of_z",
+    )
+    assert asked == [("a", "e"), ("z", "e")]
+    assert episode.agent_episodes["b"].module_id == "fixed"
+    assert grown({"a": 0}).module_for("a") == "default_policy"
+    with pytest.raises(TypeError, match="agent 'a' was mapped to 3"):
+        grown({"a": 0}, agent_to_module_mapping_fn=lambda agent_id, episode: 3)
+
+
+def test_get_sample_batch_is_by_module_with_env_times():
+    batch = in_turns(agent_to_module_mapping_fn=lambda agent, _: "p" if agent in "ab" else "q").get_sample_batch()
+    assert isinstance(batch, MultiAgentBatch)
+    assert (batch.env_steps(), batch.agent_steps(), list(batch)) == (4, 2, ["p"])  # c has no closed step
+    rows = batch["p"]
+    assert isinstance(rows, SampleBatch)
+    assert set(rows) == {
+        *("obs", "new_obs", "actions", "rewards", "infos", "terminateds", "truncateds", "t", "eps_id"),
+        *("agent_id", "module_id"),
+    }
+    told = {
+        key: plain(rows[key])
+        for key in ("obs", "new_obs", "actions", "rewards", "t", "agent_id", "module_id", "eps_id")
+    }
+    assert told == {
+        "obs": [0, 1],
+        "new_obs": [3, 2],
+        "actions": [100, 101],
+        "rewards": [0.875, 1.0],
+        "t": [0, 1],
+        "agent_id": ["a", "b"],
+        "module_id": ["p", "p"],
+        "eps_id": ["e", "e"],
+    }
+
+
+def test_get_sample_batch_slices_by_env_step_over_modules():
+    episode = grown(
+        {"a": 0, "b": 10},
+        *[({"a": t + 1, "b": 11 + t}, {"a": t, "b": t}, {"a": 1, "b": 1}) for t in range(4)],
+        agent_to_module_mapping_fn=lambda agent, _: agent,
+    )
+    parts = episode.get_sample_batch().timeslices(2)
+    assert [(part.env_steps(), plain(part["a"]["t"]), plain(part["b"]["t"])) for part in parts] == [
+        (2, [0, 1], [0, 1]),
+        (2, [2, 3], [2, 3]),
+    ]
+
+
+def test_get_agents_that_stepped_have_an_observation_now():
+    episode = grown(
+        {"a": 0, "b": 10},
+        ({"a": 1}, {"a": 0, "b": 1}, {"a": 1}),
+        ({"b": 11}, {"a": 1}, {"a": 1}, {"b": True}),
+    )
+    assert episode.get_agents_that_stepped() == {"b"}
+    assert episode.get_agents_to_act() == set()
+
+
+def test_print_is_a_time_line(capsys):
+    episode = grown(
+        {"a": 0},
+        ({"b": 1}, {"a": 0}, {"a": 1}),
+        ({"b": 2}, {"b": 1}, {"b": 1}),
+        ({"a": 3}, {"b": 1}, {"a": 1}, {"b": True}),
+    )
+    episode.print()
+    assert capsys.readouterr().out == "t 0 1 2 3\na x - - x\nb   x x T\n"
+    assert repr(episode) == "MultiAgentEpisode('e', t=0..3, open, steps {'a': 1, 'b': 2})"
+
+
+def test_env_t_to_agent_t_maps_times_to_own_steps():
+    assert in_turns().env_t_to_agent_t == {
+        "a": [0, "S", "S", 1, "S"],
+        "b": ["S", 0, 1, "S", "S"],
+        "c": ["S", "S", "S", "S", 0],
+    }
