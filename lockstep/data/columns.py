@@ -48,6 +48,7 @@ class Columns:
     WEIGHTS_SEQ_NO = "weights_seq_no"
     WEIGHTS = "weights"
     BATCH_INDEXES = "batch_indexes"
+    DISCOUNTS = "discounts"
 
 
 def is_state_column(name: str) -> bool:

@@ -20,6 +20,7 @@ from lockstep.ops.returns import (
     n_step_returns,
 )
 from lockstep.ops.statistics import RunningMoments, explained_variance
+from lockstep.ops.sum_tree import SumTree
 from lockstep.ops.vtrace import vtrace
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MultiCategorical",
     "RunningMoments",
     "SquashedGaussian",
+    "SumTree",
     "approximate_kl",
     "clipped_surrogate_loss",
     "clipped_value_loss",

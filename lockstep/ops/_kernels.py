@@ -1,6 +1,6 @@
 """Compiled loops of :mod:`lockstep.ops.returns` and :mod:`lockstep.ops.vtrace`.
 
-The only module of the folder that imports numba; it is imported when a kernel is first called. Arrays are
+It imports numba, and is itself imported when a kernel is first called. Arrays are
 C-contiguous `[T, B]`; sums run in float64 whatever the dtype of the arrays. Kernels keep the result of row
 `t + 1` in one `[B]` array and walk time backwards. They trust their input: shapes and dtypes are checked by
 the callers.
@@ -14,22 +14,12 @@ is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numba
 import numpy as np
 
-
-def _compiled(function: Callable[..., None]) -> Any:
-    """Compile on first call, keep the machine code on disk where some cache folder can be written."""
-    try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # numba found no folder to cache in (read-only installation without a home)
-        return numba.njit(nogil=True, error_model="numpy")(function)
+from lockstep.ops.compiling import compiled
 
 
-@_compiled
+@compiled
 def gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_, advantages, value_targets):
     """Fill `advantages` and `value_targets`."""
     num_steps, num_envs = rewards.shape
@@ -48,7 +38,7 @@ def gae(rewards, values, next_values, terminateds, truncateds, gamma, lambda_, a
             value_targets[t, b] = advantage + value
 
 
-@_compiled
+@compiled
 def lambda_returns(rewards, next_values, terminateds, truncateds, gamma, lambda_, returns):
     """Fill `returns`."""
     num_steps, num_envs = rewards.shape
@@ -68,7 +58,7 @@ def lambda_returns(rewards, next_values, terminateds, truncateds, gamma, lambda_
             returns[t, b] = total
 
 
-@_compiled
+@compiled
 def n_step_returns(rewards, next_values, terminateds, truncateds, gamma, n_step, returns):
     """Fill `returns`, in `O(T * n_step)`; a horizon that is not reached gives the bits of `lambda_returns`."""
     num_steps, num_envs = rewards.shape
@@ -86,7 +76,7 @@ def n_step_returns(rewards, next_values, terminateds, truncateds, gamma, n_step,
             returns[t, b] = total
 
 
-@_compiled
+@compiled
 def vtrace(
     log_ratios,
     rewards,

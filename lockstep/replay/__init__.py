@@ -1,1 +1,25 @@
-"""Replay buffers."""
+"""Replay buffers: one ring of columns, with drawing, stacking, n-step sums and goals as parts of it."""
+
+from lockstep.replay.buffer import ReplayBuffer
+from lockstep.replay.hindsight import Hindsight
+from lockstep.replay.named import (
+    HERReplayBuffer,
+    HERVectorReplayBuffer,
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    VectorReplayBuffer,
+)
+from lockstep.replay.priorities import Priorities
+from lockstep.replay.ring import Placed
+
+__all__ = [
+    "HERReplayBuffer",
+    "HERVectorReplayBuffer",
+    "Hindsight",
+    "Placed",
+    "Priorities",
+    "PrioritizedReplayBuffer",
+    "PrioritizedVectorReplayBuffer",
+    "ReplayBuffer",
+    "VectorReplayBuffer",
+]

@@ -1,0 +1,113 @@
+"""A sum tree: numbers that can be changed, and drawn in proportion to their size, in `O(log n)`."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+class SumTree:
+    """`size` non-negative numbers (float64), all zero at first.
+
+    It is the structure behind proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1).
+    """
+
+    def __init__(self, size: int) -> None:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"size must be a whole number of at least 1, got {size!r}")
+        from lockstep.ops import _tree_kernels
+
+        self._kernels = _tree_kernels
+        self.size = int(size)
+        self._width = 1 << (self.size - 1).bit_length()
+        self._tree = np.zeros(2 * self._width, np.float64)
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def total(self) -> float:
+        """Sum of all numbers."""
+        return float(self._tree[1])
+
+    @property
+    def values(self) -> np.ndarray:
+        """`[size]` float64, a view that must not be written to."""
+        view = self._tree[self._width : self._width + self.size]
+        view.flags.writeable = False
+        return view
+
+    def __getitem__(self, indices: npt.ArrayLike) -> np.ndarray:
+        """The numbers at `indices` (int)."""
+        return self._tree[self._width + self._checked(indices)]
+
+    def __setitem__(self, indices: npt.ArrayLike, values: npt.ArrayLike) -> None:
+        """Sets the numbers at `indices` `[n]` to `values` (`[n]` or one for all); of an index named twice the last
+        stays.
+
+        Raises:
+            IndexError: an index outside of `0 .. size - 1`.
+            ValueError: a number that is negative, infinite or NaN, or not as many numbers as indices.
+        """
+        where = np.atleast_1d(self._checked(indices))
+        new = np.asarray(values, np.float64)
+        if not (np.isfinite(new).all() and (new >= 0.0).all()):
+            raise ValueError("a sum tree holds finite numbers of at least 0; some of those given are not")
+        if new.ndim == 0:
+            self._kernels.assign_one(self._tree, where, float(new))
+            return
+        if new.shape != where.shape or new.ndim != 1:
+            raise ValueError(f"{where.shape} indices and {new.shape} numbers; give one number for each, or one for all")
+        self._kernels.assign(self._tree, where, np.ascontiguousarray(new))
+
+    def set_trusted(self, indices: np.ndarray, values: np.ndarray | float) -> None:
+        """As `tree[indices] = values` without checks: int64 `[n]` and float64 `[n]`, or one float."""
+        if isinstance(values, float):
+            self._kernels.assign_one(self._tree, indices, values)
+        else:
+            self._kernels.assign(self._tree, indices, values)
+
+    def find(self, masses: npt.ArrayLike) -> np.ndarray:
+        """For each mass in `[0, total)` the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])`; int64.
+
+        A number that is 0 is never found. `ValueError` where all are 0.
+        """
+        masses = np.ascontiguousarray(np.atleast_1d(masses), np.float64)
+        self._check_total()
+        found = np.empty(masses.shape, np.int64)
+        self._kernels.find(self._tree, masses, found)
+        return found
+
+    def draw(self, uniforms: np.ndarray) -> np.ndarray:
+        """Indices drawn in proportion to their numbers, one in each of `n` equal parts of the total.
+
+        Args:
+            uniforms: `[n]` float64 in [0, 1).
+
+        Returns:
+            int64 `[n]`, in ascending order. `ValueError` where all numbers are 0.
+        """
+        self._check_total()
+        found = np.empty(uniforms.shape, np.int64)
+        self._kernels.find_stratified(self._tree, uniforms, found)
+        return found
+
+    def load(self, values: npt.ArrayLike) -> None:
+        """Replaces all numbers by `values` `[size]`; checks as in `tree[...] = values`."""
+        new = np.asarray(values, np.float64)
+        if new.shape != (self.size,) or not (np.isfinite(new).all() and (new >= 0.0).all()):
+            raise ValueError(f"expected {self.size} finite numbers of at least 0, got an array of shape {new.shape}")
+        self._tree[self._width : self._width + self.size] = new
+        self._kernels.rebuild(self._tree)
+
+    def _checked(self, indices: npt.ArrayLike) -> np.ndarray:
+        where = np.asarray(indices)
+        if where.dtype.kind not in "iu":
+            raise IndexError(f"indices must be whole numbers, got {where.dtype}")
+        if where.size and (where.min() < 0 or where.max() >= self.size):
+            raise IndexError(f"indices must lie in 0 .. {self.size - 1}, got {where.min()} .. {where.max()}")
+        return where.astype(np.int64, copy=False)
+
+    def _check_total(self) -> None:
+        if not self._tree[1] > 0.0:
+            raise ValueError("all numbers of the sum tree are 0: nothing can be drawn")

@@ -1,0 +1,297 @@
+"""Compiled index arithmetic of the replay ring.
+
+A ring has `S` positions for each of `B` sub-buffers. Row `position * B + b` is a transition of sub-buffer `b`; the row
+that follows it in time is `B` further on, modulo `S * B`. `flags` [S * B] says how each row ends: 0 goes on, else
+the sum of 1 (terminated), 2 (truncated), 4 (cut) and 8 (what the next row went on with is lost). `newest` and
+`oldest` [B] are rows, -1 in an empty sub-buffer.
+
+Kernels trust their input.
+"""
+
+# numba infers the types of the kernels below.
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.ops.compiling import compiled
+
+
+@compiled
+def place(
+    ids,
+    rewards,
+    terminateds,
+    truncateds,
+    cuts,
+    flags,
+    newest,
+    oldest,
+    count,
+    inherits,
+    returns,
+    lengths,
+    starts,
+    rows,
+    ended_returns,
+    ended_lengths,
+    ended_starts,
+):
+    """Give each new transition its row, one after another, and keep account of the episodes.
+
+    Returns the first row where the rows are just `first .. first + B - 1` (one for each sub-buffer in order), else
+    -1.
+    """
+    num_buffers = newest.shape[0]
+    num_rows = flags.shape[0]
+    size = num_rows // num_buffers
+    for k in range(ids.shape[0]):
+        b = ids[k]
+        row = b if newest[b] < 0 else newest[b] + num_buffers
+        if row >= num_rows:
+            row -= num_rows
+        if count[b] == size:  # the oldest is overwritten; what it leads to may go on without it
+            inherits[b] = flags[row] == 0 or flags[row] >= 8
+            oldest[b] = row + num_buffers
+            if oldest[b] >= num_rows:
+                oldest[b] -= num_rows
+        else:
+            if count[b] == 0:
+                oldest[b] = row
+            count[b] += 1
+        newest[b] = row
+        rows[k] = row
+        if lengths[b] == 0:
+            starts[b] = row
+        elif starts[b] == row:  # an episode longer than the buffer has overwritten its own start
+            starts[b] = -1
+        lengths[b] += 1
+        for agent in range(rewards.shape[1]):
+            returns[b, agent] += rewards[k, agent]
+            ended_returns[k, agent] = 0.0
+        ended_lengths[k] = 0
+        ended_starts[k] = starts[b]
+        flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2)
+        flags[row] = flag
+        if flag != 0:
+            for agent in range(rewards.shape[1]):
+                ended_returns[k, agent] = returns[b, agent]
+                returns[b, agent] = 0.0
+            ended_lengths[k] = lengths[b]
+            lengths[b] = 0
+        elif cuts[k] != 0:
+            flags[row] = cuts[k]
+            returns[b, :] = 0.0
+            lengths[b] = 0
+    if ids.shape[0] != num_buffers:
+        return -1
+    for k in range(num_buffers):
+        if rows[k] != rows[0] + k or ids[k] != k:
+            return -1
+    return rows[0]
+
+
+@compiled
+def following(rows, flags, newest, out):
+    """The next row of the same episode; the row itself where it ends the episode or is the newest."""
+    num_buffers = newest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        if flags[row] == 0 and row != newest[row % num_buffers]:
+            row += num_buffers
+            if row >= num_rows:
+                row -= num_rows
+        out[k] = row
+
+
+@compiled
+def preceding(rows, flags, oldest, out):
+    """The row before in the same episode; the row itself where it begins the episode or is the oldest."""
+    num_buffers = oldest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        if row != oldest[row % num_buffers]:
+            before = row - num_buffers
+            if before < 0:
+                before += num_rows
+            if flags[before] == 0:
+                row = before
+        out[k] = row
+
+
+@compiled
+def episode_bounds(rows, flags, newest, oldest, first, last):
+    """The first and last row of each row's episode, as far as they are stored."""
+    num_buffers = newest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        stop = newest[row % num_buffers]
+        while flags[row] == 0 and row != stop:
+            row += num_buffers
+            if row >= num_rows:
+                row -= num_rows
+        last[k] = row
+        row = rows[k]
+        stop = oldest[row % num_buffers]
+        while row != stop:
+            before = row - num_buffers
+            if before < 0:
+                before += num_rows
+            if flags[before] != 0:
+                break
+            row = before
+        first[k] = row
+
+
+@compiled
+def stacked(rows, flags, oldest, out):
+    """`out` [N, K]: the last K rows of the episode up to each row, oldest first; the first one is repeated where the
+    episode has fewer.
+    """
+    num_buffers = oldest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        stop = oldest[row % num_buffers]
+        out[k, out.shape[1] - 1] = row
+        for j in range(out.shape[1] - 2, -1, -1):
+            if row != stop:
+                before = row - num_buffers
+                if before < 0:
+                    before += num_rows
+                if flags[before] == 0:
+                    row = before
+                else:
+                    stop = row
+            out[k, j] = row
+
+
+@compiled
+def can_be_stacked(rows, flags, oldest, inherits, num_frames, need_all, out):
+    """Whether the frames that belong to each row's stack are stored.
+
+    Not so where the episode's beginning was overwritten and the stack reaches into it. With `need_all` the episode
+    must have `num_frames` frames up to the row.
+    """
+    num_buffers = oldest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        b = row % num_buffers
+        found = 1
+        begins = False
+        lost = False
+        while found < num_frames and row != oldest[b] and not begins:
+            before = row - num_buffers
+            if before < 0:
+                before += num_rows
+            if flags[before] == 0:
+                row = before
+                found += 1
+            else:
+                begins = True
+                lost = flags[before] >= 8
+        lost = lost or (row == oldest[b] and inherits[b])
+        out[k] = found == num_frames or not (lost or need_all)
+
+
+@compiled
+def n_step(rows, rewards, flags, newest, gamma, n, last, totals, discounts):
+    """Up to `n` steps from each row: the last row, the discounted sum of rewards, and the discount of what follows.
+
+    Stops at the end of the episode and at the newest row; `discounts` is `gamma ** (number of steps)` whether the
+    episode terminated or not.
+    """
+    num_buffers = newest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        stop = newest[row % num_buffers]
+        for agent in range(rewards.shape[1]):
+            totals[k, agent] = rewards[row, agent]
+        discount = gamma
+        for _ in range(n - 1):
+            if flags[row] != 0 or row == stop:
+                break
+            row += num_buffers
+            if row >= num_rows:
+                row -= num_rows
+            for agent in range(rewards.shape[1]):
+                totals[k, agent] += discount * rewards[row, agent]
+            discount *= gamma
+        last[k] = row
+        discounts[k] = discount
+
+
+@compiled
+def window(rows, flags, newest, out, lengths):
+    """`out` [N, n]: the rows that `n_step` walks over; beyond `lengths` the last one is repeated."""
+    num_buffers = newest.shape[0]
+    num_rows = flags.shape[0]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        stop = newest[row % num_buffers]
+        out[k, 0] = row
+        lengths[k] = 1
+        for j in range(1, out.shape[1]):
+            if flags[row] == 0 and row != stop:
+                row += num_buffers
+                if row >= num_rows:
+                    row -= num_rows
+                lengths[k] += 1
+            out[k, j] = row
+
+
+@compiled
+def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
+    """Discounted sums of `rewards` [N, n] over `lengths`, which are shortened to the first terminated step."""
+    for k in range(rewards.shape[0]):
+        total = 0.0
+        discount = 1.0
+        for j in range(lengths[k]):
+            total += discount * rewards[k, j]
+            discount *= gamma
+            if terminateds[k, j]:
+                lengths[k] = j + 1
+                break
+        totals[k] = total
+        discounts[k] = discount
+
+
+@compiled
+def draw_uniform(uniforms, count, oldest, out):
+    """Each stored row is equally likely; `uniforms` [N] in [0, 1)."""
+    num_buffers = count.shape[0]
+    total = 0
+    level = True
+    for b in range(num_buffers):
+        total += count[b]
+        level = level and count[b] == count[0]
+    for k in range(uniforms.shape[0]):
+        row = min(np.int64(uniforms[k] * total), total - 1)
+        if not level:
+            b = 0
+            while row >= count[b]:
+                row -= count[b]
+                b += 1
+            row = row * num_buffers + b  # rows are filled from position 0
+        out[k] = row
+
+
+@compiled
+def in_order(count, oldest, num_rows, out):
+    """All stored rows, sub-buffer after sub-buffer, oldest first."""
+    num_buffers = count.shape[0]
+    k = 0
+    for b in range(num_buffers):
+        row = oldest[b]
+        for _ in range(count[b]):
+            out[k] = row
+            k += 1
+            row += num_buffers
+            if row >= num_rows:
+                row -= num_rows

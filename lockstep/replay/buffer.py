@@ -1,0 +1,391 @@
+"""`ReplayBuffer`: transitions are added at one end and drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from lockstep.data.columns import Columns
+from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.trees import map_tree, to_numpy_leaf
+from lockstep.replay.hindsight import KEYS, Hindsight
+from lockstep.replay.next_obs import SharedNextObs
+from lockstep.replay.options import ReplayOptions
+from lockstep.replay.priorities import Priorities
+from lockstep.replay.reading import ACTIONS, NEXT_OBS, OBS, REQUIRED, REWARDS, TERMINATEDS, TRUNCATEDS, Reader
+from lockstep.replay.ring import CUT, Placed, Ring
+from lockstep.replay.storage import ColumnStore, Leaf, Shape, shapes_of_rows, shapes_of_space
+from lockstep.state.streams import RandomStreams
+
+RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS)
+Tree = Any
+
+
+class ReplayBuffer:
+    """A ring of transitions in columns, for one environment or, with `buffer_num`, a vector of them.
+
+    `size` is the number of transitions in all; each of the `buffer_num` sub-buffers holds `size / buffer_num` of them
+    (rounded up). The oldest are overwritten. An index names a row of the whole buffer.
+
+    The columns are made from the spaces or from the first rows added. Observations may be nested.
+
+    Args:
+        stack_num: observations are given out as the last `stack_num` frames of the episode, [N, stack_num, ...]. The
+            first frame of an episode fills its stack; rows whose earlier frames were overwritten are not drawn.
+        sample_avail: draw only rows with `stack_num` different frames.
+        ignore_obs_next: store each observation once. The next observation is the next row's, or, at the end of an
+            episode, kept beside: it is always the true one.
+        save_only_last_obs: observations come as stacks [n, frames, ...]; only the last frame is stored.
+        n_step: `rewards` are sums over up to `n_step` steps, discounted with `gamma`; `new_obs`, `terminateds` and
+            `truncateds` are those of the last of these steps, and the column `discounts` is `gamma` to the number of
+            steps: `target = rewards + discounts * ~terminateds * V(new_obs)`. Nothing reaches over the end of an
+            episode, a boundary (`cut`), or the newest row.
+        seed: of everything drawn here.
+        storage: "memory", or "memmap" for files in `directory` (a temporary one where None).
+        observation_space, action_space: make the columns at once instead of from the first rows.
+        buffer_num: number of sub-buffers, one for each environment.
+        priorities: `{"alpha": .., "beta": .., "epsilon": ..}` for prioritised drawing, see `Priorities`.
+        hindsight: relabels goals when drawing, see `Hindsight`.
+
+    Raises:
+        ValueError, TypeError: an option that is not allowed, or two that contradict each other.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        stack_num: int = 1,
+        ignore_obs_next: bool = False,
+        save_only_last_obs: bool = False,
+        sample_avail: bool = False,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        seed: int = 0,
+        storage: str = "memory",
+        directory: str | Path | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        buffer_num: int = 1,
+        priorities: Mapping[str, Any] | None = None,
+        hindsight: Hindsight | None = None,
+    ) -> None:
+        self.options = ReplayOptions(
+            size, buffer_num, stack_num, ignore_obs_next, save_only_last_obs, sample_avail, n_step, gamma
+        )
+        self._ring = Ring(self.options.rows_each, buffer_num)
+        self._store = ColumnStore(self._ring.num_rows, storage, directory)
+        self._shared: SharedNextObs | None = None
+        self.priorities = None if priorities is None else Priorities(self._ring.num_rows, **priorities)
+        self.hindsight = hindsight
+        self.streams = RandomStreams(seed)
+        self.num_added = 0
+        """rows added in all; schedules of beta go by it"""
+        self._every = np.arange(buffer_num, dtype=np.int64)
+        self._no_cuts = np.zeros(buffer_num, np.uint8)
+        if (observation_space is None) != (action_space is None):
+            raise ValueError("give both observation_space and action_space, or none of them")
+        if observation_space is not None and action_space is not None:
+            frame = shapes_of_space(observation_space)
+            if save_only_last_obs:
+                frame = map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), frame)
+            self._create({OBS: frame, ACTIONS: shapes_of_space(action_space), REWARDS: Shape((), np.float32)})
+
+    # ---- sizes -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of transitions stored."""
+        return self._ring.stored
+
+    @property
+    def maxsize(self) -> int:
+        """Number of transitions that fit."""
+        return self._ring.num_rows
+
+    @property
+    def buffer_num(self) -> int:
+        """Number of sub-buffers."""
+        return self._ring.num_buffers
+
+    @property
+    def schema(self) -> dict[str, Tree]:
+        """Shape and dtype of a row of each stored column; empty before they are known."""
+        return self._store.describe()
+
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return self._store.nbytes()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} of {self.maxsize} rows, {self.buffer_num} sub-buffers)"
+
+    # ---- writing -----------------------------------------------------------------------------------------
+
+    def add(self, batch: Mapping[str, Any], buffer_ids: npt.ArrayLike | None = None) -> Placed:
+        """Adds one transition to each sub-buffer, or to those of `buffer_ids`, in one go.
+
+        Args:
+            batch: `obs`, `actions`, `rewards`, `terminateds`, `truncateds`, `new_obs` (the true next observation, also
+                where an episode ended) and any further columns of numbers, one row for each sub-buffer.
+            buffer_ids: int [n], different ones; None means all.
+
+        Returns:
+            `(indices, episode_return, episode_length, episode_start)`, see `Placed`.
+
+        Raises:
+            KeyError: a column is missing or new; ValueError: rows that do not fit the column (with the expected and
+            given shape and dtype), or ids that are not allowed. Nothing is written then.
+        """
+        ids = self._every if buffer_ids is None else self._checked_ids(buffer_ids)
+        values = self._conformed(batch, len(ids), self.options.save_only_last_obs)
+        return self._write(ids, values, self._no_cuts if len(ids) == self.buffer_num else np.zeros(len(ids), np.uint8))
+
+    def append(self, batch: Mapping[str, Any], buffer_id: int, cuts: np.ndarray | None = None) -> np.ndarray:
+        """Adds rows one after another to one sub-buffer.
+
+        Observations are single frames. `cuts` (bool [n]) marks rows after which an episode is left in the middle.
+        Returns the indices, int64 [n]; of more rows than fit the last ones stay. Errors as in `add`.
+        """
+        (one,) = self._checked_ids([buffer_id])
+        number = len(np.asarray(batch[REWARDS]))
+        values = self._conformed(batch, number, False)
+        marks = np.zeros(number, np.uint8) if cuts is None else np.asarray(cuts, np.uint8) * np.uint8(CUT)
+        index = np.empty(number, np.int64)
+        for start in range(0, number, self._ring.size):
+            piece = slice(start, start + self._ring.size)
+            part = [value[piece] for value in values]
+            index[piece] = self._write(np.full(len(part[0]), one), part, marks[piece].copy()).indices
+        return index
+
+    def cut(self, buffer_ids: npt.ArrayLike | None = None) -> None:
+        """Writes a boundary: the episodes under way in these sub-buffers (None: in all) are left here.
+
+        To be called when environments are reset in the middle of an episode. The newest rows become neither
+        terminated nor truncated; no return, n-step target or stack of frames crosses the boundary.
+        """
+        self._ring.cut(self._every if buffer_ids is None else self._checked_ids(buffer_ids))
+
+    def reset(self, keep_statistics: bool = False) -> None:
+        """Empties the buffer; with `keep_statistics` returns and lengths of episodes under way go on counting."""
+        self._ring.clear(keep_statistics)
+        if self._shared is not None:
+            self._shared.clear()
+        if self.priorities is not None:
+            self.priorities.clear()
+
+    def _write(self, ids: np.ndarray, values: list[np.ndarray], cuts: np.ndarray) -> Placed:
+        """Checked rows, either of different sub-buffers or in time order of one."""
+        ring, store, shared = self._ring, self._store, self._shared
+        terminateds, truncateds = values[-2], values[-1]
+        rewards = values[self._reward_at].reshape(len(ids), -1)
+        one_after_another = len(ids) > 1 and ids[0] == ids[1]
+        ends = None
+        if shared is not None:
+            obs, new_obs = values[: self._num_obs], values[len(store.leaves) : -2]
+            if one_after_another:
+                ends = terminateds | truncateds | (cuts != 0)
+                cuts = cuts | shared.breaks(obs, new_obs, ends) * np.uint8(CUT)
+                ends |= cuts != 0
+            shared.before(
+                ids[:1] if one_after_another else ids, [leaf[:1] for leaf in obs] if one_after_another else obs
+            )
+        placed, first = ring.place(ids, rewards, terminateds, truncateds, cuts)
+        where = slice(first, first + len(ids)) if first >= 0 else placed.indices
+        for leaf, value in zip(store.leaves, values):
+            leaf.array[where] = value
+        if shared is not None:
+            shared.after(ids, placed.indices, new_obs, ends)
+        if self.priorities is not None:
+            self.priorities.add(placed.indices)
+        self.num_added += len(ids)
+        return placed if self._reader.agents else placed._replace(episode_return=placed.episode_return[:, 0])
+
+    def _conformed(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
+        """The rows of each leaf of the store, of the next observations where no column holds them, and both flags."""
+        columns = batch if isinstance(batch, dict) else dict(batch)
+        if not self._store.leaves:
+            self._create(self._schema_of(columns, last_frame))
+        if len(columns) != len(self._names) or any(name not in columns for name in self._names):
+            self._refuse_names(columns)
+        values = []
+        for leaf in self._incoming:
+            value: Any = dict.__getitem__(columns, leaf.keys[0])
+            try:
+                for key in leaf.keys[1:]:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                raise ValueError(f"column {leaf.path!r} is missing in the rows given") from None
+            if last_frame and leaf.keys[0] in (OBS, NEXT_OBS):
+                value = to_numpy_leaf(value)[:, -1]
+            shape = value.shape if type(value) is np.ndarray else ()
+            if not shape or shape[0] != number or shape[1:] != leaf.shape or value.dtype != leaf.dtype:
+                value = leaf.conform(value, number)
+            values.append(value)
+        for position in (self._reward_at, -2, -1):
+            leaf = self._incoming[position]
+            if values[position].dtype != leaf.dtype or not values[position].flags.carray:
+                values[position] = np.array(values[position], leaf.dtype)
+        return values
+
+    def _schema_of(self, columns: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
+        for name in REQUIRED:
+            if name not in columns:
+                raise KeyError(f"column {name!r} is missing; given are {sorted(columns)}, needed {sorted(REQUIRED)}")
+        shapes = {
+            name: shapes_of_rows(name, column)
+            for name, column in columns.items()
+            if name not in (TERMINATEDS, TRUNCATEDS, NEXT_OBS)
+        }
+        if last_frame:
+            shapes[OBS] = map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), shapes[OBS])
+        reward = shapes[REWARDS]
+        if not isinstance(reward, Shape) or len(reward.shape) > 1:
+            raise ValueError("rewards must be one number for each row, or one for each agent")
+        if reward.dtype.kind != "f":
+            shapes[REWARDS] = Shape(reward.shape, np.float32)
+        return shapes
+
+    def _create(self, shapes: Mapping[str, Tree]) -> None:
+        for name in RESERVED:
+            if name in shapes:
+                raise ValueError(f"column {name!r} is one that drawing adds; call it something else")
+        if self.hindsight is not None and not (isinstance(shapes[OBS], dict) and set(KEYS[1:]) <= set(shapes[OBS])):
+            raise ValueError(f"hindsight needs observations that are dicts with {KEYS}")
+        extras = [name for name in shapes if name not in REQUIRED]
+        for name in (OBS, ACTIONS, REWARDS, *extras):
+            self._store.create(name, shapes[name])
+        if not self.options.ignore_obs_next:
+            self._store.create(NEXT_OBS, shapes[OBS])
+        self._know()
+
+    def _know(self) -> None:
+        """Derives from the columns what writing and reading need at hand."""
+        store, num_rows = self._store, self._ring.num_rows
+        flags = [Leaf(name, (name,), np.zeros((num_rows,), np.bool_)) for name in (TERMINATEDS, TRUNCATEDS)]
+        elsewhere: list[Leaf] = []
+        if self.options.ignore_obs_next:
+            self._shared = SharedNextObs(store, self._ring)
+            elsewhere = [
+                Leaf(NEXT_OBS + leaf.path[len(OBS) :], (NEXT_OBS, *leaf.keys[1:]), leaf.array)
+                for leaf in store.leaves
+                if leaf.keys[0] == OBS
+            ]
+        self._incoming = [*store.leaves, *elsewhere, *flags]
+        self._names = list(dict.fromkeys(leaf.keys[0] for leaf in self._incoming))
+        self._num_obs = sum(leaf.keys[0] == OBS for leaf in store.leaves)
+        self._reward_at = next(i for i, leaf in enumerate(store.leaves) if leaf.keys[0] == REWARDS)
+        self._reader = Reader(self._ring, store, self._shared, self.options, self.streams)
+
+    def _refuse_names(self, columns: Mapping[str, Any]) -> None:
+        missing = [name for name in self._names if name not in columns]
+        new = [name for name in columns if name not in self._names]
+        raise KeyError(f"the columns of this buffer are {sorted(self._names)}; missing: {missing}, unknown: {new}")
+
+    def _checked_ids(self, buffer_ids: npt.ArrayLike) -> np.ndarray:
+        ids = np.atleast_1d(np.asarray(buffer_ids))
+        if ids.dtype.kind not in "iu" or ids.ndim != 1 or len(set(ids.tolist())) != len(ids):
+            raise ValueError(f"buffer_ids must be different whole numbers, got {ids.tolist()}")
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.buffer_num):
+            raise ValueError(f"buffer_ids={ids.tolist()}: there are {self.buffer_num} sub-buffers, counted from 0")
+        return ids.astype(np.int64)
+
+    # ---- drawing -----------------------------------------------------------------------------------------
+
+    def sample(self, n: int) -> SampleBatch:
+        """`n` transitions drawn at random, with replacement.
+
+        Columns: obs, new_obs, actions, rewards, terminateds, truncateds, those stored beside; `discounts` with n-step;
+        `weights` where prioritised; `batch_indexes`. `ValueError` for an empty buffer or n < 1.
+        """
+        rows = self.sample_indices(n)
+        columns = self._reader.columns(rows, self.hindsight)
+        if self.priorities is not None:
+            columns[Columns.WEIGHTS] = self.priorities.weights(rows, self._ring.stored, self.num_added)
+        columns[Columns.BATCH_INDEXES] = rows
+        return SampleBatch._trusted(columns)
+
+    def sample_indices(self, n: int) -> np.ndarray:
+        """`n` indices drawn as `sample` does, int64 [n]."""
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+            raise ValueError(f"n={n!r} is not allowed; it must be a whole number, at least 1 (all() gives everything)")
+        self._check_filled()
+        rng, draw = self.streams.numpy("sample"), self._ring.draw if self.priorities is None else self.priorities.draw
+        rows = draw(rng.random(n))
+        if self.options.stack_num == 1:
+            return rows
+        for _ in range(8):
+            bad = np.flatnonzero(~self._stackable(rows))
+            if not len(bad):
+                return rows
+            rows[bad] = draw(rng.random(len(bad)))
+        bad = np.flatnonzero(~self._stackable(rows))
+        allowed = self.indices()
+        if not len(allowed):
+            raise ValueError(
+                f"no row has the {self.options.stack_num} frames of its stack yet: add more before sampling"
+            )
+        shares = None if self.priorities is None else self.priorities.tree[allowed]
+        rows[bad] = rng.choice(allowed, len(bad), p=None if shares is None else shares / shares.sum())
+        return rows
+
+    def indices(self) -> np.ndarray:
+        """All indices that can be drawn: sub-buffer after sub-buffer, oldest first."""
+        rows = self._ring.in_order()
+        return rows if self.options.stack_num == 1 else rows[self._stackable(rows)]
+
+    def permutation(self) -> np.ndarray:
+        """All indices that can be drawn, each once, in random order."""
+        self._check_filled()
+        return self.streams.numpy("permutation").permutation(self.indices())
+
+    def all(self) -> SampleBatch:
+        """Everything that can be drawn, in the order of `indices()`; goals as stored."""
+        return self[self.indices()]
+
+    def __getitem__(self, indices: npt.ArrayLike) -> SampleBatch:
+        """The transitions at `indices` (int [N]) with the columns of `sample`, but for weights; goals as stored."""
+        rows = self._checked_rows(indices)
+        return SampleBatch._trusted({**self._reader.columns(rows, None), Columns.BATCH_INDEXES: rows})
+
+    def next(self, index: npt.ArrayLike) -> np.ndarray:
+        """The index of the next transition of the same episode; itself at the episode's end and at the newest one."""
+        return self._ring.next(self._checked_rows(index))
+
+    def prev(self, index: npt.ArrayLike) -> np.ndarray:
+        """The index of the transition before, of the same episode; itself at its start and at the oldest one."""
+        return self._ring.prev(self._checked_rows(index))
+
+    def unfinished_index(self) -> np.ndarray:
+        """The newest indices of the sub-buffers whose episode goes on, int64 [0..buffer_num]."""
+        newest = self._ring.newest[self._ring.count > 0]
+        return newest[self._ring.flags[newest] == 0]
+
+    def update_weight(self, indices: npt.ArrayLike, weights: npt.ArrayLike) -> None:
+        """New priorities from errors [N] (any sign) of the transitions at `indices`; tensors are taken too."""
+        if self.priorities is None:
+            raise ValueError("update_weight: this buffer is not prioritised; use PrioritizedReplayBuffer")
+        self.priorities.update(self._checked_rows(indices), to_numpy_leaf(weights))
+
+    def _stackable(self, rows: np.ndarray) -> np.ndarray:
+        return self._ring.can_be_stacked(rows, self.options.stack_num, self.options.sample_avail)
+
+    def _check_filled(self) -> None:
+        if not self._ring.stored:
+            raise ValueError("the buffer is empty: add transitions first")
+
+    def _checked_rows(self, indices: npt.ArrayLike) -> np.ndarray:
+        rows = np.atleast_1d(np.asarray(to_numpy_leaf(indices)))
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
+            raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
+        rows = rows.astype(np.int64, copy=False)
+        ring = self._ring
+        if rows.size and (rows.min() < 0 or rows.max() >= ring.num_rows):
+            raise IndexError(f"indices must lie in 0 .. {ring.num_rows - 1}, got {rows.min()} .. {rows.max()}")
+        if ring.stored < ring.num_rows and (rows // ring.num_buffers >= ring.count[rows % ring.num_buffers]).any():
+            raise IndexError("there is no transition at some of the indices yet")
+        return np.ascontiguousarray(rows)

@@ -1,0 +1,78 @@
+"""Prioritised drawing: rows with large errors more often, and the weights that make up for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.ops import SumTree
+from lockstep.state import Schedule, ScheduleLike
+
+
+class Priorities:
+    """Proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952): row `i` is drawn with probability
+    `p[i] = q[i] / sum(q)`, `q = (|error| + epsilon) ** alpha`, and learned from with weight `(N * p[i]) ** -beta`
+    divided by the largest weight of its batch.
+
+    New rows get the largest error seen so far. `beta` is a number or a schedule over the number of rows added.
+    """
+
+    def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
+        if not alpha >= 0.0:
+            raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
+        if not epsilon > 0.0:
+            raise ValueError(
+                f"epsilon={epsilon!r} is not allowed; it must be larger than 0, so that every row is drawn"
+            )
+        self.alpha, self.epsilon = float(alpha), float(epsilon)
+        self.beta = Schedule(beta, "beta")
+        self.tree = SumTree(num_rows)
+        self.largest = 1.0
+        """largest error so far"""
+        self._newest = 1.0
+
+    def clear(self) -> None:
+        """No row has a priority; the largest error is kept."""
+        self.tree.load(np.zeros(self.tree.size))
+
+    def add(self, rows: np.ndarray) -> None:
+        """New rows."""
+        self.tree.set_trusted(rows, self._newest)
+
+    def draw(self, uniforms: np.ndarray) -> np.ndarray:
+        """Rows [n] for numbers [n] in [0, 1), one from each of n equal parts of the total."""
+        return self.tree.draw(uniforms)
+
+    def weights(self, rows: np.ndarray, num_stored: int, step: int) -> np.ndarray:
+        """float32 [n]; `step` is where the schedule of beta stands."""
+        probability = self.tree[rows] / self.tree.total
+        weights = (num_stored * probability) ** -self.beta(step)
+        return (weights / weights.max()).astype(np.float32)
+
+    def update(self, rows: np.ndarray, errors: np.ndarray) -> None:
+        """New errors [n] (any sign) of rows; of a row named twice the last counts."""
+        sizes = np.abs(np.asarray(errors, np.float64)).reshape(-1)
+        if sizes.shape != rows.shape:
+            raise ValueError(f"{len(rows)} indices and {len(sizes)} weights; give one for each")
+        largest = float(sizes.max(initial=0.0))
+        if not np.isfinite(largest) or not np.isfinite(sizes).all():
+            raise ValueError("update_weight got errors that are not finite: the loss has diverged")
+        self.tree.set_trusted(rows, (sizes + self.epsilon) ** self.alpha)
+        if largest + self.epsilon > self.largest:
+            self.largest = largest + self.epsilon
+            self._newest = self.largest**self.alpha
+
+    def get_state(self, used: int) -> dict[str, Any]:
+        """Priorities of the first `used` rows, the largest error, the position of beta."""
+        return {"values": self.tree.values[:used].copy(), "largest": self.largest, "beta": self.beta.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what `get_state` gave."""
+        values = np.zeros(self.tree.size)
+        values[: len(state["values"])] = state["values"]
+        self.tree.load(values)
+        self.largest = float(state["largest"])
+        self._newest = self.largest**self.alpha
+        self.beta.set_state(state["beta"])

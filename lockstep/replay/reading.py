@@ -1,0 +1,138 @@
+"""`Reader`: stored rows as transitions, with n-step sums, stacks of frames and relabelled goals made on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.columns import Columns
+from lockstep.data.trees import zip_trees
+from lockstep.replay.hindsight import Hindsight
+from lockstep.replay.next_obs import SharedNextObs
+from lockstep.replay.options import ReplayOptions
+from lockstep.replay.ring import TERMINATED, TRUNCATED, Ring
+from lockstep.replay.storage import ColumnStore
+from lockstep.state.streams import RandomStreams
+
+OBS, NEXT_OBS, ACTIONS, REWARDS = Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS
+TERMINATEDS, TRUNCATEDS = Columns.TERMINATEDS, Columns.TRUNCATEDS
+REQUIRED = (OBS, ACTIONS, REWARDS, TERMINATEDS, TRUNCATEDS, NEXT_OBS)
+Tree = Any
+
+
+class Reader:
+    """Makes batches from rows of a ring and its columns; stores nothing itself."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        store: ColumnStore,
+        shared: SharedNextObs | None,
+        options: ReplayOptions,
+        streams: RandomStreams,
+    ) -> None:
+        self.ring, self.store, self.shared = ring, store, shared
+        self.options, self.streams = options, streams
+        self.extras = [name for name in store.trees if name not in REQUIRED]
+        rewards: np.ndarray = store.trees[REWARDS]
+        self.agents = rewards.shape[1:]
+        """() or (number of agents,)"""
+        self.rewards = rewards.reshape(ring.num_rows, -1)
+
+    def plain(self, rows: np.ndarray) -> dict[str, Tree]:
+        """The transitions as they were added: single frames, single steps."""
+        store, flags = self.store, self.ring.flags.take(rows)
+        return {
+            OBS: store.take(OBS, rows),
+            NEXT_OBS: self.next_single(rows),
+            ACTIONS: store.take(ACTIONS, rows),
+            REWARDS: store.take(REWARDS, rows),
+            TERMINATEDS: (flags & TERMINATED).view(np.bool_),
+            TRUNCATEDS: (flags & TRUNCATED).astype(np.bool_),
+            **{name: store.take(name, rows) for name in self.extras},
+        }
+
+    def columns(self, rows: np.ndarray, hindsight: Hindsight | None) -> dict[str, Tree]:
+        """Columns of the transitions at `rows`; with `hindsight` a share of them gets other goals."""
+        ring, store, options = self.ring, self.store, self.options
+        last, discounts = rows, None
+        if options.n_step == 1:
+            rewards = store.trees[REWARDS].take(rows, 0)
+        else:
+            last, totals, discounts = ring.n_step(rows, self.rewards, options.gamma, options.n_step)
+            rewards = totals.astype(self.rewards.dtype).reshape(len(rows), *self.agents)
+        flags = ring.flags.take(last)
+        terminateds = (flags & TERMINATED).view(np.bool_)
+        goals = None
+        if hindsight is not None:
+            rng = self.streams.numpy("hindsight")
+            relabelled, last, goals = self._relabel(hindsight, rng, rows, last, rewards, discounts, terminateds)
+            flags = ring.flags.take(last)
+        columns = {
+            OBS: self._frames(rows),
+            NEXT_OBS: self._next_frames(last),
+            ACTIONS: store.take(ACTIONS, rows),
+            REWARDS: rewards,
+            TERMINATEDS: terminateds,
+            TRUNCATEDS: (flags & TRUNCATED).astype(np.bool_),
+        }
+        for name in self.extras:
+            columns[name] = store.take(name, rows)
+        if discounts is not None:
+            columns[Columns.DISCOUNTS] = discounts
+        if goals is not None:
+            for name in (OBS, NEXT_OBS):
+                wanted = columns[name]["desired_goal"]
+                wanted[relabelled] = goals if options.stack_num == 1 else goals[:, None]
+        return columns
+
+    def _relabel(
+        self,
+        hindsight: Hindsight,
+        rng: np.random.Generator,
+        rows: np.ndarray,
+        last: np.ndarray,
+        rewards: np.ndarray,
+        discounts: np.ndarray | None,
+        terminateds: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Writes rewards, discounts and flags of relabelled rows in place; which they are, the last rows of all
+        windows, and the new goals.
+        """
+        ring, options = self.ring, self.options
+        relabelled, goal_rows = hindsight.choose(ring, rows, rng)
+        goals = self.next_single(goal_rows)["achieved_goal"]
+        window, lengths = ring.window(rows[relabelled], options.n_step)
+        achieved = self.next_single(window.reshape(-1))["achieved_goal"]
+        achieved = achieved.reshape(*window.shape, *achieved.shape[1:])
+        stored = (ring.flags.take(window) & TERMINATED).view(np.bool_)
+        found, ended = hindsight.judge(achieved, goals, stored)
+        totals, factors = np.empty(len(lengths), np.float64), np.empty(len(lengths), np.float64)
+        ring.kernels.sum_window(found, ended, lengths, options.gamma, totals, factors)
+        at_last = (np.arange(len(lengths)), lengths - 1)
+        last = last.copy()
+        last[relabelled] = window[at_last]
+        rewards[relabelled] = totals
+        terminateds[relabelled] = ended[at_last]
+        if discounts is not None:
+            discounts[relabelled] = factors
+        return relabelled, last, goals
+
+    def _frames(self, rows: np.ndarray) -> Tree:
+        """Observations as given out: [N, ...], or stacks [N, stack_num, ...]."""
+        if self.options.stack_num > 1:
+            rows = self.ring.stacked(rows, self.options.stack_num)
+        return self.store.take(OBS, rows)
+
+    def _next_frames(self, rows: np.ndarray) -> Tree:
+        """True next observations as given out."""
+        newest = self.next_single(rows)
+        if self.options.stack_num == 1:
+            return newest
+        before = self.store.take(OBS, self.ring.stacked(rows, self.options.stack_num - 1))
+        return zip_trees(lambda pair: np.concatenate([pair[0], pair[1][:, None]], 1), [before, newest], NEXT_OBS)
+
+    def next_single(self, rows: np.ndarray) -> Tree:
+        """True next observations as stored: one frame each."""
+        return self.store.take(NEXT_OBS, rows) if self.shared is None else self.shared.take(rows)

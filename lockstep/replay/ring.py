@@ -1,0 +1,184 @@
+"""`Ring`: which row a transition gets, what comes before and after it, and where episodes end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+TERMINATED, TRUNCATED, CUT, LOST = 1, 2, 4, 8
+"""how a row ends its episode; CUT: left in the middle by a reset; LOST: the next row had a predecessor that is gone"""
+
+
+class Placed(NamedTuple):
+    """What `ReplayBuffer.add` returns; entries are those of the rows given."""
+
+    indices: np.ndarray
+    """int64 [n], where each row was written"""
+    episode_return: np.ndarray
+    """float64 [n], or [n, agents]: sum of rewards of an episode that ended here, else 0"""
+    episode_length: np.ndarray
+    """int64 [n], steps of an episode that ended here, else 0"""
+    episode_start: np.ndarray
+    """int64 [n], index of the first row of the row's episode; -1 where the episode has overwritten it"""
+
+
+class Ring:
+    """`size` positions for each of `num_buffers` sub-buffers; row `position * num_buffers + b`.
+
+    A vector step of all sub-buffers is thereby one stretch of memory. Knows nothing of what is stored.
+    """
+
+    def __init__(self, size: int, num_buffers: int) -> None:
+        from lockstep.replay import _kernels
+
+        self.kernels = _kernels
+        self.size, self.num_buffers = size, num_buffers
+        self.num_rows = size * num_buffers
+        self.flags = np.zeros(self.num_rows, np.uint8)
+        self.newest = np.full(num_buffers, -1, np.int64)
+        self.oldest = np.full(num_buffers, -1, np.int64)
+        self.count = np.zeros(num_buffers, np.int64)
+        self.inherits = np.zeros(num_buffers, np.bool_)
+        """does the oldest row go on with an episode whose earlier rows are overwritten?"""
+        self.returns = np.zeros((num_buffers, 1), np.float64)
+        self.lengths = np.zeros(num_buffers, np.int64)
+        self.starts = np.full(num_buffers, -1, np.int64)
+        self.stored = 0
+        """rows that hold a transition"""
+
+    def __len__(self) -> int:
+        return self.stored
+
+    def clear(self, keep_statistics: bool) -> None:
+        """Forgets all rows; with `keep_statistics` returns and lengths of running episodes go on."""
+        self.flags[:] = 0
+        self.newest[:] = self.oldest[:] = self.starts[:] = -1
+        self.count[:] = 0
+        self.stored = 0
+        self.inherits[:] = False
+        if not keep_statistics:
+            self.returns[:] = 0.0
+            self.lengths[:] = 0
+
+    def place(
+        self, ids: np.ndarray, rewards: np.ndarray, terminateds: np.ndarray, truncateds: np.ndarray, cuts: np.ndarray
+    ) -> tuple[Placed, int]:
+        """Rows for new transitions (`rewards` [n, agents]); the second value as the kernel's.
+
+        `cuts` uint8 [n]: CUT where an episode that goes on is left after the row.
+        """
+        number, agents = rewards.shape
+        if agents != self.returns.shape[1]:
+            self.returns = np.zeros((self.num_buffers, agents), np.float64)
+        placed = Placed(
+            np.empty(number, np.int64),
+            np.empty((number, agents), np.float64),
+            np.empty(number, np.int64),
+            np.empty(number, np.int64),
+        )
+        first = self.kernels.place(
+            ids,
+            rewards,
+            terminateds,
+            truncateds,
+            cuts,
+            self.flags,
+            self.newest,
+            self.oldest,
+            self.count,
+            self.inherits,
+            self.returns,
+            self.lengths,
+            self.starts,
+            *placed,
+        )
+        if self.stored < self.num_rows:
+            self.stored = int(self.count.sum())
+        return placed, first
+
+    def cut(self, ids: np.ndarray) -> None:
+        """The episodes under way in these sub-buffers end at their newest rows without being done."""
+        newest = self.newest[ids]
+        stored = newest[newest >= 0]
+        self.flags[stored[self.flags[stored] == 0]] = CUT
+        self.returns[ids] = 0.0
+        self.lengths[ids] = 0
+
+    def next(self, rows: np.ndarray) -> np.ndarray:
+        """See `ReplayBuffer.next`."""
+        out = np.empty_like(rows)
+        self.kernels.following(rows, self.flags, self.newest, out)
+        return out
+
+    def prev(self, rows: np.ndarray) -> np.ndarray:
+        """See `ReplayBuffer.prev`."""
+        out = np.empty_like(rows)
+        self.kernels.preceding(rows, self.flags, self.oldest, out)
+        return out
+
+    def stacked(self, rows: np.ndarray, num_frames: int) -> np.ndarray:
+        """int64 [N, num_frames], the rows of each row's frames, oldest first."""
+        out = np.empty((len(rows), num_frames), np.int64)
+        self.kernels.stacked(rows, self.flags, self.oldest, out)
+        return out
+
+    def can_be_stacked(self, rows: np.ndarray, num_frames: int, need_all: bool) -> np.ndarray:
+        """bool [N], are the frames of each row's stack stored; `need_all`: all of them different rows?"""
+        out = np.empty(len(rows), np.bool_)
+        self.kernels.can_be_stacked(rows, self.flags, self.oldest, self.inherits, num_frames, need_all, out)
+        return out
+
+    def n_step(self, rows: np.ndarray, rewards: np.ndarray, gamma: float, n: int) -> tuple[np.ndarray, ...]:
+        """Last row [N], sum of rewards [N, agents] and discount [N] of up to `n` steps from each row."""
+        last, discounts = np.empty_like(rows), np.empty(len(rows), np.float32)
+        totals = np.empty((len(rows), rewards.shape[1]), np.float64)
+        self.kernels.n_step(rows, rewards, self.flags, self.newest, gamma, n, last, totals, discounts)
+        return last, totals, discounts
+
+    def window(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The up to `n` rows from each row on, [N, n], and how many there are, [N]."""
+        out, lengths = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
+        self.kernels.window(rows, self.flags, self.newest, out, lengths)
+        return out, lengths
+
+    def episode_bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First and last stored row of each row's episode, [N] each."""
+        first, last = np.empty_like(rows), np.empty_like(rows)
+        self.kernels.episode_bounds(rows, self.flags, self.newest, self.oldest, first, last)
+        return first, last
+
+    def draw(self, uniforms: np.ndarray) -> np.ndarray:
+        """Stored rows for numbers in [0, 1), each equally likely."""
+        out = np.empty(len(uniforms), np.int64)
+        self.kernels.draw_uniform(uniforms, self.count, self.oldest, out)
+        return out
+
+    def in_order(self) -> np.ndarray:
+        """All stored rows, sub-buffer after sub-buffer, oldest first; int64 [len]."""
+        out = np.empty(len(self), np.int64)
+        self.kernels.in_order(self.count, self.oldest, self.num_rows, out)
+        return out
+
+    def get_state(self) -> dict[str, Any]:
+        """Copies of all marks; of `flags` only as far as rows were ever written."""
+        return {
+            "flags": self.flags[: self.used()].copy(),
+            **{name: getattr(self, name).copy() for name in _MARKS},
+        }
+
+    def used(self) -> int:
+        """Rows from the beginning of memory in which something is stored."""
+        return int(self.count.max()) * self.num_buffers
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what `get_state` gave."""
+        self.flags[:] = 0
+        self.flags[: len(state["flags"])] = state["flags"]
+        for name in _MARKS:
+            setattr(self, name, np.array(state[name]))
+        self.stored = int(self.count.sum())
+
+
+_MARKS = ("newest", "oldest", "count", "inherits", "returns", "lengths", "starts")

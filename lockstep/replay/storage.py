@@ -1,0 +1,187 @@
+"""`ColumnStore`: preallocated columns in memory or in memory-mapped files, and the check of what goes into them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from lockstep.data.trees import is_numeric, leaves, map_tree, named_leaves, to_numpy_leaf
+
+Tree = Any
+
+
+class Leaf:
+    """One array `[num_rows, ...]`, where its rows stand in a batch, and what a row must be."""
+
+    __slots__ = ("array", "dtype", "keys", "path", "shape")
+
+    def __init__(self, path: str, keys: tuple[Any, ...], array: np.ndarray) -> None:
+        self.path = path
+        self.keys = keys
+        self.array = array
+        self.shape = array.shape[1:]
+        self.dtype = array.dtype
+
+    def conform(self, value: Any, num_rows: int) -> np.ndarray:
+        """`value` as rows of this array; `ValueError` with expected and given shape and dtype where it is not."""
+        loose = not isinstance(value, np.ndarray | torch.Tensor)
+        if isinstance(value, dict | tuple):
+            raise ValueError(f"column {self.path!r} expects {self._expected(num_rows)}; got {type(value).__name__}")
+        found = np.asarray(to_numpy_leaf(value))
+        casting: Any = "same_kind" if self.dtype.kind in "fc" or loose else "safe"
+        if found.shape != (num_rows, *self.shape) or not np.can_cast(found.dtype, self.dtype, casting):
+            raise ValueError(
+                f"column {self.path!r} expects {self._expected(num_rows)}, as the first rows or the spaces said; "
+                f"got shape {found.shape} of {found.dtype}"
+            )
+        return found
+
+    def _expected(self, num_rows: int) -> str:
+        return f"shape {(num_rows, *self.shape)} of {self.dtype}"
+
+
+class ColumnStore:
+    """Columns `name -> tree of arrays [num_rows, ...]`, made when the first rows or the spaces are known.
+
+    With `storage="memmap"` each array is a file in `directory` (one of its own, removed with the object, where None).
+    """
+
+    def __init__(self, num_rows: int, storage: str = "memory", directory: str | Path | None = None) -> None:
+        if storage not in ("memory", "memmap"):
+            raise ValueError(f"storage={storage!r}; allowed are 'memory' and 'memmap'")
+        if storage == "memory" and directory is not None:
+            raise ValueError(f"directory={str(directory)!r} is for storage='memmap' only")
+        self.num_rows = num_rows
+        self.storage = storage
+        self.directory: Path | None = None
+        if storage == "memmap":
+            self.directory = Path(directory or tempfile.mkdtemp(prefix="lockstep-replay-"))
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if directory is None:
+                weakref.finalize(self, shutil.rmtree, str(self.directory), ignore_errors=True)
+        self.trees: dict[str, Tree] = {}
+        self.leaves: list[Leaf] = []
+
+    def create(self, name: str, shapes: Tree) -> None:
+        """Room for a column; `shapes` is a tree of `(shape, dtype)` inside `Shape`."""
+        taken = len(self.leaves)
+        self.trees[name] = _build(name, shapes, (), self._allocate)
+        for (path, array), (_, keys) in zip(named_leaves(name, self.trees[name]), _keys(self.trees[name], (name,))):
+            self.leaves.append(Leaf(path, keys, array))
+        if len(self.leaves) == taken:
+            raise ValueError(f"column {name!r} has no arrays in it")
+
+    def _allocate(self, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        whole = (self.num_rows, *shape)
+        if self.directory is None:
+            return np.zeros(whole, dtype)
+        file = self.directory / (path.replace("/", "__") + ".bin")
+        if not np.prod(whole):
+            return np.zeros(whole, dtype)
+        return np.memmap(file, dtype, "w+", shape=whole).view(np.ndarray)
+
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(leaf.array.nbytes for leaf in self.leaves)
+
+    def take(self, name: str, rows: np.ndarray) -> Tree:
+        """One gather: rows `[N]` or `[N, K]` of a column."""
+        tree = self.trees[name]
+        if type(tree) is np.ndarray:
+            return tree.take(rows, 0)
+        return map_tree(lambda array: array.take(rows, 0), tree)
+
+    def describe(self) -> dict[str, Tree]:
+        """The schema as plain data: shapes and dtypes in the columns' nesting."""
+        return {name: map_tree(lambda a: [list(a.shape[1:]), a.dtype.str], tree) for name, tree in self.trees.items()}
+
+    def get_state(self, used: int) -> dict[str, Tree]:
+        """Copies of the first `used` rows."""
+        return {name: map_tree(lambda array: array[:used].copy(), tree) for name, tree in self.trees.items()}
+
+    def set_state(self, state: Mapping[str, Tree]) -> None:
+        """Goes back to what `get_state` gave, making the columns where there are none yet.
+
+        Raises:
+            ValueError: the columns are others than those of this store.
+        """
+        if not self.trees:
+            for name, tree in state.items():
+                self.create(name, map_tree(lambda array: Shape(array.shape[1:], array.dtype), tree))
+        if list(state) != list(self.trees):
+            raise ValueError(f"the state has the columns {sorted(state)}, this buffer {sorted(self.trees)}")
+        for name, tree in state.items():
+            pairs = list(zip(named_leaves(name, tree), leaves(self.trees[name]), strict=True))
+            for (path, array), target in pairs:
+                if array.shape[1:] != target.shape[1:] or array.dtype != target.dtype or len(array) > len(target):
+                    raise ValueError(
+                        f"the state of column {path!r} has rows of shape {array.shape[1:]} and {array.dtype}, "
+                        f"this buffer of {target.shape[1:]} and {target.dtype}"
+                    )
+                target[: len(array)] = array
+
+
+class Shape:
+    """Shape and dtype of a row: a leaf of the tree that `ColumnStore.create` takes."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, shape: Any, dtype: Any) -> None:
+        self.shape = tuple(int(n) for n in shape)
+        self.dtype = np.dtype(dtype)
+
+
+def shapes_of_rows(name: str, tree: Tree) -> Tree:
+    """The schema that a column of first rows asks for.
+
+    Raises:
+        TypeError: a leaf that holds no numbers.
+    """
+
+    def shape(leaf: Any) -> Shape:
+        if not isinstance(leaf, np.ndarray | torch.Tensor):
+            leaf = np.asarray(leaf)
+        if not is_numeric(leaf):
+            raise TypeError(f"column {name!r} holds {leaf.dtype} values; a buffer stores numbers only: leave it out")
+        if leaf.ndim == 0:
+            raise ValueError(f"column {name!r} is one number; give one row for each environment")
+        found = to_numpy_leaf(leaf[:0])
+        return Shape(found.shape[1:], found.dtype)
+
+    return map_tree(shape, tree)
+
+
+def shapes_of_space(space: spaces.Space[Any]) -> Tree:
+    """The schema of rows of a space. `ValueError` for a space without a fixed shape."""
+    if isinstance(space, spaces.Dict):
+        return {key: shapes_of_space(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(shapes_of_space(part) for part in space.spaces)
+    if space.shape is None or space.dtype is None or space.dtype.kind not in "biuf":
+        raise ValueError(f"the space {space} has no fixed shape of numbers and cannot be stored in columns")
+    return Shape(space.shape, space.dtype)
+
+
+def _build(path: str, shapes: Tree, keys: tuple[Any, ...], allocate: Any) -> Tree:
+    if isinstance(shapes, dict):
+        return {key: _build(f"{path}/{key}", part, (*keys, key), allocate) for key, part in shapes.items()}
+    if isinstance(shapes, tuple):
+        return tuple(_build(f"{path}/{i}", part, (*keys, i), allocate) for i, part in enumerate(shapes))
+    return allocate(path, shapes.shape, shapes.dtype)
+
+
+def _keys(tree: Tree, keys: tuple[Any, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Each array of a tree with the keys that lead to it."""
+    if isinstance(tree, dict):
+        return [found for key, part in tree.items() for found in _keys(part, (*keys, key))]
+    if isinstance(tree, tuple):
+        return [found for i, part in enumerate(tree) for found in _keys(part, (*keys, i))]
+    return [(tree, keys)]

@@ -1,0 +1,90 @@
+"""The sum tree against an array and loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.ops import SumTree
+
+VALUES = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), size=st.integers(1, 40))
+def test_sum_tree_is_an_array_with_a_running_sum(data, size):
+    tree, plain = SumTree(size), np.zeros(size)
+    for _ in range(5):
+        where = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=12))
+        values = data.draw(st.lists(VALUES, min_size=len(where), max_size=len(where)))
+        if len(set(values)) == 1:
+            tree[where] = values[0]
+        else:
+            tree[where] = values
+        for i, value in zip(where, values):
+            plain[i] = value
+        np.testing.assert_array_equal(tree.values, plain)
+        np.testing.assert_array_equal(tree[where], plain[where])
+        assert tree.total == pytest.approx(plain.sum(), rel=1e-12)
+        if not plain.any():
+            continue
+        masses = data.draw(st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8))
+        found = tree.find(np.array(masses) * tree.total)
+        for mass, i in zip(np.array(masses) * tree.total, found):
+            tolerance = 1e-9 * tree.total
+            assert plain[i] > 0
+            assert plain[:i].sum() - tolerance <= mass <= plain[: i + 1].sum() + tolerance
+
+
+def test_sum_tree_depends_on_its_numbers_alone():
+    rng = np.random.default_rng(0)
+    used, fresh = SumTree(1000), SumTree(1000)
+    for _ in range(50):
+        used[rng.integers(0, 1000, 64)] = rng.random(64) ** 9
+    fresh.load(used.values)
+    assert used.total == fresh.total
+    uniforms = rng.random(500)
+    np.testing.assert_array_equal(used.draw(uniforms), fresh.draw(uniforms))
+
+
+def test_sum_tree_draws_in_proportion():
+    tree = SumTree(5)
+    tree[[0, 1, 3, 4]] = [1.0, 2.0, 3.0, 4.0]
+    rng = np.random.default_rng(1)
+    counts = sum(np.bincount(tree.draw(rng.random(10)), minlength=5) for _ in range(2000))
+    np.testing.assert_allclose(counts / 20_000, [0.1, 0.2, 0, 0.3, 0.4], atol=0.01)
+
+
+def test_sum_tree_draws_one_from_each_equal_part_of_the_total():
+    tree = SumTree(8)
+    tree[np.arange(8)] = 1.0
+    for seed in range(5):
+        assert tree.draw(np.random.default_rng(seed).random(8)).tolist() == list(range(8))
+
+
+def test_sum_tree_never_finds_a_zero_whatever_rounding_does():
+    tree = SumTree(6)
+    tree[[1, 2, 3]] = [0.1, 0.2, 0.3]
+    assert tree.find([tree.total, np.nextafter(tree.total, 2), 10.0]).tolist() == [3, 3, 3]
+    assert tree.find([0.0]).tolist() == [1]
+
+
+def test_sum_tree_refuses_what_it_cannot_hold():
+    tree = SumTree(3)
+    with pytest.raises(ValueError, match="all numbers of the sum tree are 0"):
+        tree.draw(np.zeros(2))
+    for bad in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="finite numbers of at least 0"):
+            tree[[0]] = [bad]
+    with pytest.raises(ValueError, match="one for each, or one for all"):
+        tree[[0, 1]] = [1.0, 2.0, 3.0]
+    with pytest.raises(IndexError, match=r"0 \.\. 2, got -1"):
+        tree[[-1]] = 1.0
+    with pytest.raises(IndexError, match="whole numbers"):
+        tree[[0.5]]
+    with pytest.raises(ValueError, match="size must be"):
+        SumTree(0)
+    with pytest.raises(ValueError, match="expected 3 finite numbers"):
+        tree.load([1.0])
