@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from lockstep.ops._kernels import _compiled
+from lockstep.ops.compiling import compiled as _compiled
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -78,7 +78,7 @@ def test_sum_tree_refuses_what_it_cannot_hold():
     for bad in (-1.0, np.nan, np.inf):
         with pytest.raises(ValueError, match="finite numbers of at least 0"):
             tree[[0]] = [bad]
-    with pytest.raises(ValueError, match="one for each, or one for all"):
+    with pytest.raises(ValueError, match="one number for each, or one for all"):
         tree[[0, 1]] = [1.0, 2.0, 3.0]
     with pytest.raises(IndexError, match=r"0 \.\. 2, got -1"):
         tree[[-1]] = 1.0
