@@ -19,6 +19,38 @@ from lockstep.ops.compiling import compiled
 
 
 @compiled
+def _claim(b, flags, newest, oldest, count, inherits):
+    """The next row of sub-buffer `b`, which now is its newest."""
+    num_buffers = newest.shape[0]
+    num_rows = flags.shape[0]
+    row = b if newest[b] < 0 else newest[b] + num_buffers
+    if row >= num_rows:
+        row -= num_rows
+    if count[b] * num_buffers == num_rows:  # the oldest is overwritten; what it leads to may go on without it
+        inherits[b] = flags[row] == 0 or flags[row] >= 8
+        oldest[b] = row + num_buffers
+        if oldest[b] >= num_rows:
+            oldest[b] -= num_rows
+    else:
+        if count[b] == 0:
+            oldest[b] = row
+        count[b] += 1
+    newest[b] = row
+    return row
+
+
+@compiled
+def _first_of_all(ids, rows, num_buffers):
+    """The first row where the rows are one for each sub-buffer, in order and side by side; else -1."""
+    if ids.shape[0] != num_buffers:
+        return -1
+    for k in range(num_buffers):
+        if rows[k] != rows[0] + k or ids[k] != k:
+            return -1
+    return rows[0]
+
+
+@compiled
 def place(
     ids,
     rewards,
@@ -43,53 +75,29 @@ def place(
     Returns the first row where the rows are just `first .. first + B - 1` (one for each sub-buffer in order), else
     -1.
     """
-    num_buffers = newest.shape[0]
-    num_rows = flags.shape[0]
-    size = num_rows // num_buffers
     for k in range(ids.shape[0]):
         b = ids[k]
-        row = b if newest[b] < 0 else newest[b] + num_buffers
-        if row >= num_rows:
-            row -= num_rows
-        if count[b] == size:  # the oldest is overwritten; what it leads to may go on without it
-            inherits[b] = flags[row] == 0 or flags[row] >= 8
-            oldest[b] = row + num_buffers
-            if oldest[b] >= num_rows:
-                oldest[b] -= num_rows
-        else:
-            if count[b] == 0:
-                oldest[b] = row
-            count[b] += 1
-        newest[b] = row
+        row = _claim(b, flags, newest, oldest, count, inherits)
         rows[k] = row
         if lengths[b] == 0:
             starts[b] = row
         elif starts[b] == row:  # an episode longer than the buffer has overwritten its own start
             starts[b] = -1
         lengths[b] += 1
-        for agent in range(rewards.shape[1]):
-            returns[b, agent] += rewards[k, agent]
-            ended_returns[k, agent] = 0.0
         ended_lengths[k] = 0
         ended_starts[k] = starts[b]
         flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2)
-        flags[row] = flag
-        if flag != 0:
-            for agent in range(rewards.shape[1]):
-                ended_returns[k, agent] = returns[b, agent]
+        flags[row] = flag if flag != 0 else cuts[k]
+        for agent in range(rewards.shape[1]):
+            returns[b, agent] += rewards[k, agent]
+            ended_returns[k, agent] = returns[b, agent] if flag != 0 else 0.0
+            if flags[row] != 0:
                 returns[b, agent] = 0.0
+        if flag != 0:
             ended_lengths[k] = lengths[b]
+        if flags[row] != 0:
             lengths[b] = 0
-        elif cuts[k] != 0:
-            flags[row] = cuts[k]
-            returns[b, :] = 0.0
-            lengths[b] = 0
-    if ids.shape[0] != num_buffers:
-        return -1
-    for k in range(num_buffers):
-        if rows[k] != rows[0] + k or ids[k] != k:
-            return -1
-    return rows[0]
+    return _first_of_all(ids, rows, newest.shape[0])
 
 
 @compiled
