@@ -1,0 +1,249 @@
+"""What both sides of ``learner_speed.py`` share: the networks, the data, and a worker that measures when it is told to.
+
+NumPy and the standard library alone (torch once it is loaded): it runs in every peer's environment. A worker builds its
+entries once, reads one JSON request from each line of its input and answers with one JSON line, so that the entries of
+several processes can be measured alternately.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LEARNING_RATE = 3e-4
+GAMMA = 0.99
+LAMBDA = 0.95
+CLIP = 0.2
+ENTROPY_COEFFICIENT = 0.01
+VALUE_COEFFICIENT = 0.5
+MAX_GRAD_NORM = 0.5
+NUM_ACTIONS = 2
+STAGES = ("pipeline", "gather", "forward", "loss", "backward", "reduce", "clip", "step", "rest")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One network, its rollout and its minibatches."""
+
+    hiddens: tuple[int, ...] = (64, 64)
+    kind: str = "vector"
+    """vector, image (84 x 84 x 4 bytes; policy and value are linear heads on the shared convolutions of Mnih et al.
+    2015, as RLlib's default network cannot put one dense layer under both) or lstm"""
+    num_envs: int = 8
+    num_steps: int = 500
+    minibatch: int = 256
+    num_epochs: int = 4
+    updates: int = 3
+    """timed updates in a row for one round"""
+
+    @property
+    def rows(self) -> int:
+        """Steps of one update."""
+        return self.num_envs * self.num_steps
+
+
+WORKS = {
+    "64x64": Work(),
+    "256x256": Work(hiddens=(256, 256), updates=1),
+    "image": Work(kind="image", hiddens=(), num_envs=4, num_steps=64, minibatch=64, num_epochs=1, updates=1),
+}
+FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+IMAGE = (84, 84, 4)
+
+
+def make_rollout(work: Work, path: Path) -> dict[str, float]:
+    """Writes the rollout as a grid `[T, B]` (observations `[T + 1, B]`) and a train batch of its rows to one npz file.
+
+    CartPole with a controller that errs at random; for images random bytes with ends at random. Returns what it is.
+    """
+    rng = np.random.default_rng(5)
+    steps, envs = work.num_steps, work.num_envs
+    terminated, truncated = np.zeros((steps, envs), bool), np.zeros((steps, envs), bool)
+    if work.kind == "image":
+        obs = rng.integers(0, 256, (steps + 1, envs, *IMAGE), dtype=np.uint8)
+        actions = rng.integers(0, NUM_ACTIONS, (steps, envs))
+        terminated[:] = rng.random((steps, envs)) < 0.02
+        finals = obs[:1, 0].repeat(int(terminated.sum()), axis=0)
+    else:
+        obs, actions, finals = _play_cartpole(rng, terminated, truncated)
+    inputs = rng.normal(0.0, 0.1, (steps, envs, NUM_ACTIONS)).astype(np.float32)
+    all_logp = inputs - np.log(np.exp(inputs).sum(axis=-1, keepdims=True))
+    logp = np.take_along_axis(all_logp, actions[..., None], axis=-1)[..., 0].astype(np.float32)
+    batch = {
+        "obs": obs[:-1],
+        "actions": actions,
+        "action_dist_inputs": inputs,
+        "action_logp": logp,
+        "advantages": rng.normal(0.0, 1.0, (steps, envs)).astype(np.float32),
+        "value_targets": rng.normal(20.0, 5.0, (steps, envs)).astype(np.float32),
+    }
+    flat = {f"batch/{name}": value.reshape(work.rows, *value.shape[2:]) for name, value in batch.items()}
+    grid = {"obs": obs, "actions": actions, "terminated": terminated, "truncated": truncated, "finals": finals}
+    np.savez(path, inputs=inputs, logp=logp, **grid, **flat)
+    return {"episodes_ended": int((terminated | truncated).sum()), "pieces": len(pieces_of(np.load(path)))}
+
+
+def _play_cartpole(
+    rng: np.random.Generator, terminated: np.ndarray, truncated: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Observations, actions and true last observations; fills in the flags."""
+    import gymnasium as gym
+
+    steps, num_envs = terminated.shape
+    envs = [gym.make("CartPole-v1") for _ in range(num_envs)]
+    obs = np.zeros((steps + 1, num_envs, 4), np.float32)
+    obs[0] = [env.reset(seed=index)[0] for index, env in enumerate(envs)]
+    actions, finals = np.zeros((steps, num_envs), np.int64), []
+    for t in range(steps):
+        lean = obs[t, :, 2] + 0.3 * obs[t, :, 3] + 0.02 * obs[t, :, 0]
+        actions[t] = np.where(rng.random(num_envs) < 0.5, lean > 0, rng.integers(0, 2, num_envs))
+        for index, env in enumerate(envs):
+            obs[t + 1, index], _, terminated[t, index], truncated[t, index], _ = env.step(int(actions[t, index]))
+            if terminated[t, index] or truncated[t, index]:
+                finals.append(obs[t + 1, index].copy())
+                obs[t + 1, index], _ = env.reset()
+    return obs, actions, np.array(finals, np.float32).reshape(-1, 4)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An episode, or the part of one that lies in the rollout: `[L + 1, ...]` observations, `[L]` of the rest."""
+
+    obs: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    inputs: np.ndarray
+    logp: np.ndarray
+    terminated: bool
+    truncated: bool
+
+
+def pieces_of(rollout: Any) -> list[Piece]:
+    """The rollout as episodes, environment by environment; each reward is 1."""
+    obs, actions, terminated, truncated = (rollout[k] for k in ("obs", "actions", "terminated", "truncated"))
+    inputs, logp, finals = rollout["inputs"], rollout["logp"], rollout["finals"]
+    steps, num_envs = terminated.shape
+    final_of = {tuple(where): finals[k] for k, where in enumerate(np.argwhere(terminated | truncated))}
+    pieces = []
+    for env in range(num_envs):
+        start = 0
+        for t in range(steps):
+            ended = (t, env) in final_of
+            if ended or t == steps - 1:
+                last = final_of[t, env] if ended else obs[t + 1, env]
+                part = slice(start, t + 1)
+                pieces.append(
+                    Piece(
+                        np.concatenate([obs[part, env], last[None]]),
+                        actions[part, env],
+                        np.ones(t + 1 - start, np.float32),
+                        inputs[part, env],
+                        logp[part, env],
+                        bool(terminated[t, env]),
+                        bool(truncated[t, env]),
+                    )
+                )
+                start = t + 1
+    return pieces
+
+
+@dataclass
+class Entry:
+    """Something that is measured: `fresh` makes what one update consumes (not timed), `update` is timed."""
+
+    update: Callable[[Any], Any]
+    fresh: Callable[[], Any] = lambda: None
+    stages: Callable[[], dict[str, float]] | None = None
+    """milliseconds of each of `STAGES` in one update, timed apart from the measurement of the whole"""
+
+
+class Stopwatch:
+    """Sums the seconds spent in functions that it wraps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+
+    def wrap(self, owner: Any, method: str, stage: str) -> None:
+        """Times `owner.method`; time of another timed function inside of it counts only there."""
+        inner = getattr(owner, method)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            before, began = sum(self.seconds.values()), time.perf_counter()
+            result = inner(*args, **options)
+            inside = sum(self.seconds.values()) - before
+            self.seconds[stage] += time.perf_counter() - began - inside
+            return result
+
+        setattr(owner, method, timed)
+
+    def run(self, update: Callable[[], Any]) -> dict[str, float]:
+        """Milliseconds by stage of one update; `rest` is what no stage covers."""
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        began = time.perf_counter()
+        update()
+        whole = time.perf_counter() - began
+        self.seconds["rest"] = max(0.0, whole - sum(self.seconds.values()))
+        return {stage: 1e3 * seconds for stage, seconds in self.seconds.items()}
+
+
+def measure(entry: Entry, updates: int, synchronize: Callable[[], None]) -> dict[str, list[float]]:
+    """Wall-clock and processor seconds of each update."""
+    wall, processor = [], []
+    for _ in range(updates):
+        consumed = entry.fresh()
+        synchronize()
+        began, began_processor = time.perf_counter(), time.process_time()
+        entry.update(consumed)
+        synchronize()
+        wall.append(time.perf_counter() - began)
+        processor.append(time.process_time() - began_processor)
+    return {"seconds": wall, "processor_seconds": processor}
+
+
+def median_stages(entry: Entry, repeats: int) -> dict[str, float]:
+    """The median of each stage over some updates."""
+    assert entry.stages is not None
+    runs = [entry.stages() for _ in range(repeats)]
+    return {stage: statistics.median(run[stage] for run in runs) for stage in STAGES}
+
+
+def worker_options(description: str) -> argparse.Namespace:
+    """``--work --rollout --device``; call it before torch is imported."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--work", choices=list(WORKS), required=True)
+    parser.add_argument("--rollout", type=Path, required=True, help="npz file of make_rollout")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--compile", action="store_true", help="with the compiled entries")
+    options = parser.parse_args()
+    options.rollout = dict(np.load(options.rollout))
+    return options
+
+
+def serve(name: str, version: str, entries: dict[str, Callable[[], Entry]], device: str) -> None:
+    """Answers requests until the input ends: ``{"entry": ..., "updates": k}`` or ``{"entry": ..., "stages": k}``."""
+    import torch
+
+    torch.set_num_threads(1)
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    built: dict[str, Entry] = {}
+    answer = {"name": name, "version": version, "torch": torch.__version__, "entries": list(entries)}
+    print(json.dumps(answer), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        which = request["entry"]
+        if which not in built:
+            built[which] = entries[which]()
+        if "stages" in request:
+            answer = {"stages": median_stages(built[which], request["stages"]) if built[which].stages else None}
+        else:
+            answer = measure(built[which], request["updates"], synchronize)
+        print(json.dumps(answer), flush=True)
