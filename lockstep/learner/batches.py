@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
@@ -32,6 +34,8 @@ def tensors_of_batch(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> 
             if name != Columns.INFOS
         }
         _check_columns(learner, module_id, tensors)
+        if Columns.WEIGHTS_SEQ_NO in tensors:
+            _note_sampler(learner, module_id, float(tensors[Columns.WEIGHTS_SEQ_NO].double().mean()))
         columns[module_id] = tensors
     return columns
 
@@ -47,6 +51,8 @@ def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[d
     if isinstance(episodes, RolloutEpisodes):
         steps = episodes.num_steps()
         ids = _to_train(learner, {_only_module(learner, "episodes of a rollout store"): None}) if steps else []
+        for module_id in ids:
+            _note_sampler(learner, module_id, episodes.store.weights_seq_no)
         return {module_id: episodes.trajectories() for module_id in ids}, steps
     pieces: dict[str, list[SingleAgentEpisode]] = {}
     env_steps = 0
@@ -55,7 +61,24 @@ def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[d
         for module_id, piece in _pieces_of(learner, episode, position):
             if len(piece):
                 pieces.setdefault(module_id, []).append(piece)
-    return {mid: trajectories_from_episodes(pieces[mid]) for mid in _to_train(learner, pieces)}, env_steps
+    ids = _to_train(learner, pieces)
+    for module_id in ids:
+        versions = [version for piece in pieces[module_id] if (version := _versions_of(piece)) is not None]
+        if versions:
+            _note_sampler(learner, module_id, float(np.concatenate(versions).mean()))
+    return {mid: trajectories_from_episodes(pieces[mid]) for mid in ids}, env_steps
+
+
+def _versions_of(piece: SingleAgentEpisode) -> np.ndarray | None:
+    try:
+        return np.asarray(piece.get_extra_model_outputs(Columns.WEIGHTS_SEQ_NO))
+    except KeyError:
+        return None
+
+
+def _note_sampler(learner: Learner, module_id: str, version: float) -> None:
+    """How many updates ago the weights that acted were the learner's."""
+    learner.metrics.set(module_id, diff_num_grad_updates_vs_sampler_policy=learner.weights_seq_no - version)
 
 
 def _pieces_of(learner: Learner, episode: Any, position: int) -> list[tuple[str, SingleAgentEpisode]]:

@@ -73,7 +73,8 @@ class CompiledUpdate:
         inputs: list[Tensor] = [leaf for part in columns.values() for v in part.values() for leaf in leaves(v)]
         for entry in learner.optimizers:
             lr = self._lr.setdefault(entry.key, torch.zeros((), device=learner.device))
-            inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, lr, *entry.adam_state()]
+            inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), lr]
+            inputs += entry.adam_state()
         inputs += [value for _, value in learner.coefficients.values()]
         return inputs + [value for value in learner.registered.values() if isinstance(value, Tensor)]
 
@@ -193,6 +194,8 @@ def _adam_step_(entry: RegisteredOptimizer, lr: Tensor) -> None:
     gradient = entry.flat.grad
     good = torch.isfinite(gradient.sum())
     entry.bad_steps.add_((~good).to(entry.bad_steps.dtype))
+    bad_gradient = entry.bad_gradient_buffer()
+    bad_gradient.copy_(torch.where(good, bad_gradient, gradient))
     new_step = step + good.to(step.dtype)
     new_avg = torch.where(good, exp_avg + (gradient - exp_avg) * (1.0 - beta1), exp_avg)
     new_sq = torch.where(good, exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2), exp_avg_sq)

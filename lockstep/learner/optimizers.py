@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ class RegisteredOptimizer:
     """the optimizer holds the one flat tensor (ours), not the single parameters (a user's)"""
     bad_steps: Tensor
     """0-d: gradients that were not finite, since the last report"""
+    bad_gradient: Tensor | None = None
+    """a gradient that was not finite, since the last report"""
     has_loss: bool = True
     """took part in the loss of the present gradient step"""
 
@@ -58,7 +61,7 @@ class RegisteredOptimizer:
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         return self.is_plain_adam and not hooks and "step" not in vars(optimizer)
 
-    def fused_adam_(self, skip: Tensor) -> None:
+    def fused_adam_(self, skip: Tensor | None) -> None:
         """What `optimizer.step()` does for fused Adam. `skip`: 0-d float32, 1 leaves everything as it is."""
         group = self.optimizer.param_groups[0]
         exp_avg, exp_avg_sq, step = self.adam_state()
@@ -80,7 +83,8 @@ class RegisteredOptimizer:
             maximize=False,
             found_inf=skip,
         )
-        step.sub_(skip)
+        if skip is not None:
+            step.sub_(skip)
 
     def keep_only(self, params: Sequence[nn.Parameter]) -> None:
         """Goes on with some of its parameters; what the optimizer remembers of them stays."""
@@ -89,6 +93,7 @@ class RegisteredOptimizer:
         rows = torch.cat([torch.full((n,), id(p) in ids) for n, p in zip(old.sizes, old.params)]).to(old.data.device)
         remembered = self.optimizer.state.pop(old.parameter, None)
         self.flat = FlatParameters(params)
+        self.bad_gradient = None
         if self.steps_flat:
             group["params"] = [self.flat.parameter]
             if remembered:
@@ -111,21 +116,46 @@ class RegisteredOptimizer:
     def step(self, nan_policy: NanPolicy) -> None:
         """One step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
         total = self.flat.grad.sum()
-        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
-        if nan_policy == "zero":
-            self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        skip = None
+        if total.device.type == "cpu":
+            if not math.isfinite(float(total)):  # nothing waits for anything here, unlike on a GPU
+                self.bad_steps.add_(1)
+                self.bad_gradient_buffer().copy_(self.flat.grad)
+                if nan_policy != "zero":
+                    return
+                self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        else:
+            bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
             self.bad_steps.add_(bad)
-        elif self.is_plain_adam:
-            self.bad_steps.add_(bad)
-            skip = bad.to(torch.float32)
-            if self.steps_directly:
-                self.fused_adam_(skip)
+            buffer = self.bad_gradient_buffer()
+            torch.where(bad.bool(), self.flat.grad, buffer, out=buffer)
+            if nan_policy == "zero":
+                self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            elif self.is_plain_adam:
+                skip = bad.to(torch.float32)
+            elif bool(bad):
                 return
-            self.optimizer.found_inf = skip  # type: ignore[attr-defined]
-        elif bool(bad):
-            self.bad_steps.add_(1)
+        if self.steps_directly:
+            self.fused_adam_(skip)
             return
+        if skip is not None:
+            self.optimizer.found_inf = skip  # type: ignore[attr-defined]
         self.optimizer.step()
+
+    def bad_gradient_buffer(self) -> Tensor:
+        """Where the last gradient that was not finite is kept until it is reported."""
+        if self.bad_gradient is None:
+            self.bad_gradient = torch.zeros_like(self.flat.grad)
+        return self.bad_gradient
+
+    def take_bad_parameter(self) -> nn.Parameter | None:
+        """The first parameter whose gradient was not finite since the last report; forgets it."""
+        if self.bad_gradient is None:
+            return None
+        views = self.flat.unflatten(self.bad_gradient)
+        found = next((p for p, view in zip(self.flat.params, views) if not view.isfinite().all()), None)
+        self.bad_gradient.zero_()
+        return found
 
     def adam_state(self) -> tuple[Tensor, Tensor, Tensor]:
         """`(exp_avg, exp_avg_sq, step)`, made where no step was taken yet."""

@@ -42,6 +42,10 @@ class UpdateMetrics:
         """Numbers that hold for the whole update."""
         self._fixed.setdefault(module_id, {}).update(values)
 
+    def defaults(self, module_id: str, **values: Any) -> None:
+        """As `set`, for those that nobody has set."""
+        self._fixed[module_id] = {**values, **self._fixed.get(module_id, {})}
+
     def items(self) -> Iterator[tuple[tuple[str, str], list[tuple[Tensor, int]]]]:
         """`((module_id, name), [(value, rows)])` of what was logged."""
         for key, values in self._values.items():

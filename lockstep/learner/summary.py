@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ def summarize_update(
         metrics.log(entry.module_id, f"{entry.name}_bad_gradients", entry.bad_steps.clone(), 1)
         entry.bad_steps.zero_()
     for module_id, rows in trained.items():
+        metrics.defaults(module_id, diff_num_grad_updates_vs_sampler_policy=0)  # where the data do not say
         metrics.set(
             module_id,
             num_module_steps_trained=rows,
@@ -56,8 +58,8 @@ def summarize_update(
         seconds_reduction=stages.reduction,
         seconds_step=stages.step,
     )
-    if bad and learner.config.nan_policy == "stop":
-        raise FloatingPointError(_describe_bad_gradients(learner, bad))
+    if bad:
+        _tell_bad_gradients(learner, bad)
     return results
 
 
@@ -68,10 +70,20 @@ def summarize_skipped(learner: Learner) -> Results:
     return {ALL_MODULES: {"num_updates_skipped": 1, "num_minibatches": 0, "num_env_steps_trained": 0}}
 
 
-def _describe_bad_gradients(learner: Learner, count: int) -> str:
-    bad = [name for name, p in learner.module.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    first = bad[0] if bad else "unknown (it was finite again at the last step)"
-    return (
-        f"{count} gradient steps had a gradient that is not finite; first bad tensor: {first}. Lower the learning rate "
-        "or look at the batch; nan_policy='skip' leaves such steps out"
+def _tell_bad_gradients(learner: Learner, count: int) -> None:
+    """Names the first bad tensor: raises with `nan_policy="stop"`, warns otherwise (on one learner)."""
+    found = [(entry, entry.take_bad_parameter()) for entry in learner.optimizers]
+    entry, param = next((pair for pair in found if pair[1] is not None), (found[0][0], None))
+    names = {id(p): name for name, p in learner.module.named_parameters()}
+    names |= {id(value): name for name, value in learner.registered.items()}
+    learner.first_bad_tensor = names.get(id(param), f"a parameter of optimizer {entry.key!r}")
+    policy = learner.config_of(entry.module_id).nan_policy
+    done = {"skip": "left out", "stop": "left out", "zero": "zero where they were bad"}[policy]
+    text = (
+        f"{count} gradient steps had a gradient that is not finite ({done}); first bad tensor: "
+        f"{learner.first_bad_tensor}. Lower the learning rate or look at the batch"
     )
+    if policy == "stop":
+        raise FloatingPointError(f"{text}; nan_policy='skip' goes on without such steps")
+    if learner.reducer.rank == 0:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,313 @@
+"""Modules that come and go while training goes on, shared parameters and optimizers, who learns."""
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import (
+    ALL,
+    BOX,
+    MODULE,
+    THREE,
+    ValueLearner,
+    assert_same,
+    differs,
+    parameters,
+    ppo_batch,
+    ppo_config,
+    spec,
+    value_batch,
+    value_learner,
+)
+from torch import nn
+
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.learner.config import TrainingSection
+from lockstep.modules import MultiRLModule, MultiRLModuleSpec, RLModuleSpec, wrap_module
+
+
+def batches(*module_ids, rows=10, seed=0):
+    return MultiAgentBatch({mid: value_batch(rows, seed=seed + i) for i, mid in enumerate(module_ids)}, rows)
+
+
+def of_module(learner, module_id):
+    return {name: tensor.clone() for name, tensor in learner.module[module_id].state_dict().items()}
+
+
+# -- adding ---
+
+
+def test_added_module_trains_and_the_others_go_on_as_if_it_were_not_there():
+    learner, alone = value_learner(modules=("a",), lr=0.01), value_learner(modules=("a",), lr=0.01)
+    for each in (learner, alone):
+        each.update_from_batch(batches("a"))
+    made = learner.add_module(module_id="b", module_spec=spec())
+    assert isinstance(made, MultiRLModuleSpec)
+    assert list(made.rl_module_specs) == list(learner.module) == ["a", "b"]
+    before = of_module(learner, "b")
+    for number in range(3):
+        results = learner.update_from_batch(batches("a", "b", seed=number))
+        alone.update_from_batch(batches("a", seed=number))
+    assert_same(of_module(learner, "a"), of_module(alone, "a"))
+    assert differs(before, of_module(learner, "b"))
+    assert results["b"]["num_module_steps_trained_lifetime"] == 30
+    assert results["a"]["num_module_steps_trained_lifetime"] == 40
+
+
+def test_added_module_starts_from_weights_that_depend_on_seed_and_id_only():
+    first, second, other = value_learner(), value_learner(), value_learner(seed=1)
+    second.update_from_batch(value_batch())
+    torch.manual_seed(5)
+    for learner in (first, second, other):
+        learner.add_module(module_id="b", module_spec=spec())
+    assert_same(of_module(first, "b"), of_module(second, "b"))
+    assert differs(of_module(first, "b"), of_module(other, "b"))
+
+
+def test_built_module_that_is_added_keeps_its_weights():
+    built = spec().build(seed=8)
+    before = {name: tensor.clone().double() for name, tensor in built.state_dict().items()}
+    learner = value_learner()
+    learner.add_module(module_id="b", module_spec=built)
+    assert learner.module["b"] is built
+    assert_same(of_module(learner, "b"), before)
+
+
+def test_overrides_of_an_added_module_are_its_own():
+    learner = value_learner(lr=0.01)
+    learner.add_module(module_id="b", module_spec=spec(), config_overrides={"lr": 0.5, "grad_clip": 1e-3})
+    results = learner.update_from_batch(batches(MODULE, "b"))
+    assert results["b"]["default_optimizer_learning_rate"] == 0.5
+    assert results[MODULE]["default_optimizer_learning_rate"] == 0.01
+    assert (learner.config_of("b").grad_clip, learner.config_of(MODULE).grad_clip) == (1e-3, None)
+
+
+def test_algorithms_state_comes_and_goes_with_a_module():
+    learner = ppo_config(kl_coeff=0.3).build_learner()
+    learner.add_module(module_id="b", module_spec=spec(), config_overrides={"kl_coeff": 0.7})
+    assert float(learner.registered["b/kl_coeff"]) == pytest.approx(0.7)
+    batch = ppo_batch()
+    batch["action_dist_inputs"] = np.zeros((len(batch), 3))
+    learner.update_from_batch(MultiAgentBatch({MODULE: batch, "b": batch}, len(batch)))
+    assert "b/kl_coeff" in learner.get_state()["registered"]
+    learner.remove_module("b")
+    state = learner.get_state()
+    assert set(state["registered"]) == {f"{MODULE}/kl_coeff"}
+    assert set(state["coefficients"]) == {f"{MODULE}/clip_param", f"{MODULE}/entropy_coeff"}
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"module_id": MODULE}, ValueError, "there is a module 'default_policy' already"),
+        ({"module_id": ALL}, ValueError, "must be a non-empty text other than '__all_modules__'"),
+        ({"module_id": "a/b"}, ValueError, "without"),
+        ({"module_id": "keys"}, ValueError, "a name that torch's modules use"),
+        ({"module_spec": nn.Linear(3, 3)}, TypeError, "RLModuleSpec or a built RLModule, not Linear"),
+        ({"module_spec": RLModuleSpec()}, ValueError, "RLModuleSpec needs module_class"),
+        ({"config_overrides": {"learning_rate": 1}}, ValueError, "no option 'learning_rate' to override"),
+        ({"config_overrides": {"grad_clp": 1}}, ValueError, "did you mean 'grad_clip'"),
+        ({"config_overrides": {"grad_clip": 0}}, ValueError, "grad_clip=0 is not allowed"),
+        ({"config_overrides": [1]}, TypeError, "must be a dict of training options"),
+        ({"new_should_module_be_updated": ["c"]}, ValueError, r"names \['c'\]; the modules are \['b', 'def"),
+        ({"new_should_module_be_updated": "b"}, TypeError, r"give a list of module ids, e\.g\. \['b'\]"),
+    ],
+)  # fmt: skip
+def test_module_that_cannot_be_added_is_refused_and_nothing_is_changed(arguments, error, message):
+    learner = value_learner()
+    learner.update_from_batch(value_batch())
+    before, keys = parameters(learner), [entry.key for entry in learner.optimizers]
+    with pytest.raises(error, match=message):
+        learner.add_module(**{"module_id": "b", "module_spec": spec(), **arguments})
+    assert list(learner.module) == [MODULE]
+    assert [entry.key for entry in learner.optimizers] == keys
+    assert (set(learner.connectors), learner.policies_to_train) == ({MODULE}, None)
+    assert_same(parameters(learner), before)
+    learner.add_module(module_id="b", module_spec=spec())  # and the right one is taken after it
+
+
+class PickyLearner(ValueLearner):
+    """Takes modules with a value network only, and fails while it sets up a module called bad."""
+
+    def _is_module_compatible_with_learner(self, module):
+        return hasattr(module, "value_head")
+
+    def configure_optimizers_for_module(self, module_id, config):
+        self.register_state(f"{module_id}/count", 0)
+        super().configure_optimizers_for_module(module_id, config)
+        if module_id == "bad":
+            raise OSError("half way")
+
+
+def test_incompatible_module_is_refused_by_id_when_built_and_when_added():
+    plain = wrap_module(nn.Linear(3, 3), BOX, THREE)
+    with pytest.raises(ValueError, match=r"modules \['b'\] cannot be trained here.*PickyLearner\._is_module"):
+        PickyLearner(config=TrainingSection(), module_spec=MultiRLModule({"a": spec().build(), "b": plain})).build()
+    learner = value_learner(PickyLearner)
+    with pytest.raises(ValueError, match=r"module 'b' cannot be trained here; override PickyLearner\._is_module"):
+        learner.add_module(module_id="b", module_spec=plain)
+    assert list(learner.module) == [MODULE]
+
+
+def test_module_whose_setup_fails_half_way_leaves_nothing_behind():
+    learner = value_learner(PickyLearner)
+    before = learner.get_state()
+    with pytest.raises(OSError, match="half way"):
+        learner.add_module(module_id="bad", module_spec=spec())
+    after = learner.get_state()
+    for part in ("rl_module", "optimizer", "connectors", "registered"):
+        assert after[part].keys() == before[part].keys(), part
+
+
+# -- removing ---
+
+
+def test_removed_module_takes_its_optimizer_schedules_and_counters_with_it():
+    learner, alone = value_learner(modules=("a", "b"), lr=0.01), value_learner(modules=("a", "b"), lr=0.01)
+    for each in (learner, alone):
+        each.update_from_batch(batches("a", "b"))
+    left = learner.remove_module("b")
+    assert list(left.rl_module_specs) == list(learner.module) == ["a"]
+    state = learner.get_state()
+    assert list(state["optimizer"]) == ["a.default_optimizer"]
+    assert list(state["rl_module"]) == list(state["connectors"]) == ["a"]
+    assert "b/rows" not in state["lifetime"]
+    for each in (learner, alone):
+        each.update_from_batch(batches("a", seed=1))
+    assert_same(of_module(learner, "a"), of_module(alone, "a"))
+    learner.add_module(module_id="b", module_spec=spec())  # the id is free again, its optimizer new
+    assert not learner.get_state()["optimizer"]["b.default_optimizer"]["state"]
+
+
+def test_removing_what_is_not_there_or_the_last_one_is_refused():
+    learner = value_learner(modules=("a", "b"))
+    with pytest.raises(KeyError, match=r"no module 'x'; there are \['a', 'b'\]"):
+        learner.remove_module("x")
+    with pytest.raises(ValueError, match=r"names \['b'\]; the modules are \['a'\]"):
+        learner.remove_module("b", new_should_module_be_updated=["b"])
+    learner.remove_module("b")
+    with pytest.raises(ValueError, match="'a' is the only module"):
+        learner.remove_module("a")
+    assert list(learner.module) == ["a"]
+
+
+def test_adding_and_removing_need_a_built_learner():
+    learner = value_learner(build=False)
+    for change in (lambda: learner.add_module(module_id="b", module_spec=spec()), lambda: learner.remove_module("b")):
+        with pytest.raises(RuntimeError, match=r"not built; call build\(\) first"):
+            change()
+
+
+def test_who_learns_follows_the_modules():
+    learner = value_learner(modules=("a", "b"), policies_to_train=["a", "b"])
+    learner.add_module(module_id="c", module_spec=spec(), new_should_module_be_updated=["b", "c"])
+    before = parameters(learner)
+    learner.update_from_batch(batches("a", "b", "c"))
+    assert {name.split(".")[1] for name in differs(before, parameters(learner))} == {"b", "c"}
+    learner.remove_module("b")
+    assert learner.policies_to_train == ["c"]
+    learner.remove_module("c", new_should_module_be_updated=lambda module_id, batch: True)
+    assert learner.should_module_be_updated("a")
+
+
+def test_module_that_no_longer_learns_stays_as_it_is_whatever_its_momentum():
+    learner = value_learner(modules=("a", "b"), lr=0.01)
+    learner.update_from_batch(batches("a", "b"))
+    before = of_module(learner, "b")
+    learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": value_batch(0)}, 10))  # no rows
+    assert_same(of_module(learner, "b"), before)
+    learner.policies_to_train = ["a"]
+    learner.update_from_batch(batches("a", "b"))
+    assert_same(of_module(learner, "b"), before)
+    learner.policies_to_train = None
+    learner.update_from_batch(batches("a", "b"))
+    assert differs(of_module(learner, "b"), before)
+
+
+def test_minibatch_without_rows_of_a_small_module_changes_nothing_of_it():
+    learner = value_learner(modules=("a", "b"), lr=0.01)
+    batch = MultiAgentBatch({"a": value_batch(40), "b": value_batch(3)}, 40)
+    results = learner.update_from_batch(batch, minibatch_size=4)  # ten minibatches, three rows
+    assert results[ALL]["num_minibatches"] == 10
+    assert results[ALL]["num_bad_gradients"] == 0
+    assert np.isfinite(results["b"]["total_loss"])
+    assert results["b"]["num_module_steps_trained"] == 3
+
+
+# -- shared parameters ---
+
+
+class SharedOptimizer(ValueLearner):
+    """One optimizer over all that any module has."""
+
+    make = torch.optim.Adam
+
+    def configure_optimizers(self):
+        params = list(dict.fromkeys(param for module in self.module.values() for param in module.parameters()))
+        self.register_optimizer(optimizer=type(self).make(params, lr=0.01), params=params)
+
+
+def shared(cls=SharedOptimizer):
+    """Two modules with one value encoder."""
+    modules = {mid: spec().build(seed=number) for number, mid in enumerate(("a", "b"))}
+    modules["b"].value_encoder = modules["a"].value_encoder
+    return cls(
+        config=TrainingSection(grad_clip=None),
+        module_spec=MultiRLModule(modules),
+        framework=value_learner(build=False).framework,
+    ).build()
+
+
+def test_removing_one_of_two_modules_with_a_shared_encoder_keeps_encoder_and_moments():
+    learner, alone = shared(), shared()
+    for each in (learner, alone):
+        each.update_from_batch(batches("a", "b"))
+    learner.remove_module("b")
+    moments = learner.get_state("optimizer")["optimizer"][f"{ALL}.default_optimizer"]["state"]
+    assert len(moments) == len(list(learner.module["a"].parameters()))
+    for seed in (1, 2):
+        learner.update_from_batch(batches("a", seed=seed))
+        alone.update_from_batch(batches("a", seed=seed))
+    assert_same(of_module(learner, "a"), of_module(alone, "a"))
+
+
+def test_flat_adam_over_several_modules_keeps_its_moments_when_one_leaves():
+    class FlatShared(ValueLearner):
+        def configure_optimizers(self):
+            params = [param for module in self.module.values() for param in module.parameters()]
+            self.optimizers.register(ALL, "adam", lambda flat: torch.optim.Adam([flat], fused=True), params, 0.01)
+
+    learner, alone = (value_learner(FlatShared, modules=("a", "b", "c")) for _ in range(2))
+    for each in (learner, alone):
+        each.update_from_batch(batches("a", "b", "c"))
+    learner.remove_module("b")
+    for each in (learner, alone):
+        each.update_from_batch(batches("a", "c", seed=3))
+    for module_id in ("a", "c"):
+        assert_same(of_module(learner, module_id), of_module(alone, module_id))
+    other = value_learner(FlatShared, modules=("a", "c"))
+    other.set_state(learner.get_state())
+    for each in (learner, other):
+        each.update_from_batch(batches("a", "c", seed=4))
+    assert_same(parameters(learner), parameters(other))
+
+
+def test_module_whose_own_optimizer_steps_shared_parameters_is_not_removed():
+    class OwnsShared(ValueLearner):
+        def configure_optimizers_for_module(self, module_id, config):
+            if module_id == "a":
+                super().configure_optimizers_for_module(module_id, config)
+
+    learner = shared(OwnsShared)
+    with pytest.raises(ValueError, match=r"optimizer 'a\.default_optimizer'.*under '__all_modules__'"):
+        learner.remove_module("a")
+    assert list(learner.module) == ["a", "b"]
+
+
+def test_compiled_step_is_made_anew_when_modules_change():
+    learner = value_learner(modules=("a",))
+    learner.framework.compile = True
+    learner.reset_compiled()
+    old = learner.compiled
+    learner.add_module(module_id="b", module_spec=spec())
+    assert learner.compiled is not None
+    assert learner.compiled is not old
