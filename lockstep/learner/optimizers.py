@@ -115,32 +115,35 @@ class RegisteredOptimizer:
 
     def step(self, nan_policy: NanPolicy) -> None:
         """One step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
-        total = self.flat.grad.sum()
         skip = None
-        if total.device.type == "cpu":
-            if not math.isfinite(float(total)):  # nothing waits for anything here, unlike on a GPU
-                self.bad_steps.add_(1)
-                self.bad_gradient_buffer().copy_(self.flat.grad)
-                if nan_policy != "zero":
-                    return
-                self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        else:
-            bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
-            self.bad_steps.add_(bad)
-            buffer = self.bad_gradient_buffer()
-            torch.where(bad.bool(), self.flat.grad, buffer, out=buffer)
-            if nan_policy == "zero":
-                self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-            elif self.is_plain_adam:
-                skip = bad.to(torch.float32)
-            elif bool(bad):
+        if self.flat.grad.device.type != "cpu":
+            skip = self._look_on_device(nan_policy)
+        elif not math.isfinite(float(self.flat.grad.sum())):
+            self.bad_steps.add_(1)
+            self.bad_gradient_buffer().copy_(self.flat.grad)
+            if nan_policy != "zero":
                 return
+            self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         if self.steps_directly:
             self.fused_adam_(skip)
             return
         if skip is not None:
+            if not self.is_plain_adam and bool(skip):
+                return
             self.optimizer.found_inf = skip  # type: ignore[attr-defined]
         self.optimizer.step()
+
+    def _look_on_device(self, nan_policy: NanPolicy) -> Tensor | None:
+        """The same where the host must not wait for the device; returns 1 (0-d float32) where to skip the step."""
+        total = self.flat.grad.sum()
+        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
+        self.bad_steps.add_(bad)
+        buffer = self.bad_gradient_buffer()
+        buffer.copy_(torch.where(bad.bool(), self.flat.grad, buffer))
+        if nan_policy == "zero":
+            self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            return None
+        return bad.to(torch.float32)
 
     def bad_gradient_buffer(self) -> Tensor:
         """Where the last gradient that was not finite is kept until it is reported."""

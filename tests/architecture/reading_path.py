@@ -24,7 +24,6 @@ PATH: list[tuple[str, str | None]] = [
     ("lockstep/algorithms/ppo.py", None),
     ("lockstep/ops/returns.py", "gae"),
     ("lockstep/learner/loop.py", "run_update"),
-    ("lockstep/learner/loop.py", "run_minibatch"),
     ("lockstep/learner/learner.py", "Learner._update"),
     ("lockstep/learner/learner.py", "Learner.compute_losses"),
     ("lockstep/learner/learner.py", "Learner.masked_mean"),
@@ -38,6 +37,7 @@ PATH: list[tuple[str, str | None]] = [
 """The path: files, or functions of files."""
 
 LEAVES: list[tuple[str, str | None]] = [
+    ("lockstep/learner/loop.py", "run_minibatch"),
     ("lockstep/data/rollout.py", "RolloutStore.write_obs"),
     ("lockstep/data/rollout.py", "RolloutStore.write_step"),
     ("lockstep/data/rollout.py", "RolloutStore.trajectories"),
