@@ -16,7 +16,9 @@ from lockstep.data.multi_agent_batch import (
 )
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.multi_agent_episode_step import MultiAgentEnvError
+from lockstep.data.offline import OfflineDataset, OfflineMinibatches
 from lockstep.data.parquet import parquet_batches
+from lockstep.data.row_files import write_rows
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "MultiAgentBatch",
     "MultiAgentEnvError",
     "MultiAgentEpisode",
+    "OfflineDataset",
+    "OfflineMinibatches",
     "SampleBatch",
     "SingleAgentEpisode",
     "concat_samples",
@@ -36,4 +40,5 @@ __all__ = [
     "parquet_batches",
     "shard_batch",
     "shard_episodes",
+    "write_rows",
 ]
