@@ -20,7 +20,7 @@ from lockstep.learner.onpolicy import (
     evaluate_trajectories,
     load_kernels,
     log_explained_variance,
-    select_rows,
+    train_columns,
 )
 from lockstep.ops import gae
 from lockstep.state.schedules import ScheduleLike
@@ -85,7 +85,7 @@ class A2CLearner(Learner):
             Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
         }
         log_explained_variance(self, module_id, trajectories, rollout.values, targets)
-        return select_rows(columns, trajectories.rows())
+        return train_columns(columns, rollout, trajectories)
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """Policy gradient with advantages, squared value error, entropy bonus (algorithm S3 of the paper)."""

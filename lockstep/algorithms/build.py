@@ -18,7 +18,14 @@ from lockstep.connectors import (
 )
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.learner.learner import Learner
-from lockstep.modules import ActionDist, DefaultActorCriticModule, RLModule, RLModuleSpec
+from lockstep.modules import (
+    ActionDist,
+    DefaultActorCriticModule,
+    RecurrentActorCriticModule,
+    RLModule,
+    RLModuleSpec,
+    default_module_class,
+)
 from lockstep.modules.model_config import ModelConfig
 from lockstep.rollout.collector import Collector
 from lockstep.state.streams import RandomStreams
@@ -90,9 +97,9 @@ def build_module(
     if isinstance(spec, RLModule):
         return spec
     spec = spec or RLModuleSpec()
-    module_class = spec.module_class or DefaultActorCriticModule
     model_config = spec.model_config if spec.model_config is not None else section.model_config
-    if issubclass(module_class, DefaultActorCriticModule):
+    module_class = spec.module_class or default_module_class(model_config)
+    if issubclass(module_class, DefaultActorCriticModule | RecurrentActorCriticModule):
         model_config = ModelConfig.of(model_config)  # a network of your own may have a dict of its own
     filled = RLModuleSpec(
         module_class=module_class,

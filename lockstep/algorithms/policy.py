@@ -18,7 +18,7 @@ from lockstep.data.trees import map_tree
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.modules import DEFAULT_MODULE_ID, RLModule, make_actor
+from lockstep.modules import DEFAULT_MODULE_ID, RecurrentActor, RLModule, make_actor
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats
@@ -50,6 +50,7 @@ class Policy:
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.last_results: dict[str, Any] = {}
         self._actor = make_actor(self.module, self.connectors.obs)
+        self.is_stateful = self.module.is_stateful()
         self._dist = self.module.action_dist_cls
         self._training = False
         self._rng = RandomStreams(config.seed).child("policy").numpy("compute_actions")
@@ -67,24 +68,57 @@ class Policy:
         """Version of the weights."""
         return self.learner_group.learner.weights_seq_no
 
-    def compute_actions(self, obs: Any, state: Any = None, explore: bool = True) -> np.ndarray:
+    def compute_actions(self, obs: Any, state: Any = None, explore: bool = True) -> Any:
         """Environment actions `[B, ...]` for raw observations `[B, ...]`.
 
         They are drawn within a training step (`policy_within_training_step`) unless `explore=False`; outside of it
-        they are the most likely ones. `state` is for recurrent modules. Raises `ValueError` for observations that do
-        not fit the space.
+        they are the most likely ones. A recurrent policy returns `(actions, state)`; hand the state `{name: [B, ...]}`
+        back with the next observations, None (or `get_initial_state(B)`) where episodes begin. Raises `ValueError` for
+        observations or a state that do not fit.
         """
         if self.observation_space.shape is not None:
             obs = np.asarray(obs)  # lists and tensors too
         rows = self._check_obs(obs)
         noise = self._dist.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
-        return self.to_env(self.act(obs, noise)).copy()
+        if not self.is_stateful:
+            return self.to_env(self.act(obs, noise)).copy()
+        actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
+        return self.to_env(actions).copy(), after
 
     def compute_single_action(self, obs: Any, state: Any = None, explore: bool = False) -> Any:
-        """The environment's action for one observation (a plain int for a Discrete space)."""
-        batch = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
-        action = self.compute_actions(batch, explore=explore)[0]
-        return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
+        """The environment's action for one observation (a plain int for a Discrete space).
+
+        A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
+        """
+        one = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
+        if state is not None:
+            state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
+        result = self.compute_actions(one, state, explore=explore)
+        action = result[0][0] if self.is_stateful else result[0]
+        action = int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
+        return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
+
+    def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
+        """A recurrent policy's state where episodes begin, `{name: [num_rows, ...]}`; empty for one without memory."""
+        return self._actor.get_initial_state(num_rows) if isinstance(self._actor, RecurrentActor) else {}
+
+    def act_with_state(
+        self, obs: Any, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """As `act`, of a recurrent policy: actions as learned from, and the state after them."""
+        if not isinstance(self._actor, RecurrentActor):
+            raise TypeError(f"{type(self.module).__name__} has no memory; use act")
+        return self._actor.act_with_state(obs, noise, state)
+
+    def _checked_state(self, state: Any, rows: int) -> Mapping[str, np.ndarray]:
+        expected = self.get_initial_state(rows)
+        if state is None:
+            return expected
+        shapes = {name: np.shape(leaf) for name, leaf in state.items()} if isinstance(state, Mapping) else repr(state)
+        wanted = {name: leaf.shape for name, leaf in expected.items()}
+        if shapes != wanted:
+            raise ValueError(f"the recurrent state has the shapes {shapes}, expected {wanted}; None begins episodes")
+        return {name: np.asarray(state[name], leaf.dtype) for name, leaf in expected.items()}
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
         """Random numbers for `act`, for many steps at once."""

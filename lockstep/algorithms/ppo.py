@@ -23,7 +23,7 @@ from lockstep.learner.onpolicy import (
     evaluate_trajectories,
     load_kernels,
     log_explained_variance,
-    select_rows,
+    train_columns,
 )
 from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss, gae
 from lockstep.state.schedules import ScheduleLike
@@ -122,7 +122,7 @@ class PPOLearner(Learner):
             columns[Columns.VF_PREDS] = self.to_tensor(rollout.values.reshape(-1))
         if config.kl_coeff > 0:
             columns[Columns.ACTION_DIST_INPUTS] = rollout.action_dist_inputs
-        columns = select_rows(columns, trajectories.rows())
+        columns = train_columns(columns, rollout, trajectories)
         if config.normalize_advantages == "batch":
             columns[Columns.ADVANTAGES] = self.normalized(columns[Columns.ADVANTAGES], columns)
         log_explained_variance(self, module_id, trajectories, rollout.values, targets)

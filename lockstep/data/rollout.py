@@ -8,6 +8,7 @@ from typing import Any, overload
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves, map_tree, zip_trees
@@ -55,6 +56,10 @@ class RolloutStore:
         """steps of that episode before the first row; the collector tells it with the first row"""
         self.next_episode_id = num_envs
         self.times_emptied = 0
+        self.starts: list[np.ndarray] = []
+        """of a recurrent policy: `[t, num_envs]` bool in pieces, rows before which it forgot"""
+        self.state_in: Tree = None
+        """of a recurrent policy: its state before the first row, `{name: [num_envs, ...]}`"""
         self.weights_seq_no = 0
         """version of the weights that acted"""
 
@@ -136,6 +141,7 @@ class RolloutStore:
     def _empty(self) -> None:
         self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
         self.times_emptied += 1
+        self.starts, self.state_in = [], None
         self.valid[:] = True
 
     def drop_after(self, size: int) -> None:
@@ -190,6 +196,9 @@ class RolloutStore:
             bootstrap_index=np.concatenate(pieces_index).astype(np.int64),
             bootstrap_obs=zip_trees(np.concatenate, pieces_obs, "obs"),
             valid=None if self.all_valid else self.valid[:size],
+            starts=np.concatenate(self.starts) if self.starts else None,
+            state_index=None if self.state_in is None else np.arange(num_envs),
+            states=self.state_in,
         )
 
     def episodes(self) -> RolloutEpisodes:
@@ -299,6 +308,8 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
                 action_space=store.action_space,
             )
             episode._source = self
+            if start == 0 and store.state_in is not None:
+                episode.custom_data[Columns.STATE_IN] = _rows(store.state_in, b)
             yield episode
 
 

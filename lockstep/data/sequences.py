@@ -55,3 +55,31 @@ def time_major_to_padded(leaf: Any) -> Any:
     """[L, S, ...] -> [S * L, ...]."""
     swapped = leaf.transpose(0, 1) if isinstance(leaf, torch.Tensor) else leaf.swapaxes(0, 1)
     return swapped.reshape((-1, *leaf.shape[2:]))
+
+
+def cut_into_sequences(starts: np.ndarray, max_seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cuts the columns of time-major data into sequences of at most `max_seq_len` rows that cross no start.
+
+    `starts` `[T, B]` bool marks rows that begin a piece; so does the first row of every column. Each piece is cut
+    from its beginning, so that only its last sequence is shorter. Returns for the S sequences, column by column in
+    the order of time:
+
+        first     [S] int64 flat row (`t * B + b`) of the first time step; the next ones follow at a distance of B
+        lengths   [S] int64
+        number    [S] int64 position in its piece, 0 for the sequence that begins it
+
+    Raises `ValueError` for `max_seq_len < 1`.
+    """
+    if max_seq_len < 1:
+        raise ValueError(f"max_seq_len={max_seq_len}; a sequence has at least 1 row")
+    num_steps, num_columns = starts.shape
+    marks = starts.T.copy()
+    marks[:, :1] = True
+    begins = np.flatnonzero(marks)
+    sizes = np.diff(np.append(begins, marks.size))
+    counts = -(-sizes // max_seq_len)
+    number = rows_of_sequences(np.zeros_like(counts), counts)
+    done = number * max_seq_len
+    lengths = np.minimum(np.repeat(sizes, counts) - done, max_seq_len)
+    column, t = np.divmod(np.repeat(begins, counts) + done, max(num_steps, 1))
+    return t * num_columns + column, lengths, number

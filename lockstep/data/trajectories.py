@@ -42,6 +42,12 @@ class Trajectories:
     """[K, ...] true next observations of those rows"""
     valid: np.ndarray | None = None
     """[T, B] bool, or None where every row is a transition"""
+    starts: np.ndarray | None = None
+    """[T, B] bool: rows before which a recurrent policy forgot; None where nobody remembered"""
+    state_index: np.ndarray | None = None
+    """[P] int64 indices into the flat rows: pieces that begin with a stored recurrent state"""
+    states: Tree = None
+    """{name: [P, ...]} those states, as they were before the rows"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,6 +76,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     """Episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
 
     All episodes of one rollout, in any order, are read as the store's own columns `[T, B]`, without a copy.
+    A recurrent state at the first step of an episode is read from its `custom_data["state_in"]`, `{name: [...]}`.
     Raises `ValueError` for an empty list or when no episode has a step.
     """
     pieces = [episode for episode in episodes if len(episode)]
@@ -88,6 +95,10 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     cuts = np.zeros_like(terminateds)
     cuts[ends, 0] = True
     cuts &= ~terminateds
+    starts = np.zeros_like(terminateds)
+    starts[ends - [len(piece) - 1 for piece in pieces], 0] = True
+    kept = [i for i, piece in enumerate(pieces) if Columns.STATE_IN in piece.custom_data]
+    states = [map_tree(lambda leaf: leaf[None], pieces[i].custom_data[Columns.STATE_IN]) for i in kept]
     open_ends = [i for i, end in enumerate(ends) if not terminateds[end, 0]]
     if open_ends:
         last = [map_tree(lambda leaf: leaf[-1:], data[i][Columns.NEXT_OBS]) for i in open_ends]
@@ -103,6 +114,9 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         dones=terminateds | joined(Columns.TRUNCATEDS).astype(bool),
         bootstrap_index=ends[open_ends].astype(np.int64),
         bootstrap_obs=bootstrap_obs,
+        starts=starts,
+        state_index=np.flatnonzero(starts)[kept] if kept else None,
+        states=zip_trees(lambda parts: np.concatenate(parts), states, Columns.STATE_IN) if kept else None,
     )
 
 

@@ -3,7 +3,8 @@
 An algorithm that fails a probe is wrong, and which probe it fails tells where: the value's regression
 (`ConstantProbe`), the way of the observation to the value (`ObservationProbe`), discounting and bootstrapping
 (`DiscountProbe`), the policy's gradient (`ActionProbe`), both together (`ObservationActionProbe`), and
-whether truncation bootstraps where termination does not (`TruncationProbe`).
+whether truncation bootstraps where termination does not (`TruncationProbe`), and whether a recurrent network
+remembers (`MemoryProbe`).
 
 Every probe has
 
@@ -191,6 +192,52 @@ class TruncationProbe(Probe):
         return 1.0 / (1.0 - gamma) if float(observation[0]) > 0.0 else 1.0
 
 
+class MemoryProbe(Probe):
+    """The first observation, -1 or 1, has to be remembered for `delay` steps in which the observation is 0.
+
+    Only the last action counts: reward 1 for action 0 after -1 and action 1 after 1, else -1. Without memory nothing
+    is better than a guess, whose mean return is 0.
+    """
+
+    delay: ClassVar[int] = 3
+    observations = ((-1.0,), (1.0,))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cue, self.t = 0.0, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        """Begin with the observation to remember."""
+        first = super().reset(seed=seed, options=options)
+        self.cue, self.t = self.current, 0
+        return first
+
+    def step(self, action: Any) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Zeros, and a reward for the last of `delay + 1` actions."""
+        self.current, self.t = 0.0, self.t + 1
+        last = self.t > self.delay
+        reward = (1.0 if int(action) == self.best_action([self.cue]) else -1.0) if last else 0.0
+        return self._observe(), reward, last, False, {}
+
+    def exact_value(self, observation: Any, gamma: float) -> float:
+        """At the first observation: the reward comes `delay` steps later."""
+        return gamma**self.delay
+
+    def best_action(self, observation: Any) -> Any:
+        """The last action, by the first observation: 0 after -1, 1 after 1."""
+        return int(float(observation[0]) > 0.0)
+
+    def get_env_state(self) -> dict[str, Any]:
+        """The current and the first observation, and the step."""
+        return {"current": self.current, "cue": self.cue, "t": self.t}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_env_state` gave."""
+        self.current, self.cue, self.t = float(state["current"]), float(state["cue"]), int(state["t"])
+
+
 PROBES: tuple[type[Probe], ...] = (
     ConstantProbe,
     ObservationProbe,
@@ -201,6 +248,9 @@ PROBES: tuple[type[Probe], ...] = (
     ObservationActionProbeContinuous,
     TruncationProbe,
 )
+"""what every algorithm learns with any network"""
+MEMORY_PROBES: tuple[type[Probe], ...] = (MemoryProbe,)
+"""what only a network with memory learns"""
 
 
 def register_environments() -> None:
@@ -208,7 +258,7 @@ def register_environments() -> None:
 
     `make_vector` calls this for ids that begin with ``lockstep/``.
     """
-    for probe in PROBES:
+    for probe in PROBES + MEMORY_PROBES:
         _register(f"lockstep/{probe.__name__}-v0", f"{__name__}:{probe.__name__}")
     _register("lockstep/Counting-v0", "lockstep.envs.counting:CountingEnv")
 

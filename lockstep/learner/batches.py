@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from lockstep.data.columns import Columns
+from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
 from lockstep.data.trees import map_tree
+from lockstep.learner.recurrent import columns_of_sequences
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -28,14 +30,11 @@ def tensors_of_batch(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> 
     columns: dict[str, TensorColumns] = {}
     parts = {module_id: part for module_id, part in _by_module(learner, batch).items() if len(part)}
     for module_id in _to_train(learner, parts):
-        tensors: dict[str, Any] = {
-            name: map_tree(learner.to_tensor, value)
-            for name, value in parts[module_id].items()
-            if name != Columns.INFOS
-        }
+        tensors = _columns_of(learner, module_id, parts[module_id])
         _check_columns(learner, module_id, tensors)
         if Columns.WEIGHTS_SEQ_NO in tensors:
-            _note_sampler(learner, module_id, float(tensors[Columns.WEIGHTS_SEQ_NO].double().mean()))
+            numbers, mask = tensors[Columns.WEIGHTS_SEQ_NO], tensors.get(Columns.LOSS_MASK)
+            _note_sampler(learner, module_id, float((numbers if mask is None else numbers[mask]).double().mean()))
         columns[module_id] = tensors
     return columns
 
@@ -106,6 +105,19 @@ def _to_train(learner: Learner, parts: Mapping[str, Any]) -> list[str]:
     if unknown:
         raise KeyError(f"there are rows for {unknown}; this learner's modules are {sorted(learner.module)}")
     return [mid for mid in learner.module if mid in parts and learner.should_module_be_updated(mid)]
+
+
+def _columns_of(learner: Learner, module_id: str, batch: SampleBatch) -> TensorColumns:
+    module = learner.module[module_id]
+    if module.is_stateful():
+        return columns_of_sequences(learner, module, batch, module_id)
+    if Columns.SEQ_LENS in batch:  # of no use to a network without memory
+        flat = batch.copy(shallow=True).unpad()
+        batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
+    columns = {name: map_tree(learner.to_tensor, value) for name, value in batch.items() if name != Columns.INFOS}
+    if Columns.LOSS_MASK in columns:
+        columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
+    return columns
 
 
 def _by_module(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> Mapping[str, SampleBatch]:

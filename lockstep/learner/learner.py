@@ -238,12 +238,13 @@ class Learner:
         raise TypeError(f"{type(self).__name__} has no loss; override compute_loss_for_module")
 
     def masked_mean(self, values: Tensor, batch: TensorColumns) -> Tensor:
-        """Sum over the real rows divided by their *global* count, so that n learners equal one. `values` [N]."""
+        """Sum over the real rows divided by their *global* count, so that n learners equal one. `values` [N],
+        or [S, L] of a module with memory."""
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
             return values.mean()
         count = values.new_tensor(float(values.numel())) if mask is None else mask.sum().to(values.dtype)
-        total = values.sum() if mask is None else (values * mask).sum()
+        total = values.sum() if mask is None else torch.where(mask, values, 0.0).sum()  # NaN in padding stays there
         return total / self.reducer.sum_(count.detach().clone()).clamp(min=1.0)
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:

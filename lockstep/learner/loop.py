@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lockstep.data.trajectories import Trajectories, num_rows_of
-from lockstep.learner.minibatches import gather, module_minibatches
+from lockstep.learner.minibatches import gather, module_minibatches, step_counter
 from lockstep.learner.results import Results
 from lockstep.learner.summary import summarize_update
 
@@ -93,12 +93,13 @@ def run_update(
     trained = dict.fromkeys(columns, 0)
     shuffle = options.shuffle_batch_per_epoch and options.minibatch_size is not None
     rng = learner.streams.numpy("minibatches")
+    num_steps = step_counter(columns, num_rows)
     passes, num_minibatches, before = 0, 0, 0
     for indices, ends_pass in module_minibatches(num_rows, options.minibatch_size, options.num_epochs, shuffle, rng):
         run_minibatch(learner, columns, indices)
         num_minibatches += 1
         for module_id, index in indices.items():
-            trained[module_id] += num_rows[module_id] if index is None else len(index)
+            trained[module_id] += num_steps(module_id, index)
         if ends_pass:
             passes += 1
             learner.metrics.end_pass(num_minibatches - before)

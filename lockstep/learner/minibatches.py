@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from lockstep.data.columns import Columns
 from lockstep.data.minibatch import multi_minibatch_indices
 from lockstep.data.trees import map_tree
 
@@ -55,3 +56,21 @@ def module_minibatches(
     batches = multi_minibatch_indices(num_rows, minibatch_size, num_epochs, shuffle, rng)
     for number, indices in enumerate(batches, start=1):
         yield dict(indices), number % per_pass == 0
+
+
+def step_counter(
+    columns: Mapping[str, TensorColumns], num_rows: Mapping[str, int]
+) -> Callable[[str, np.ndarray | None], int]:
+    """A function that says how many transitions the rows `index` (None: all) of a module are.
+
+    A row is one transition, or, of a module with memory, a sequence of those that its `loss_mask` marks.
+    """
+    masks = {mid: part[Columns.LOSS_MASK] for mid, part in columns.items() if Columns.LOSS_MASK in part}
+    steps = {mid: mask.reshape(num_rows[mid], -1).sum(1).cpu().numpy() for mid, mask in masks.items()}
+
+    def count(module_id: str, index: np.ndarray | None) -> int:
+        if module_id in steps:
+            return int(steps[module_id].sum() if index is None else steps[module_id][index].sum())
+        return num_rows[module_id] if index is None else len(index)
+
+    return count

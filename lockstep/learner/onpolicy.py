@@ -13,6 +13,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.minibatches import take_rows
+from lockstep.learner.recurrent import SequenceRows, evaluate_sequences
 from lockstep.ops import explained_variance, gae
 
 if TYPE_CHECKING:
@@ -41,29 +42,45 @@ class Evaluated:
     """[T, B]"""
     next_values: np.ndarray
     """[T, B] value of the true next observation; the estimator ignores it where the episode terminated"""
+    sequences: SequenceRows | None = None
+    """of a module with memory: the sequences to train on"""
 
 
 @torch.no_grad()
 def evaluate_trajectories(learner: Learner, module_id: str, trajectories: Trajectories) -> Evaluated:
-    """One forward pass over all rows and one over the bootstrap observations.
+    """One forward pass over all rows and one over the bootstrap observations (of a module with memory: in order).
 
     The parameters are those that acted, so log-probabilities equal those at acting time.
     """
     module, pipeline = learner.module[module_id], learner.connectors[module_id].obs
     obs = map_tree(learner.to_tensor, pipeline(trajectories.flat_obs()))
-    out = module.forward_train({Columns.OBS: obs})
+    last = None
+    if len(trajectories.bootstrap_index):
+        last = map_tree(learner.to_tensor, pipeline(trajectories.bootstrap_obs))
+    sequences, bootstrap = None, None
+    if module.is_stateful():
+        out, bootstrap, sequences = evaluate_sequences(learner, module, trajectories, obs, last)
+    else:
+        out = module.forward_train({Columns.OBS: obs})
+        if last is not None:
+            bootstrap = module.compute_values({Columns.OBS: last})
     actions = learner.to_tensor(trajectories.flat_actions())
     inputs = out[Columns.ACTION_DIST_INPUTS]
     values = out[Columns.VF_PREDS].cpu().numpy().reshape(trajectories.shape)
     next_values = np.empty_like(values)
     next_values[:-1] = values[1:]
     next_values[-1] = 0.0
-    if len(trajectories.bootstrap_index):
-        last = map_tree(learner.to_tensor, pipeline(trajectories.bootstrap_obs))
-        bootstrap = module.compute_values({Columns.OBS: last}).cpu().numpy()
-        next_values.reshape(-1)[trajectories.bootstrap_index] = bootstrap
+    if bootstrap is not None:
+        next_values.reshape(-1)[trajectories.bootstrap_index] = bootstrap.cpu().numpy()
     logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
-    return Evaluated(obs, actions, inputs, logp, values, next_values)
+    return Evaluated(obs, actions, inputs, logp, values, next_values, sequences)
+
+
+def train_columns(columns: dict[str, Any], rollout: Evaluated, trajectories: Trajectories) -> dict[str, Any]:
+    """What a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` of a module with memory."""
+    if rollout.sequences is not None:
+        return rollout.sequences.train_columns(columns)
+    return select_rows(columns, trajectories.rows())
 
 
 def select_rows(columns: dict[str, Any], rows: np.ndarray | None) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
+from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule, default_module_class
+from lockstep.modules.recurrent_acting import RecurrentActor
 from lockstep.modules.rl_module import RLModule, RLModuleSpec
 from lockstep.modules.wrap import wrap_module
 
@@ -30,8 +32,12 @@ __all__ = [
     "NumpyActor",
     "RLModule",
     "RLModuleSpec",
+    "Recurrence",
+    "RecurrentActor",
+    "RecurrentActorCriticModule",
     "TorchActor",
     "check_module_id",
+    "default_module_class",
     "make_actor",
     "wrap_module",
 ]

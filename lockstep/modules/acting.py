@@ -18,6 +18,7 @@ from torch import nn
 
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.encoders import Encoder, FlatFeatures
+from lockstep.modules.recurrent_acting import RecurrentActor
 from lockstep.modules.rl_module import RLModule
 from lockstep.modules.spaces import map_leaves
 from lockstep.ops.distributions import Categorical, DiagGaussian
@@ -56,7 +57,7 @@ class TorchActor:
 
     def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
         if module.is_stateful():
-            raise ValueError(f"{type(module).__name__} keeps a state from step to step, which this actor does not")
+            raise ValueError(f"{type(module).__name__} keeps a state from step to step, so RecurrentActor must act")
         self.module = module
         self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline
         self.rebind()
@@ -163,7 +164,12 @@ class NumpyActor:
 
 
 def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:
-    """The fastest actor for a module; all give the same actions for the same noise, up to rounding."""
+    """The fastest actor for a module; all give the same actions for the same noise, up to rounding.
+
+    A module with a state gets a `RecurrentActor`, which acts by `act_with_state`.
+    """
+    if module.is_stateful():
+        return RecurrentActor(module, obs_pipeline)
     return NumpyActor.build(module, obs_pipeline) or TorchActor(module, obs_pipeline)
 
 

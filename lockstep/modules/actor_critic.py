@@ -34,6 +34,8 @@ class DefaultActorCriticModule(RLModule):
 
     def setup(self) -> None:
         config = ModelConfig.of(self.model_config)
+        if config.recurrent is not None:
+            raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
         action_dist = self.action_dist_cls
         space, self.is_masked = split_action_mask(self.observation_space, action_dist)
         policy_gain, value_gain = (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)

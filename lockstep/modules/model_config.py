@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from typing import Any, Self
 
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
+RECURRENT = ("lstm", "gru")
+_ELSEWHERE = {"use_lstm": "recurrent", "lstm_cell_size": "recurrent_size", "fcnet_hiddens": "hiddens"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,14 @@ class ModelConfig:
     conv_activation: str = "relu"
     image_hiddens: tuple[int, ...] = (512,)
     """Dense layers after the convolutions."""
+    recurrent: str | None = None
+    """"lstm" or "gru": a memory after the encoder, shared by policy and value (`share_value_network` does not apply);
+    None: no memory.
+    """
+    recurrent_size: int = 64
+    """Numbers in the memory."""
+    max_seq_len: int = 20
+    """Time steps through which the gradient of a recurrent network flows: episodes are cut into such sequences."""
 
     def __post_init__(self) -> None:
         for name in ("hiddens", "image_hiddens"):
@@ -57,6 +67,13 @@ class ModelConfig:
         for name in ("activation", "conv_activation"):
             if getattr(self, name) not in ACTIVATIONS:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.recurrent not in (None, *RECURRENT):
+            raise ValueError(
+                f"recurrent={self.recurrent!r} is not one of {', '.join(RECURRENT)}, or None for no memory"
+            )
+        for name in ("recurrent_size", "max_seq_len"):
+            if not _is_count(getattr(self, name)):
+                raise ValueError(f"{name} must be a positive whole number, got {getattr(self, name)!r}")
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
@@ -82,7 +99,7 @@ class ModelConfig:
         names = [entry.name for entry in fields(cls)]
         for key in value:
             if key not in names:
-                near = get_close_matches(str(key), names, n=1)
+                near = [_ELSEWHERE[key]] if key in _ELSEWHERE else get_close_matches(str(key), names, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
                 raise ValueError(f"unknown model_config key {key!r}: {hint}")
         return cls(**value)

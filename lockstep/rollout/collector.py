@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.rollout.checks import check_finite
+from lockstep.rollout.memory import Memory, RememberingPolicy
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -23,7 +24,7 @@ NEVER_ENDS = 1_000_000
 
 
 class ActingPolicy(Protocol):
-    """What a collector needs of a policy."""
+    """What a collector needs of a policy. One with `is_stateful=True` also has what `Memory` needs, used for `act`."""
 
     @property
     def weights_seq_no(self) -> int:
@@ -94,6 +95,8 @@ class Collector:
         self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
         self.streams = streams or RandomStreams(0)
         self.num_resets = 0
+        remembers = getattr(policy, "is_stateful", False)
+        self.memory = Memory(cast(RememberingPolicy, policy), self.num_envs) if remembers else None
         self._obs: Any = None
         self._returns = np.zeros(self.num_envs, np.float64)
         self._lengths = np.zeros(self.num_envs, np.int64)
@@ -124,6 +127,8 @@ class Collector:
         self._obs = obs if self.frame_stack is None else self.frame_stack.reset(obs)
         self._returns[:] = 0.0
         self._lengths[:] = 0
+        if self.memory is not None:
+            self.memory.forget()
         if self.buffer is not None:
             if self.buffer.size:
                 self.buffer.cut()
@@ -175,6 +180,8 @@ class Collector:
         first = self.buffer.size if self.buffer is not None else 0
         if self.buffer is not None and first == 0:
             self.buffer.t_started[:] = self._lengths
+        if self.memory is not None:
+            self.memory.begin_collect(self.buffer)
         try:
             if n_episode is None:
                 steps = self._collect_steps(-(-amount // self.num_envs), random)
@@ -187,6 +194,8 @@ class Collector:
             if self.buffer is not None:
                 self.buffer.drop_after(first)
             raise
+        if self.memory is not None:
+            self.memory.end_collect(self.buffer)
         seconds = time.perf_counter() - started
         self.collect_step += steps
         self.collect_episode += len(self._ended)
@@ -241,7 +250,10 @@ class Collector:
     def _run(self, num_vector_steps: int, random: bool) -> int:
         """The hot loop: act, step, store."""
         policy, store, counting, num_envs = self.policy, self.buffer, self._counting, self.num_envs
-        act, to_env, env_step, clock = policy.act, policy.to_env, self.env.step, time.perf_counter
+        act, to_env, clock = policy.act, policy.to_env, time.perf_counter
+        env_step: Callable[[Any], StepResult] = self.env.step
+        if self.memory is not None:
+            act, env_step = self.memory.act, self.memory.watched(env_step)
         returns, lengths, obs = self._returns, self._lengths, self._obs
         noise = None
         if (self.exploration_noise or policy.is_exploring) and not random:
@@ -257,7 +269,7 @@ class Collector:
             if store is not None:  # before the step: environments may write the next observation into this memory
                 store.write_obs(t, obs)
             began = clock()
-            actions = self._random_actions() if random else act(obs, None if noise is None else noise[k])
+            actions = self._random_actions(obs) if random else act(obs, None if noise is None else noise[k])
             acted = clock()
             step = env_step(to_env(actions))
             env_time += clock() - acted
@@ -314,7 +326,9 @@ class Collector:
                 self.on_episode_done_hook(int(b), *episode)
         return obs
 
-    def _random_actions(self) -> np.ndarray:
+    def _random_actions(self, obs: Any) -> np.ndarray:
+        if self.memory is not None:
+            self.memory.act(obs, None)  # it remembers what it sees, whoever acts
         rng = self.streams.numpy("random_actions")
         space = self.env.action_space
         space.seed(int(rng.integers(2**31)))
@@ -338,6 +352,7 @@ class Collector:
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
             "frame_stack": None if self.frame_stack is None else self.frame_stack.get_state(),
             "buffer": None if self.buffer is None else self.buffer.get_state(),
+            "memory": None if self.memory is None else self.memory.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -357,3 +372,5 @@ class Collector:
         self._obs = map_tree(np.copy, obs)
         self._returns[:] = state["returns"]
         self._lengths[:] = state["lengths"]
+        if self.memory is not None:
+            self.memory.set_state(state["memory"])

@@ -254,9 +254,9 @@ class Stateful(DefaultActorCriticModule):
         return {"h": torch.zeros(3)}
 
 
-def test_a_stateful_module_is_refused():
+def test_an_actor_without_a_state_refuses_a_stateful_module():
     with pytest.raises(ValueError, match="Stateful keeps a state"):
-        make_actor(RLModuleSpec(Stateful, BOX, DISCRETE).build())
+        TorchActor(RLModuleSpec(Stateful, BOX, DISCRETE).build())
 
 
 def test_a_wrong_observation_names_both():

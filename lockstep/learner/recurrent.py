@@ -1,0 +1,231 @@
+"""Sequences for modules with memory: evaluating a rollout in the order of time, and cutting it for training.
+
+Episodes are cut into sequences of at most `max_seq_len` rows, from their beginning (or from where the rollout begins,
+with the state that acted there). The state before each sequence is computed here, with the parameters that acted, and
+stored with it; the gradient flows within a sequence. Sequences stand in columns `[S, L, ...]`, padded with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.columns import Columns, is_state_column
+from lockstep.data.sequences import cut_into_sequences, sequence_starts
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import map_tree, to_numpy_leaf, zip_trees
+from lockstep.modules import RLModule
+
+if TYPE_CHECKING:
+    from lockstep.data.sample_batch import SampleBatch
+    from lockstep.learner.learner import Learner, TensorColumns
+
+DEFAULT_MAX_SEQ_LEN = 20
+State = dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class SequenceRows:
+    """Which rows make up the sequences of a train batch."""
+
+    rows: Tensor
+    """[S, L] int64 rows of the flat columns; padding points to row 0"""
+    lengths: Tensor
+    """[S] int64"""
+    loss_mask: Tensor
+    """[S, L] bool: real rows that are transitions"""
+    state_in: State
+    """{name: [S, ...]} before the first row of each sequence"""
+
+    def train_columns(self, columns: Mapping[str, Any]) -> TensorColumns:
+        """Flat columns `[N, ...]` as `[S, L, ...]` with zeros as padding, and what a module and a loss need besides."""
+        padding = ~within(self.lengths, self.rows.shape[1])
+
+        def cut(leaf: Tensor) -> Tensor:
+            taken = leaf.index_select(0, self.rows.reshape(-1)).unflatten(0, self.rows.shape)
+            taken[padding] = 0
+            return taken
+
+        return {
+            **{name: map_tree(cut, value) for name, value in columns.items()},
+            Columns.STATE_IN: self.state_in,
+            Columns.SEQ_LENS: self.lengths,
+            Columns.LOSS_MASK: self.loss_mask,
+        }
+
+
+def within(lengths: Tensor, size: int) -> Tensor:
+    """`[S, size]` bool: the real rows of sequences with `lengths` `[S]`."""
+    return torch.arange(size, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def max_seq_len_of(module: RLModule) -> int:
+    """`max_seq_len` of the module's `model_config` (default 20)."""
+    config = module.model_config
+    named = config if isinstance(config, Mapping) else vars(config)
+    return int(named.get("max_seq_len", DEFAULT_MAX_SEQ_LEN))
+
+
+def initial_states(module: RLModule, count: int) -> State:
+    """`{name: [count, ...]}`: the state at episode starts."""
+    return {name: leaf.detach().expand(count, *leaf.shape).clone() for name, leaf in module.get_initial_state().items()}
+
+
+@torch.no_grad()
+def evaluate_sequences(
+    learner: Learner, module: RLModule, trajectories: Trajectories, obs: Any, bootstrap_obs: Any
+) -> tuple[dict[str, Tensor], Tensor, SequenceRows]:
+    """Runs the module over every piece of episode, all pieces together, one sequence after the other.
+
+    `obs` `[N, ...]` and `bootstrap_obs` `[K, ...]` (None for K = 0) are tensors after the observation pipeline. Returns
+    the outputs `{name: [N, ...]}`, the values of the bootstrap observations `[K]` (each follows the last row of its
+    piece), and the sequences to train on.
+    """
+    plan = _Plan(trajectories, max_seq_len_of(module))
+    num_rows, num_boot = trajectories.rewards.size, len(trajectories.bootstrap_index)
+    states = initial_states(module, len(plan.first))
+    if trajectories.state_index is not None:
+        where = on_device(learner, plan.pieces_at(trajectories.state_index))
+        for name, stored in trajectories.states.items():
+            states[name][where] = learner.to_tensor(np.asarray(stored))
+    obs = obs if bootstrap_obs is None else zip_trees(torch.cat, [obs, bootstrap_obs], Columns.OBS)
+    found: dict[str, Tensor] = {}
+    for number in range(int(plan.number.max()) + 1):
+        chosen = np.flatnonzero(plan.number == number)
+        length = int(plan.lengths[chosen].max())
+        which, rows = on_device(learner, chosen), on_device(learner, plan.rows[chosen, :length])
+        out = _forward(module, _rows_of(obs, rows), _rows_of(states, which))
+        goes_on = plan.goes_on[chosen]  # these sequences are full, so their last state is the next one's first
+        for name, leaf in out[Columns.STATE_OUT].items():
+            states[name][on_device(learner, chosen[goes_on] + 1)] = leaf[on_device(learner, goes_on)]
+        real = within(on_device(learner, plan.lengths[chosen]), length)
+        for name in (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS):
+            if name not in found:
+                found[name] = out[name].new_zeros((num_rows + num_boot, *out[name].shape[2:]))
+            found[name][rows[real]] = out[name][real]
+    outputs = {name: leaf[:num_rows] for name, leaf in found.items()}
+    return outputs, found[Columns.VF_PREDS][num_rows:], _train_rows(learner, plan, trajectories, states)
+
+
+def _forward(module: RLModule, obs: Any, state: State) -> dict[str, Any]:
+    out = module.forward_train({Columns.OBS: obs, Columns.STATE_IN: state})
+    absent = [name for name in (Columns.VF_PREDS, Columns.STATE_OUT) if name not in out]
+    if absent:
+        raise ValueError(
+            f"{type(module).__name__}.forward_train must return {absent} too: a module with a state returns "
+            "'vf_preds' [B, T] and 'state_out' {name: [B, ...]}"
+        )
+    return out
+
+
+def _train_rows(learner: Learner, plan: _Plan, trajectories: Trajectories, states: State) -> SequenceRows:
+    """Sequences that have a transition."""
+    real = np.arange(plan.rows.shape[1]) < plan.real_lengths[:, None]
+    rows = np.where(real, plan.rows, 0)
+    counts = real if trajectories.valid is None else real & trajectories.valid.reshape(-1)[rows]
+    kept = np.flatnonzero(counts.any(axis=1))
+    width = int(plan.real_lengths[kept].max())
+    return SequenceRows(
+        on_device(learner, rows[kept, :width]),
+        on_device(learner, plan.real_lengths[kept]),
+        on_device(learner, counts[kept, :width]),
+        _rows_of(states, on_device(learner, kept)),
+    )
+
+
+def columns_of_sequences(learner: Learner, module: RLModule, batch: SampleBatch, module_id: str) -> TensorColumns:
+    """The columns `[S, L, ...]` of a batch with `seq_lens`, whichever layout it has; what stands in padding is dropped.
+
+    Without `state_in` all sequences begin episodes. `ValueError` without `seq_lens`, or for another state than the
+    module's.
+    """
+    if Columns.SEQ_LENS not in batch:
+        raise ValueError(
+            f"module {module_id!r} remembers from step to step, but its batch has no 'seq_lens': say which rows follow "
+            "each other (and give 'state_in' where a sequence does not begin an episode)"
+        )
+    flat = batch.copy(shallow=True).unpad()
+    lengths = to_numpy_leaf(flat[Columns.SEQ_LENS]).astype(np.int64)
+    kept = np.flatnonzero(lengths)
+    lengths, firsts = lengths[kept], sequence_starts(lengths)[kept]
+    steps = np.arange(int(lengths.max()))
+    real = steps < lengths[:, None]
+    states = initial_states(module, len(kept))
+    if Columns.STATE_IN in flat:
+        given = flat[Columns.STATE_IN]
+        if not isinstance(given, Mapping) or set(given) != set(states):
+            names = sorted(given) if isinstance(given, Mapping) else type(given).__name__
+            raise ValueError(f"state_in of module {module_id!r} must be a dict of {sorted(states)}, not {names}")
+        which = on_device(learner, kept)
+        states = {name: learner.to_tensor(given[name])[which] for name in states}
+    columns = {
+        name: map_tree(learner.to_tensor, value)
+        for name, value in flat.items()
+        if name not in (Columns.INFOS, Columns.SEQ_LENS, Columns.LOSS_MASK) and not is_state_column(name)
+    }
+    rows = on_device(learner, np.where(real, firsts[:, None] + steps, 0))
+    loss_mask = on_device(learner, real)
+    if Columns.LOSS_MASK in flat:
+        loss_mask &= learner.to_tensor(flat[Columns.LOSS_MASK]).to(torch.bool)[rows]
+    return SequenceRows(rows, on_device(learner, lengths), loss_mask, states).train_columns(columns)
+
+
+class _Plan:
+    """The sequences of all pieces, each piece followed by its bootstrap observation (row N + k) where it has one."""
+
+    def __init__(self, trajectories: Trajectories, max_seq_len: int) -> None:
+        num_steps, num_columns = trajectories.shape
+        num_rows = num_steps * num_columns
+        starts = self._starts(trajectories)
+        first, sizes, _ = cut_into_sequences(starts, num_rows + 1)
+        bootstrap = np.full(num_rows, -1, np.int64)
+        bootstrap[trajectories.bootstrap_index] = np.arange(len(trajectories.bootstrap_index))
+        extra = bootstrap[first + (sizes - 1) * num_columns]
+        long = sizes + (extra >= 0)
+        counts = -(-long // max_seq_len)
+        piece = np.repeat(np.arange(len(first)), counts)
+        self.number = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
+        done = self.number * max_seq_len
+        self.first = first[piece] + done * num_columns
+        self.lengths = np.minimum(long[piece] - done, max_seq_len)
+        self.real_lengths = np.minimum(sizes[piece] - done, max_seq_len)
+        self.goes_on = self.number < counts[piece] - 1
+        steps = np.arange(int(self.lengths.max()))
+        rows = self.first[:, None] + steps * num_columns
+        is_bootstrap = (steps >= self.real_lengths[:, None]) & (steps < self.lengths[:, None])
+        rows = np.where(is_bootstrap, num_rows + extra[piece][:, None], rows)
+        self.rows = np.where(steps < self.lengths[:, None], rows, 0)
+
+    @staticmethod
+    def _starts(trajectories: Trajectories) -> np.ndarray:
+        """Where acting forgot; in any case after each end and each row with a bootstrap observation."""
+        starts = np.zeros(trajectories.shape, bool) if trajectories.starts is None else trajectories.starts.copy()
+        ends = trajectories.dones.copy()
+        ends.reshape(-1)[trajectories.bootstrap_index] = True
+        if trajectories.starts is None and trajectories.valid is not None:
+            ends |= ~trajectories.valid
+        starts[1:] |= ends[:-1]
+        return starts
+
+    def pieces_at(self, rows: np.ndarray) -> np.ndarray:
+        """Numbers of the sequences that begin a piece at these flat rows; `ValueError` where none does."""
+        begins = np.flatnonzero(self.number == 0)
+        begins = begins[np.argsort(self.first[begins])]
+        found = begins[np.minimum(np.searchsorted(self.first[begins], rows), len(begins) - 1)]
+        if not np.array_equal(self.first[found], rows):
+            raise ValueError(f"recurrent states are stored for the rows {rows}, but not all of these begin a sequence")
+        return found
+
+
+def _rows_of(tree: Any, rows: Tensor) -> Any:
+    return map_tree(lambda leaf: leaf[rows], tree)
+
+
+def on_device(learner: Learner, array: np.ndarray) -> Tensor:
+    """Indices, lengths and masks on the learner's device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(learner.device)

@@ -1,0 +1,181 @@
+"""The default actor-critic with memory: an LSTM or GRU between the encoder and the two heads.
+
+A module with memory computes on sequences: every tensor in a batch begins `[B, T]`, and acting is the case `T = 1`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from lockstep.modules.actor_critic import DefaultActorCriticModule
+from lockstep.modules.encoders import Encoder
+from lockstep.modules.layers import initialise, mask_logits
+from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.rl_module import Batch, RLModule
+from lockstep.modules.spaces import ACTION_MASK, OBSERVATIONS, map_leaves, split_action_mask
+
+State = dict[str, Tensor]
+NUM_GATES = {"lstm": 4, "gru": 3}
+
+
+class Recurrence(nn.Module):
+    """One layer of LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's equations.
+
+    Its four parameters are ordinary ones (not the packed weights of `nn.LSTM`), so that they may be views into a flat
+    tensor. Orthogonal weights for each gate and zero biases with `orthogonal`, else torch's own initialisation.
+    """
+
+    def __init__(self, kind: str, input_size: int, hidden_size: int, orthogonal: bool = True) -> None:
+        super().__init__()
+        self.kind, self.input_size, self.hidden_size = kind, input_size, hidden_size
+        rows = NUM_GATES[kind] * hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(rows, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size))
+        self.bias_ih = nn.Parameter(torch.zeros(rows))
+        self.bias_hh = nn.Parameter(torch.zeros(rows))
+        bound = 1.0 / math.sqrt(hidden_size)
+        for weight in (self.weight_ih, self.weight_hh):
+            if orthogonal:
+                for gate in weight.data.split(hidden_size):
+                    nn.init.orthogonal_(gate)
+            else:
+                nn.init.uniform_(weight, -bound, bound)
+        if not orthogonal:
+            nn.init.uniform_(self.bias_ih, -bound, bound)
+            nn.init.uniform_(self.bias_hh, -bound, bound)
+
+    def initial_state(self) -> State:
+        """Zeros: `{"h": [H]}`, for an LSTM `{"h": [H], "c": [H]}`."""
+        zeros = self.weight_hh.new_zeros(self.hidden_size)
+        return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
+
+    def forward(
+        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """`inputs` `[B, T, F]` from `state` (leaves `[B, H]`) -> features `[B, T, H]` and the state after the last row.
+
+        `lengths` `[B]`: the real rows of each sequence; the state is then that after its last real row.
+        """
+        weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
+        hidden = [state[name].unsqueeze(0) for name in (("h", "c") if self.kind == "lstm" else ("h",))]
+        start: Any = hidden if self.kind == "lstm" else hidden[0]
+        run: Any = torch.lstm if self.kind == "lstm" else torch.gru
+        if lengths is None:
+            features, *after = run(inputs, start, weights, True, 1, 0.0, False, False, True)
+        else:
+            packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            order: Any = packed.sorted_indices
+            start = [part.index_select(1, order) for part in hidden]
+            start = start if self.kind == "lstm" else start[0]
+            data, *after = run(packed.data, packed.batch_sizes, start, weights, True, 1, 0.0, False, False)
+            again = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+            features = pad_packed_sequence(again, batch_first=True, total_length=inputs.shape[1])[0]
+            back: Any = packed.unsorted_indices
+            after = [part.index_select(1, back) for part in after]
+        return features, dict(zip(("h", "c"), (part.squeeze(0) for part in after)))
+
+
+class RecurrentActorCriticModule(RLModule):
+    """Encoder, recurrent layer, and linear heads for policy and value, which share the memory.
+
+    `model_config.recurrent` is `"lstm"` or `"gru"`. Batches are sequences:
+
+        obs         [B, T, ...] each row one time step; all rows of a sequence lie in one episode
+        state_in    {"h": [B, H], ("c": [B, H])} the memory before the first row; absent: an episode's start
+        seq_lens    [B] real rows, where sequences are padded on the right; padding changes no real row
+
+    Acting runs no value head. Observations with an action mask work as in `DefaultActorCriticModule`.
+    """
+
+    def setup(self) -> None:
+        config = ModelConfig.of(self.model_config)
+        if config.recurrent is None:
+            raise ValueError(
+                "model_config.recurrent=None: a module with memory needs 'lstm' or 'gru'; without memory use "
+                "DefaultActorCriticModule"
+            )
+        action_dist = self.action_dist_cls
+        space, self.is_masked = split_action_mask(self.observation_space, action_dist)
+        policy_gain, value_gain = (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
+        num_inputs = action_dist.input_size
+        self.log_std: nn.Parameter | None = None
+        if isinstance(self.action_space, spaces.Box) and config.free_log_std:
+            num_inputs //= 2
+            self.log_std = nn.Parameter(torch.full((num_inputs,), config.log_std_init))
+        self.encoder = Encoder(space, config)
+        size = config.recurrent_size
+        self.recurrence = Recurrence(config.recurrent, self.encoder.output_size, size, config.orthogonal_init)
+        self.policy_head = initialise(nn.Linear(size, num_inputs), policy_gain)
+        if isinstance(self.action_space, spaces.Box) and not config.free_log_std:
+            with torch.no_grad():
+                self.policy_head.bias[num_inputs // 2 :] = config.log_std_init
+        self.value_head = None if self.inference_only else initialise(nn.Linear(size, 1), value_gain)
+
+    def get_initial_state(self) -> State:
+        return self.recurrence.initial_state()
+
+    def _forward(self, batch: Batch) -> dict[str, Any]:
+        """Acting: `"action_dist_inputs"` `[B, T, D]` and `"state_out"` after the last (real) row."""
+        features, state = self._remember(batch, batch.get("seq_lens"))
+        return {"action_dist_inputs": self._policy(batch, features), "state_out": state}
+
+    def forward_train(self, batch: Batch) -> dict[str, Any]:
+        """`"action_dist_inputs"` `[B, T, D]`, `"vf_preds"` `[B, T]`, and, without padding, `"state_out"`."""
+        features, state = self._remember(batch, None)
+        out: dict[str, Any] = {"action_dist_inputs": self._policy(batch, features), "vf_preds": self._value(features)}
+        return out if "seq_lens" in batch else {**out, "state_out": state}
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """State values `[B, T]`. `RuntimeError` for a module built with `inference_only`."""
+        return self._value(self._remember(batch, None)[0])
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["value_head"]
+
+    def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """Features `[B, T, H]` of the present and what came before."""
+        obs = batch["obs"][OBSERVATIONS] if self.is_masked else batch["obs"]
+        leading = _leading_shape(obs)
+        flat = map_leaves(lambda leaf: leaf.flatten(0, 1), obs)
+        encoded = self.encoder(flat, self.policy_head.weight.dtype).unflatten(0, leading)
+        state = batch.get("state_in")
+        if state is None:
+            state = {name: leaf.expand(leading[0], -1) for name, leaf in self.get_initial_state().items()}
+        return self.recurrence(encoded, state, lengths)
+
+    def _value(self, features: Tensor) -> Tensor:
+        if self.value_head is None:
+            raise RuntimeError("this module was built with inference_only=True and has no value function")
+        return self.value_head(features).squeeze(-1)
+
+    def _policy(self, batch: Batch, features: Tensor) -> Tensor:
+        inputs = self.policy_head(features)
+        if self.log_std is not None:
+            inputs = torch.cat([inputs, self.log_std.expand_as(inputs)], dim=-1)
+        if self.is_masked:
+            inputs = mask_logits(inputs, batch["obs"][ACTION_MASK])
+        return inputs
+
+
+def _leading_shape(obs: Any) -> tuple[int, int]:
+    while isinstance(obs, Mapping | tuple):
+        obs = next(iter(obs.values())) if isinstance(obs, Mapping) else obs[0]
+    if obs.dim() < 2:
+        raise ValueError(f"a recurrent module takes observations [B, T, ...]; got a leaf of shape {tuple(obs.shape)}")
+    return int(obs.shape[0]), int(obs.shape[1])
+
+
+def default_module_class(model_config: Any) -> type[RLModule]:
+    """The class of the default network: the one with memory where `model_config` asks for it."""
+    if isinstance(model_config, ModelConfig):
+        recurrent = model_config.recurrent
+    else:
+        recurrent = dict(model_config or {}).get("recurrent")
+    return DefaultActorCriticModule if recurrent is None else RecurrentActorCriticModule

@@ -1,0 +1,337 @@
+"""Learning in sequences: what the learner makes of rollouts and batches for modules with memory."""
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import ALL, MODULE, assert_same, differs, parameters
+from sequence_parts import recurrent_config, rollout, stepwise
+
+from lockstep import A2CConfig, PPOConfig, SampleBatch
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.trajectories import trajectories_from_episodes
+
+KINDS = ("lstm", "gru")
+
+
+def expected_rows(policy, store):
+    """By (environment, step): value, log-probability and state before the row, step by step along each episode."""
+    module, found = policy.module, {}
+    for episode in store.episodes():
+        start = episode.custom_data.get("state_in")
+        start = None if start is None else {name: torch.as_tensor(leaf) for name, leaf in start.items()}
+        inputs, values, states = stepwise(module, episode.get_observations(), start)
+        actions = torch.as_tensor(np.asarray(episode.get_actions()))
+        logp = module.action_dist_cls.from_inputs(inputs[:-1]).log_prob(actions)
+        found[episode.id_] = (episode, values, logp, states)
+    return found
+
+
+def gae_of(rewards, values, terminated, gamma, lambda_):
+    """Written out for one episode; `values` has one more."""
+    values = values.clone()
+    values[-1] = 0.0 if terminated else values[-1]
+    advantages, following = [], 0.0
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + gamma * values[t + 1] - values[t] + gamma * lambda_ * following
+        advantages.append(following)
+    return torch.stack(advantages[::-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("collects", [1, 2])
+def test_columns_of_a_rollout_are_those_of_step_by_step_evaluation(kind, collects):
+    config = recurrent_config(kind, gamma=0.9, lambda_=0.7, max_seq_len=6)
+    policy, collector = rollout(config, 40, collects)
+    learner, store = policy.learner_group.learner, collector.buffer
+    episodes = expected_rows(policy, store)
+    assert len(episodes) > 5
+    if collects > 1:
+        assert any(any(leaf.any() for leaf in states[0].values()) for _, _, _, states in episodes.values())
+    batch = learner.prepare_batch(store.trajectories(), module_id=MODULE)
+    lengths = batch["seq_lens"]
+    assert int(lengths.max()) == 6
+    assert int(batch["loss_mask"].sum()) == len(store) == 120
+    pieces = [
+        (episode, values, logp, states, start)
+        for episode, values, logp, states in sorted(episodes.values(), key=lambda item: first_row(store, item[0]))
+        for start in range(0, len(episode), 6)
+    ]
+    assert len(pieces) == len(lengths)
+    for row, (episode, values, logp, states, start) in enumerate(pieces):
+        stop = min(start + 6, len(episode))
+        size = stop - start
+        assert int(lengths[row]) == size
+        for name, leaf in states[start].items():
+            torch.testing.assert_close(batch["state_in"][name][row], leaf, rtol=0, atol=1e-6)
+        torch.testing.assert_close(batch["action_logp"][row, :size], logp[start:stop], rtol=0, atol=1e-6)
+        rewards = torch.as_tensor(np.asarray(episode.get_rewards()), dtype=torch.float64)
+        advantages = gae_of(rewards, values, episode.is_terminated, 0.9, 0.7)
+        torch.testing.assert_close(batch["advantages"][row, :size], advantages[start:stop], rtol=0, atol=1e-6)
+        targets = advantages + values[:-1]
+        torch.testing.assert_close(batch["value_targets"][row, :size], targets[start:stop], rtol=0, atol=1e-6)
+        assert np.allclose(batch["obs"][row, :size], np.asarray(episode.get_observations())[start:stop])
+        assert not batch["loss_mask"][row, size:].any()
+        assert all(not batch[name][row, size:].any() for name in ("obs", "advantages", "actions", "action_logp"))
+
+
+def first_row(store, episode):
+    """Where an episode's view begins in its environment's column: (environment, step)."""
+    obs = np.asarray(episode.get_observations())[0]
+    t, b = np.argwhere((store.obs[: store.size] == obs).all(-1))[0]
+    return int(b), int(t)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probabilities_before_the_update_are_those_of_acting(kind):
+    """Acting, with its own state in single steps, and the learner's evaluation see the same distribution."""
+    policy, collector = rollout(recurrent_config(kind))
+    acted = []
+    original = policy.module.forward_exploration
+
+    def recording(batch):
+        out = original(batch)
+        acted.append(out["action_dist_inputs"][:, 0].clone())
+        return out
+
+    policy.module.forward_exploration = recording
+    collector.buffer.clear()
+    collector.env.reset()
+    with policy.within_training_step():
+        collector.reset_env()
+        collector.collect(n_step=120)
+    inputs = torch.stack(acted)
+    actions = torch.as_tensor(collector.buffer.actions[:40])
+    logp = policy.module.action_dist_cls.from_inputs(inputs).log_prob(actions)
+    batch = policy.learner_group.learner.prepare_batch(collector.buffer.trajectories(), module_id=MODULE)
+    got = torch.sort(batch["action_logp"][batch["loss_mask"]]).values
+    torch.testing.assert_close(got, torch.sort(logp.reshape(-1)).values, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+def test_own_episodes_give_the_same_sequences_as_the_rollout_store(config):
+    policy, collector = rollout(recurrent_config(config=config()), 40, 2)
+    views = list(collector.buffer.episodes())
+    own = []
+    for view in views:
+        own.append(
+            SingleAgentEpisode(
+                observations=np.array(view.get_observations()),
+                actions=np.array(view.get_actions()),
+                rewards=np.array(view.get_rewards()),
+                terminated=view.is_terminated,
+                truncated=view.is_truncated,
+            )
+        )
+        own[-1].custom_data.update(view.custom_data)
+    learner = policy.learner_group.learner
+    first = learner.prepare_batch(collector.buffer.trajectories(), module_id=MODULE)
+    second = learner.prepare_batch(trajectories_from_episodes(own), module_id=MODULE)
+    assert first.keys() == second.keys()
+    for name in set(first) - {"state_in"}:
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=1e-9, msg=name)
+    for name, leaf in first["state_in"].items():
+        torch.testing.assert_close(leaf, second["state_in"][name], rtol=0, atol=1e-9)
+
+
+def train_batch(learner, store):
+    return learner.prepare_batch(store.trajectories(), module_id=MODULE)
+
+
+def test_loss_of_ppo_on_sequences_is_the_one_written_out_row_by_row():
+    policy, collector = rollout(recurrent_config(entropy_coeff=0.01, vf_loss_coeff=0.5))
+    learner = policy.learner_group.learner
+    batch = train_batch(learner, collector.buffer)
+    with torch.no_grad():  # away from where it acted, so that the ratio is not 1
+        for parameter in learner.module.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    real = batch["loss_mask"]
+    advantages = batch["advantages"][real]
+    mean, std = advantages.mean(), advantages.std(correction=0)
+    losses = []
+    for row, length in enumerate(batch["seq_lens"].tolist()):
+        state = {name: leaf[row] for name, leaf in batch["state_in"].items()}
+        inputs, values, _ = stepwise(policy.module, batch["obs"][row, :length], state)
+        for t in range(length):
+            log_probs = torch.log_softmax(inputs[t], -1)
+            ratio = torch.exp(log_probs[batch["actions"][row, t]] - batch["action_logp"][row, t])
+            advantage = (batch["advantages"][row, t] - mean) / (std + 1e-8)
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            error = 0.5 * (values[t] - batch["value_targets"][row, t]) ** 2
+            losses.append(-surrogate + 0.5 * error - 0.01 * -(log_probs.exp() * log_probs).sum())
+    fwd_out = learner.forward_train({MODULE: batch})
+    loss = learner.compute_losses(fwd_out=fwd_out, batch={MODULE: batch})[MODULE]
+    assert float(loss) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-9)
+
+
+def gradient(learner, batch):
+    fwd_out = learner.forward_train({MODULE: batch})
+    learner.compute_gradients(learner.compute_losses(fwd_out=fwd_out, batch={MODULE: batch}))
+    return next(iter(learner.optimizers)).flat.grad.clone()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_is_the_mean_over_unpadded_sequences_weighted_by_their_rows(kind):
+    policy, collector = rollout(recurrent_config(kind, normalize_advantages=None))
+    learner = policy.learner_group.learner
+    batch = train_batch(learner, collector.buffer)
+    whole = gradient(learner, batch)
+    lengths = batch["seq_lens"].tolist()
+    assert len(set(lengths)) > 1
+    parts = []
+    for row, length in enumerate(lengths):
+        alone = {
+            name: value[row : row + 1, :length] for name, value in batch.items() if name not in ("state_in", "seq_lens")
+        }
+        alone["state_in"] = {name: leaf[row : row + 1] for name, leaf in batch["state_in"].items()}
+        parts.append(length * gradient(learner, alone))
+    torch.testing.assert_close(whole, torch.stack(parts).sum(0) / sum(lengths), rtol=0, atol=1e-12)
+
+
+def as_flat(batch):
+    """A prepared batch as somebody would hand it in: flat rows with `seq_lens`."""
+    real = batch["loss_mask"]
+    columns = {n: v[real].numpy() for n, v in batch.items() if n not in ("state_in", "seq_lens", "loss_mask")}
+    columns["state_in"] = {name: leaf.numpy() for name, leaf in batch["state_in"].items()}
+    return SampleBatch(columns, seq_lens=batch["seq_lens"].numpy())
+
+
+def with_garbage(batch, value):
+    """Every padded row of the padded layout overwritten."""
+    lengths, length = batch["seq_lens"], batch.max_seq_len
+    padding = (np.arange(length) >= lengths[:, None]).reshape(-1)
+    for name, column in batch.items():
+        if name not in ("seq_lens", "state_in"):
+            column[padding] = value if column.dtype.kind == "f" else 1
+    return batch
+
+
+def time_major(batch):
+    lengths, length = batch["seq_lens"], batch.max_seq_len
+    columns = {
+        name: value.reshape(len(lengths), length, *value.shape[1:]).swapaxes(0, 1)
+        for name, value in batch.items()
+        if name not in ("seq_lens", "state_in")
+    }
+    return SampleBatch(columns, state_in=batch["state_in"], seq_lens=lengths, _time_major=True)
+
+
+OPTIONS = {"num_epochs": 2, "minibatch_size": 5, "shuffle_batch_per_epoch": True}
+LAYOUTS = {
+    "flat": lambda batch: batch,
+    "zero padded": lambda batch: batch.right_zero_pad(7),
+    "padded with NaN": lambda batch: with_garbage(batch.right_zero_pad(7), np.nan),
+    "padded with garbage": lambda batch: with_garbage(batch.right_zero_pad(9), 1e30),
+    "time-major": lambda batch: time_major(with_garbage(batch.right_zero_pad(6), np.nan)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_update_from_batch_of_sequences_equals_update_from_episodes_in_every_layout(layout):
+    config = recurrent_config()
+    policy, collector = rollout(config)
+    learner, other = policy.learner_group.learner, config.build_learner()
+    assert_same(parameters(learner), parameters(other))
+    batch = LAYOUTS[layout](as_flat(train_batch(learner, collector.buffer)))
+    before = batch.copy()
+    results = other.update_from_batch(batch, **OPTIONS)
+    for name in set(batch) - {"state_in"}:
+        np.testing.assert_equal(batch[name], before[name])  # the caller's batch stays as it is
+    learner.update_from_episodes(collector.buffer.episodes(), **OPTIONS)
+    assert_same(parameters(learner), parameters(other))
+    assert results[ALL]["num_bad_gradients"] == 0
+
+
+def test_minibatches_are_made_of_whole_sequences_and_time_is_never_shuffled():
+    policy, collector = rollout(recurrent_config())
+    learner = policy.learner_group.learner
+    whole = train_batch(learner, collector.buffer)
+    known = {tuple(row.reshape(-1).tolist()) for row in whole["obs"]}
+    seen = []
+    original = learner.compute_losses
+
+    def recording(*, fwd_out, batch):
+        seen.append(batch[MODULE])
+        return original(fwd_out=fwd_out, batch=batch)
+
+    learner.compute_losses = recording
+    results = learner.update_from_episodes(
+        collector.buffer.episodes(), num_epochs=2, minibatch_size=4, shuffle_batch_per_epoch=True
+    )
+    num_sequences = len(whole["seq_lens"])
+    assert len(seen) == results[ALL]["num_minibatches"] == 2 * (num_sequences // 4)
+    for batch in seen:
+        assert batch["obs"].shape[0] == batch["state_in"]["h"].shape[0] == 4
+        assert all(tuple(row.reshape(-1).tolist()) in known for row in batch["obs"])
+    order = torch.cat([batch["seq_lens"] for batch in seen])
+    assert not torch.equal(order[: num_sequences // 4 * 4], whole["seq_lens"][: num_sequences // 4 * 4])
+
+
+def test_steps_are_counted_not_sequences():
+    policy, collector = rollout(recurrent_config())
+    results = policy.learner_group.learner.update_from_episodes(collector.buffer.episodes(), num_epochs=3)
+    assert results[ALL]["num_env_steps_trained"] == 360
+    assert results[MODULE]["num_module_steps_trained"] == 360
+    assert results[MODULE]["module_train_batch_size_mean"] == 120
+
+
+def test_episodes_shorter_and_longer_than_a_sequence_and_one_of_full_length():
+    """Pieces of 1 to 11 rows with sequences of 5: bootstrap rows behind a full sequence too."""
+    learner = recurrent_config(gamma=0.9, lambda_=0.5).build_learner()
+    rng = np.random.default_rng(0)
+    for length in (1, 4, 5, 6, 10, 11):
+        for end in ("terminated", "truncated", "open"):
+            obs = rng.normal(size=(length + 1, 4)).astype(np.float32)
+            episode = SingleAgentEpisode(
+                observations=obs,
+                actions=rng.integers(2, size=length),
+                rewards=rng.normal(size=length).astype(np.float32),
+                terminated=end == "terminated",
+                truncated=end == "truncated",
+            )
+            batch = learner.prepare_batch(trajectories_from_episodes([episode]), module_id=MODULE)
+            _, values, _ = stepwise(learner.module[MODULE], obs)
+            rewards = torch.as_tensor(np.asarray(episode.get_rewards()), dtype=torch.float64)
+            expected = gae_of(rewards, values, end == "terminated", 0.9, 0.5)
+            got = batch["advantages"][batch["loss_mask"]]
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, msg=f"{length} {end}")
+            assert batch["seq_lens"].tolist() == [5] * (length // 5) + ([length % 5] if length % 5 else [])
+
+
+def test_batches_without_what_memory_needs_are_refused():
+    learner = recurrent_config().build_learner()
+    columns = {
+        "obs": np.zeros((4, 4), np.float32),
+        "actions": np.zeros(4, np.int64),
+        "action_logp": np.zeros(4),
+        "advantages": np.zeros(4),
+        "value_targets": np.ones(4),
+    }
+    with pytest.raises(
+        ValueError, match="'default_policy' remembers from step to step, but its batch has no 'seq_lens'"
+    ):
+        learner.update_from_batch(SampleBatch(columns))
+    with pytest.raises(
+        ValueError, match=r"state_in of module 'default_policy' must be a dict of \['c', 'h'\], not \['h'\]"
+    ):
+        learner.update_from_batch(SampleBatch(columns, seq_lens=[2, 2], state_in={"h": np.zeros((2, 4))}))
+    before = parameters(learner)
+    learner.update_from_batch(SampleBatch(columns, seq_lens=[3, 1]))  # without state_in: beginnings of episodes
+    assert differs(before, parameters(learner))
+
+
+def test_a_module_without_memory_takes_a_batch_with_sequences_row_by_row():
+    config = recurrent_config().rl_module(model_config={"recurrent": None})
+    rng = np.random.default_rng(0)
+    columns = {
+        "obs": rng.normal(size=(6, 4)).astype(np.float32),
+        "actions": rng.integers(2, size=6),
+        "action_logp": -rng.uniform(size=6),
+        "advantages": rng.normal(size=6),
+        "value_targets": rng.normal(size=6),
+    }
+    first, second, third = (config.build_learner() for _ in range(3))
+    first.update_from_batch(SampleBatch(columns))
+    second.update_from_batch(SampleBatch(columns, seq_lens=[4, 2], state_in=np.zeros((2, 3))))
+    third.update_from_batch(SampleBatch(columns, seq_lens=[4, 2]).right_zero_pad(5))
+    assert_same(parameters(first), parameters(second))
+    assert_same(parameters(first), parameters(third))

@@ -1,0 +1,227 @@
+"""The default module with memory: its arithmetic against torch's layers, sequences against single steps."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from lockstep.modules import (
+    DefaultActorCriticModule,
+    ModelConfig,
+    NumpyActor,
+    RecurrentActor,
+    RecurrentActorCriticModule,
+    RLModule,
+    RLModuleSpec,
+    TorchActor,
+    default_module_class,
+    make_actor,
+)
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+THREE = spaces.Discrete(3)
+KINDS = ("lstm", "gru")
+
+
+def module(kind="lstm", observation_space=BOX, action_space=THREE, dtype=torch.float32, seed=0, **config):
+    config = ModelConfig(hiddens=(5,), recurrent=kind, recurrent_size=4, policy_gain=1.0, **config)
+    spec = RLModuleSpec(RecurrentActorCriticModule, observation_space, action_space, model_config=config)
+    return spec.build(seed=seed).to(dtype)
+
+
+def obs(rows=3, steps=7, seed=0, dtype=torch.float32):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, steps, 3))).to(dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recurrence_is_that_of_torchs_own_layer(kind):
+    own = module(kind, dtype=torch.float64).recurrence
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](5, 4, batch_first=True).double()
+    with torch.no_grad():
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            getattr(own, name).copy_(torch.randn_like(getattr(own, name)))
+            getattr(layer, f"{name}_l0").copy_(getattr(own, name))
+    x = torch.randn(3, 7, 5, dtype=torch.float64)
+    h, c = torch.randn(2, 3, 4, dtype=torch.float64)
+    expected, after = layer(x, (h[None], c[None]) if kind == "lstm" else h[None])
+    state = {"h": h, "c": c} if kind == "lstm" else {"h": h}
+    features, got = own(x, state)
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-12)
+    for leaf, reference in zip(got.values(), after if kind == "lstm" else [after]):
+        torch.testing.assert_close(leaf, reference[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_gives_what_step_by_step_gives(kind):
+    net, x = module(kind), obs()
+    whole = net.forward_train({"obs": x})
+    state = {name: leaf.expand(3, -1) for name, leaf in net.get_initial_state().items()}
+    for t in range(x.shape[1]):
+        step = net.forward_train({"obs": x[:, t : t + 1], "state_in": state})
+        for name in ("action_dist_inputs", "vf_preds"):
+            torch.testing.assert_close(step[name][:, 0], whole[name][:, t], rtol=0, atol=1e-6)
+        acted = net.forward_exploration({"obs": x[:, t : t + 1], "state_in": state})
+        torch.testing.assert_close(acted["action_dist_inputs"], step["action_dist_inputs"], rtol=0, atol=1e-6)
+        state = step["state_out"]
+    for name, leaf in state.items():
+        torch.testing.assert_close(leaf, whole["state_out"][name], rtol=0, atol=1e-6)
+    torch.testing.assert_close(net.compute_values({"obs": x}), whole["vf_preds"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_past_matters_and_the_future_does_not(kind):
+    net, x = module(kind), obs()
+    before = net.forward_train({"obs": x})["vf_preds"]
+    changed = x.clone()
+    changed[:, 3] += 1.0
+    after = net.forward_train({"obs": changed})["vf_preds"]
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert ((before - after).abs()[:, 3:] > 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_after_padded_sequences_is_that_after_the_last_real_row(kind):
+    net, x, lengths = module(kind, dtype=torch.float64), obs(dtype=torch.float64), torch.tensor([7, 2, 4])
+    start = {name: torch.randn(3, 4, dtype=torch.float64) for name in net.get_initial_state()}
+    out = net.forward_inference({"obs": x, "seq_lens": lengths, "state_in": start})
+    for row, length in enumerate(lengths.tolist()):
+        own = {name: leaf[row : row + 1] for name, leaf in start.items()}
+        alone = net.forward_inference({"obs": x[row : row + 1, :length], "state_in": own})
+        torch.testing.assert_close(
+            out["action_dist_inputs"][row, :length], alone["action_dist_inputs"][0], rtol=0, atol=1e-12
+        )
+        for name, leaf in alone["state_out"].items():
+            torch.testing.assert_close(out["state_out"][name][row], leaf[0], rtol=0, atol=1e-12)
+
+
+def test_padding_of_any_content_changes_no_real_row():
+    net, x, lengths = module(), obs(), torch.tensor([7, 2, 4])
+    padding = torch.arange(7) >= lengths[:, None]
+    clean = net.forward_train({"obs": x, "seq_lens": lengths})["vf_preds"]
+    x[padding] = torch.nan
+    dirty = net.forward_train({"obs": x, "seq_lens": lengths})
+    assert torch.equal(dirty["vf_preds"][~padding], clean[~padding])
+    assert "state_out" not in dirty  # it would have seen the padding
+
+
+def test_initial_state_and_statefulness():
+    assert {name: leaf.tolist() for name, leaf in module("gru").get_initial_state().items()} == {"h": [0.0] * 4}
+    assert set(module("lstm").get_initial_state()) == {"h", "c"}
+    assert module().is_stateful()
+    assert not RLModuleSpec(DefaultActorCriticModule, BOX, THREE).build().is_stateful()
+
+
+def test_initialisation_is_orthogonal_for_each_gate_or_torchs_own():
+    layer = module("lstm", seed=1).recurrence
+    for gate in layer.weight_hh.split(4):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(4), rtol=0, atol=1e-6)
+    assert not layer.bias_ih.any()
+    plain = module("gru", orthogonal_init=False).recurrence
+    assert plain.bias_ih.any()
+    assert float(plain.weight_hh.detach().abs().max()) <= 0.5
+
+
+def test_inference_only_has_no_value_head_and_takes_a_full_modules_weights():
+    full = module()
+    small = RLModuleSpec(
+        RecurrentActorCriticModule, BOX, THREE, inference_only=True, model_config=full.model_config
+    ).build()
+    small.set_state(full.get_state(inference_only=True))
+    x = {"obs": obs()}
+    torch.testing.assert_close(small._forward(x)["action_dist_inputs"], full._forward(x)["action_dist_inputs"])
+    with pytest.raises(RuntimeError, match="inference_only=True and has no value"):
+        small.compute_values(x)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}),
+        spaces.Tuple((BOX, spaces.MultiBinary(2))),
+        spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_every_observation_space_has_a_module_with_memory(space):
+    net = RLModuleSpec(
+        RecurrentActorCriticModule, space, spaces.Box(-1, 1, (2,)), model_config={"recurrent": "gru", "hiddens": (5,)}
+    ).build(seed=0)
+    actor = make_actor(net)
+    state = actor.get_initial_state(2)
+    sample = [space.sample() for _ in range(2)]
+    batch = _stacked(sample)
+    actions, after = actor.act_with_state(batch, None, state)
+    assert actions.shape == (2, 2)
+    assert after["h"].shape == (2, 64)
+
+
+def _stacked(samples):
+    if isinstance(samples[0], dict):
+        return {key: _stacked([sample[key] for sample in samples]) for key in samples[0]}
+    if isinstance(samples[0], tuple):
+        return tuple(_stacked(list(parts)) for parts in zip(*samples))
+    return np.stack(samples)
+
+
+def test_action_mask_forbids_actions_in_sequences():
+    space = spaces.Dict({"observations": BOX, "action_mask": spaces.MultiBinary(3)})
+    net = module(observation_space=space)
+    mask = torch.tensor([1, 0, 1]).expand(3, 7, 3)
+    inputs = net.forward_train({"obs": {"observations": obs(), "action_mask": mask}})["action_dist_inputs"]
+    probabilities = net.action_dist_cls.from_inputs(inputs).log_probs.exp()
+    assert float(probabilities[..., 1].max()) == 0.0
+    assert float(probabilities[..., 2].min()) > 0.0
+
+
+def test_actor_carries_the_state_and_refuses_to_act_without():
+    net = module("lstm")
+    actor = make_actor(net)
+    assert isinstance(actor, RecurrentActor)
+    x = obs(2, 5).numpy()
+    noise = net.action_dist_cls.draw_noise(np.random.default_rng(0), (5, 2))
+    state, actions = actor.get_initial_state(2), []
+    for t in range(5):
+        before = {name: leaf.copy() for name, leaf in state.items()}
+        action, after = actor.act_with_state(x[:, t], noise[t], state)
+        assert all(np.array_equal(before[name], state[name]) for name in state)
+        state = after
+        actions.append(action)
+    inputs = net.forward_train({"obs": torch.from_numpy(x)})["action_dist_inputs"].detach()
+    dist = net.action_dist_cls.from_inputs(inputs)
+    expected = dist.sample_with_noise(torch.from_numpy(noise).transpose(0, 1))
+    assert np.array_equal(np.stack(actions, 1), expected.numpy())
+    with pytest.raises(TypeError, match="RecurrentActorCriticModule remembers from step to step; use act_with_state"):
+        actor.act(x[:, 0])
+    with pytest.raises(ValueError, match="keeps a state from step to step"):
+        TorchActor(net)
+    assert NumpyActor.build(net) is None
+
+
+def test_checkpoint_of_a_module_with_memory_round_trips(tmp_path):
+    net = module("gru")
+    again = RLModule.from_checkpoint(net.save_to_path(tmp_path / "module"))
+    assert isinstance(again, RecurrentActorCriticModule)
+    x = {"obs": obs()}
+    assert torch.equal(net.compute_values(x), again.compute_values(x))
+
+
+def test_configuration_chooses_the_class_and_refuses_what_does_not_fit():
+    assert default_module_class(ModelConfig()) is DefaultActorCriticModule
+    assert default_module_class(None) is DefaultActorCriticModule
+    assert default_module_class({"recurrent": "gru"}) is RecurrentActorCriticModule
+    assert default_module_class(ModelConfig(recurrent="lstm")) is RecurrentActorCriticModule
+    with pytest.raises(ValueError, match="recurrent='rnn' is not one of lstm, gru"):
+        ModelConfig(recurrent="rnn")
+    with pytest.raises(ValueError, match="max_seq_len must be a positive whole number, got 0"):
+        ModelConfig(max_seq_len=0)
+    with pytest.raises(ValueError, match="'use_lstm': did you mean 'recurrent'"):
+        ModelConfig.of({"use_lstm": True})
+    with pytest.raises(ValueError, match="recurrent='lstm' needs RecurrentActorCriticModule"):
+        RLModuleSpec(DefaultActorCriticModule, BOX, THREE, model_config={"recurrent": "lstm"}).build()
+    with pytest.raises(ValueError, match="needs 'lstm' or 'gru'"):
+        RLModuleSpec(RecurrentActorCriticModule, BOX, THREE).build()
+    with pytest.raises(ValueError, match=r"takes observations \[B, T, \.\.\.\]"):
+        module().forward_train({"obs": torch.zeros(3)})
