@@ -309,7 +309,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
             )
             episode._source = self
             if start == 0 and store.state_in is not None:
-                episode.custom_data[Columns.STATE_IN] = _rows(store.state_in, b)
+                episode.custom_data[Columns.STATE_IN] = {"t": episode.t_started, "state": _rows(store.state_in, b)}
             yield episode
 
 

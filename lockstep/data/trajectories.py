@@ -7,7 +7,7 @@ observation is given apart (an episode cut by a time limit, or a piece that ends
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,8 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     """Episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
 
     All episodes of one rollout, in any order, are read as the store's own columns `[T, B]`, without a copy.
-    A recurrent state at the first step of an episode is read from its `custom_data["state_in"]`, `{name: [...]}`.
+    The recurrent state before the first step is read from the extra output `state_in` `{name: [T, ...]}`, or from
+    `custom_data["state_in"]`, `{"t": step, "state": {name: [...]}}`; without one episodes begin with the initial one.
     Raises `ValueError` for an empty list or when no episode has a step.
     """
     pieces = [episode for episode in episodes if len(episode)]
@@ -97,8 +98,8 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     cuts &= ~terminateds
     starts = np.zeros_like(terminateds)
     starts[ends - [len(piece) - 1 for piece in pieces], 0] = True
-    kept = [i for i, piece in enumerate(pieces) if Columns.STATE_IN in piece.custom_data]
-    states = [map_tree(lambda leaf: leaf[None], pieces[i].custom_data[Columns.STATE_IN]) for i in kept]
+    stored = [_state_before(piece, item) for piece, item in zip(pieces, data)]
+    kept = [i for i, state in enumerate(stored) if state is not None]
     open_ends = [i for i, end in enumerate(ends) if not terminateds[end, 0]]
     if open_ends:
         last = [map_tree(lambda leaf: leaf[-1:], data[i][Columns.NEXT_OBS]) for i in open_ends]
@@ -116,8 +117,15 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         bootstrap_obs=bootstrap_obs,
         starts=starts,
         state_index=np.flatnonzero(starts)[kept] if kept else None,
-        states=zip_trees(lambda parts: np.concatenate(parts), states, Columns.STATE_IN) if kept else None,
+        states=zip_trees(np.stack, [stored[i] for i in kept], Columns.STATE_IN) if kept else None,
     )
+
+
+def _state_before(piece: SingleAgentEpisode, data: Mapping[str, Any]) -> Tree:
+    if Columns.STATE_IN in data:
+        return map_tree(lambda leaf: np.asarray(leaf)[0], data[Columns.STATE_IN])
+    kept = piece.custom_data.get(Columns.STATE_IN)
+    return None if kept is None or kept["t"] != piece.t_started else map_tree(np.asarray, kept["state"])
 
 
 def num_rows_of(tree: Tree) -> int:

@@ -177,11 +177,7 @@ class Collector:
         started = time.perf_counter()
         self._ended.clear()
         self._env_time = self._act_time = 0.0
-        first = self.buffer.size if self.buffer is not None else 0
-        if self.buffer is not None and first == 0:
-            self.buffer.t_started[:] = self._lengths
-        if self.memory is not None:
-            self.memory.begin_collect(self.buffer)
+        first = self._begin_collect()
         try:
             if n_episode is None:
                 steps = self._collect_steps(-(-amount // self.num_envs), random)
@@ -209,6 +205,22 @@ class Collector:
             tuple(r for r, _ in self._ended),
             tuple(n for _, n in self._ended),
         )
+
+    def _begin_collect(self) -> int:
+        """Rows that are in the buffer already; an empty one is told what came before its first row."""
+        if self.memory is not None:
+            self.memory.begin_collect(self.buffer)
+        if self.buffer is None:
+            return 0
+        if self.buffer.size == 0:
+            self.buffer.t_started[:] = self._lengths
+        return self.buffer.size
+
+    def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
+        """The policy's `act` and the environments' `step`; of a recurrent policy, with its memory around them."""
+        if self.memory is None:
+            return self.policy.act, self.env.step
+        return self.memory.act, self.memory.watched(self.env.step)
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
         given = [(name, n) for name, n in (("n_step", n_step), ("n_episode", n_episode)) if n is not None]
@@ -250,10 +262,7 @@ class Collector:
     def _run(self, num_vector_steps: int, random: bool) -> int:
         """The hot loop: act, step, store."""
         policy, store, counting, num_envs = self.policy, self.buffer, self._counting, self.num_envs
-        act, to_env, clock = policy.act, policy.to_env, time.perf_counter
-        env_step: Callable[[Any], StepResult] = self.env.step
-        if self.memory is not None:
-            act, env_step = self.memory.act, self.memory.watched(env_step)
+        to_env, clock, (act, env_step) = policy.to_env, time.perf_counter, self._act_and_step()
         returns, lengths, obs = self._returns, self._lengths, self._obs
         noise = None
         if (self.exploration_noise or policy.is_exploring) and not random:

@@ -18,7 +18,7 @@ def expected_rows(policy, store):
     module, found = policy.module, {}
     for episode in store.episodes():
         start = episode.custom_data.get("state_in")
-        start = None if start is None else {name: torch.as_tensor(leaf) for name, leaf in start.items()}
+        start = None if start is None else {name: torch.as_tensor(leaf) for name, leaf in start["state"].items()}
         inputs, values, states = stepwise(module, episode.get_observations(), start)
         actions = torch.as_tensor(np.asarray(episode.get_actions()))
         logp = module.action_dist_cls.from_inputs(inputs[:-1]).log_prob(actions)
@@ -122,7 +122,7 @@ def test_own_episodes_give_the_same_sequences_as_the_rollout_store(config):
                 truncated=view.is_truncated,
             )
         )
-        own[-1].custom_data.update(view.custom_data)
+        own[-1].custom_data.update({"state_in": {**view.custom_data["state_in"], "t": 0}} if view.custom_data else {})
     learner = policy.learner_group.learner
     first = learner.prepare_batch(collector.buffer.trajectories(), module_id=MODULE)
     second = learner.prepare_batch(trajectories_from_episodes(own), module_id=MODULE)
