@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.data.trees import leaves
+from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.minibatches import gather
 from lockstep.learner.optimizers import ALL_MODULES, RegisteredOptimizer
 
@@ -44,8 +44,9 @@ class CompiledUpdate:
         key = (id(columns), *((m, None if i is None else len(i)) for m, i in indices.items()))
         if key != self._last_key:
             self._last_key, self._last_columns = key, columns
-            self._last_step = self._find(columns, indices)
-            self._last_inputs = self._inputs(columns)
+            padded = _padded(columns, indices)
+            self._last_step = self._find(padded, indices)
+            self._last_inputs = self._inputs(padded)
         if self._last_step is None:
             return False
         function, metrics = self._last_step
@@ -207,6 +208,24 @@ def _adam_step_(entry: RegisteredOptimizer, lr: Tensor) -> None:
         exp_avg.copy_(new_avg)
         exp_avg_sq.copy_(new_sq)
         step.copy_(new_step)
+
+
+def _padded(columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> dict[str, dict[str, Any]]:
+    """Columns that rows are gathered from, filled up to a power of two: batches of about one size share one graph.
+
+    (Where an environment's reset rows are left out, every batch has another number of rows.) No index points at what
+    is filled in.
+    """
+
+    def pad(leaf: Tensor) -> Tensor:
+        rows = len(leaf)
+        size = 1 << (rows - 1).bit_length()
+        return leaf if rows == size else torch.cat([leaf, leaf.new_zeros(size - rows, *leaf.shape[1:])])
+
+    return {
+        module_id: part if indices[module_id] is None else {name: map_tree(pad, value) for name, value in part.items()}
+        for module_id, part in columns.items()
+    }
 
 
 def _kind(leaf: Tensor) -> tuple[Any, ...]:

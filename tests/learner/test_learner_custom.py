@@ -94,6 +94,17 @@ def test_compiled_update_equals_the_eager_one_over_twenty_minibatches(compiled):
         assert compiled.last_series[key] == pytest.approx(series, abs=1e-4), key
 
 
+def test_compiled_update_takes_batches_of_about_one_size_with_one_graph(compiled):
+    """An environment whose reset rows are left out gives another number of rows in every batch."""
+    compiled, eager = pair(compiled)
+    steps = compiled.eager_steps
+    for rows in (31, 30, 29, 27, 26, 25, 24):
+        for learner in (compiled, eager):
+            learner.update_from_batch(batch(seed=rows)[:rows], **STEPS)
+        assert_close(compiled, eager)
+    assert compiled.eager_steps == steps
+
+
 def test_compiled_update_has_the_hooks_of_a_subclass_in_it(compiled):
     compiled, eager = pair(compiled)
     plain = build(MyLearner)
