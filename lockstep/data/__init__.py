@@ -2,6 +2,7 @@
 
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.minari_files import read_minari, read_minari_batch, write_minari
 from lockstep.data.minibatch import (
     MiniBatchIterator,
     minibatch_indices,
@@ -38,7 +39,10 @@ __all__ = [
     "minibatch_indices",
     "multi_minibatch_indices",
     "parquet_batches",
+    "read_minari",
+    "read_minari_batch",
     "shard_batch",
     "shard_episodes",
+    "write_minari",
     "write_rows",
 ]

@@ -1,0 +1,330 @@
+"""Minari datasets to and from episodes and batches, without loss (extra `offline`).
+
+Datasets are those of the local Minari folder (`MINARI_DATASETS_PATH`); nothing is downloaded. Images are stored as
+they are, never as JPEG. What Minari has no place for (ids, start times, types of text, order of keys) is a note in
+JSON among the options of each episode; datasets without it are read by their spaces.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.columns import Columns
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.leaf_codec import decode_object, encode_object
+from lockstep.data.minari_infos import packed_infos, unpacked_infos
+from lockstep.data.sample_batch import SampleBatch, concat_samples
+from lockstep.data.trees import map_tree, zip_trees
+from lockstep.state.replace import move_into_place, temporary_sibling
+
+_NOTE = "lockstep"
+_COLUMNS_NOTE = "lockstep_batch_columns"
+_BATCH_COLUMNS = (
+    *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
+    *(Columns.TRUNCATEDS, Columns.T, Columns.EPS_ID),
+)
+_NEEDED = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS)
+
+
+_MODULES = (
+    *("h5py", "PIL", "minari", "minari.data_collector", "minari.dataset.minari_dataset", "minari.namespace"),
+    *("minari.dataset.minari_storage", "minari.serialization", "minari.storage"),
+)
+_DAMAGE = (*(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError), AssertionError)
+"""what reading a damaged or foreign dataset can raise, in Minari and below it"""
+
+
+def _minari() -> Any:
+    try:
+        modules = [import_module(name) for name in _MODULES]
+    except ImportError as error:
+        raise ImportError(f"Minari datasets need pip install 'lockstep-rl[offline]' ({error})") from None
+    return modules[2]
+
+
+# ---- writing -------------------------------------------------------------------------------------------------
+
+
+def write_minari(
+    dataset_id: str,
+    data: SampleBatch | Sequence[SingleAgentEpisode],
+    *,
+    observation_space: Any = None,
+    action_space: Any = None,
+    overwrite: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes episodes, or the episodes of a batch, as the local dataset `dataset_id`; returns its directory.
+
+    The spaces are those of the first episode where they are not given. Lookback is not written. `metadata` are
+    further entries for Minari (`algorithm_name`, `description`, ...). A batch needs the columns `obs, new_obs,
+    actions, rewards, terminateds`, and may have `truncateds, infos, t, eps_id`.
+
+    Raises `ValueError` for a malformed or existing id (unless `overwrite`), missing spaces, data that do not fit
+    them, episodes without steps, columns or extra model outputs that Minari has no place for, or a `new_obs` that
+    is not the next row's `obs`; `TypeError` for objects in infos that JSON cannot say; `OSError` naming the dataset
+    where it cannot be written. Nothing half-written is left.
+    """
+    minari = _minari()
+    namespace = _namespace_of(minari, dataset_id)
+    extra = dict(metadata or {})
+    if isinstance(data, SampleBatch):
+        flat = data.to_numpy()._flat()
+        extra[_COLUMNS_NOTE] = [[name, _type_of(column)] for name, column in flat.items()]
+        data = _episodes_of(flat)
+    episodes = list(data)
+    if not episodes:
+        raise ValueError("there is no episode to write")
+    observation_space = episodes[0].observation_space if observation_space is None else observation_space
+    action_space = episodes[0].action_space if action_space is None else action_space
+    _check_spaces(minari, {"observation_space": observation_space, "action_space": action_space})
+    path = Path(minari.storage.get_dataset_path(dataset_id))
+    if path.exists() and not overwrite:
+        raise ValueError(f"there is a dataset {dataset_id!r} at {path} already; overwrite=True replaces it")
+    buffers = [
+        _buffer_of(minari, episode, number, observation_space, action_space) for number, episode in enumerate(episodes)
+    ]
+    if namespace is not None and namespace not in minari.namespace.list_local_namespaces():
+        minari.namespace.create_namespace(namespace)
+    temporary = temporary_sibling(path)
+    try:
+        (temporary / "data").mkdir(parents=True)
+        storage = minari.dataset.minari_storage.MinariStorage.new(
+            temporary / "data", observation_space, action_space, data_format="hdf5", jpeg_encoding=False
+        )
+        storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__, **extra})
+        storage.update_episodes(buffers)
+        move_into_place(temporary, path)
+    except (OSError, RuntimeError) as error:
+        raise OSError(f"the Minari dataset {dataset_id!r} cannot be written to {path}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return path
+
+
+def _namespace_of(minari: Any, dataset_id: str) -> str | None:
+    try:
+        return minari.dataset.minari_dataset.parse_dataset_id(dataset_id)[0]
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"dataset_id={dataset_id!r}; allowed are '<name>-v<version>' and '<namespace>/<name>-v<version>'"
+        ) from None
+
+
+def _check_spaces(minari: Any, spaces: Mapping[str, Any]) -> None:
+    codec = minari.serialization
+    for name, space in spaces.items():
+        if space is None:
+            raise ValueError(f"{name} is needed: the first episode has none, give {name}=...")
+        try:
+            kept = codec.deserialize_space(codec.serialize_space(space))
+        except RuntimeError:  # a kind of space that Minari does not know
+            kept = None
+        if kept != space or getattr(kept, "dtype", None) != getattr(space, "dtype", None):
+            raise ValueError(f"{name} is {space}, which Minari cannot keep (it would be {kept})")
+
+
+def _buffer_of(minari: Any, episode: SingleAgentEpisode, number: int, observation_space: Any, action_space: Any) -> Any:
+    where = f"episode {number} ({episode.id_!r})"
+    if not isinstance(episode, SingleAgentEpisode):
+        raise TypeError(f"episode {number} is a {type(episode).__name__}; SingleAgentEpisode is needed")
+    if not len(episode):
+        raise ValueError(f"{where} has no step; Minari keeps episodes of at least one")
+    if episode._extras:
+        raise ValueError(
+            f"{where} has the extra model outputs {sorted(episode._extras)}, for which Minari has no place; "
+            "leave them out, or keep the batch with to_parquet()"
+        )
+    observations, actions = episode.get_observations(), episode.get_actions()
+    _check_fits(observations, observation_space, f"{where}: observations")
+    _check_fits(actions, action_space, f"{where}: actions")
+    infos, described_infos = packed_infos(episode.get_infos(), f"infos of {where}")
+    ends = np.zeros((2, len(episode)), dtype=bool)
+    ends[:, -1] = episode.is_terminated, episode.is_truncated
+    note = {
+        "id": encode_object(episode.id_, "id_"),
+        "agent_id": encode_object(episode.agent_id, "agent_id"),
+        "module_id": episode.module_id,
+        "multi_agent_episode_id": episode.multi_agent_episode_id,
+        "t_started": int(episode.t_started),
+        "custom_data": encode_object(dict(episode.custom_data), f"custom_data of {where}"),
+        "observations": _skeleton(observations),
+        "actions": _skeleton(actions),
+        "infos": described_infos,
+    }
+    return minari.data_collector.EpisodeBuffer(
+        id=number,
+        options={_NOTE: json.dumps(note)},
+        observations=map_tree(_storable, observations),
+        actions=map_tree(_storable, actions),
+        rewards=episode.get_rewards(),
+        terminations=ends[0],
+        truncations=ends[1],
+        infos=infos,
+    )
+
+
+def _storable(leaf: np.ndarray) -> Any:
+    """Text as a list of str, which HDF5 takes."""
+    return leaf.tolist() if leaf.dtype.kind == "U" else leaf
+
+
+def _check_fits(tree: Any, space: Any, name: str) -> None:
+    """`ValueError` unless the tree is built like the space, with rows of its shapes."""
+    parts = getattr(space, "spaces", None)
+    if parts is not None:
+        inside = dict(enumerate(parts)) if isinstance(parts, tuple) else dict(parts)
+        given = dict(enumerate(tree)) if isinstance(tree, tuple) else tree
+        if type(tree) is not type(parts) or set(given) != set(inside):
+            told = sorted(given) if isinstance(given, dict) else f"a {type(tree).__name__}"
+            raise ValueError(f"{name} have the parts {told}, the space has {sorted(inside)}")
+        for key, part in inside.items():
+            _check_fits(given[key], part, f"{name}/{key}")
+        return
+    text = type(space).__name__ == "Text"
+    shape = () if text else tuple(space.shape)
+    if not isinstance(tree, np.ndarray) or tree.dtype.kind not in ("U" if text else "biuf") or tree.shape[1:] != shape:
+        kind = f"{tree.dtype}{list(tree.shape[1:])}" if isinstance(tree, np.ndarray) else f"a {type(tree).__name__}"
+        raise ValueError(f"{name} have rows {kind}, which do not fit the space {space}")
+
+
+def _skeleton(tree: Any) -> Any:
+    """Order of keys and types of leaves, which HDF5 and spaces do not keep."""
+    if isinstance(tree, dict):
+        for key in tree:
+            if not isinstance(key, str) or "/" in key or key in ("", "."):
+                raise ValueError(f"the key {key!r} cannot name a part of a Minari observation or action")
+        return {"dict": [[key, _skeleton(part)] for key, part in tree.items()]}
+    if isinstance(tree, tuple):
+        return {"tuple": [_skeleton(part) for part in tree]}
+    return tree.dtype.str
+
+
+def _type_of(column: Any) -> str | None:
+    return column.dtype.str if isinstance(column, np.ndarray) and column.dtype != object else None
+
+
+def _episodes_of(batch: SampleBatch) -> list[SingleAgentEpisode]:
+    """The episodes of a flat batch; `ValueError` where something in it would be lost."""
+    odd = [name for name in batch if name not in _BATCH_COLUMNS]
+    missing = [name for name in _NEEDED if name not in batch]
+    if odd or missing:
+        raise ValueError(
+            f"columns {odd} have no place in Minari; allowed are {list(_BATCH_COLUMNS)}"
+            if odd
+            else f"column {missing[0]!r} is missing; columns are {sorted(batch)}"
+        )
+    episodes, row = [], 0
+    for part in batch.split_by_episode():
+        if not part.is_single_trajectory():
+            raise ValueError(f"rows {row} to {row + len(part)} have one eps_id, but an end among them")
+        zip_trees(_check_chain, [part[Columns.OBS], part[Columns.NEXT_OBS]], f"new_obs (from row {row} on)")
+        times = part.get(Columns.T)
+        if times is not None and not np.array_equal(times, times[0] + np.arange(len(part))):
+            raise ValueError(f"column 't' of the episode from row {row} on does not count its steps")
+        episodes.append(SingleAgentEpisode.from_sample_batch(part))
+        row += len(part)
+    return episodes
+
+
+def _check_chain(pair: list[Any]) -> Any:
+    obs, new_obs = (np.ascontiguousarray(leaf) for leaf in pair)
+    if obs.dtype != new_obs.dtype or obs[1:].tobytes() != new_obs[:-1].tobytes():
+        raise ValueError("new_obs of a row is not the obs of the row after it, so that Minari would lose one of them")
+    return obs
+
+
+# ---- reading -------------------------------------------------------------------------------------------------
+
+
+def read_minari(dataset_id: str) -> list[SingleAgentEpisode]:
+    """All episodes of a local dataset, with its spaces.
+
+    Raises `FileNotFoundError` where there is no such dataset (nothing is downloaded), `ValueError` naming the
+    dataset where it is damaged or has an end amid an episode.
+    """
+    return [episode for episode, _ in _read(dataset_id)]
+
+
+def read_minari_batch(dataset_id: str) -> SampleBatch:
+    """All steps of a local dataset; as `read_minari`. The columns are those of the batch that was written, if any."""
+    episodes, columns = [], None
+    for episode, note in _read(dataset_id):
+        episodes.append(episode.get_sample_batch())
+        columns = note
+    batch = concat_samples(episodes)
+    if columns is None:
+        return batch
+    return SampleBatch({name: batch[name] if dtype is None else batch[name].astype(dtype) for name, dtype in columns})
+
+
+def _read(dataset_id: str) -> Iterator[tuple[SingleAgentEpisode, Any]]:
+    minari = _minari()
+    path = Path(minari.storage.get_dataset_path(dataset_id))
+    if not (path / "data").is_dir():
+        raise FileNotFoundError(f"there is no Minari dataset {dataset_id!r} at {path}; nothing is downloaded")
+    try:
+        dataset = minari.MinariDataset(path / "data")
+        storage, indices = dataset.storage, list(range(dataset.total_episodes))
+        columns = storage.metadata.get(_COLUMNS_NOTE)
+        for found, about in zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True):
+            yield _episode_of(found, about, dataset), columns
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        AttributeError,
+        IndexError,
+        AssertionError,
+    ) as error:
+        raise ValueError(f"the Minari dataset {dataset_id!r} at {path} cannot be read: {error!r}") from error
+
+
+def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any) -> SingleAgentEpisode:
+    text = about.get("options", {}).get(_NOTE)
+    note = json.loads(text) if text is not None else {}
+    steps = len(found["rewards"])
+    ends = [np.asarray(found[name], dtype=bool) for name in ("terminations", "truncations")]
+    for name, flags in zip(("terminations", "truncations"), ends):
+        if flags[:-1].any():
+            raise ValueError(f"{name} of episode {found['id']} end it at step {int(np.argmax(flags))} of {steps}")
+    observations = _ordered(found["observations"], note.get("observations"), dataset.observation_space)
+    actions = _ordered(found["actions"], note.get("actions"), dataset.action_space)
+    episode = SingleAgentEpisode(
+        decode_object(note["id"]) if note else str(found["id"]),
+        observations=observations,
+        observation_space=dataset.observation_space,
+        actions=actions,
+        action_space=dataset.action_space,
+        rewards=np.asarray(found["rewards"]),
+        infos=unpacked_infos(found["infos"], note.get("infos"), steps + 1),
+        terminated=bool(ends[0][-1:].any()),
+        truncated=bool(ends[1][-1:].any()),
+        t_started=note.get("t_started", 0),
+        agent_id=decode_object(note.get("agent_id")),
+        module_id=note.get("module_id"),
+        multi_agent_episode_id=note.get("multi_agent_episode_id"),
+    )
+    episode.custom_data = decode_object(note["custom_data"]) if note else {}
+    return episode
+
+
+def _ordered(tree: Any, skeleton: Any, space: Any) -> Any:
+    """The tree with its keys in order: that of the note, else that of the space."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(tree, dict):
+        inside = dict(skeleton["dict"]) if skeleton else dict.fromkeys(parts if parts is not None else tree)
+        return {key: _ordered(tree[key], part, parts[key] if parts else None) for key, part in inside.items()}
+    if isinstance(tree, tuple):
+        inside_tuple = skeleton["tuple"] if skeleton else [None] * len(tree)
+        return tuple(_ordered(*part) for part in zip(tree, inside_tuple, parts or [None] * len(tree)))
+    return np.asarray(tree) if skeleton is None else np.asarray(tree, dtype=skeleton)
