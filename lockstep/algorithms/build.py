@@ -18,9 +18,13 @@ from lockstep.connectors import (
 )
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.learner.learner import Learner
+from lockstep.learner.members import training_with
 from lockstep.modules import (
+    DEFAULT_MODULE_ID,
     ActionDist,
     DefaultActorCriticModule,
+    MultiRLModule,
+    MultiRLModuleSpec,
     RecurrentActorCriticModule,
     RLModule,
     RLModuleSpec,
@@ -75,13 +79,23 @@ def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | Non
     check_spaces(config.algorithm, observation_space, action_space)
     streams = RandomStreams(config.seed)
     connectors, module_space = build_connectors(config, observation_space, action_space)
+    module = build_module(config, module_space, action_space, streams)
+    ids = list(module) if isinstance(module, MultiRLModule) else [DEFAULT_MODULE_ID]
+    overrides = config.sections["rl_module"].algorithm_config_overrides_per_module
+    unknown = sorted(set(overrides) - set(ids))
+    if unknown:
+        raise ValueError(f"algorithm_config_overrides_per_module names {unknown}; the modules are {sorted(ids)}")
     training = config.sections["training"]
     learner_class = training.learner_class or config.learner_class
     learner = learner_class(
         config=training,
-        module_spec=build_module(config, module_space, action_space, streams),
+        module_spec=module,
         framework=config.sections["framework"],
-        connectors={"default_policy": connectors},
+        connectors={
+            mid: connectors if mid == ids[0] else build_connectors(config, observation_space, action_space)[0]
+            for mid in ids
+        },
+        module_configs={mid: training_with(training, given) for mid, given in overrides.items()},
         policies_to_train=config.sections["multi_agent"].policies_to_train,
         streams=streams.child("learner"),
     )
@@ -90,12 +104,18 @@ def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | Non
 
 def build_module(
     config: AlgorithmConfig, observation_space: Any, action_space: Any, streams: RandomStreams
-) -> RLModule:
-    """The configured network; its initial weights depend on the seed only."""
+) -> RLModule | MultiRLModule:
+    """The configured network, or networks; initial weights depend on the seed (and each one's id) only."""
     section = config.sections["rl_module"]
     spec = section.rl_module_spec
-    if isinstance(spec, RLModule):
+    if isinstance(spec, RLModule | MultiRLModule):
         return spec
+    if isinstance(spec, MultiRLModuleSpec):
+        built = MultiRLModule()
+        for module_id, single in spec.rl_module_specs.items():
+            own = config.copy().rl_module(rl_module_spec=single)
+            built.add_module(module_id, build_module(own, observation_space, action_space, streams.child(module_id)))
+        return built
     spec = spec or RLModuleSpec()
     model_config = spec.model_config if spec.model_config is not None else section.model_config
     module_class = spec.module_class or default_module_class(model_config)

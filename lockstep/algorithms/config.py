@@ -15,9 +15,16 @@ from gymnasium.spaces import Space
 
 from lockstep.algorithms.build import build_collector, build_learner, build_policy
 from lockstep.envs.config import EnvironmentSection
-from lockstep.learner.config import FrameworkSection, LearnersSection, MultiAgentSection, TrainingSection
+from lockstep.learner.config import (
+    FrameworkSection,
+    LearnersSection,
+    MultiAgentSection,
+    ResourcesSection,
+    TrainingSection,
+)
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
+from lockstep.learner.members import training_with
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.spaces import space_from_dict, space_to_dict
@@ -31,7 +38,8 @@ class AlgorithmConfig:
     """A typed configuration with one section for each concern; section methods chain.
 
     Options are read as attributes (`config.lr`), set by section methods (`config.training(lr=1e-3)`) or by
-    assignment; an unknown name raises with "did you mean". `copy()`, `freeze()`, `==`, `to_dict()`, `to_json()`.
+    assignment; an unknown name raises with "did you mean". `copy()`, `freeze()`, `==`, `to_dict()`, `to_json()`,
+    `describe()`; printed, it shows only what differs from the defaults.
     """
 
     algorithm: ClassVar[str] = ""
@@ -45,6 +53,7 @@ class AlgorithmConfig:
             "environment": EnvironmentSection(),
             "env_runners": EnvRunnersSection(),
             "learners": LearnersSection(),
+            "resources": ResourcesSection(),
             "rl_module": RLModuleSection(),
             "training": self.training_class(),
             "multi_agent": MultiAgentSection(),
@@ -73,8 +82,16 @@ class AlgorithmConfig:
         """Where learners run: see `LearnersSection`."""
         return self.set_section("learners", options)
 
+    def resources(self, **options: Any) -> Self:
+        """What the main process takes of a cluster: see `ResourcesSection`."""
+        return self.set_section("resources", options)
+
     def rl_module(self, **options: Any) -> Self:
         """Which networks: see `RLModuleSection`; a dict of `model_config` changes those fields only."""
+        overrides = options.get("algorithm_config_overrides_per_module")
+        if isinstance(overrides, Mapping):
+            named = {mid: self._changed_training(given) for mid, given in overrides.items()}
+            options = {**options, "algorithm_config_overrides_per_module": named}
         given = options.get("model_config")
         if isinstance(given, Mapping):
             now = self.sections["rl_module"].model_config
@@ -140,7 +157,7 @@ class AlgorithmConfig:
             for section in self.__dict__.get("sections", {}).values():
                 if name in section.__dict__:
                     return section.__dict__[name]
-        raise AttributeError(f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_options())}")
+        raise AttributeError(f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_names())}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._check_not_frozen()
@@ -165,6 +182,26 @@ class AlgorithmConfig:
             if getattr(section, f.name) != getattr(default[name], f.name)
         ]
         return f"{type(self).__name__}({', '.join(changed)})"
+
+    def describe(self, *, all_options: bool = False) -> str:
+        """A line `section.option = value` for each option that differs from its default, or for all of them."""
+        default = type(self)().sections
+        lines = [
+            f"{name}.{f.name} = {getattr(section, f.name)!r}"
+            for name, section in self.sections.items()
+            for f in fields(section)
+            if all_options or getattr(section, f.name) != getattr(default[name], f.name)
+        ]
+        return "\n".join([type(self).__name__, *lines])
+
+    @classmethod
+    def overrides(cls, **training: Any) -> dict[str, Any]:
+        """Training options for one module, for `rl_module(algorithm_config_overrides_per_module={id: ...})`.
+
+        Raises `ValueError` for names and values that the algorithm does not have.
+        """
+        training_with(cls.training_class(), training)
+        return training
 
     def copy(self) -> Self:
         """An independent, unfrozen copy."""
@@ -216,6 +253,12 @@ class AlgorithmConfig:
                 f"learners.num_gpus_per_learner={self.num_gpus_per_learner}, but framework.device={self.device!r}; "
                 "set framework(device='cuda'), or num_gpus_per_learner=0"
             )
+        for module_id, overrides in self.algorithm_config_overrides_per_module.items():
+            try:
+                training_with(self.sections["training"], overrides)
+            except (TypeError, ValueError) as error:
+                where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
+                raise type(error)(f"{where}: {error}") from None
         batch, envs = self.train_batch_size, self.num_envs_per_env_runner
         if batch < envs:
             raise ValueError(
@@ -239,8 +282,12 @@ class AlgorithmConfig:
         """A built learner in this process. `spaces`: (observation, action); else they are asked of the environment."""
         return build_learner(self, env, spaces)
 
-    def build_learner_group(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> LearnerGroup:
-        """The group of learners."""
+    def build_learner_group(
+        self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
+    ) -> LearnerGroup:
+        """The group of learners. `rl_module_spec` takes the place of the configured one."""
+        if rl_module_spec is not None:
+            return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
         return LearnerGroup(self.build_learner(env, spaces), self.sections["learners"])
 
     def build_policy(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> Any:
@@ -263,6 +310,18 @@ class AlgorithmConfig:
     def _check_not_frozen(self) -> None:
         if self.__dict__.get("_frozen"):
             raise ValueError("this configuration is frozen; change a copy()")
+
+    def _changed_training(self, given: Any) -> Any:
+        """Overrides as a dict: of a whole configuration, the training options that differ from its defaults."""
+        if not isinstance(given, AlgorithmConfig):
+            return given
+        section, default = given.sections["training"], type(given)().sections["training"]
+        changed = {f.name: getattr(section, f.name) for f in fields(section)}
+        return {name: value for name, value in changed.items() if value != getattr(default, name)}
+
+    def _all_names(self) -> list[str]:
+        methods = [name for name in dir(type(self)) if not name.startswith("_")]
+        return [*self._all_options(), *self.__dict__.get("sections", {}), *methods]
 
     def _all_options(self) -> list[str]:
         return [f.name for section in self.__dict__.get("sections", {}).values() for f in fields(section)]

@@ -68,6 +68,8 @@ class LearnersSection:
     """0: one learner in this process; n: n processes (needs the extra `ray`)"""
     num_cpus_per_learner: int = 1
     num_gpus_per_learner: int = 0
+    custom_resources_per_learner: dict[str, float] = field(default_factory=dict)
+    """other resources of a cluster that each learner takes, by name"""
     max_requests_in_flight_per_learner: int = 3
     never_skip_update: bool = False
     """an empty update raises instead of being counted as skipped"""
@@ -80,8 +82,27 @@ class LearnersSection:
             self.num_learners == 0,
             "0 (remote learners need `lockstep.cluster`)",
         )
+        require("num_cpus_per_learner", self.num_cpus_per_learner, self.num_cpus_per_learner >= 0, "at least 0")
+        require("num_gpus_per_learner", self.num_gpus_per_learner, self.num_gpus_per_learner >= 0, "at least 0")
+        for name, amount in self.custom_resources_per_learner.items():
+            require(f"custom_resources_per_learner[{name!r}]", amount, amount >= 0, "at least 0")
         limit = self.max_requests_in_flight_per_learner
         require("max_requests_in_flight_per_learner", limit, limit >= 1, "at least 1")
+
+
+@dataclass
+class ResourcesSection:
+    """What the main process of a run takes of a cluster."""
+
+    num_cpus_for_main_process: int = 1
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """how workers are laid over the nodes: together or apart, as a wish or as a must"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        cpus = self.num_cpus_for_main_process
+        require("num_cpus_for_main_process", cpus, cpus >= 0, "at least 0")
+        choice("placement_strategy", self.placement_strategy, ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
 
 
 @dataclass

@@ -127,10 +127,10 @@ class RegisteredOptimizer:
         if self.steps_directly:
             self.fused_adam_(skip)
             return
-        if skip is not None:
-            if not self.is_plain_adam and bool(skip):
-                return
+        if skip is not None and self.is_plain_adam:
             self.optimizer.found_inf = skip  # type: ignore[attr-defined]
+        elif skip is not None and bool(skip):
+            return
         self.optimizer.step()
 
     def _look_on_device(self, nan_policy: NanPolicy) -> Tensor | None:

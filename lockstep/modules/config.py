@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,19 @@ class RLModuleSection:
     """Which networks."""
 
     rl_module_spec: Any = None
-    """an `RLModuleSpec`, a built `RLModule`, or `None` for the algorithm's default"""
+    """an `RLModuleSpec` or a built `RLModule`; for several a `MultiRLModuleSpec` or a `MultiRLModule`; `None` for the
+    algorithm's default"""
     model_config: Any = field(default_factory=ModelConfig)
     """`ModelConfig`, or a dict of its fields"""
+    algorithm_config_overrides_per_module: Mapping[str, Any] = field(default_factory=dict)
+    """training options of single modules, `{module_id: {"lr": 1e-4}}`; the rest is as in `training`"""
 
     def validate(self) -> None:
         """A dict becomes a `ModelConfig` where the default network is used; raises what that raises."""
         if self.rl_module_spec is None:
             self.model_config = ModelConfig.of(self.model_config)
+        if not isinstance(self.algorithm_config_overrides_per_module, Mapping):
+            raise TypeError(
+                "algorithm_config_overrides_per_module must be a dict {module_id: {option: value}}, not "
+                f"{self.algorithm_config_overrides_per_module!r}"
+            )
