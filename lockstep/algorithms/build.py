@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces as gym_spaces
@@ -73,6 +74,10 @@ def find_spaces(config: AlgorithmConfig, env: Any, spaces: Spaces | None) -> Spa
 
 def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> Learner:
     """A built learner with its module and connectors."""
+    if config.env is None and (env is not None or spaces is not None):
+        section = config.sections["environment"]
+        named = {"env": env} if spaces is None else dict(zip(("observation_space", "action_space"), spaces))
+        config = config.with_sections(environment=replace(section, **named))
     config.validate()
     set_num_threads(config)
     observation_space, action_space = find_spaces(config, env, spaces)
@@ -113,7 +118,7 @@ def build_module(
     if isinstance(spec, MultiRLModuleSpec):
         built = MultiRLModule()
         for module_id, single in spec.rl_module_specs.items():
-            own = config.copy().rl_module(rl_module_spec=single)
+            own = config.with_sections(rl_module=replace(section, rl_module_spec=single))
             built.add_module(module_id, build_module(own, observation_space, action_space, streams.child(module_id)))
         return built
     spec = spec or RLModuleSpec()

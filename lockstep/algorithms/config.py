@@ -209,6 +209,12 @@ class AlgorithmConfig:
         object.__setattr__(new, "sections", copying.deepcopy(self.sections))
         return new
 
+    def with_sections(self, **sections: Any) -> Self:
+        """A configuration that shares all sections with this one but for those given."""
+        new = type(self)()
+        object.__setattr__(new, "sections", {**self.sections, **sections})
+        return new
+
     def freeze(self) -> Self:
         """From now on setting anything raises."""
         object.__setattr__(self, "_frozen", True)

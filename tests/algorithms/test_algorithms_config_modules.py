@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep import A2CConfig, MultiAgentBatch, PPOConfig, SampleBatch
+from lockstep import A2CConfig, PPOConfig, SampleBatch
+from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModuleSpec
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
