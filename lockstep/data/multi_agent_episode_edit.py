@@ -265,11 +265,12 @@ def _check_waiting(agent: AgentID, mine: Waiting | None, theirs: Waiting | None,
 
 def hanging_rewards(episode: MultiAgentEpisode) -> float:
     """Rewards since each agent's last observation, and those before its first that came in this piece."""
-    total = 0.0
+    total, begin = 0.0, episode.env_t_started
     for track in episode._tracks.values():
         first = track.times[0] if track.times else episode.env_t
-        early = sum(reward for time, reward in track.partial_rewards if episode.env_t_started < time <= first)
-        total += early + (track.waiting_reward() if track.times else 0.0)
+        last = track.times[-1] if track.times else first
+        carried = begin if track.ended_at is not None or not track.times else last  # a live agent's are still to come
+        total += sum(r for t, r in track.partial_rewards if begin < t <= first or t > max(last, carried))
     return total
 
 

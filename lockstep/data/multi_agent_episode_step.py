@@ -256,7 +256,8 @@ def _apply_agent(episode: MultiAgentEpisode, agent: AgentID, step: EnvStep) -> b
     terminated, truncated = step.flags(agent)
     ends = terminated or truncated
     if track is None:
-        if not ends and agent not in step.observations and agent not in step.rewards:
+        own_end = bool(step.terminateds.get(agent) or step.truncateds.get(agent))
+        if not own_end and agent not in step.observations and not step.rewards.get(agent):
             return False  # a flag that says that nothing happened
         track = episode._tracks[agent] = AgentTrack()
     reward = float(step.rewards.get(agent, 0.0))
@@ -276,10 +277,10 @@ def _apply_agent(episode: MultiAgentEpisode, agent: AgentID, step: EnvStep) -> b
         track.times.append(now)
     elif reward:
         track.partial_rewards.append((now, reward))
-    if ends:
-        track.ended_at = now
-        if single is not None:
-            single.is_terminated, single.is_truncated = terminated, truncated
+    if single is not None and ends:
+        single.is_terminated, single.is_truncated = terminated, truncated
+    if ends and (single is not None or step.terminateds.get(agent) or step.truncateds.get(agent)):
+        track.ended_at = now  # `__all__` says nothing of agents that were never there
     return ends
 
 

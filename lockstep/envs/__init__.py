@@ -5,6 +5,7 @@ from lockstep.envs.check import Finding, check_environment
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
 from lockstep.envs.make import make_vector
+from lockstep.envs.pettingzoo_episodes import record_aec_episode, record_parallel_episode
 from lockstep.envs.probes import PROBES, Probe, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
 
@@ -21,5 +22,7 @@ __all__ = [
     "VectorBoundary",
     "check_environment",
     "make_vector",
+    "record_aec_episode",
+    "record_parallel_episode",
     "register_environments",
 ]

@@ -1,0 +1,271 @@
+"""Contract, section 5, by random schedules of agents: every read against a slow, obvious reference."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multi_agent_reference import AGENTS, Reference, plain, play, random_log, state_of
+
+from lockstep.data import MultiAgentEpisode
+
+LOGS = st.builds(
+    random_log,
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 12),
+    ending=st.sampled_from(["open", "terminated", "truncated"]),
+)
+QUICK = settings(max_examples=60, deadline=None)
+
+
+def pieces_of(data, log):
+    """A piece of the episode: (begin, end, lookback)."""
+    begin = data.draw(st.integers(0, len(log)))
+    return begin, data.draw(st.integers(begin, len(log))), data.draw(st.integers(0, begin))
+
+
+def check_reads(episode, reference, rng):
+    """Every getter, with random indices, as the reference says."""
+    length, back = len(episode), episode.len_lookback_buffer
+    for what in ("observations", "infos", "actions", "rewards"):
+        get = getattr(episode, f"get_{what}")
+        last = length if what in ("observations", "infos") else length - 1
+        everywhere = range(-back, last + 1)
+        times = {index: reference.begin + index for index in everywhere}
+        assert plain(get()) == reference.read(what, [times[i] for i in everywhere if i >= 0])
+        if len(everywhere):
+            some = rng.choice(everywhere, size=3).tolist()
+            chosen = [times[i] for i in some]
+            assert plain(get(some, neg_index_as_lookback=True)) == reference.read(what, chosen)
+            at = {agent: rows[0] for agent, rows in reference.read(what, chosen[:1]).items()}
+            assert plain(get(some[0], neg_index_as_lookback=True)) == at
+            from_end = some[0] - (last + 1)
+            assert plain(get(from_end)) == at
+            listed = plain(get(some, neg_index_as_lookback=True, return_list=True))
+            one_by_one = [reference.read(what, [t]) for t in chosen]
+            assert listed == [{agent: rows[0] for agent, rows in part.items()} for part in one_by_one]
+        start, stop = sorted(rng.integers(-back - 2, length + 4, size=2).tolist())
+        inside = [times[i] for i in range(start, stop) if i in times]
+        assert plain(get(slice(start, stop), neg_index_as_lookback=True)) == reference.read(what, inside)
+        if what == "actions":
+            beyond = [reference.begin + i if i in times else 10**6 for i in range(start, stop)]
+            filled = plain(get(slice(start, stop), neg_index_as_lookback=True, fill=-7))
+            assert filled == (reference.read(what, beyond, fill=-7) if stop > start else {})
+        for agent in reference.agents():
+            items, own_back = reference.own(what, agent)
+            own = plain(get(slice(-own_back, None), agent, env_steps=False, neg_index_as_lookback=True))
+            assert own.get(agent, []) == items
+    extras = plain(episode.get_extra_model_outputs(return_list=True))
+    assert extras == [
+        {agent: rows[0] for agent, rows in reference.read("extra", [reference.begin + i]).items()}
+        for i in range(length)
+    ]
+
+
+def check(episode, reference, rng):
+    """All that can be asked of an episode."""
+    episode.validate()
+    assert episode.agent_ids == reference.agents()
+    check_reads(episode, reference, rng)
+    assert (episode.get_return(), episode.get_return(include_hanging_rewards=True)) == reference.returns()
+    assert episode.get_agents_to_act() == reference.able()
+    now = {agent for agent in reference.agents() if reference.seen[agent][-1].time == reference.end}
+    assert episode.get_agents_that_stepped() == now
+    assert episode.agent_steps() == sum(len(reference.closed(agent)) for agent in AGENTS)
+    for agent, single in episode.agent_episodes.items():
+        ended = reference.ended.get(agent, (None, False, False))[1:]
+        assert (single.is_terminated, single.is_truncated) == tuple(ended)
+        begin = reference.begin - episode.len_lookback_buffer
+        mapped = [(t + begin, own) for t, own in enumerate(episode.env_t_to_agent_t[agent]) if own != "S"]
+        every = [one.time for one in reference.seen[agent]]
+        assert mapped == [(t, own) for own, t in enumerate(every) if t >= begin]
+    batch = episode.get_sample_batch()
+    assert batch.env_steps() == reference.end - reference.begin
+    for module in ("p", "q"):
+        rows = reference.rows(module)
+        assert (module in batch) == bool(rows)
+        if rows:
+            part = batch[module]
+            names = ("agent_id", "t", "obs", "actions", "rewards", "new_obs", "v")
+            order = part.copy(shallow=True)["agent_id"].argsort(kind="stable")
+            assert list(zip(*[plain(part[name][order]) for name in names])) == rows
+
+
+@QUICK
+@given(log=LOGS, seed=st.integers(0, 2**32 - 1))
+def test_recorded_schedule_reads_as_the_reference(log, seed):
+    (episode,) = play(log)
+    check(episode, Reference(log, 0, len(log), 0), np.random.default_rng(seed))
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_slice_reads_as_the_reference(log, data):
+    begin, end, lookback = pieces_of(data, log)
+    (episode,) = play(log)
+    part = episode.slice(slice(begin, end), len_lookback_buffer=lookback)
+    check(part, Reference(log, begin, end, lookback), np.random.default_rng(begin))
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_slice_to_a_time_is_the_episode_at_that_time(log, data):
+    end = data.draw(st.integers(0, len(log)))
+    (episode,), (early,) = play(log), play(log, steps=end)
+    assert state_of(episode[:end]) == state_of(early)
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_slice_of_a_slice_is_a_slice(log, data):
+    begin, end, lookback = pieces_of(data, log)
+    (episode,) = play(log)
+    outer = episode[:end] if data.draw(st.booleans()) else episode
+    first = data.draw(st.integers(0, begin))
+    inner = outer.slice(slice(first, None), len_lookback_buffer=data.draw(st.integers(0, first)))
+    room = min(lookback, inner.len_lookback_buffer + begin - first)
+    direct = episode.slice(slice(begin, end), len_lookback_buffer=room)
+    assert state_of(inner.slice(slice(begin - first, end - first), len_lookback_buffer=room)) == state_of(direct)
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_slices_partition_the_agents_steps(log, data):
+    (episode,) = play(log)
+    bounds = sorted({0, len(log), *data.draw(st.lists(st.integers(0, len(log)), max_size=4))})
+    parts = [episode[a:b] for a, b in pairwise(bounds)]
+    assert sum(part.agent_steps() for part in parts) == episode.agent_steps()
+    assert sum(part.get_return() for part in parts) == episode.get_return()
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_cut_then_concat_is_the_same_episode(log, data):
+    cuts = data.draw(st.sets(st.integers(0, len(log) - 1), max_size=3))
+    lookback = data.draw(st.integers(0, 4))
+    (whole,) = play(log)
+    first, *rest = play(log, cuts=cuts, lookback=lookback)
+    for part in rest:
+        first.concat_episode(part)
+    assert state_of(first) == state_of(whole)
+    first.validate()
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_cut_piece_reads_as_the_reference(log, data):
+    cut, lookback = data.draw(st.integers(0, len(log) - 1)), data.draw(st.integers(0, 4))
+    part = play(log, cuts={cut}, lookback=lookback)[-1]
+    check(part, Reference(log, cut, len(log), min(lookback, cut)), np.random.default_rng(cut))
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_slices_concat_to_the_same_episode(log, data):
+    (episode,) = play(log)
+    begin = data.draw(st.integers(0, len(log) - 1))
+    middle = data.draw(st.integers(begin, len(log) - 1))
+    first = episode[begin:middle]
+    first.concat_episode(episode[middle:])
+    assert state_of(first) == state_of(episode[begin:])
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_state_round_trip_is_exact(log, data):
+    (episode,) = play(log)
+    begin, end, lookback = pieces_of(data, log)
+    for whole in (episode, episode.slice(slice(begin, end), len_lookback_buffer=lookback)):
+        whole.custom_data["k"] = 1
+        again = MultiAgentEpisode.from_state(whole.get_state())
+        assert plain(again.get_state()) == plain(whole.get_state())
+        check(
+            again, Reference(log, whole.env_t_started, whole.env_t, whole.len_lookback_buffer), np.random.default_rng(1)
+        )
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_an_episode_goes_on_from_its_state(log, data):
+    now = data.draw(st.integers(0, len(log) - 1))
+    (whole,), (episode,) = play(log), play(log, steps=now)
+    episode = MultiAgentEpisode.from_state(episode.get_state(), whole.agent_to_module_mapping_fn)
+    for t in range(now, len(log)):
+        episode.add_env_step(
+            *(log.observations[t + 1], log.actions[t], log.rewards[t], log.infos[t + 1]),
+            terminateds=log.terminateds[t],
+            truncateds=log.truncateds[t],
+            extra_model_outputs=log.extras[t],
+        )
+    assert state_of(episode) == state_of(whole)
+
+
+@QUICK
+@given(log=LOGS)
+def test_numpy_and_lists_give_the_same(log):
+    (packed,), (lists,) = play(log, pack=True), play(log)
+    assert state_of(packed) == state_of(lists)
+    assert lists.to_numpy() is lists
+    assert lists.is_numpy or not lists.agent_ids
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_setters_put_back_what_the_getters_give(log, data):
+    (episode,) = play(log)
+    begin, end, lookback = pieces_of(data, log)
+    part = episode.slice(slice(begin, end), len_lookback_buffer=lookback)
+    before = state_of(part)
+    start, stop = sorted(data.draw(st.tuples(st.integers(-lookback, len(part)), st.integers(-lookback, len(part)))))
+    where = {"at_indices": slice(start, stop), "neg_index_as_lookback": True}
+    for what in ("observations", "actions", "rewards"):
+        for form in ({}, {"return_list": True}, {"env_steps": False}):
+            read = getattr(part, f"get_{what}")(slice(start, stop), neg_index_as_lookback=True, **form)
+            getattr(part, f"set_{what}")(new_data=read, **where, **form)
+    read = part.get_extra_model_outputs("v", slice(start, stop), neg_index_as_lookback=True)
+    part.set_extra_model_outputs(key="v", new_data=read, **where)
+    after = state_of(part)
+    for state in (before, after):
+        for agent in state["agents"]:  # a new sum replaces the rewards that it is the sum of
+            agent.pop("partial_rewards")
+    assert after == before
+    assert state_of(episode) == state_of(play(log)[0])
+
+
+@QUICK
+@given(log=LOGS, data=st.data())
+def test_lists_in_the_constructor_are_the_recorded_episode(log, data):
+    flags = {"terminateds": log.terminateds[-1], "truncateds": log.truncateds[-1]}
+    for t in range(len(log) - 1):
+        log.terminateds[t] = log.truncateds[t] = {"__all__": False}
+    if any(len(named) > 1 for named in (*log.terminateds, *log.truncateds)) or len(flags["terminateds"]) > 1:
+        flags = {name: {"__all__": named["__all__"]} for name, named in flags.items()}
+        log.terminateds[-1], log.truncateds[-1] = flags["terminateds"], flags["truncateds"]
+    lookback = data.draw(st.integers(0, len(log)))
+    try:
+        (recorded,) = play(log)
+    except ValueError:
+        return  # without its flags an agent would have gone on
+    part = recorded.slice(slice(lookback, None), len_lookback_buffer=lookback)
+    built = MultiAgentEpisode(
+        "e",
+        observations=log.observations,
+        infos=log.infos,
+        actions=log.actions,
+        rewards=log.rewards,
+        extra_model_outputs=log.extras,
+        env_t_started=lookback,
+        agent_t_started=part.agent_t_started,
+        len_lookback_buffer=lookback,
+        agent_episode_ids={agent: f"e/{agent}" for agent in AGENTS},
+        agent_to_module_mapping_fn=recorded.agent_to_module_mapping_fn,
+        **flags,
+    )
+    for what in ("observations", "infos", "actions", "rewards"):
+        back = slice(-lookback, None)
+        read = [plain(getattr(one, f"get_{what}")(back, neg_index_as_lookback=True)) for one in (built, part)]
+        for agent in part.agent_ids:
+            assert read[0].get(agent) == read[1].get(agent)
+    assert built.get_return() == part.get_return()
+    assert built.get_agents_to_act() == part.get_agents_to_act()
+    assert (built.is_terminated, built.is_truncated) == (part.is_terminated, part.is_truncated)
