@@ -180,6 +180,8 @@ def split_by_episode(batch: SampleBatch, key: str | None) -> Sequence[SampleBatc
     name = key if key is not None else Columns.EPS_ID
     if key is not None or name in batch:
         cuts = _changes(to_numpy_leaf(batch[name]))
+        if key is None and Columns.AGENT_ID in batch:  # agents of one module share `eps_id`
+            cuts = np.union1d(cuts, _changes(to_numpy_leaf(batch[Columns.AGENT_ID])))
     elif Columns.DONES in batch or Columns.TERMINATEDS in batch or Columns.TRUNCATEDS in batch:
         cuts = np.flatnonzero(ends_of(batch)[:-1]) + 1
     elif num_rows:
@@ -269,13 +271,13 @@ def iterate_rows(batch: SampleBatch) -> Iterator[dict[str, Any]]:
 
 
 def is_single_trajectory(batch: SampleBatch) -> bool:
-    """Whether only the last row may end an episode and all have one `eps_id`."""
+    """Whether only the last row may end an episode and all have one `eps_id` (and one `agent_id`)."""
     if Columns.DONES in batch or Columns.TERMINATEDS in batch or Columns.TRUNCATEDS in batch:
         if bool(ends_of(batch)[:-1].any()):
             return False
     if Columns.EPS_ID in batch:
-        ids = to_numpy_leaf(batch[Columns.EPS_ID])
-        return bool((ids[1:] == ids[:-1]).all())
+        names = [name for name in (Columns.EPS_ID, Columns.AGENT_ID) if name in batch]
+        return not any(len(_changes(to_numpy_leaf(batch[name]))) for name in names)
     return True
 
 

@@ -215,7 +215,7 @@ class SampleBatch(dict[str, Any], Columns):
         return bool(len(self)) and bool(self._flat()[Columns.DONES][-1])
 
     def is_single_trajectory(self) -> bool:
-        """Whether no row but the last ends an episode, and all rows have the same `eps_id`."""
+        """Whether no row but the last ends an episode, and all have one `eps_id` (and one `agent_id`, if any)."""
         return batch_views.is_single_trajectory(self._flat())
 
     def summary(self) -> str:
@@ -246,7 +246,9 @@ class SampleBatch(dict[str, Any], Columns):
         return batch_views.take_sequences(self, sequences)
 
     def split_by_episode(self, key: str | None = None) -> Sequence[SampleBatch]:
-        """One view for each episode: cut where `key` (default `eps_id`) changes, else after each ended row.
+        """One view for each episode: cut where `key` changes, else after each ended row.
+
+        The default key is `eps_id`, with `agent_id` where there is one: agents of one module share their `eps_id`.
 
         An open last piece is kept. The views are made when they are read (`list(...)` makes all of them).
         Neither an episode column nor flags: `KeyError`.

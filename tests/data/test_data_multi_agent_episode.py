@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.data import MultiAgentBatch, MultiAgentEnvError, MultiAgentEpisode, SampleBatch
+from lockstep.data import MultiAgentBatch, MultiAgentEnvError, MultiAgentEpisode, SampleBatch, SingleAgentEpisode
 
 
 def grown(reset, *steps, id_="e", **options):
@@ -472,3 +472,21 @@ def test_env_t_to_agent_t_maps_times_to_own_steps():
         "b": ["S", 0, 1, "S", "S"],
         "c": ["S", "S", "S", "S", 0],
     }
+
+
+def test_get_sample_batch_splits_by_agent_into_single_trajectories():
+    episode = grown(
+        {"a": 0, "b": 10},
+        *[({"a": t + 1, "b": 11 + t}, {"a": t, "b": t}, {"a": 1, "b": 1}) for t in range(3)],
+    )
+    rows = episode.get_sample_batch()["default_policy"]
+    assert not rows.is_single_trajectory()
+    parts = rows.split_by_episode()
+    assert [plain(part["agent_id"]) for part in parts] == [["a"] * 3, ["b"] * 3]
+    again = SingleAgentEpisode.from_sample_batch(parts[1])
+    assert (again.agent_id, again.module_id, plain(again.get_observations())) == (
+        "b",
+        "default_policy",
+        [10, 11, 12, 13],
+    )
+    assert len(rows.split_by_episode("eps_id")) == 1
