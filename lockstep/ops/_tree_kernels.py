@@ -61,13 +61,3 @@ def find(tree, masses, leaves):
                 mass -= tree[node]
                 node += 1
         leaves[k] = node - width
-
-
-@compiled
-def find_stratified(tree, uniforms, leaves):
-    """As `find`, for one mass in each of equal parts of the total."""
-    part = tree[1] / uniforms.shape[0]
-    masses = np.empty(uniforms.shape[0])
-    for k in range(uniforms.shape[0]):
-        masses[k] = (k + uniforms[k]) * part
-    find(tree, masses, leaves)

@@ -79,17 +79,17 @@ class SumTree:
         return found
 
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
-        """Indices drawn in proportion to their numbers, one in each of `n` equal parts of the total.
+        """Indices drawn in proportion to their numbers, independently of one another.
 
         Args:
             uniforms: `[n]` float64 in [0, 1).
 
         Returns:
-            int64 `[n]`, in ascending order. `ValueError` where all numbers are 0.
+            int64 `[n]`. `ValueError` where all numbers are 0.
         """
         self._check_total()
         found = np.empty(uniforms.shape, np.int64)
-        self._kernels.find_stratified(self._tree, uniforms, found)
+        self._kernels.find(self._tree, uniforms * self._tree[1], found)
         return found
 
     def load(self, values: npt.ArrayLike) -> None:

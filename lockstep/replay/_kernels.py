@@ -87,7 +87,7 @@ def place(
         ended_lengths[k] = 0
         ended_starts[k] = starts[b]
         flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2)
-        flags[row] = flag if flag != 0 else cuts[k]
+        flags[row] = flag | cuts[k]
         for agent in range(rewards.shape[1]):
             returns[b, agent] += rewards[k, agent]
             ended_returns[k, agent] = returns[b, agent] if flag != 0 else 0.0

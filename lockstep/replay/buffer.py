@@ -13,16 +13,18 @@ from gymnasium import spaces
 from lockstep.data.columns import Columns
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import map_tree, to_numpy_leaf
+from lockstep.replay import files, transfer
 from lockstep.replay.hindsight import KEYS, Hindsight
+from lockstep.replay.intake import Intake, schema_of
 from lockstep.replay.next_obs import SharedNextObs
 from lockstep.replay.options import ReplayOptions
 from lockstep.replay.priorities import Priorities
-from lockstep.replay.reading import ACTIONS, NEXT_OBS, OBS, REQUIRED, REWARDS, TERMINATEDS, TRUNCATEDS, Reader
+from lockstep.replay.reading import ACTIONS, NEXT_OBS, OBS, REQUIRED, REWARDS, Reader
 from lockstep.replay.ring import CUT, Placed, Ring
-from lockstep.replay.storage import ColumnStore, Leaf, Shape, shapes_of_rows, shapes_of_space
+from lockstep.replay.storage import ColumnStore, Shape, shapes_of_space
+from lockstep.state import ScheduleLike
 from lockstep.state.streams import RandomStreams
 
-RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS)
 Tree = Any
 
 
@@ -94,7 +96,7 @@ class ReplayBuffer:
             frame = shapes_of_space(observation_space)
             if save_only_last_obs:
                 frame = map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), frame)
-            self._create({OBS: frame, ACTIONS: shapes_of_space(action_space), REWARDS: Shape((), np.float32)})
+            self._create({OBS: frame, ACTIONS: shapes_of_space(action_space), REWARDS: Shape((), np.dtype(np.float32))})
 
     # ---- sizes -------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class ReplayBuffer:
     @property
     def schema(self) -> dict[str, Tree]:
         """Shape and dtype of a row of each stored column; empty before they are known."""
-        return self._store.describe()
+        return self._store.shapes()
 
     def nbytes(self) -> int:
         """Bytes of the columns."""
@@ -145,23 +147,6 @@ class ReplayBuffer:
         values = self._conformed(batch, len(ids), self.options.save_only_last_obs)
         return self._write(ids, values, self._no_cuts if len(ids) == self.buffer_num else np.zeros(len(ids), np.uint8))
 
-    def append(self, batch: Mapping[str, Any], buffer_id: int, cuts: np.ndarray | None = None) -> np.ndarray:
-        """Adds rows one after another to one sub-buffer.
-
-        Observations are single frames. `cuts` (bool [n]) marks rows after which an episode is left in the middle.
-        Returns the indices, int64 [n]; of more rows than fit the last ones stay. Errors as in `add`.
-        """
-        (one,) = self._checked_ids([buffer_id])
-        number = len(np.asarray(batch[REWARDS]))
-        values = self._conformed(batch, number, False)
-        marks = np.zeros(number, np.uint8) if cuts is None else np.asarray(cuts, np.uint8) * np.uint8(CUT)
-        index = np.empty(number, np.int64)
-        for start in range(0, number, self._ring.size):
-            piece = slice(start, start + self._ring.size)
-            part = [value[piece] for value in values]
-            index[piece] = self._write(np.full(len(part[0]), one), part, marks[piece].copy()).indices
-        return index
-
     def cut(self, buffer_ids: npt.ArrayLike | None = None) -> None:
         """Writes a boundary: the episodes under way in these sub-buffers (None: in all) are left here.
 
@@ -178,15 +163,69 @@ class ReplayBuffer:
         if self.priorities is not None:
             self.priorities.clear()
 
+    def extend(self, batch: Mapping[str, Any]) -> np.ndarray:
+        """Adds many transitions in time order, single frames; each episode goes to one sub-buffer.
+
+        An episode ends where `terminateds` or `truncateds` say so, where `eps_id` changes, and at the last row.
+        `eps_id`, `t`, `infos`, `dones`, `seq_lens` and `batch_indexes` are not stored. Episodes under way in the
+        sub-buffers that are written to are left (`cut`).
+
+        Returns:
+            Where each row was written, int64 [n]; of more rows than fit the last ones stay. Errors as `add`.
+        """
+        return transfer.extend(self, batch)
+
+    def update(self, other: ReplayBuffer) -> np.ndarray:
+        """Copies all transitions of another buffer with the same columns: those of its sub-buffer `b` to sub-buffer
+        `b % buffer_num`. Boundaries are kept and written before and after; returns the new indices, int64.
+        """
+        return transfer.join(self, other)
+
+    def hasnull(self) -> bool:
+        """Whether any transition holds a NaN."""
+        return bool(transfer.null_rows(self, self._ring.in_order()).any()) if len(self) else False
+
+    def dropnull(self) -> int:
+        """Drops the transitions that hold a NaN and returns how many there were.
+
+        Indices change. A boundary stands where one was dropped, and no stack of frames reaches over it.
+        """
+        return transfer.drop_nulls(self)
+
+    def empty_twin(self) -> ReplayBuffer:
+        """An empty buffer in memory with the same columns, options and priorities, without hindsight."""
+        twin = ReplayBuffer(self.options.size, **self.options.keywords(), priorities=self.priority_options())
+        if self._store.leaves:
+            twin._create({name: tree for name, tree in self._store.shapes().items() if name != NEXT_OBS})
+        return twin
+
+    def priority_options(self) -> dict[str, Any] | None:
+        """What `priorities` was given as, None where rows are drawn uniformly."""
+        found = self.priorities
+        if found is None:
+            return None
+        return {"alpha": found.alpha, "epsilon": found.epsilon, "beta": found.beta.specification}
+
+    def _append(self, batch: Mapping[str, Any], buffer_id: int, cuts: np.ndarray) -> np.ndarray:
+        """Rows one after another to one sub-buffer, with further flags `cuts`; their indices."""
+        number = len(np.asarray(batch[REWARDS]))
+        values = self._conformed(batch, number, False)
+        index = np.empty(number, np.int64)
+        for start in range(0, number, self._ring.size):
+            piece = slice(start, start + self._ring.size)
+            part = [value[piece] for value in values]
+            index[piece] = self._write(np.full(len(part[0]), buffer_id), part, cuts[piece].copy()).indices
+        return index
+
     def _write(self, ids: np.ndarray, values: list[np.ndarray], cuts: np.ndarray) -> Placed:
         """Checked rows, either of different sub-buffers or in time order of one."""
         ring, store, shared = self._ring, self._store, self._shared
         terminateds, truncateds = values[-2], values[-1]
-        rewards = values[self._reward_at].reshape(len(ids), -1)
+        rewards = values[self._intake.reward_at].reshape(len(ids), -1)
         one_after_another = len(ids) > 1 and ids[0] == ids[1]
         ends = None
         if shared is not None:
-            obs, new_obs = values[: self._num_obs], values[len(store.leaves) : -2]
+            obs, new_obs = values[: self._intake.num_obs], values[len(store.leaves) : -2]
             if one_after_another:
                 ends = terminateds | truncateds | (cuts != 0)
                 cuts = cuts | shared.breaks(obs, new_obs, ends) * np.uint8(CUT)
@@ -203,57 +242,9 @@ class ReplayBuffer:
         if self.priorities is not None:
             self.priorities.add(placed.indices)
         self.num_added += len(ids)
-        return placed if self._reader.agents else placed._replace(episode_return=placed.episode_return[:, 0])
-
-    def _conformed(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
-        """The rows of each leaf of the store, of the next observations where no column holds them, and both flags."""
-        columns = batch if isinstance(batch, dict) else dict(batch)
-        if not self._store.leaves:
-            self._create(self._schema_of(columns, last_frame))
-        if len(columns) != len(self._names) or any(name not in columns for name in self._names):
-            self._refuse_names(columns)
-        values = []
-        for leaf in self._incoming:
-            value: Any = dict.__getitem__(columns, leaf.keys[0])
-            try:
-                for key in leaf.keys[1:]:
-                    value = value[key]
-            except (KeyError, IndexError, TypeError):
-                raise ValueError(f"column {leaf.path!r} is missing in the rows given") from None
-            if last_frame and leaf.keys[0] in (OBS, NEXT_OBS):
-                value = to_numpy_leaf(value)[:, -1]
-            shape = value.shape if type(value) is np.ndarray else ()
-            if not shape or shape[0] != number or shape[1:] != leaf.shape or value.dtype != leaf.dtype:
-                value = leaf.conform(value, number)
-            values.append(value)
-        for position in (self._reward_at, -2, -1):
-            leaf = self._incoming[position]
-            if values[position].dtype != leaf.dtype or not values[position].flags.carray:
-                values[position] = np.array(values[position], leaf.dtype)
-        return values
-
-    def _schema_of(self, columns: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
-        for name in REQUIRED:
-            if name not in columns:
-                raise KeyError(f"column {name!r} is missing; given are {sorted(columns)}, needed {sorted(REQUIRED)}")
-        shapes = {
-            name: shapes_of_rows(name, column)
-            for name, column in columns.items()
-            if name not in (TERMINATEDS, TRUNCATEDS, NEXT_OBS)
-        }
-        if last_frame:
-            shapes[OBS] = map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), shapes[OBS])
-        reward = shapes[REWARDS]
-        if not isinstance(reward, Shape) or len(reward.shape) > 1:
-            raise ValueError("rewards must be one number for each row, or one for each agent")
-        if reward.dtype.kind != "f":
-            shapes[REWARDS] = Shape(reward.shape, np.float32)
-        return shapes
+        return placed
 
     def _create(self, shapes: Mapping[str, Tree]) -> None:
-        for name in RESERVED:
-            if name in shapes:
-                raise ValueError(f"column {name!r} is one that drawing adds; call it something else")
         if self.hindsight is not None and not (isinstance(shapes[OBS], dict) and set(KEYS[1:]) <= set(shapes[OBS])):
             raise ValueError(f"hindsight needs observations that are dicts with {KEYS}")
         extras = [name for name in shapes if name not in REQUIRED]
@@ -264,27 +255,16 @@ class ReplayBuffer:
         self._know()
 
     def _know(self) -> None:
-        """Derives from the columns what writing and reading need at hand."""
-        store, num_rows = self._store, self._ring.num_rows
-        flags = [Leaf(name, (name,), np.zeros((num_rows,), np.bool_)) for name in (TERMINATEDS, TRUNCATEDS)]
-        elsewhere: list[Leaf] = []
+        """Makes what depends on the columns."""
         if self.options.ignore_obs_next:
-            self._shared = SharedNextObs(store, self._ring)
-            elsewhere = [
-                Leaf(NEXT_OBS + leaf.path[len(OBS) :], (NEXT_OBS, *leaf.keys[1:]), leaf.array)
-                for leaf in store.leaves
-                if leaf.keys[0] == OBS
-            ]
-        self._incoming = [*store.leaves, *elsewhere, *flags]
-        self._names = list(dict.fromkeys(leaf.keys[0] for leaf in self._incoming))
-        self._num_obs = sum(leaf.keys[0] == OBS for leaf in store.leaves)
-        self._reward_at = next(i for i, leaf in enumerate(store.leaves) if leaf.keys[0] == REWARDS)
-        self._reader = Reader(self._ring, store, self._shared, self.options, self.streams)
+            self._shared = SharedNextObs(self._store, self._ring)
+        self._intake = Intake(self._store, self.buffer_num, self._shared is not None)
+        self._reader = Reader(self._ring, self._store, self._shared, self.options, self.streams)
 
-    def _refuse_names(self, columns: Mapping[str, Any]) -> None:
-        missing = [name for name in self._names if name not in columns]
-        new = [name for name in columns if name not in self._names]
-        raise KeyError(f"the columns of this buffer are {sorted(self._names)}; missing: {missing}, unknown: {new}")
+    def _conformed(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
+        if not self._store.leaves:
+            self._create(schema_of(batch, last_frame))
+        return self._intake.conform(batch, number, last_frame)
 
     def _checked_ids(self, buffer_ids: npt.ArrayLike) -> np.ndarray:
         ids = np.atleast_1d(np.asarray(buffer_ids))
@@ -293,6 +273,85 @@ class ReplayBuffer:
         if len(ids) and (ids.min() < 0 or ids.max() >= self.buffer_num):
             raise ValueError(f"buffer_ids={ids.tolist()}: there are {self.buffer_num} sub-buffers, counted from 0")
         return ids.astype(np.int64)
+
+    # ---- state -------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything as copies: rows, marks, priorities, running episodes, random generators."""
+        used = self._ring.used()
+        return {
+            "size": [self._ring.size, self._ring.num_buffers],
+            "num_added": self.num_added,
+            "streams": self.streams.get_state(),
+            "ring": self._ring.get_state(),
+            "columns": self._store.get_state(used),
+            "next_obs": None if self._shared is None else self._shared.get_state(),
+            "priorities": None if self.priorities is None else self.priorities.get_state(used),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what `get_state` gave; everything drawn afterwards is the same bit by bit.
+
+        Raises:
+            ValueError: the state is of a buffer of another size, with other columns or other parts.
+        """
+        size = [self._ring.size, self._ring.num_buffers]
+        if list(state["size"]) != size:
+            raise ValueError(f"the state has {list(state['size'])} rows and sub-buffers, this buffer {size}")
+        for part, present in (("priorities", self.priorities is not None), ("next_obs", self.options.ignore_obs_next)):
+            if state["columns"] and (state[part] is not None) != present:
+                raise ValueError(f"the state was made {'without' if present else 'with'} {part}, this buffer otherwise")
+        if state["columns"]:
+            self._store.set_state(state["columns"])
+            self._know()
+        self._ring.set_state(state["ring"])
+        if self._shared is not None and state["next_obs"] is not None:
+            self._shared.set_state(state["next_obs"])
+        if self.priorities is not None:
+            self.priorities.set_state(state["priorities"])
+        self.streams.set_state(state["streams"])
+        self.num_added = int(state["num_added"])
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the whole buffer as a checkpoint (safetensors and JSON, no pickle) and returns its path."""
+        return files.save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        storage: str = "memory",
+        directory: str | Path | None = None,
+        beta: ScheduleLike | None = None,
+        hindsight: Hindsight | None = None,
+    ) -> ReplayBuffer:
+        """The buffer that `save` wrote; it goes on bit by bit.
+
+        Functions are in no file: `hindsight` must be given where there was one, `beta` where it was a function.
+        `CheckpointError` for a missing or damaged file, `ValueError` for one of another kind of buffer.
+        """
+        return files.load(cls, path, storage, directory, beta, hindsight)
+
+    def to_batch(self) -> SampleBatch:
+        """All transitions as they were added, sub-buffer after sub-buffer, oldest first, with `eps_id` (a number for
+        each piece of an episode) and `t` (from the piece's beginning). A copy.
+        """
+        return transfer.to_batch(self)
+
+    @classmethod
+    def from_batch(cls, batch: Mapping[str, Any], size: int | None = None, **options: Any) -> ReplayBuffer:
+        """A buffer with the transitions of a batch, see `extend`; it has room for them where `size` is None."""
+        return files.make(cls, batch, size, options)
+
+    def export(self, path: str | Path) -> Path:
+        """Writes `to_batch()` as a table, `.npz` or `.parquet`; returns the path."""
+        return files.export(self, path)
+
+    @classmethod
+    def from_file(cls, path: str | Path, size: int | None = None, **options: Any) -> ReplayBuffer:
+        """A buffer with the transitions of an `.npz` or `.parquet` file that `export` or `SampleBatch` wrote."""
+        return files.make(cls, files.import_batch(path), size, options)
 
     # ---- drawing -----------------------------------------------------------------------------------------
 

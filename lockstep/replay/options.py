@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,10 @@ class ReplayOptions:
             raise ValueError(f"size={self.size} is less than one row for each of buffer_num={self.buffer_num}")
         if self.sample_avail and self.stack_num == 1:
             raise ValueError("sample_avail=True chooses rows by their stacks; it needs stack_num of at least 2")
+
+    def keywords(self) -> dict[str, Any]:
+        """The options as keywords of `ReplayBuffer`, all but `size`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "size"}
 
     @property
     def rows_each(self) -> int:

@@ -42,7 +42,7 @@ class Priorities:
         self.tree.set_trusted(rows, self._newest)
 
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
-        """Rows [n] for numbers [n] in [0, 1), one from each of n equal parts of the total."""
+        """Rows [n] for numbers [n] in [0, 1)."""
         return self.tree.draw(uniforms)
 
     def weights(self, rows: np.ndarray, num_stored: int, step: int) -> np.ndarray:

@@ -67,17 +67,13 @@ class Ring:
     ) -> tuple[Placed, int]:
         """Rows for new transitions (`rewards` [n, agents]); the second value as the kernel's.
 
-        `cuts` uint8 [n]: CUT where an episode that goes on is left after the row.
+        `cuts` uint8 [n]: further flags: CUT where an episode that goes on is left after the row, LOST.
         """
         number, agents = rewards.shape
         if agents != self.returns.shape[1]:
             self.returns = np.zeros((self.num_buffers, agents), np.float64)
-        placed = Placed(
-            np.empty(number, np.int64),
-            np.empty((number, agents), np.float64),
-            np.empty(number, np.int64),
-            np.empty(number, np.int64),
-        )
+        rows, lengths, starts = np.empty(number, np.int64), np.empty(number, np.int64), np.empty(number, np.int64)
+        returns = np.empty((number, agents), np.float64)
         first = self.kernels.place(
             ids,
             rewards,
@@ -92,11 +88,14 @@ class Ring:
             self.returns,
             self.lengths,
             self.starts,
-            *placed,
+            rows,
+            returns,
+            lengths,
+            starts,
         )
         if self.stored < self.num_rows:
             self.stored = int(self.count.sum())
-        return placed, first
+        return Placed(rows, returns[:, 0] if agents == 1 else returns, lengths, starts), first
 
     def cut(self, ids: np.ndarray) -> None:
         """The episodes under way in these sub-buffers end at their newest rows without being done."""
@@ -117,6 +116,12 @@ class Ring:
         out = np.empty_like(rows)
         self.kernels.preceding(rows, self.flags, self.oldest, out)
         return out
+
+    def begins_lost(self, rows: np.ndarray) -> np.ndarray:
+        """bool [N], does the row begin what is left of an episode whose earlier rows are gone?"""
+        buffers = rows % self.num_buffers
+        is_oldest = rows == self.oldest[buffers]
+        return np.where(is_oldest, self.inherits[buffers], self.flags[rows - self.num_buffers] >= LOST)
 
     def stacked(self, rows: np.ndarray, num_frames: int) -> np.ndarray:
         """int64 [N, num_frames], the rows of each row's frames, oldest first."""

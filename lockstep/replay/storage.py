@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,18 @@ from gymnasium import spaces
 from lockstep.data.trees import is_numeric, leaves, map_tree, named_leaves, to_numpy_leaf
 
 Tree = Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape and dtype of a row of a column."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
 
 class Leaf:
@@ -37,6 +50,8 @@ class Leaf:
             raise ValueError(f"column {self.path!r} expects {self._expected(num_rows)}; got {type(value).__name__}")
         found = np.asarray(to_numpy_leaf(value))
         casting: Any = "same_kind" if self.dtype.kind in "fc" or loose else "safe"
+        if self.dtype == np.bool_ and found.dtype.kind in "iu" and ((found == 0) | (found == 1)).all():
+            found = found.astype(np.bool_)
         if found.shape != (num_rows, *self.shape) or not np.can_cast(found.dtype, self.dtype, casting):
             raise ValueError(
                 f"column {self.path!r} expects {self._expected(num_rows)}, as the first rows or the spaces said; "
@@ -99,9 +114,9 @@ class ColumnStore:
             return tree.take(rows, 0)
         return map_tree(lambda array: array.take(rows, 0), tree)
 
-    def describe(self) -> dict[str, Tree]:
-        """The schema as plain data: shapes and dtypes in the columns' nesting."""
-        return {name: map_tree(lambda a: [list(a.shape[1:]), a.dtype.str], tree) for name, tree in self.trees.items()}
+    def shapes(self) -> dict[str, Tree]:
+        """Shape and dtype of a row of each column, in the columns' nesting."""
+        return {name: map_tree(lambda a: Shape(a.shape[1:], a.dtype), tree) for name, tree in self.trees.items()}
 
     def get_state(self, used: int) -> dict[str, Tree]:
         """Copies of the first `used` rows."""
@@ -127,16 +142,6 @@ class ColumnStore:
                         f"this buffer of {target.shape[1:]} and {target.dtype}"
                     )
                 target[: len(array)] = array
-
-
-class Shape:
-    """Shape and dtype of a row: a leaf of the tree that `ColumnStore.create` takes."""
-
-    __slots__ = ("dtype", "shape")
-
-    def __init__(self, shape: Any, dtype: Any) -> None:
-        self.shape = tuple(int(n) for n in shape)
-        self.dtype = np.dtype(dtype)
 
 
 def shapes_of_rows(name: str, tree: Tree) -> Tree:

@@ -1,0 +1,104 @@
+"""What is checked of rows before they are stored, and the schema that first rows ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.columns import Columns
+from lockstep.data.trees import map_tree, to_numpy_leaf
+from lockstep.replay.reading import NEXT_OBS, OBS, REQUIRED, REWARDS, TERMINATEDS, TRUNCATEDS
+from lockstep.replay.storage import ColumnStore, Leaf, Shape, shapes_of_rows
+
+RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS)
+Tree = Any
+
+
+def schema_of(batch: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
+    """The stored columns that first rows ask for; with `last_frame` observations are stacks [n, frames, ...].
+
+    Raises:
+        KeyError: a column is missing; ValueError, TypeError: one that cannot be stored.
+    """
+    for name in REQUIRED:
+        if name not in batch:
+            raise KeyError(f"column {name!r} is missing; given are {sorted(batch)}, needed {sorted(REQUIRED)}")
+    for name in RESERVED:
+        if name in batch:
+            raise ValueError(f"column {name!r} is one that drawing adds; call it something else")
+    elsewhere = (TERMINATEDS, TRUNCATEDS, NEXT_OBS)
+    shapes = {name: shapes_of_rows(name, column) for name, column in batch.items() if name not in elsewhere}
+    if last_frame:
+        shapes[OBS] = map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), shapes[OBS])
+    reward = shapes[REWARDS]
+    if not isinstance(reward, Shape) or len(reward.shape) > 1:
+        raise ValueError("rewards must be one number for each row, or one for each agent")
+    if reward.dtype.kind != "f":
+        shapes[REWARDS] = Shape(reward.shape, np.dtype(np.float32))
+    return shapes
+
+
+class Intake:
+    """Checks rows against the columns of a store.
+
+    `conform` gives a list of arrays: the leaves of the store in their order, then (with `shared`) those of the next
+    observations, which no column holds, then `terminateds` and `truncateds`.
+    """
+
+    def __init__(self, store: ColumnStore, num_buffers: int, shared: bool) -> None:
+        elsewhere: list[Leaf] = []
+        if shared:
+            elsewhere = [
+                Leaf(NEXT_OBS + leaf.path[len(OBS) :], (NEXT_OBS, *leaf.keys[1:]), leaf.array)
+                for leaf in store.leaves
+                if leaf.keys[0] == OBS
+            ]
+        flags = [Leaf(name, (name,), np.zeros((store.num_rows,), np.bool_)) for name in (TERMINATEDS, TRUNCATEDS)]
+        self.leaves = [*store.leaves, *elsewhere, *flags]
+        self.names = list(dict.fromkeys(leaf.keys[0] for leaf in self.leaves))
+        self.num_obs = sum(leaf.keys[0] == OBS for leaf in store.leaves)
+        self.reward_at = next(i for i, leaf in enumerate(store.leaves) if leaf.keys[0] == REWARDS)
+        self.num_buffers = num_buffers
+        flat = all(len(leaf.keys) == 1 for leaf in self.leaves)
+        self._expected = (
+            [(leaf.keys[0], leaf.dtype, (num_buffers, *leaf.shape)) for leaf in self.leaves] if flat else None
+        )
+
+    def conform(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
+        """`number` rows as arrays of the right shape; errors as `ReplayBuffer.add`."""
+        columns = batch if isinstance(batch, dict) else dict(batch)
+        if self._expected is not None and number == self.num_buffers and len(columns) == len(self.names):
+            values = []
+            for name, dtype, shape in self._expected:
+                value = dict.get(columns, name)
+                if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                    break
+                values.append(value)
+            else:
+                if values[-1].flags.carray and values[-2].flags.carray and values[self.reward_at].flags.carray:
+                    return values
+        return self._conform_any(columns, number, last_frame)
+
+    def _conform_any(self, columns: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
+        if len(columns) != len(self.names) or any(name not in columns for name in self.names):
+            missing = [name for name in self.names if name not in columns]
+            new = [name for name in columns if name not in self.names]
+            raise KeyError(f"the columns of this buffer are {sorted(self.names)}; missing: {missing}, unknown: {new}")
+        values = []
+        for leaf in self.leaves:
+            value: Any = columns[leaf.keys[0]]
+            try:
+                for key in leaf.keys[1:]:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                raise ValueError(f"column {leaf.path!r} is missing in the rows given") from None
+            if last_frame and leaf.keys[0] in (OBS, NEXT_OBS):
+                value = to_numpy_leaf(value)[:, -1]
+            values.append(leaf.conform(value, number))
+        for position in (self.reward_at, -2, -1):
+            dtype = self.leaves[position].dtype
+            if values[position].dtype != dtype or not values[position].flags.carray:
+                values[position] = np.array(values[position], dtype)
+        return values

@@ -1,0 +1,167 @@
+"""Moving rows between buffers and batches: joining, dropping, taking in and giving out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.data.columns import Columns
+from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.trees import leaves
+from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED
+
+if TYPE_CHECKING:
+    from lockstep.replay.buffer import ReplayBuffer
+
+NOT_STORED = (Columns.EPS_ID, Columns.T, Columns.INFOS, Columns.DONES, Columns.BATCH_INDEXES, Columns.SEQ_LENS)
+"""columns of a batch that `extend` leaves out"""
+CHUNK = 65_536
+"""rows that are looked at in one go"""
+
+
+def copy_rows(source: ReplayBuffer, rows: np.ndarray, target: ReplayBuffer, buffer_id: int) -> np.ndarray:
+    """Appends stored rows, in this order and of one sub-buffer of `source`, to one of `target`; their new indices.
+
+    Episodes under way in the target are left before, those of the last row after. A row whose predecessor is not
+    copied begins an episode of which the beginning is lost.
+    """
+    target.cut([buffer_id])
+    if not len(rows):
+        return rows
+    ring, taken = source._ring, target._ring
+    before = ring.prev(rows)
+    goes_on = np.zeros(len(rows), bool)
+    goes_on[:-1] = before[1:] == rows[:-1]
+    orphans = (before != rows) | ring.begins_lost(rows)
+    orphans[1:] &= ~goes_on[:-1]
+    done = (ring.flags[rows] & (TERMINATED | TRUNCATED)) != 0
+    marks = np.where(goes_on | done, 0, CUT).astype(np.uint8)
+    marks[:-1] |= np.where(orphans[1:], LOST, 0).astype(np.uint8)
+    was_empty = taken.count[buffer_id] == 0
+    if orphans[0] and not was_empty:
+        taken.flags[taken.newest[buffer_id]] |= LOST
+    index = np.concatenate(
+        [
+            target._append(source._reader.plain(rows[start : start + CHUNK]), buffer_id, marks[start : start + CHUNK])
+            for start in range(0, len(rows), CHUNK)
+        ]
+    )
+    if orphans[0] and was_empty and len(rows) <= taken.size:
+        taken.inherits[buffer_id] = True
+    return index
+
+
+def join(target: ReplayBuffer, other: ReplayBuffer) -> np.ndarray:
+    """See `ReplayBuffer.update`."""
+    if other is target:
+        raise ValueError("a buffer cannot be updated with itself")
+    found = []
+    for b, rows in enumerate(rows_by_buffer(other)):
+        found.append(copy_rows(other, rows, target, b % target.buffer_num))
+    return np.concatenate(found)
+
+
+def rows_by_buffer(buffer: ReplayBuffer) -> list[np.ndarray]:
+    """The stored rows of each sub-buffer, oldest first."""
+    return np.split(buffer._ring.in_order(), np.cumsum(buffer._ring.count)[:-1])
+
+
+def null_rows(buffer: ReplayBuffer, rows: np.ndarray) -> np.ndarray:
+    """bool [N]: is there a NaN in any column of a transition?"""
+    found = np.zeros(len(rows), bool)
+    for start in range(0, len(rows), CHUNK):
+        piece = slice(start, start + CHUNK)
+        for column in buffer._reader.plain(rows[piece]).values():
+            for leaf in leaves(column):
+                if leaf.dtype.kind in "fc":
+                    found[piece] |= np.isnan(leaf.reshape(len(leaf), -1)).any(axis=1)
+    return found
+
+
+def drop_nulls(buffer: ReplayBuffer) -> int:
+    """See `ReplayBuffer.dropnull`."""
+    if not buffer.hasnull():
+        return 0
+    before, state, emptied = len(buffer), buffer.get_state(), buffer.empty_twin()
+    without_nulls(buffer, emptied)
+    found = emptied.get_state()
+    state.update({name: found[name] for name in ("ring", "columns", "next_obs")})
+    if found["priorities"] is not None:
+        state["priorities"]["values"] = found["priorities"]["values"]
+    buffer.set_state(state)
+    return before - len(buffer)
+
+
+def without_nulls(buffer: ReplayBuffer, emptied: ReplayBuffer) -> None:
+    """Copies what has no NaN from `buffer` to an empty buffer of the same kind, priorities included."""
+    for b, rows in enumerate(rows_by_buffer(buffer)):
+        kept = rows[~null_rows(buffer, rows)]
+        index = copy_rows(buffer, kept, emptied, b)
+        if buffer.priorities is not None and emptied.priorities is not None:
+            emptied.priorities.tree[index] = buffer.priorities.tree[kept]
+        # the episode under way goes on where nothing of it was dropped
+        newest = buffer._ring.newest[[b]]
+        if not len(kept) or kept[-1] != newest[0] or buffer._ring.flags[newest[0]] != 0:
+            continue
+        first, _ = buffer._ring.episode_bounds(newest)
+        where = np.flatnonzero(rows == first[0])[0]
+        if np.array_equal(kept[-(len(rows) - where) :], rows[where:]):
+            ring = emptied._ring
+            ring.flags[ring.newest[b]] = 0
+            ring.returns[b], ring.lengths[b] = buffer._ring.returns[b], buffer._ring.lengths[b]
+            whole = buffer._ring.starts[b] == first[0] and buffer._ring.lengths[b] == len(rows) - where
+            ring.starts[b] = index[len(kept) - (len(rows) - where)] if whole else -1
+
+
+def to_batch(buffer: ReplayBuffer) -> SampleBatch:
+    """See `ReplayBuffer.to_batch`."""
+    rows = buffer._ring.in_order()
+    columns = buffer._reader.plain(rows)
+    starts = buffer._ring.prev(rows) == rows
+    number = np.cumsum(starts) - 1
+    firsts = np.flatnonzero(starts)
+    columns[Columns.EPS_ID] = number.astype(np.int64)
+    columns[Columns.T] = (np.arange(len(rows)) - firsts[number]).astype(np.int64) if len(rows) else rows
+    return SampleBatch(columns)
+
+
+def extend(buffer: ReplayBuffer, batch: Any) -> np.ndarray:
+    """See `ReplayBuffer.extend`."""
+    columns = {name: column for name, column in dict(batch).items() if name not in NOT_STORED}
+    number = len(np.asarray(columns[Columns.REWARDS]))
+    index = np.empty(number, np.int64)
+    if not number:
+        return index
+    lengths, cuts = episodes_in(batch)
+    owner = spread(lengths, buffer._ring.count)
+    plain = SampleBatch(columns)
+    for b in range(buffer.buffer_num):
+        rows = np.flatnonzero(np.repeat(owner == b, lengths))
+        if len(rows):
+            buffer.cut([b])
+            part = plain if len(rows) == number else plain[rows]
+            index[rows] = buffer._append(part, b, np.where(cuts[rows], CUT, 0).astype(np.uint8))
+    return index
+
+
+def episodes_in(batch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of the episodes of a batch with at least one row, and bool [n], where one is left without being done."""
+    ends = np.asarray(batch[Columns.TERMINATEDS], bool) | np.asarray(batch[Columns.TRUNCATEDS], bool)
+    breaks = ends.copy()
+    breaks[-1] = True
+    if Columns.EPS_ID in batch:
+        ids = np.asarray(batch[Columns.EPS_ID])
+        breaks[:-1] |= ids[1:] != ids[:-1]
+    lasts = np.flatnonzero(breaks)
+    return np.diff(lasts, prepend=-1), breaks & ~ends
+
+
+def spread(lengths: np.ndarray, filled: np.ndarray) -> np.ndarray:
+    """The sub-buffer of each episode: the one that has the fewest rows by then."""
+    load = filled.astype(np.int64).copy()
+    owner = np.empty(len(lengths), np.int64)
+    for k, length in enumerate(lengths.tolist()):
+        owner[k] = b = int(load.argmin())
+        load[b] += length
+    return owner
