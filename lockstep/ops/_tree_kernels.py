@@ -10,8 +10,6 @@ anew whenever one of them changes: the tree depends on its leaves alone, and no 
 
 from __future__ import annotations
 
-import numpy as np
-
 from lockstep.ops.compiling import compiled
 
 

@@ -69,7 +69,7 @@ class Intake:
     def conform(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
         """`number` rows as arrays of the right shape; errors as `ReplayBuffer.add`."""
         columns = batch if isinstance(batch, dict) else dict(batch)
-        if self._expected is not None and number == self.num_buffers and len(columns) == len(self.names):
+        if self._expected is not None and number == self.num_buffers and dict.__len__(columns) == len(self.names):
             values = []
             for name, dtype, shape in self._expected:
                 value = dict.get(columns, name)
@@ -82,7 +82,7 @@ class Intake:
         return self._conform_any(columns, number, last_frame)
 
     def _conform_any(self, columns: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
-        if len(columns) != len(self.names) or any(name not in columns for name in self.names):
+        if set(columns) != set(self.names):
             missing = [name for name in self.names if name not in columns]
             new = [name for name in columns if name not in self.names]
             raise KeyError(f"the columns of this buffer are {sorted(self.names)}; missing: {missing}, unknown: {new}")

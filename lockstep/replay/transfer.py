@@ -100,18 +100,24 @@ def without_nulls(buffer: ReplayBuffer, emptied: ReplayBuffer) -> None:
         index = copy_rows(buffer, kept, emptied, b)
         if buffer.priorities is not None and emptied.priorities is not None:
             emptied.priorities.tree[index] = buffer.priorities.tree[kept]
-        # the episode under way goes on where nothing of it was dropped
         newest = buffer._ring.newest[[b]]
-        if not len(kept) or kept[-1] != newest[0] or buffer._ring.flags[newest[0]] != 0:
-            continue
-        first, _ = buffer._ring.episode_bounds(newest)
-        where = np.flatnonzero(rows == first[0])[0]
-        if np.array_equal(kept[-(len(rows) - where) :], rows[where:]):
-            ring = emptied._ring
-            ring.flags[ring.newest[b]] = 0
-            ring.returns[b], ring.lengths[b] = buffer._ring.returns[b], buffer._ring.lengths[b]
-            whole = buffer._ring.starts[b] == first[0] and buffer._ring.lengths[b] == len(rows) - where
-            ring.starts[b] = index[len(kept) - (len(rows) - where)] if whole else -1
+        if len(kept) and kept[-1] == newest[0] and buffer._ring.flags[newest[0]] == 0:
+            _keep_open(buffer, emptied, b, kept, index)
+
+
+def _keep_open(source: ReplayBuffer, target: ReplayBuffer, b: int, kept: np.ndarray, index: np.ndarray) -> None:
+    """The episode under way in sub-buffer `b` goes on in the target; what was dropped of it does not count."""
+    ring, taken = source._ring, target._ring
+    taken.flags[taken.newest[b]] = 0
+    first, _ = ring.episode_bounds(kept[-1:])
+    breaks = np.flatnonzero(ring.prev(kept[1:]) != kept[:-1]) + 1
+    begin = int(breaks[-1]) if len(breaks) else 0
+    if kept[begin] == first[0]:  # nothing of it was dropped
+        taken.returns[b], taken.lengths[b] = ring.returns[b], ring.lengths[b]
+        taken.starts[b] = index[begin] if ring.starts[b] == first[0] else -1
+        return
+    taken.returns[b] = source._reader.rewards[kept[begin:]].astype(np.float64).sum(axis=0)
+    taken.lengths[b], taken.starts[b] = len(kept) - begin, index[begin]
 
 
 def to_batch(buffer: ReplayBuffer) -> SampleBatch:

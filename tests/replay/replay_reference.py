@@ -66,7 +66,9 @@ class SlowBuffer:
     def can_stack(self, index, stack, need_all):
         rows, k = self.place(index)
         history = len(rows[k].history)
-        stored = k + 1
+        stored = 1
+        while stored <= k and not rows[k - stored].end:
+            stored += 1
         return min(history, stack) <= stored and not (need_all and history < stack)
 
     def transition(self, index, stack=1, n_step=1, gamma=0.9):

@@ -155,6 +155,13 @@ def test_wrong_sub_buffers_are_refused():
 # ---- drawing -------------------------------------------------------------------------------------------
 
 
+def test_a_sample_batch_can_be_added():
+    buffer = VectorReplayBuffer(20, 2)
+    for step in range(3):
+        buffer.add(SampleBatch(rows(2, step)))
+    assert buffer.all()["obs"][:, 0].tolist() == [0, 1, 2, 1, 2, 3]
+
+
 def test_sample_has_the_columns_of_transitions():
     buffer = fill_from_counting(VectorReplayBuffer(40, 4), 9)
     batch = buffer.sample(16)

@@ -124,7 +124,7 @@ def check_everything(driver):
                 assert batch["discounts"][k] == pytest.approx(discount)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     size=st.integers(1, 9),

@@ -1,0 +1,265 @@
+"""State, files, joining, dropping, and taking in tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_tools import check_counting, fill_from_counting, rows
+from test_replay_hindsight import fill, reach
+from test_replay_reference import Driver, check_everything
+
+from lockstep.data import SampleBatch
+from lockstep.replay import (
+    HERReplayBuffer,
+    Hindsight,
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+)
+from lockstep.state import CheckpointError, read_checkpoint, write_checkpoint
+
+
+def tree_equal(left, right, where=""):
+    assert type(left) is type(right), where
+    if isinstance(left, dict):
+        assert list(left) == list(right), where
+        for name in left:
+            tree_equal(left[name], right[name], f"{where}/{name}")
+    elif isinstance(left, list | tuple):
+        for k, (a, b) in enumerate(zip(left, right, strict=True)):
+            tree_equal(a, b, f"{where}/{k}")
+    else:
+        np.testing.assert_array_equal(left, right, err_msg=where)
+
+
+def go_on(buffer):
+    """What a buffer gives and becomes when it is used further."""
+    found = []
+    for step in range(3):
+        batch = buffer.sample(20)
+        found += [dict(batch), buffer.permutation()]
+        if buffer.priorities is not None:
+            buffer.update_weight(batch["batch_indexes"], batch["rewards"] + step)
+    return {"found": found, "state": buffer.get_state()}
+
+
+OPTIONS = {
+    "uniform": {},
+    "prioritized": {"priorities": {"alpha": 0.7, "beta": [[0, 0.4], [99, 1.0]]}},
+    "n_step": {"n_step": 3, "ignore_obs_next": True},
+    "stacked": {"stack_num": 3, "priorities": {}, "ignore_obs_next": True},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("num_steps", [0, 7, 40])
+def test_state_and_saved_files_go_on_bit_by_bit_generators_included(kind, num_steps, tmp_path):
+    def make(**more):
+        return ReplayBuffer(48, buffer_num=3, seed=5, **OPTIONS[kind], **more)
+
+    buffer = fill_from_counting(make(), num_steps, cut_at=(5,))
+    if num_steps:
+        buffer.sample(9)
+    restored, other = make(storage="memmap"), fill_from_counting(make(), 30)
+    state = buffer.get_state()
+    other.set_state(state) if num_steps else other
+    restored.set_state(state)
+    loaded = ReplayBuffer.load(buffer.save(tmp_path / "buffer"))
+    write_checkpoint(tmp_path / "run", {"replay": state})
+    from_run = make()
+    from_run.set_state(read_checkpoint(tmp_path / "run")["replay"])
+    if not num_steps:
+        assert len(loaded) == len(from_run) == 0
+        return
+    expected = go_on(buffer)
+    for again in (restored, other, loaded, from_run):
+        tree_equal(go_on(again), expected)
+
+
+def test_a_state_is_a_copy():
+    buffer = fill_from_counting(ReplayBuffer(20), 9)
+    state = buffer.get_state()
+    before = state["columns"]["obs"].copy()
+    fill_from_counting(buffer, 20, seed=1)
+    np.testing.assert_array_equal(state["columns"]["obs"], before)
+
+
+def test_a_state_of_another_buffer_is_refused():
+    state = fill_from_counting(VectorReplayBuffer(20, 2), 9).get_state()
+    with pytest.raises(ValueError, match=r"\[10, 2\] rows and sub-buffers, this buffer \[20, 1\]"):
+        ReplayBuffer(20).set_state(state)
+    with pytest.raises(ValueError, match="without priorities"):
+        PrioritizedVectorReplayBuffer(20, 2).set_state(state)
+    with pytest.raises(ValueError, match="without next_obs"):
+        VectorReplayBuffer(20, 2, ignore_obs_next=True).set_state(state)
+    wider = VectorReplayBuffer(20, 2)
+    wider.add(rows(2))
+    with pytest.raises(ValueError, match="'obs' has rows of shape"):
+        wider.set_state(state)
+
+
+def test_saved_files_are_safe_and_say_what_they_are(tmp_path):
+    path = PrioritizedReplayBuffer(20).save(tmp_path / "empty")
+    assert type(PrioritizedReplayBuffer.load(path)) is PrioritizedReplayBuffer
+    with pytest.raises(ValueError, match="holds a PrioritizedReplayBuffer, not a VectorReplayBuffer"):
+        VectorReplayBuffer.load(path)
+    path = fill_from_counting(ReplayBuffer(20), 9).save(tmp_path / "full")
+    assert not [file for file in path.iterdir() if file.suffix not in (".json", ".safetensors")]
+    columns = path / "columns.safetensors"
+    columns.write_bytes(columns.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"columns\.safetensors"):
+        ReplayBuffer.load(path)
+    other = write_checkpoint(tmp_path / "other", {"": {"a": 1}})
+    with pytest.raises(CheckpointError, match="not of a replay buffer"):
+        ReplayBuffer.load(other)
+
+
+def test_functions_are_in_no_file_and_are_asked_for(tmp_path):
+    path = fill(HERReplayBuffer(30, reach), 20).save(tmp_path / "her")
+    with pytest.raises(ValueError, match="hindsight"):
+        ReplayBuffer.load(path)
+    assert len(HERReplayBuffer.load(path, hindsight=Hindsight(reach)).sample(5)) == 5
+    path = PrioritizedReplayBuffer(30, beta=lambda step: 0.5).save(tmp_path / "beta")
+    with pytest.raises(ValueError, match="beta was a function"):
+        ReplayBuffer.load(path)
+    assert ReplayBuffer.load(path, beta=0.7).priorities.beta(0) == 0.7
+
+
+def test_memory_mapped_columns_lie_in_files_that_go_with_the_buffer(tmp_path):
+    kept = fill_from_counting(ReplayBuffer(20, storage="memmap", directory=tmp_path / "kept"), 9)
+    assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == [
+        "actions.bin", "new_obs.bin", "obs.bin", "rewards.bin",
+    ]  # fmt: skip
+    check_counting(kept, kept.sample(30))
+    temporary = fill_from_counting(ReplayBuffer(20, storage="memmap"), 9)
+    place = temporary._store.directory
+    assert place.is_dir()
+    del temporary
+    assert not place.exists()
+
+
+# ---- other buffers -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31), size=st.integers(1, 7), room=st.integers(1, 9), stack=st.integers(1, 3),
+    shared=st.booleans(), other_shared=st.booleans(),
+)  # fmt: skip
+def test_update_copies_another_buffer_and_its_boundaries(seed, size, room, stack, shared, other_shared):
+    source = Driver(seed, size, 2, stack_num=stack, ignore_obs_next=other_shared)
+    target = Driver(seed + 1, room, 2, stack_num=stack, ignore_obs_next=shared)
+    source.random_walk(20, lambda driver: None)
+    target.random_walk(10, lambda driver: None)
+    if not len(source.buffer):
+        return
+    index = target.buffer.update(source.buffer)
+    assert len(index) == len(source.buffer)
+    for b, slow_rows in enumerate(source.slow.rows):
+        target.cut([b])
+        begins = None
+        for row in slow_rows:
+            begins = row.history if begins is None else begins
+            target.slow.add(b, row.obs, row.action, row.reward, row.new_obs, row.end)
+            copied = target.slow.rows[b][-1]
+            copied.history = row.history
+        target.slow.cut(b)
+    check_everything(target)
+
+
+def test_update_with_itself_is_refused_and_other_columns_too():
+    buffer = fill_from_counting(ReplayBuffer(20), 9)
+    with pytest.raises(ValueError, match="with itself"):
+        buffer.update(buffer)
+    other = ReplayBuffer(20)
+    other.add(rows(1))
+    with pytest.raises(ValueError, match="'obs' expects"):
+        buffer.update(other)
+
+
+def test_reset_keeps_statistics_where_asked():
+    for keep, expected in ((False, (10, 1)), (True, (13, 3))):
+        buffer = ReplayBuffer(6)
+        buffer.add(rows(1, 1))
+        buffer.add(rows(1, 2))
+        buffer.reset(keep_statistics=keep)
+        assert len(buffer) == 0
+        placed = buffer.add(rows(1, 10, ends=["terminated"]))
+        assert (placed.episode_return, placed.episode_length) == expected
+        assert placed.indices == 0
+
+
+# ---- NaN -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("stack", [1, 3])
+def test_hasnull_and_dropnull_leave_a_buffer_that_goes_on(shared, stack):
+    buffer = VectorReplayBuffer(16, 2, ignore_obs_next=shared, stack_num=stack, n_step=2, gamma=0.5)
+    for step in range(6):
+        batch = rows(2, 10 * step)
+        batch["new_obs"] = batch["obs"] + 10
+        batch["rewards"][1] = np.nan if step == 3 else 1
+        buffer.add(batch)
+    assert buffer.hasnull()
+    assert buffer.dropnull() == 1
+    assert not buffer.hasnull()
+    assert buffer.dropnull() == 0
+    assert len(buffer) == 11
+    lost = 2 if stack == 3 else 0  # rows after the dropped one have no whole stack
+    assert len(buffer.indices()) == 11 - lost
+    batch = buffer.to_batch()
+    assert batch["obs"][:, 0].tolist() == [0, 10, 20, 30, 40, 50, 1, 11, 21, 41, 51]
+    assert batch["eps_id"].tolist() == [0] * 6 + [1] * 3 + [2] * 2
+    assert batch["new_obs"][8, 0] == 31
+    placed = buffer.add(rows(2, 60, ends=["terminated", "terminated"]))
+    assert placed.episode_length.tolist() == [7, 3]
+    assert placed.episode_start.tolist() == [0, 7]
+    assert len(buffer) == 13
+    assert np.isfinite(buffer.sample(64)["rewards"]).all()
+
+
+def test_dropnull_keeps_priorities():
+    buffer = PrioritizedReplayBuffer(8, alpha=1.0, epsilon=1e-9)
+    for step in range(5):
+        buffer.add({**rows(1, step), "rewards": np.array([np.nan if step == 2 else 0], np.float32)})
+    buffer.update_weight(np.arange(5), np.arange(5) + 1.0)
+    buffer.dropnull()
+    np.testing.assert_allclose(buffer.priorities.tree.values, [1, 2, 4, 5, 0, 0, 0, 0])
+
+
+# ---- tables --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_export_and_import_as_npz_and_parquet_keep_transitions_and_boundaries(suffix, shared, tmp_path):
+    buffer = fill_from_counting(VectorReplayBuffer(30, 2, ignore_obs_next=shared), 26, cut_at=(17,))
+    path = buffer.export(tmp_path / f"rows{suffix}")
+    again = ReplayBuffer.from_file(path, ignore_obs_next=shared)
+    left, right = buffer.to_batch(), again.to_batch()
+    assert len(left) == 30
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+    spread = ReplayBuffer.from_file(path, buffer_num=3)
+    assert sorted(spread.to_batch()["obs"].tolist()) == sorted(left["obs"].tolist())
+    with pytest.raises(ValueError, match=r"\.npz, \.parquet"):
+        buffer.export(tmp_path / "rows.hdf5")
+
+
+def test_extend_takes_episodes_by_flags_or_by_eps_id_and_keeps_the_last_rows_that_fit():
+    batch = SampleBatch({**rows(9, ends=["", "", "terminated", "", "", "", "", "", ""]), "infos": [{}] * 9})
+    batch["eps_id"] = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    buffer = ReplayBuffer.from_batch(batch)
+    assert buffer.maxsize == 9
+    assert buffer.next(np.arange(9)).tolist() == [1, 2, 2, 4, 4, 6, 7, 8, 8]
+    assert buffer.unfinished_index().tolist() == []
+    small = ReplayBuffer.from_batch(batch, size=4)
+    assert small.to_batch()["obs"][:, 0].tolist() == [5, 6, 7, 8]
+    two = ReplayBuffer.from_batch(batch, buffer_num=2)
+    assert two.maxsize == 12
+    assert two.to_batch()["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert two._ring.count.tolist() == [3, 6]

@@ -1,0 +1,170 @@
+"""Hindsight: goals come from the row's own episode, rewards are computed anew, storage is untouched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lockstep.replay import HERReplayBuffer, HERVectorReplayBuffer, Hindsight, ReplayBuffer
+
+LENGTHS = (4, 7, 1, 5)
+GAMMA = 0.5
+
+
+def reach(achieved, desired, info):
+    """-1 each step until the goal is there, as gymnasium-robotics' sparse reward."""
+    assert info == {}
+    return -(np.abs(achieved - desired).sum(-1) > 0).astype(np.float64)
+
+
+def arrived(achieved, desired, info):
+    return np.abs(achieved - desired).sum(-1) == 0
+
+
+def goal_obs(b, episode, step):
+    """What is achieved names sub-buffer, episode and step; the goal is one that is never reached."""
+    achieved = np.stack([b, episode, step], -1).astype(np.float32)
+    return {"observation": achieved[:, 2:], "achieved_goal": achieved, "desired_goal": -np.ones_like(achieved)}
+
+
+def fill(buffer, num_steps, cut_at=()):
+    number = buffer.buffer_num
+    b, episode, step = np.arange(number), np.zeros(number, int), np.zeros(number, int)
+    for t in range(num_steps):
+        if t in cut_at:
+            buffer.cut()
+            episode, step = episode + 1, np.zeros(number, int)
+        length = np.array(LENGTHS)[(b + episode) % 4]
+        done = step + 1 == length
+        buffer.add({
+            "obs": goal_obs(b, episode, step),
+            "actions": step % 3,
+            "rewards": np.full(number, -1.0, np.float32),
+            "terminateds": np.zeros(number, bool),
+            "truncateds": done,
+            "new_obs": goal_obs(b, episode, step + 1),
+        })  # fmt: skip
+        episode, step = episode + done, np.where(done, 0, step + 1)
+    return buffer
+
+
+def split(batch):
+    relabelled = batch["obs"]["desired_goal"][..., 0].reshape(len(batch), -1)[:, 0] >= 0
+    return np.flatnonzero(relabelled), np.flatnonzero(~relabelled)
+
+
+def episode_rows(buffer, row):
+    while buffer.prev(row)[0] != row:
+        (row,) = buffer.prev(row)
+    found = [row]
+    while buffer.next(row)[0] != row:
+        (row,) = buffer.next(row)
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_goals_are_those_achieved_in_the_same_episode(strategy, shared):
+    buffer = HERVectorReplayBuffer(60, 3, reach, strategy=strategy, ignore_obs_next=shared)
+    fill(buffer, 33, cut_at=(9, 30))
+    reached = set()
+    for _ in range(5):
+        batch = buffer.sample(200)
+        relabelled, kept = split(batch)
+        for k in relabelled:
+            row = batch["batch_indexes"][k]
+            goal = batch["obs"]["desired_goal"][k]
+            np.testing.assert_array_equal(goal, batch["new_obs"]["desired_goal"][k])
+            rows = episode_rows(buffer, row)
+            achieved = [tuple(buffer[[r]]["new_obs"]["achieved_goal"][0]) for r in rows]
+            place = rows.index(row)
+            allowed = {"future": achieved[place:], "final": achieved[-1:], "episode": achieved}[strategy]
+            assert tuple(goal) in allowed
+            reached.add((row, tuple(goal)))
+            assert batch["rewards"][k] == -(tuple(batch["new_obs"]["achieved_goal"][k]) != tuple(goal))
+        assert (batch["rewards"][kept] == -1).all()
+        assert (batch["obs"]["desired_goal"][kept] == -1).all()
+    if strategy == "future":  # every goal that is possible comes
+        assert len(reached) > 100
+
+
+def test_a_share_of_k_over_k_plus_1_is_relabelled():
+    for future_k, share in ((4.0, 0.8), (1.0, 0.5), (0.0, 0.0)):
+        buffer = fill(HERReplayBuffer(50, reach, future_k=future_k), 40)
+        relabelled, _ = split(buffer.sample(4000))
+        assert len(relabelled) / 4000 == pytest.approx(share, abs=0.03)
+
+
+def test_what_is_stored_never_changes_and_all_gives_it():
+    buffer = fill(HERReplayBuffer(50, reach), 40)
+    before = buffer.all()
+    for _ in range(10):
+        buffer.sample(100)
+    after = buffer.all()
+    for name in ("obs", "new_obs"):
+        assert (after[name]["desired_goal"] == -1).all()
+        np.testing.assert_array_equal(before[name]["achieved_goal"], after[name]["achieved_goal"])
+    assert (after["rewards"] == -1).all()
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 4])
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("ends", [False, True])
+def test_hindsight_with_n_step_sums_the_new_rewards_and_stops_where_the_goal_terminates(n_step, stack, ends):
+    buffer = HERVectorReplayBuffer(
+        60, 3, reach, n_step=n_step, gamma=GAMMA, stack_num=stack, compute_terminated=arrived if ends else None
+    )
+    fill(buffer, 33, cut_at=(9,))
+    batch = buffer.sample(300)
+    relabelled, kept = split(batch)
+    assert len(relabelled) > 100
+    assert len(kept) > 20
+    last = (lambda frames: frames[-1]) if stack > 1 else (lambda frames: frames)
+    stored = buffer.to_batch()["new_obs"]["achieved_goal"]
+    after = dict(zip(buffer._ring.in_order().tolist(), stored))
+    for k in [*relabelled, *kept]:
+        rows = episode_rows(buffer, batch["batch_indexes"][k])
+        rows = rows[rows.index(batch["batch_indexes"][k]) :][:n_step]
+        goal = last(batch["obs"]["desired_goal"][k])
+        total, discount, terminated = 0.0, 1.0, False
+        for row in rows:
+            achieved = after[int(row)]
+            at_goal = bool((achieved == goal).all())
+            total += discount * -float(not at_goal)
+            discount *= GAMMA
+            if at_goal and ends and k in relabelled:
+                terminated = True
+                break
+        assert batch["rewards"][k] == pytest.approx(total)
+        assert batch["terminateds"][k] == terminated
+        np.testing.assert_array_equal(last(batch["new_obs"]["achieved_goal"][k]), achieved)
+        if n_step > 1:
+            assert batch["discounts"][k] == pytest.approx(discount)
+        if stack > 1:
+            assert (batch["obs"]["desired_goal"][k] == goal).all()
+
+
+def test_hindsight_goes_with_priorities():
+    buffer = ReplayBuffer(50, priorities={"alpha": 1.0}, hindsight=Hindsight(reach), n_step=2)
+    fill(buffer, 40)
+    batch = buffer.sample(50)
+    buffer.update_weight(batch["batch_indexes"], batch["rewards"])
+    assert batch["weights"].shape == (50,)
+
+
+def test_what_hindsight_refuses():
+    with pytest.raises(TypeError, match="compute_reward must be a function"):
+        HERReplayBuffer(5, 3)
+    with pytest.raises(ValueError, match="allowed are future, final, episode"):
+        HERReplayBuffer(5, reach, strategy="past")
+    with pytest.raises(ValueError, match="future_k=-1"):
+        HERReplayBuffer(5, reach, future_k=-1)
+    with pytest.raises(ValueError, match="observations that are dicts"):
+        HERReplayBuffer(5, reach).add({
+            "obs": np.zeros((1, 2)), "actions": [0], "rewards": [0.0], "terminateds": [False], "truncateds": [False],
+            "new_obs": np.zeros((1, 2)),
+        })  # fmt: skip
+    buffer = fill(HERReplayBuffer(50, lambda achieved, desired, info: np.zeros(3)), 40)
+    with pytest.raises(ValueError, match="one reward for each row"):
+        buffer.sample(64)

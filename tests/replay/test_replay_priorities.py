@@ -1,0 +1,93 @@
+"""Prioritised drawing: probabilities, weights, and what new and overwritten rows get."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from replay_tools import rows
+
+from lockstep.replay import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer
+
+
+def filled(number=10, **options):
+    buffer = PrioritizedVectorReplayBuffer(2 * number, 2, **options)
+    for step in range(number):
+        buffer.add(rows(2, step))
+    return buffer
+
+
+def test_rows_are_drawn_in_proportion_to_their_errors_to_the_power_of_alpha():
+    buffer = filled(alpha=0.5, epsilon=1e-9)
+    errors = np.arange(20.0) ** 2
+    buffer.update_weight(np.arange(20), -errors)
+    counts = np.bincount(buffer.sample_indices(100_000), minlength=20)
+    np.testing.assert_allclose(counts / 100_000, np.arange(20) / 190, atol=0.005)
+
+
+def test_weights_are_n_p_to_the_minus_beta_over_the_maximum():
+    buffer = filled(alpha=0.6, beta=0.4, epsilon=0.01)
+    errors = np.arange(20.0)
+    buffer.update_weight(np.arange(20), errors)
+    batch = buffer.sample(64)
+    priorities = (errors + 0.01) ** 0.6
+    expected = (20 * priorities / priorities.sum()) ** -0.4
+    expected = expected[batch["batch_indexes"]]
+    np.testing.assert_allclose(batch["weights"], expected / expected.max(), rtol=1e-5)
+    assert batch["weights"].dtype == np.float32
+    assert batch["weights"].max() == 1.0
+
+
+def test_beta_follows_a_schedule_on_vector_buffers_too():
+    buffer = PrioritizedVectorReplayBuffer(40, 2, alpha=1.0, beta=[[0, 0.0], [20, 1.0]])
+    betas = []
+    for step in range(12):
+        buffer.add(rows(2, step))
+        buffer.update_weight([0, 1], [3.0, 1.0])
+        buffer.sample(4)
+        betas.append(buffer.priorities.beta.value)
+    np.testing.assert_allclose(betas, np.minimum(np.arange(2, 25, 2) / 20, 1))
+
+
+def test_new_rows_get_the_largest_error_so_far_and_overwritten_ones_lose_theirs():
+    buffer = PrioritizedReplayBuffer(4, alpha=1.0, epsilon=1e-9)
+    for step in range(4):
+        buffer.add(rows(1, step))
+    assert buffer.priorities.tree.values.tolist() == [1, 1, 1, 1]
+    buffer.update_weight(torch.tensor([0, 1, 1]), torch.tensor([-5.0, 3.0, 2.0]))
+    buffer.add(rows(1, 4))
+    np.testing.assert_allclose(buffer.priorities.tree.values, [5, 2, 1, 1])
+    buffer.update_weight([0], [0.5])
+    buffer.add(rows(1, 5))
+    np.testing.assert_allclose(buffer.priorities.tree.values, [0.5, 5, 1, 1])
+
+
+def test_emptying_forgets_priorities():
+    buffer = filled()
+    buffer.reset()
+    assert buffer.priorities.tree.total == 0
+    buffer.add(rows(2))
+    assert set(buffer.sample_indices(50).tolist()) == {0, 1}
+
+
+def test_rows_whose_stack_is_lost_are_not_drawn_but_keep_their_priority():
+    buffer = PrioritizedReplayBuffer(6, alpha=1.0, stack_num=3)
+    for step in range(8):
+        buffer.add(rows(1, step))
+    buffer.update_weight(np.arange(6), np.full(6, 1e-3))
+    buffer.update_weight([2, 3], [1e6, 1e6])  # the two oldest
+    assert set(buffer.sample_indices(500).tolist()) == {0, 1, 4, 5}
+
+
+def test_what_priorities_refuse():
+    buffer = filled()
+    with pytest.raises(ValueError, match="one for each"):
+        buffer.update_weight([0, 1], [1.0])
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="not finite"):
+            buffer.update_weight([0], [bad])
+    with pytest.raises(ValueError, match="not prioritised"):
+        ReplayBuffer(3).update_weight([0], [1.0])
+    for options in ({"alpha": -1}, {"epsilon": 0}, {"beta": "high"}):
+        with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+            PrioritizedReplayBuffer(3, **options)
