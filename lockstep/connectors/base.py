@@ -10,8 +10,10 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.modules.spaces import ACTION_MASK, OBSERVATIONS
+from lockstep.ops.statistics import RunningMoments
 
 Leaf = Callable[[Any], Any]
+Join = Callable[[RunningMoments], RunningMoments]
 
 
 class Connector(ABC):
@@ -38,6 +40,18 @@ class Connector(ABC):
     def update(self, data: Any) -> None:
         """Take rows `[N, ...]` (numpy) of the input into the statistics, if there are any."""
         return
+
+    def update_joined(self, data: Any, join: Join) -> None:
+        """`update` where several learners have each a part of the rows (N may be 0).
+
+        Every learner must call `join` equally often: it makes the moments of all learners' rows from those of one's
+        own. `TypeError` from a connector with statistics that does not say how its parts are joined.
+        """
+        if self.has_statistics:
+            raise TypeError(
+                f"{type(self).__name__} has statistics but no update_joined(data, join), so several learners would "
+                "each see other ones; write it with RunningMoments (as NormalizeObs does), or train with one learner"
+            )
 
     def get_state(self) -> dict[str, Any]:
         """Statistics; empty where there are none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.connectors.observations import ObsPipeline
 from lockstep.connectors.rewards import NormalizeRewards
 from lockstep.data.trajectories import Trajectories
+from lockstep.ops.statistics import RunningMoments
 
 Tree = Any
 
@@ -27,16 +28,20 @@ class ModuleConnectors:
     rewards: NormalizeRewards | None = None
     actions: Any = None
     """connector from module actions to environment actions; `None`: as they are"""
+    join: Callable[[RunningMoments], RunningMoments] | None = None
+    """with several learners: the moments of what all of them have seen, of those that this one has seen"""
 
     def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
         """Rewards `[T, B]` as the estimator reads them; takes them into the statistics first."""
         if self.rewards is None:
             return trajectories.rewards
-        return self.rewards(trajectories.rewards, trajectories.dones, trajectories.valid)
+        seen = self.rewards.moments_of(trajectories.rewards, trajectories.dones, trajectories.valid)
+        self.rewards.moments.merge(seen if self.join is None else self.join(seen))
+        return self.rewards.scale(trajectories.rewards)
 
     def update(self, flat_obs: Tree, rows: np.ndarray | None) -> None:
         """Moves the observation statistics over the raw rows `[N, ...]` (those in `rows`)."""
-        self.obs.update(flat_obs, rows)
+        self.obs.update(flat_obs, rows, self.join)
 
     def get_state(self) -> dict[str, Any]:
         """State of the statistics."""

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.connectors.base import Connector, Leaf, LeafConnector, walk
+from lockstep.connectors.base import Connector, Join, Leaf, LeafConnector, walk
 from lockstep.modules.spaces import is_image, map_leaves
 from lockstep.ops.statistics import RunningMoments
 
@@ -60,9 +60,11 @@ class ObsPipeline:
             data = connector(data)
         return data
 
-    def update(self, data: Any, rows: npt.NDArray[Any] | None = None) -> None:
+    def update(self, data: Any, rows: npt.NDArray[Any] | None = None, join: Join | None = None) -> None:
         """Take raw observations `[N, ...]` (numpy tree) into the statistics, of these only `rows` (indices or
         flags `[N]`) if given. Every connector sees what the ones before it made of them.
+
+        `join`: with several learners, the moments of what all of them have seen.
         """
         if not self.has_statistics:
             return
@@ -71,7 +73,10 @@ class ObsPipeline:
         last = max(i for i, connector in enumerate(self.connectors) if connector.has_statistics)
         for i, connector in enumerate(self.connectors[: last + 1]):
             following = connector(data) if i < last else None
-            connector.update(data)
+            if join is None:
+                connector.update(data)
+            else:
+                connector.update_joined(data, join)
             data = following
 
     def get_state(self) -> dict[str, Any]:
@@ -115,9 +120,14 @@ class NormalizeObs(LeafConnector):
         return [normalizer.moments for normalizer in self._normalizers()]
 
     def update(self, data: Any) -> None:
+        self.update_joined(data, lambda seen: seen)
+
+    def update_joined(self, data: Any, join: Join) -> None:
         for normalizer, rows in walk(self._leaves, data):
             assert isinstance(normalizer, _Normalizer)
-            normalizer.moments.update(rows)
+            seen = RunningMoments(normalizer.moments.shape)
+            seen.update(rows)
+            normalizer.moments.merge(join(seen))
             normalizer.refresh()
 
     def merge(self, other: NormalizeObs) -> None:

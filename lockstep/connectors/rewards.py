@@ -47,6 +47,10 @@ class NormalizeRewards:
         Raises:
             ValueError: the arrays are not all `[T, B]`.
         """
+        self.moments.merge(self.moments_of(rewards, dones, valid))
+
+    def moments_of(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> RunningMoments:
+        """Moments of the running returns of these steps alone, to be merged into `moments`. Moves the returns."""
         if rewards.ndim != 2 or dones.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
             shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
             raise ValueError(f"NormalizeRewards takes arrays of one shape [T, B], got {shapes}")
@@ -60,7 +64,9 @@ class NormalizeRewards:
             running = np.add(running * discounts[t], counted[t], out=returns[t])
             running = running * keeps[t]
         self._returns = np.array(running)
-        self.moments.update(returns.reshape(-1) if valid is None else returns[valid])
+        seen = RunningMoments()
+        seen.update(returns.reshape(-1) if valid is None else returns[valid])
+        return seen
 
     def scale(self, rewards: np.ndarray) -> np.ndarray:
         """Rewards of any shape, scaled with the statistics as they are."""

@@ -35,7 +35,7 @@ class Trajectories:
     cuts: np.ndarray
     """[T, B] bool: truncated, or the last row of a piece; the value of its own next observation is bootstrapped"""
     dones: np.ndarray
-    """[T, B] bool: an episode of the environment ended here (not where only the data ends)"""
+    """[T, B] bool: what follows in this column belongs to another episode (not set where only the data ends)"""
     bootstrap_index: np.ndarray
     """[K] int64 indices into the flat [T * B] rows"""
     bootstrap_obs: Tree
@@ -93,9 +93,9 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         return zip_trees(lambda parts: np.concatenate(parts)[:, None], [item[column] for item in data], column)
 
     terminateds = joined(Columns.TERMINATEDS).astype(bool)
-    cuts = np.zeros_like(terminateds)
-    cuts[ends, 0] = True
-    cuts &= ~terminateds
+    dones = np.zeros_like(terminateds)
+    dones[ends, 0] = True
+    cuts = dones & ~terminateds
     starts = np.zeros_like(terminateds)
     starts[ends - [len(piece) - 1 for piece in pieces], 0] = True
     stored = [_state_before(piece, item) for piece, item in zip(pieces, data)]
@@ -112,7 +112,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         rewards=joined(Columns.REWARDS).astype(np.float32),
         terminateds=terminateds,
         cuts=cuts,
-        dones=terminateds | joined(Columns.TRUNCATEDS).astype(bool),
+        dones=dones,
         bootstrap_index=ends[open_ends].astype(np.int64),
         bootstrap_obs=bootstrap_obs,
         starts=starts,

@@ -34,7 +34,7 @@ def tensors_of_batch(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> 
         _check_columns(learner, module_id, tensors)
         if Columns.WEIGHTS_SEQ_NO in tensors:
             numbers, mask = tensors[Columns.WEIGHTS_SEQ_NO], tensors.get(Columns.LOSS_MASK)
-            _note_sampler(learner, module_id, float((numbers if mask is None else numbers[mask]).double().mean()))
+            _note_sampler(learner, module_id, numbers if mask is None else numbers[mask])
         columns[module_id] = tensors
     return columns
 
@@ -51,7 +51,7 @@ def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[d
         steps = episodes.num_steps()
         ids = _to_train(learner, {_only_module(learner, "episodes of a rollout store"): None}) if steps else []
         for module_id in ids:
-            _note_sampler(learner, module_id, episodes.store.weights_seq_no)
+            _note_sampler(learner, module_id, np.full(steps, episodes.store.weights_seq_no))
         return {module_id: episodes.trajectories() for module_id in ids}, steps
     pieces: dict[str, list[SingleAgentEpisode]] = {}
     env_steps = 0
@@ -64,7 +64,7 @@ def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[d
     for module_id in ids:
         versions = [version for piece in pieces[module_id] if (version := _versions_of(piece)) is not None]
         if versions:
-            _note_sampler(learner, module_id, float(np.concatenate(versions).mean()))
+            _note_sampler(learner, module_id, np.concatenate(versions))
     return {mid: trajectories_from_episodes(pieces[mid]) for mid in ids}, env_steps
 
 
@@ -75,9 +75,10 @@ def _versions_of(piece: SingleAgentEpisode) -> np.ndarray | None:
         return None
 
 
-def _note_sampler(learner: Learner, module_id: str, version: float) -> None:
-    """How many updates ago the weights that acted were the learner's."""
-    learner.metrics.set(module_id, diff_num_grad_updates_vs_sampler_policy=learner.weights_seq_no - version)
+def _note_sampler(learner: Learner, module_id: str, versions: np.ndarray | torch.Tensor) -> None:
+    """How many updates ago the weights that acted were the learner's; `versions` of these weights, for each row."""
+    ago = learner.weights_seq_no - float(versions.sum()) / len(versions)
+    learner.metrics.set_share(module_id, len(versions), diff_num_grad_updates_vs_sampler_policy=ago)
 
 
 def _pieces_of(learner: Learner, episode: Any, position: int) -> list[tuple[str, SingleAgentEpisode]]:

@@ -21,7 +21,9 @@ from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
+from lockstep.learner.means import mean_over_learners, once_over_learners
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet
+from lockstep.learner.plan import agree_on_parts
 from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.results import Results, UpdateMetrics
 from lockstep.learner.summary import summarize_skipped
@@ -75,7 +77,9 @@ class Learner:
         self.registered: dict[str, Any] = {}
         self.lifetime: dict[str, int] = {}
         self.rows_in_step = 0
-        """rows of the present gradient step, the weight of what it logs"""
+        """rows of the present gradient step, the weight of what it logs; 0 where they only stand in for none"""
+        self.stand_ins: frozenset[str] = frozenset()
+        """modules whose row in the present gradient step stands in for none; see `plan`"""
         self.seconds = StageSeconds()
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
@@ -160,12 +164,15 @@ class Learner:
         one rollout store (what a collector hands out) are read without a copy.
         """
         given, started = update_options(options), time.perf_counter()
-        trajectories, env_steps = trajectories_by_module(self, episodes)
-        if not trajectories:
+        agreed = agree_on_parts(self, lambda: trajectories_by_module(self, episodes), given)
+        if not agreed.parts:
             return summarize_skipped(self)
-        columns = {mid: self.prepare_batch(part, module_id=mid) for mid, part in trajectories.items()}
+        columns = {}
+        for module_id, trajectories in agreed.parts.items():
+            self.rows_in_step = agreed.num_own_rows(module_id)
+            columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
         self.seconds.pipeline = time.perf_counter() - started
-        return run_update(self, columns, env_steps, given, trajectories)
+        return run_update(self, columns, agreed, given, agreed.parts)
 
     def update_from_batch(self, batch: SampleBatch | MultiAgentBatch, **options: Unpack[UpdateKeywords]) -> Results:
         """Gradient steps on a `SampleBatch` or `MultiAgentBatch` that has the columns the loss needs.
@@ -174,11 +181,11 @@ class Learner:
         module), `shuffle_batch_per_epoch`. Returns `{module_id: {metric: number}}`.
         """
         given, started = update_options(options), time.perf_counter()
-        columns = tensors_of_batch(self, batch)
-        if not columns:
+        agreed = agree_on_parts(self, lambda: (tensors_of_batch(self, batch), batch.env_steps()), given)
+        if not agreed.parts:
             return summarize_skipped(self)
         self.seconds.pipeline = time.perf_counter() - started
-        return run_update(self, columns, batch.env_steps(), given, {})
+        return run_update(self, agreed.parts, agreed, given, {})
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """One gradient step: forward, losses, gradients, clipping, optimizers. Returns forward outputs and losses."""
@@ -224,7 +231,8 @@ class Learner:
         """`{module_id: 0-d loss}` over the modules present."""
         losses, rows_in_all = {}, self.rows_in_step
         for module_id, part in batch.items():
-            self.rows_in_step = num_rows_of(next(iter(part.values())))  # what it logs is weighted by its own rows
+            # What it logs is weighted by its own rows.
+            self.rows_in_step = 0 if module_id in self.stand_ins else num_rows_of(next(iter(part.values())))
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=self.config_of(module_id), batch=part, fwd_out=fwd_out[module_id]
             )
@@ -238,14 +246,16 @@ class Learner:
         raise TypeError(f"{type(self).__name__} has no loss; override compute_loss_for_module")
 
     def masked_mean(self, values: Tensor, batch: TensorColumns) -> Tensor:
-        """Sum over the real rows divided by their *global* count, so that n learners equal one. `values` [N],
-        or [S, L] of a module with memory."""
+        """The mean of `values` [N] (or [S, L] of a module with memory) over the real rows of *all* learners, the same
+        on each, so that n equal one.
+
+        Its gradient is that of the learner's own rows, and gradients are summed. So any function of such means is a
+        sound loss; a term that does not come from rows goes through `once`.
+        """
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
             return values.mean()
-        count = values.new_tensor(float(values.numel())) if mask is None else mask.sum().to(values.dtype)
-        total = values.sum() if mask is None else torch.where(mask, values, 0.0).sum()  # NaN in padding stays there
-        return total / self.reducer.sum_(count.detach().clone()).clamp(min=1.0)
+        return mean_over_learners(self.reducer, values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
         """`values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
@@ -255,6 +265,10 @@ class Learner:
         mean = self.masked_mean(values, batch)
         centered = values - mean
         return centered / (self.masked_mean(centered.square(), batch).sqrt() + epsilon)
+
+    def once(self, term: Tensor) -> Tensor:
+        """A term of the loss that all learners compute alike, such as a penalty on parameters: counted once in all."""
+        return once_over_learners(self.reducer, term)
 
     def coefficient(self, module_id: str, name: str) -> Tensor:
         """0-d tensor: the present value of an option listed in `scheduled`."""

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from lockstep.data.trajectories import Trajectories, num_rows_of
+from lockstep.learner.means import any_learner, counts_over_learners
 from lockstep.learner.minibatches import gather, module_minibatches, step_counter
+from lockstep.learner.plan import Agreement, plan_update
 from lockstep.learner.results import Results
 from lockstep.learner.summary import summarize_update
 
@@ -79,7 +81,7 @@ class StageSeconds:
 def run_update(
     learner: Learner,
     columns: dict[str, TensorColumns],
-    env_steps: int,
+    agreed: Agreement,
     options: UpdateOptions,
     trajectories: Mapping[str, Trajectories],
 ) -> Results:
@@ -88,38 +90,53 @@ def run_update(
     `trajectories`: by module, what the columns were made from (if anything); statistics take them in at the end.
     """
     started = time.perf_counter()
-    num_rows = {mid: num_rows_of(next(iter(part.values()))) for mid, part in columns.items()}
+    plan = plan_update(learner, columns, agreed.stand_ins)
     learner.before_gradient_based_update(timesteps=options.timesteps)
     trained = dict.fromkeys(columns, 0)
     shuffle = options.shuffle_batch_per_epoch and options.minibatch_size is not None
     rng = learner.streams.numpy("minibatches")
-    num_steps = step_counter(columns, num_rows)
+    num_steps = step_counter(columns, plan.num_own_rows)
     passes, num_minibatches, before = 0, 0, 0
-    for indices, ends_pass in module_minibatches(num_rows, options.minibatch_size, options.num_epochs, shuffle, rng):
-        run_minibatch(learner, columns, indices)
+    for indices, ends_pass in module_minibatches(
+        plan.num_rows, options.minibatch_size, options.num_epochs, shuffle, rng
+    ):
+        rows, stand_ins = plan.own_rows(indices)
+        run_minibatch(learner, columns, rows, stand_ins)
+        learner.metrics.end_step()
         num_minibatches += 1
-        for module_id, index in indices.items():
-            trained[module_id] += num_steps(module_id, index)
+        for module_id, index in rows.items():
+            trained[module_id] += 0 if module_id in stand_ins else num_steps(module_id, index)
         if ends_pass:
             passes += 1
             learner.metrics.end_pass(num_minibatches - before)
             before = num_minibatches
-            if passes < options.num_epochs and learner.should_stop_passes():
+            if passes < options.num_epochs and any_learner(learner.reducer, learner.should_stop_passes()):
                 break
     learner.weights_seq_no += 1
     learner.after_gradient_based_update(timesteps=options.timesteps)
     for module_id, part in trajectories.items():
+        learner.rows_in_step = agreed.num_own_rows(module_id)
         learner.connectors[module_id].update(part.flat_obs(), part.rows())
-    steps = (num_minibatches, passes, env_steps * passes)
+    steps = (num_minibatches, passes, agreed.env_steps * passes)
+    trained = counts_over_learners(learner.reducer, trained)
     return summarize_update(learner, trained, steps, time.perf_counter() - started)
 
 
 def run_minibatch(
-    learner: Learner, columns: dict[str, TensorColumns], indices: Mapping[str, np.ndarray | None]
+    learner: Learner,
+    columns: dict[str, TensorColumns],
+    indices: Mapping[str, np.ndarray | None],
+    stand_ins: frozenset[str],
 ) -> None:
-    """One gradient step on the given rows, compiled where that was asked for."""
+    """One gradient step on the learner's rows `indices`, compiled where that was asked for.
+
+    `stand_ins`: modules whose row is there only to keep the learner in step with the others.
+    """
+    learner.stand_ins = stand_ins
     learner.rows_in_step = sum(
-        num_rows_of(next(iter(columns[m].values()))) if i is None else len(i) for m, i in indices.items()
+        num_rows_of(next(iter(columns[m].values()))) if i is None else len(i)
+        for m, i in indices.items()
+        if m not in stand_ins
     )
     tensors: dict[str, Any] = {
         m: None if i is None else torch.from_numpy(i).to(learner.device) for m, i in indices.items()

@@ -11,6 +11,7 @@ import torch
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.learner.config import TrainingSection
+from lockstep.learner.means import statistics_join
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
@@ -65,7 +66,8 @@ def check_who_learns(allowed: WhoLearns, module_ids: Collection[str]) -> None:
 
 def set_up_module(learner: Learner, module_id: str) -> None:
     """What a module has in its learner besides its optimizers: connectors, coefficients, state of its own."""
-    learner.connectors.setdefault(module_id, ModuleConnectors())
+    connectors = learner.connectors.setdefault(module_id, ModuleConnectors())
+    connectors.join = statistics_join(learner)
     config = learner.config_of(module_id)
     for name in learner.scheduled:
         schedule = Schedule(getattr(config, name), name=name)

@@ -66,7 +66,7 @@ def step_counter(
     A row is one transition, or, of a module with memory, a sequence of those that its `loss_mask` marks.
     """
     masks = {mid: part[Columns.LOSS_MASK] for mid, part in columns.items() if Columns.LOSS_MASK in part}
-    steps = {mid: mask.reshape(num_rows[mid], -1).sum(1).cpu().numpy() for mid, mask in masks.items()}
+    steps = {mid: mask.reshape(len(mask), -1).sum(1).cpu().numpy() for mid, mask in masks.items()}
 
     def count(module_id: str, index: np.ndarray | None) -> int:
         if module_id in steps:

@@ -12,9 +12,10 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves, map_tree
+from lockstep.learner.means import explained_variance_over_learners
 from lockstep.learner.minibatches import take_rows
 from lockstep.learner.recurrent import SequenceRows, evaluate_sequences
-from lockstep.ops import explained_variance, gae
+from lockstep.ops import gae
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
@@ -94,8 +95,9 @@ def select_rows(columns: dict[str, Any], rows: np.ndarray | None) -> dict[str, A
 def log_explained_variance(
     learner: Learner, module_id: str, trajectories: Trajectories, values: np.ndarray, targets: np.ndarray
 ) -> None:
-    """The share of the value targets' variance that the values `[T, B]` explain, over the real transitions."""
+    """The share of the value targets' variance that the values `[T, B]` explain, over all real transitions."""
     rows = trajectories.rows()
     flat = slice(None) if rows is None else rows
-    explained = explained_variance(values.reshape(-1)[flat], targets.reshape(-1)[flat])
-    learner.metrics.set(module_id, vf_explained_var=float(explained))
+    pred, target = values.reshape(-1)[flat], targets.reshape(-1)[flat]
+    explained = explained_variance_over_learners(learner.reducer, pred, target, counts=learner.rows_in_step > 0)
+    learner.metrics.set(module_id, vf_explained_var=explained)

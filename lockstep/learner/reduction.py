@@ -1,20 +1,49 @@
-"""How learners meet: sums over all of them. One learner alone adds nothing."""
+"""How learners meet: sums over all of them. One learner alone adds nothing.
+
+Every learner makes the same calls in the same order. A call that another learner does not answer ends in a
+`LearnerError` after `timeout_s`; the reducer is of no use after that and a new one must be made.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+import torch
+import torch.distributed
 from torch import Tensor
+
+from lockstep.learner.errors import LearnerError
+from lockstep.state.tensorfile import Array, parse_tensor_file, tensor_file_chunks
+from lockstep.state.tree import decode, encode
+
+distributed: Any = torch.distributed  # its stores and process groups are not in torch's type hints
 
 
 class Reducer(Protocol):
-    """Adds tensors over all learners, in place; every learner then holds the same bits."""
+    """Joins what the learners hold; every learner then has the same bits."""
 
     world_size: int
     rank: int
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum over all learners, in place."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of each learner, by rank: plain numbers, texts, arrays and dicts or lists of them."""
+        ...
+
+    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """The values of learner `source`, in place."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the group."""
         ...
 
 
@@ -27,3 +56,137 @@ class LocalReducer:
     def sum_(self, tensor: Tensor) -> Tensor:
         """`tensor` itself."""
         return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """`[value]`."""
+        return [value]
+
+    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """`tensor` itself."""
+        return tensor
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class DistributedReducer:
+    """One of `world_size` learners, joined by `torch.distributed` (gloo, or NCCL on GPUs).
+
+    `store` is where they find each other: a file that all can reach (one for each group, not used before),
+    `"tcp://host:port"` (served by rank 0), or a `torch.distributed.Store`. `name` separates groups on one store: a
+    group that is built again takes another name. It is a process group of its own and leaves torch's default one
+    alone. Waits at most `timeout_s` seconds, for the others to come and in each call.
+
+    Raises `ValueError` for a rank outside of the group, `LearnerError` when the others do not come.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        store: str | Path | Any,
+        *,
+        name: str = "learners",
+        timeout_s: float = 60.0,
+        backend: Literal["gloo", "nccl"] = "gloo",
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} is not one of {world_size} learners; ranks go from 0 to {world_size - 1}")
+        if backend not in ("gloo", "nccl"):
+            raise ValueError(f"backend={backend!r}; choose 'gloo' (CPU) or 'nccl' (GPU)")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s={timeout_s}; it must be above 0 seconds")
+        self.rank, self.world_size, self.timeout_s = rank, world_size, float(timeout_s)
+        self._device = torch.device("cuda" if backend == "nccl" else "cpu")
+        self._limit = timedelta(seconds=self.timeout_s)
+        self._group: Any = None
+        self._broken: str | None = None
+        self._join(store, name, backend)
+
+    def _join(self, store: Any, name: str, backend: str) -> None:
+        started = time.monotonic()
+        try:
+            shared = distributed.PrefixStore(name, _open_store(store, self.rank, self.world_size, self._limit))
+            if backend == "gloo":
+                self._group = distributed.ProcessGroupGloo(shared, self.rank, self.world_size, self._limit)
+            else:
+                options = distributed.ProcessGroupNCCL.Options()
+                options._timeout = self._limit
+                self._group = distributed.ProcessGroupNCCL(shared, self.rank, self.world_size, options)
+        except RuntimeError as error:
+            raise self._error("joining the group", started, error) from error
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The sum over all learners, in place; contiguous. The same bits for all of them."""
+        self._call("a sum", lambda group: group.allreduce([tensor]))
+        return tensor
+
+    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """The values of learner `source`, in place; contiguous."""
+        options = distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        self._call("a broadcast", lambda group: group.broadcast([tensor], options))
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of each learner, by rank. Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them."""
+        own = torch.frombuffer(bytearray(_to_bytes(value)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._gather(torch.tensor([len(own)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(own)] = own
+        return [_from_bytes(part[:size].numpy().tobytes()) for part, size in zip(self._gather(padded), sizes)]
+
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        sent = tensor.to(self._device)
+        parts = [torch.empty_like(sent) for _ in range(self.world_size)]
+        self._call("an exchange", lambda group: group.allgather([parts], [sent]))
+        return [part.cpu() for part in parts]
+
+    def close(self) -> None:
+        """Leaves the group; the reducer cannot be used after that."""
+        self._group, self._broken = None, self._broken or "it was closed"
+
+    def _call(self, what: str, start: Callable[[Any], Any]) -> None:
+        if self._group is None:
+            raise LearnerError(
+                f"learner {self.rank} of {self.world_size} has no connection to the others: {self._broken}; build the "
+                "group again"
+            )
+        started = time.monotonic()
+        try:
+            start(self._group).wait()
+        except RuntimeError as error:
+            raise self._error(what, started, error) from error
+
+    def _error(self, what: str, started: float, error: Exception) -> LearnerError:
+        waited = time.monotonic() - started
+        self._group, self._broken = None, f"{what} failed before"
+        return LearnerError(
+            f"learner {self.rank} of {self.world_size}: {what} failed after {waited:.1f} s (timeout_s="
+            f"{self.timeout_s:g}). Another learner died, hangs, or makes other calls than this one. torch says: {error}"
+        )
+
+
+def _open_store(store: Any, rank: int, world_size: int, limit: timedelta) -> Any:
+    if isinstance(store, distributed.Store):
+        return store
+    text = str(store)
+    if not text.startswith("tcp://"):
+        opened: Any = distributed.FileStore(text, world_size)
+        opened.set_timeout(limit)
+        return opened
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"store={text!r}; a TCP store is written 'tcp://host:port'")
+    return distributed.TCPStore(host, int(port), world_size, is_master=rank == 0, timeout=limit)
+
+
+def _to_bytes(value: Any) -> bytes:
+    arrays: dict[str, Array] = {}
+    text = json.dumps(encode(value, "value", arrays)).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *tensor_file_chunks(arrays)])
+
+
+def _from_bytes(content: bytes) -> Any:
+    end = 8 + int.from_bytes(content[:8], "little")
+    return decode(json.loads(content[8:end]), parse_tensor_file(content[end:]))

@@ -5,92 +5,140 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.reduction import Reducer
 
 Results = dict[str, dict[str, Any]]
+Key = tuple[str, str]
+"""module id and name of a metric"""
+Logged = dict[Key, list[tuple[float, float, int]]]
+"""(value, rows, step) of each"""
 
 
 class UpdateMetrics:
     """Collects 0-d tensors over the minibatches of one update call; `reduce` makes plain numbers of them."""
 
     def __init__(self) -> None:
-        self._values: dict[tuple[str, str], list[Tensor]] = {}
-        self._rows: dict[tuple[str, str], list[int]] = {}
+        self._values: dict[Key, list[tuple[Tensor, int, int]]] = {}
+        """(value, rows, step) of each"""
+        self._vectors: list[tuple[list[tuple[str, str, int]], Tensor, int]] = []
+        """(names, values, step) of gradient steps whose metrics come in one tensor"""
         self._fixed: Results = {}
-        self._pass_size = 1
-        self._vectors: list[tuple[list[tuple[str, str, int]], Tensor]] = []
-        self._weights: dict[tuple[str, str], list[int]] = {}
-        self.series: dict[tuple[str, str], list[float]] = {}
+        self._shares: dict[Key, tuple[float, int]] = {}
+        self._step = 0
+        self._pass_start = 0
+        self.series: dict[Key, list[float]] = {}
         """after `reduce`: the value of each metric at each gradient step"""
 
     def log(self, module_id: str, name: str, value: Tensor, rows: int) -> None:
-        """One value of one minibatch with `rows` rows."""
+        """One value of the present gradient step, with `rows` rows behind it (0: it does not count)."""
         key = (module_id, name)
         if key not in self._values:
-            self._values[key], self._rows[key] = [], []
-        self._values[key].append(value)
-        self._rows[key].append(rows)
+            self._values[key] = []
+        self._values[key].append((value, rows, self._step))
 
     def log_many(self, names: list[tuple[str, str, int]], values: Tensor) -> None:
-        """One minibatch's values as one tensor `[K]`, for `names` (module, metric, rows)."""
-        self._vectors.append((names, values))
+        """The present gradient step's values as one tensor `[K]`, for `names` (module, metric, rows)."""
+        self._vectors.append((names, values, self._step))
 
     def set(self, module_id: str, **values: Any) -> None:
-        """Numbers that hold for the whole update."""
+        """Numbers that hold for the whole update, the same on all learners."""
         self._fixed.setdefault(module_id, {}).update(values)
+
+    def set_share(self, module_id: str, rows: int, **values: float) -> None:
+        """Numbers that hold for this learner's `rows` rows in the whole update; joined over learners, by their rows."""
+        self._shares.update({(module_id, name): (value, rows) for name, value in values.items()})
 
     def defaults(self, module_id: str, **values: Any) -> None:
         """As `set`, for those that nobody has set."""
         self._fixed[module_id] = {**values, **self._fixed.get(module_id, {})}
 
-    def items(self) -> Iterator[tuple[tuple[str, str], list[tuple[Tensor, int]]]]:
-        """`((module_id, name), [(value, rows)])` of what was logged."""
-        for key, values in self._values.items():
-            yield key, list(zip(values, self._rows[key]))
+    def items(self) -> Iterator[tuple[Key, list[tuple[Tensor, int, int]]]]:
+        """`((module_id, name), [(value, rows, step)])` of what was logged."""
+        yield from self._values.items()
+
+    def end_step(self) -> None:
+        """Marks the end of a gradient step."""
+        self._step += 1
 
     def end_pass(self, count: int) -> None:
         """Marks the last `count` gradient steps as one pass over the batch."""
-        self._pass_size = count
+        self._pass_start = self._step - count
 
     def pass_mean(self, module_id: str, name: str) -> float:
-        """Mean of a metric over the last pass, on the host; NaN where the module had no row in it."""
-        values = []
-        for names, vector in self._vectors[-self._pass_size :]:
-            keys = [(m, n) for m, n, _ in names]
-            if (module_id, name) in keys:
-                values.append(vector[keys.index((module_id, name))])
-        values += self._values.get((module_id, name), [])[-self._pass_size :]
-        return float(torch.stack(values[-self._pass_size :]).mean()) if values else float("nan")
+        """Mean of a metric over the last pass, on the host; NaN where the module had no row in it.
 
-    def reduce(self) -> Results:
-        """`{module_id: {name: number}}`: means over minibatches weighted by rows. One transfer to the host."""
-        for (names, _), numbers in zip(self._vectors, _to_host([values for _, values in self._vectors])):
-            for (module_id, name, rows), number in zip(names, numbers):
-                self._add(module_id, name, number, rows)
-        singles = [value for values in self._values.values() for value in values]
-        remaining = iter(_to_host([torch.stack(singles)])[0] if singles else [])
-        for (module_id, name), rows_of_values in self._rows.items():
-            for rows in rows_of_values:
-                self._add(module_id, name, next(remaining), rows)
+        The same number on all learners, if what was logged is (as a `masked_mean` is).
+        """
+        values = []
+        for names, vector, step in self._vectors:
+            if step >= self._pass_start:
+                keys = [(m, n) for m, n, _ in names]
+                if (module_id, name) in keys:
+                    values.append(vector[keys.index((module_id, name))])
+        logged = self._values.get((module_id, name), [])
+        values += [value for value, _, step in logged if step >= self._pass_start]
+        return float(torch.stack(values).mean()) if values else float("nan")
+
+    def reduce(self, reducer: Reducer) -> Results:
+        """`{module_id: {name: number}}`: means over minibatches weighted by rows, over all learners; the same for each.
+
+        One transfer to the host, and one exchange between the learners.
+        """
+        logged = self._on_host()
+        shares: Logged = {key: [(*share, 0)] for key, share in self._shares.items()}
+        if reducer.world_size > 1:
+            parts = reducer.gather([_packed(logged), _packed(shares)])
+            logged, shares = (_joined([part[kind] for part in parts]) for kind in (0, 1))
         results: Results = {ALL_MODULES: {}}
-        for (module_id, name), series in self.series.items():
-            weights = self._weights[module_id, name]
-            total = sum(weights)
-            mean = sum(v * w for v, w in zip(series, weights)) / total if total else float("nan")
+        for (module_id, name), values in logged.items():
+            total = sum(rows for _, rows, _ in values)
+            mean = sum(value * rows for value, rows, _ in values if rows) / total if total else float("nan")
             results.setdefault(module_id, {})[name] = mean
-        for module_id, values in self._fixed.items():
-            results.setdefault(module_id, {}).update(values)
+            self.series[module_id, name] = [value for value, _, _ in values]
+        for module_id, fixed in self._fixed.items():
+            results.setdefault(module_id, {}).update(fixed)
+        for (module_id, name), values in shares.items():
+            results.setdefault(module_id, {})[name] = values[0][0]
         return results
 
-    def _add(self, module_id: str, name: str, number: float, rows: int) -> None:
-        key = (module_id, name)
-        if key not in self.series:
-            self.series[key], self._weights[key] = [], []
-        self.series[key].append(number)
-        self._weights[key].append(rows)
+    def _on_host(self) -> Logged:
+        logged: Logged = {}
+        for (names, _, step), numbers in zip(self._vectors, _to_host([values for _, values, _ in self._vectors])):
+            for (module_id, name, rows), number in zip(names, numbers):
+                logged.setdefault((module_id, name), []).append((number, rows, step))
+        singles = [value for values in self._values.values() for value, _, _ in values]
+        remaining = iter(_to_host([torch.stack(singles)])[0] if singles else [])
+        for key, values in self._values.items():
+            logged.setdefault(key, []).extend((next(remaining), rows, step) for _, rows, step in values)
+        return logged
+
+
+def _packed(logged: Logged) -> Any:
+    """What was logged as plain lists and arrays, for the other learners."""
+    entries = [(index, *entry) for index, values in enumerate(logged.values()) for entry in values]
+    return {"keys": [list(key) for key in logged], "entries": np.array(entries, np.float64).reshape(-1, 4)}
+
+
+def _joined(parts: list[Any]) -> Logged:
+    """One value for each metric and gradient step: the mean over the learners, weighted by their rows."""
+    sums: dict[Key, dict[int, list[float]]] = {}
+    for part in parts:
+        keys = [(module_id, name) for module_id, name in part["keys"]]
+        for index, value, rows, step in part["entries"].tolist():
+            by_step = sums.setdefault(keys[int(index)], {})
+            total = by_step.setdefault(int(step), [0.0, 0.0])
+            if rows:
+                total[0] += value * rows
+                total[1] += rows
+    return {
+        key: [(total / rows, rows, step) for step, (total, rows) in sorted(by_step.items()) if rows]
+        for key, by_step in sums.items()
+    }
 
 
 def _to_host(vectors: list[Tensor]) -> list[list[float]]:

@@ -38,7 +38,7 @@ def summarize_update(
             weights_seq_no=learner.weights_seq_no,
             num_trainable_parameters=sum(p.numel() for p in learner.module[module_id].parameters() if p.requires_grad),
         )
-    results = metrics.reduce()
+    results = metrics.reduce(learner.reducer)
     bad = 0
     for entry in learner.optimizers:
         metrics.series.pop((entry.module_id, f"{entry.name}_bad_gradients"))

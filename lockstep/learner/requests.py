@@ -1,0 +1,223 @@
+"""Update requests: what one is, and the thread that works them off one after another."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.rollout import RolloutEpisodes
+from lockstep.data.sample_batch import SampleBatch
+
+OnFull = Literal["wait", "drop"]
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """One update call: what to train on and how."""
+
+    kind: Literal["episodes", "batch"]
+    data: Any
+    options: Mapping[str, Any]
+    """keywords of `Learner.update_from_episodes` and `update_from_batch`"""
+    return_state: bool = False
+    reduce_results: bool = True
+    call_id: int = 0
+    num_steps: int = 0
+    """environment steps handed in"""
+
+
+def num_steps_of(data: Any) -> int:
+    """Environment steps in episodes or a batch; 0 for what is neither (the learner refuses it)."""
+    if isinstance(data, RolloutEpisodes):
+        return data.num_steps()
+    if hasattr(data, "env_steps"):
+        return int(data.env_steps())
+    return sum(num_steps_of(item) for item in data) if isinstance(data, list | tuple) else 0
+
+
+def frozen_data(data: Any) -> Any:
+    """A copy of episodes or of a batch, which the caller may change or overwrite while it waits for its turn."""
+    if isinstance(data, SampleBatch | MultiAgentBatch):
+        return data.copy()
+    if isinstance(data, RolloutEpisodes):
+        store = data.store
+        return RolloutEpisodes(copy.deepcopy(store, _shared(store)))
+    return [copy.deepcopy(episode, _shared(episode)) for episode in data]
+
+
+def _shared(owner: Any) -> dict[int, Any]:
+    """Spaces need no copy."""
+    spaces = (getattr(owner, name, None) for name in ("observation_space", "action_space"))
+    return {id(space): space for space in spaces if space is not None}
+
+
+@dataclass
+class RequestCounts:
+    """How requests ended. Every environment step submitted is trained or dropped, or under way."""
+
+    num_calls: int = 0
+    num_dropped: int = 0
+    """requests dropped because too many were waiting, or by `shutdown`"""
+    num_failed: int = 0
+    num_steps_submitted: int = 0
+    num_steps_trained: int = 0
+    num_steps_dropped: int = 0
+    """of requests that were dropped, failed, or had nothing to train"""
+
+
+@dataclass
+class _Outcome:
+    call_id: int
+    value: Any = None
+    error: BaseException | None = None
+
+
+class RequestQueue:
+    """Runs requests one after another: at once for the caller, or in a thread that lives while there is work.
+
+    `run(request)` returns what the call returns, and whether anything was trained. At most `limit` requests are under
+    way (waiting or running) in the thread.
+    """
+
+    def __init__(self, run: Callable[[UpdateRequest], tuple[Any, bool]], limit: int) -> None:
+        self.run, self.limit, self.counts = run, limit, RequestCounts()
+        self._changed = threading.Condition()
+        self._busy = threading.RLock()
+        self._waiting: deque[UpdateRequest] = deque()
+        self._running: UpdateRequest | None = None
+        self._finished: deque[_Outcome] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # -- what the caller does ---
+
+    @contextmanager
+    def between_updates(self) -> Iterator[None]:
+        """Keeps updates out, after the one that runs has ended."""
+        with self._busy:
+            yield
+
+    def run_now(self, request: UpdateRequest) -> Any:
+        """Runs `request` in this thread, after all that were submitted before it; raises what it raises."""
+        with self._changed:
+            self._check_open()
+            self._changed.wait_for(self._is_idle)
+            self._count_in(request)
+        with self._busy:
+            outcome = self._carry_out(request)
+        self._count_out(request, outcome)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value[0]
+
+    def submit(self, request: UpdateRequest, on_full: OnFull) -> None:
+        """Leaves `request` to the thread. With `limit` requests under way: waits, or drops the oldest waiting one.
+
+        Where none waits, the new one is the oldest, and is dropped itself.
+        """
+        with self._changed:
+            self._check_open()
+            if on_full == "wait":
+                self._changed.wait_for(lambda: self._closed or self.num_in_flight < self.limit)
+                self._check_open()
+            self._count_in(request)
+            self._waiting.append(request)
+            while self.num_in_flight > self.limit:
+                self._drop(self._waiting.popleft())
+            if self._waiting and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="lockstep-learner-updates")
+                self._thread.start()
+
+    def take_finished(self) -> list[Any]:
+        """What has become ready since the last time, in call order. An error among it is raised, alone."""
+        with self._changed:
+            for outcome in self._finished:
+                if outcome.error is not None:
+                    self._finished.remove(outcome)
+                    raise outcome.error
+            values = [outcome.value[0] for outcome in self._finished]
+            self._finished.clear()
+            return values
+
+    def drain(self) -> list[Any]:
+        """Waits for all that is under way; then as `take_finished`."""
+        with self._changed:
+            self._changed.wait_for(self._is_idle)
+        return self.take_finished()
+
+    def close(self) -> None:
+        """Drops what waits, lets the running request end, and joins the thread. A second call does nothing."""
+        with self._changed:
+            self._closed = True
+            while self._waiting:
+                self._drop(self._waiting.popleft())
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests waiting or running in the thread."""
+        return len(self._waiting) + (self._running is not None)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose turn has not come."""
+        return len(self._waiting)
+
+    # -- inside ---
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                self._running = request = self._waiting.popleft()
+            with self._busy:
+                outcome = self._carry_out(request)
+            if outcome.error is not None:
+                outcome.error.add_note(f"in the asynchronous update with call_id={request.call_id}")
+            with self._changed:
+                self._count_out(request, outcome)
+                self._finished.append(outcome)
+                self._running = None
+                self._changed.notify_all()
+
+    def _carry_out(self, request: UpdateRequest) -> _Outcome:
+        try:
+            return _Outcome(request.call_id, self.run(request))
+        except BaseException as error:
+            return _Outcome(request.call_id, error=error)
+
+    def _is_idle(self) -> bool:
+        return self.num_in_flight == 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this group of learners is shut down; build a new one")
+
+    def _drop(self, request: UpdateRequest) -> None:
+        self.counts.num_dropped += 1
+        self.counts.num_steps_dropped += request.num_steps
+        self._changed.notify_all()
+
+    def _count_in(self, request: UpdateRequest) -> None:
+        self.counts.num_calls += 1
+        self.counts.num_steps_submitted += request.num_steps
+
+    def _count_out(self, request: UpdateRequest, outcome: _Outcome) -> None:
+        with self._changed:
+            if outcome.error is None and outcome.value[1]:
+                self.counts.num_steps_trained += request.num_steps
+            else:
+                self.counts.num_failed += outcome.error is not None
+                self.counts.num_steps_dropped += request.num_steps

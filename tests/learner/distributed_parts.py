@@ -1,0 +1,215 @@
+"""Learners in processes of their own, joined by gloo, and the cases they run; see `test_learner_distributed.py`."""
+
+import itertools
+import multiprocessing
+import traceback
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from learner_parts import BOX, MODULE, THREE, parameters, spec
+
+from lockstep import SampleBatch
+from lockstep.algorithms.a2c import A2CLearner, A2CTraining
+from lockstep.algorithms.ppo import PPOLearner, PPOTraining
+from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.learner.config import FrameworkSection
+from lockstep.learner.reduction import DistributedReducer, LocalReducer
+from lockstep.modules import MultiRLModuleSpec
+from lockstep.state.streams import RandomStreams
+
+UPDATES = 20
+SECONDS = (
+    "seconds_pipeline",
+    "seconds_gradient_steps",
+    "seconds_forward_backward",
+    "seconds_reduction",
+    "seconds_step",
+)
+
+
+class ShardMeanPPO(PPOLearner):
+    """What others do: each learner takes the mean of its own shard, and the gradients are averaged."""
+
+    def masked_mean(self, values, batch):
+        return values.mean() / self.reducer.world_size if self.rows_in_step else values.sum() * 0.0
+
+
+LEARNERS = {
+    "ppo": (PPOLearner, PPOTraining),
+    "a2c": (A2CLearner, A2CTraining),
+    "shard_mean": (ShardMeanPPO, PPOTraining),
+}
+
+
+@dataclass
+class Case:
+    """One comparison of n learners with one."""
+
+    algorithm: str = "ppo"
+    training: dict = field(default_factory=dict)
+    num_epochs: int = 2
+    minibatch_size: int | None = 16
+    shuffle: bool = True
+    source: str = "episodes"
+    normalize: bool = False
+    dtype: str = "float64"
+    updates: int = UPDATES
+    empty: bool = False
+    """every second update all rows are on the last learner"""
+
+
+def build(case, reducer):
+    cls, section = LEARNERS[case.algorithm]
+    streams = RandomStreams(5)
+    connectors = {}
+    if case.normalize:
+        connectors[MODULE] = ModuleConnectors(obs=ObsPipeline([NormalizeObs()], BOX), rewards=NormalizeRewards())
+    return cls(
+        config=section(**case.training),
+        module_spec=MultiRLModuleSpec({MODULE: spec((8,))}).build(seeds={MODULE: streams.seed("module")}),
+        framework=FrameworkSection(dtype=case.dtype),
+        connectors=connectors,
+        streams=streams,
+        reducer=reducer,
+    ).build()
+
+
+def episodes_of(rng):
+    """Seven episodes of 1 to 12 steps."""
+    made = []
+    for _ in range(7):
+        length, end = int(rng.integers(1, 13)), rng.integers(3)
+        made.append(
+            SingleAgentEpisode(
+                observations=rng.normal(1.0, 2.0, size=(length + 1, 3)).astype(np.float32),
+                actions=rng.integers(3, size=length),
+                rewards=rng.normal(size=length).astype(np.float32),
+                terminated=end == 0,
+                truncated=end == 1,
+                observation_space=BOX,
+                action_space=THREE,
+            )
+        )
+    return made
+
+
+def batch_of(rng, rows):
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        actions=rng.integers(3, size=rows),
+        action_logp=np.log(rng.uniform(0.2, 0.6, size=rows)),
+        action_dist_inputs=rng.normal(size=(rows, 3)),
+        advantages=rng.normal(size=rows),
+        value_targets=rng.normal(size=rows),
+    )
+
+
+def cuts(number, world_size, case, update, rng):
+    """Where `number` items are cut into unequal shards, now and then empty ones."""
+    if case.empty and update % 2:
+        return [0] * world_size + [number]
+    return [0, *sorted(rng.integers(0, number + 1, size=world_size - 1).tolist()), number]
+
+
+def shards_of(case, update, world_size):
+    """The shards of all learners in one update; `world_size` says how the rows are cut."""
+    rng = np.random.default_rng([update, 17])
+    if case.source == "batch":
+        batch = batch_of(rng, 50)
+        ends = cuts(50, world_size, case, update, rng)
+        return [batch[start:stop] for start, stop in itertools.pairwise(ends)]
+    made = episodes_of(rng)
+    ends = cuts(len(made), world_size, case, update, rng)
+    return [made[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def run_case(case, reducer, shards_as):
+    """`case` on the learner of `reducer`; one learner gets the `shards_as` shards one after another."""
+    learner = build(case, reducer)
+    options = {
+        "num_epochs": case.num_epochs,
+        "minibatch_size": case.minibatch_size,
+        "shuffle_batch_per_epoch": case.shuffle,
+    }
+    for update in range(case.updates):
+        shards = shards_of(case, update, shards_as)
+        if case.source == "batch":
+            own = SampleBatch.concat_samples(shards) if reducer.world_size == 1 else shards[reducer.rank]
+            results = learner.update_from_batch(own, timesteps={"num_env_steps_sampled_lifetime": update}, **options)
+        else:
+            own = [*itertools.chain(*shards)] if reducer.world_size == 1 else shards[reducer.rank]
+            results = learner.update_from_episodes(own, timesteps={"num_env_steps_sampled_lifetime": update}, **options)
+    return report(learner, results)
+
+
+def report(learner, results):
+    state = learner.get_state(["connectors", "registered", "lifetime"])
+    weights = {name: value.numpy() for name, value in parameters(learner).items()}
+    return {"weights": weights, "results": without_seconds(results), "state": state}
+
+
+def without_seconds(results):
+    return {mid: {name: value for name, value in part.items() if name not in SECONDS} for mid, part in results.items()}
+
+
+# -- processes ---
+
+
+def serve(rank, world_size, folder, pipe):
+    """One process: runs what it is told, as rank `rank` of the first two or of all learners."""
+    torch.set_num_threads(1)
+    reducers = {
+        size: DistributedReducer(rank, size, folder / f"store{size}", name="test", timeout_s=120.0)
+        for size in range(2, world_size + 1)
+        if rank < size
+    }
+    while (message := pipe.recv()) is not None:
+        function, size, args = message
+        try:
+            pipe.send(("ok", function(reducers[size], *args)))
+        except Exception as error:
+            pipe.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+class Processes:
+    """Three processes that stay up for all cases."""
+
+    def __init__(self, folder, world_size=3):
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(world_size):
+            near, far = context.Pipe()
+            process = context.Process(target=serve, args=(rank, world_size, folder, far), daemon=True)
+            process.start()
+            self.pipes.append(near)
+            self.processes.append(process)
+
+    def run(self, size, function, *args, per_rank=None):
+        """`function(reducer, *args)` on `size` learners: the outcomes `("ok", value)` or `("error", text)`."""
+        for rank in range(size):
+            extra = () if per_rank is None else (per_rank[rank],)
+            self.pipes[rank].send((function, size, (*args, *extra)))
+        outcomes = []
+        for rank in range(size):
+            if not self.pipes[rank].poll(240):
+                raise TimeoutError(f"learner {rank} does not answer")
+            outcomes.append(self.pipes[rank].recv())
+        return outcomes
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def case_in_process(reducer, case):
+    return run_case(case, reducer, reducer.world_size)
+
+
+def case_alone(case, shards_as):
+    return run_case(case, LocalReducer(), shards_as)

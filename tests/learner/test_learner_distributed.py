@@ -1,0 +1,100 @@
+"""n learners give the parameters of one, in real processes joined by gloo, on unequal and empty shards."""
+
+import numpy as np
+import pytest
+from distributed_parts import Case, Processes, case_alone, case_in_process
+
+ALL = "__all_modules__"
+CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
+PPO = {**CLIPPED, "normalize_advantages": "minibatch", "entropy_coeff": 0.01}
+CASES = {
+    "ppo, shuffled, advantages normalised per minibatch": Case(training=PPO),
+    "ppo, unshuffled, advantages normalised per batch": Case(
+        training={**PPO, "normalize_advantages": "batch"}, shuffle=False
+    ),
+    "ppo, whole batch": Case(training=PPO, minibatch_size=None),
+    "ppo, KL penalty and KL stop": Case(
+        training={**PPO, "kl_coeff": 0.5, "kl_target": 1e-3, "target_kl": 0.02, "vf_clip_param": 0.3}, num_epochs=4
+    ),
+    "ppo, observations and rewards normalised": Case(training=PPO, normalize=True),
+    "ppo, all rows on one learner now and then": Case(
+        training={**PPO, "normalize_advantages": "batch"}, normalize=True, empty=True
+    ),
+    "ppo, from batches": Case(training=PPO, source="batch"),
+    "ppo, from batches, empty shards": Case(training=PPO, source="batch", empty=True, shuffle=False),
+    "a2c, shuffled": Case("a2c", {**CLIPPED, "normalize_advantages": True}, empty=True),
+    "a2c, unshuffled, each element clipped": Case(
+        "a2c", {**CLIPPED, "grad_clip_by": "value", "grad_clip": 0.01}, shuffle=False
+    ),
+    "a2c, whole batch, each tensor clipped": Case("a2c", {**CLIPPED, "grad_clip_by": "norm"}, minibatch_size=None),
+    "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
+}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    started = Processes(tmp_path_factory.mktemp("stores"))
+    yield started
+    started.close()
+
+
+def learn(processes, size, case):
+    """What each of `size` learners reports, and what one learner does on the same rows."""
+    outcomes = processes.run(size, case_in_process, case)
+    assert [kind for kind, _ in outcomes] == ["ok"] * size, outcomes
+    return [value for _, value in outcomes], case_alone(case, size)
+
+
+def largest_difference(first, second):
+    assert first.keys() == second.keys()
+    return max(float(np.abs(first[name] - second[name]).max()) for name in first)
+
+
+def numbers(tree, path=""):
+    """Every number in a tree of dicts and arrays, by path."""
+    if isinstance(tree, dict):
+        return {key: value for name, part in tree.items() for key, value in numbers(part, f"{path}/{name}").items()}
+    if isinstance(tree, list):
+        return numbers(dict(enumerate(tree)), path)
+    return {} if tree is None else {path: np.asarray(tree, np.float64)}
+
+
+def assert_near(first, second, tolerance):
+    one, other = numbers(first), numbers(second)
+    assert one.keys() == other.keys()
+    for path, value in one.items():
+        np.testing.assert_allclose(other[path], value, rtol=tolerance, atol=tolerance, err_msg=path)
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, 3 if case.empty else 2) for name, case in CASES.items()])
+def test_parameters_after_20_updates_are_those_of_one_learner_within_1e_12(processes, name, size):
+    several, one = learn(processes, size, CASES[name])
+    for learner in several:
+        assert largest_difference(learner["weights"], one["weights"]) <= 1e-12
+        assert_near(one["state"], learner["state"], 1e-11)
+
+
+def test_learners_are_equal_to_the_last_bit_and_report_the_same_as_one(processes):
+    several, one = learn(processes, 3, CASES["ppo, all rows on one learner now and then"])
+    for learner in several[1:]:
+        assert largest_difference(learner["weights"], several[0]["weights"]) == 0.0
+        assert learner["results"] == several[0]["results"]
+    assert_near(one["results"], several[0]["results"], 1e-9)
+    assert one["results"]["default_policy"].keys() >= {
+        "policy_loss", "vf_loss", "entropy", "mean_kl_loss", "vf_explained_var", "total_loss",
+        "gradients_default_optimizer_global_norm", "num_module_steps_trained_lifetime",
+    }  # fmt: skip
+    assert several[0]["results"][ALL]["num_env_steps_trained_lifetime"] > 0
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_float32_stays_within_1e_5(processes, algorithm):
+    several, one = learn(processes, 2, Case(algorithm, CLIPPED, dtype="float32"))
+    assert largest_difference(several[0]["weights"], one["weights"]) <= 1e-5
+
+
+def test_a_mean_for_each_shard_would_be_far_from_one_learner(processes):
+    training = {**PPO, "normalize_advantages": None}
+    several, _ = learn(processes, 2, Case("shard_mean", training))
+    one = case_alone(Case("ppo", training), 2)
+    assert largest_difference(several[0]["weights"], one["weights"]) > 1e-2
