@@ -11,6 +11,7 @@ import torch
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
@@ -56,10 +57,10 @@ def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[d
     pieces: dict[str, list[SingleAgentEpisode]] = {}
     env_steps = 0
     for position, episode in enumerate(episodes):
-        env_steps += episode.env_steps() if hasattr(episode, "env_steps") else 0
         for module_id, piece in _pieces_of(learner, episode, position):
             if len(piece):
                 pieces.setdefault(module_id, []).append(piece)
+        env_steps += episode.env_steps()
     ids = _to_train(learner, pieces)
     for module_id in ids:
         versions = [version for piece in pieces[module_id] if (version := _versions_of(piece)) is not None]
@@ -87,7 +88,7 @@ def _pieces_of(learner: Learner, episode: Any, position: int) -> list[tuple[str,
         return [
             (named or _only_module(learner, f"the episode at position {position}, which has no module_id"), episode)
         ]
-    if hasattr(episode, "agent_episodes") and hasattr(episode, "module_for"):
+    if isinstance(episode, MultiAgentEpisode):
         return [(episode.module_for(agent), piece) for agent, piece in episode.agent_episodes.items()]
     raise TypeError(
         f"position {position} is a {type(episode).__name__}; a SingleAgentEpisode or MultiAgentEpisode is needed"

@@ -1,0 +1,231 @@
+"""Several modules in one update: whose steps go where, what is counted, and that modules do not disturb each other."""
+
+import numpy as np
+import pytest
+from learner_parts import ALL, BOX, THREE, assert_same, differs, parameters
+
+from lockstep import A2CConfig, PPOConfig
+from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.learner.config import FrameworkSection
+from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RecurrentActorCriticModule, RLModuleSpec
+from lockstep.state.streams import RandomStreams
+
+SEEDS = {"a": 1, "b": 2, "c": 3}
+
+
+def learner_of(ids, config=PPOConfig, *, recurrent=(), connectors=None, module_configs=None, who=None, **training):
+    """A learner of small modules whose weights depend on their ids only."""
+    training = {"train_batch_size": 64, "gamma": 0.9, **training}
+    section = config().training(**training).sections["training"]
+    specs = {}
+    for mid in ids:
+        cls, memory = (RecurrentActorCriticModule, "gru") if mid in recurrent else (DefaultActorCriticModule, None)
+        model = {"hiddens": (4,), "recurrent": memory, "recurrent_size": 3, "max_seq_len": 3}
+        specs[mid] = RLModuleSpec(cls, BOX, THREE, model_config=model)
+    return config.learner_class(
+        config=section,
+        module_spec=MultiRLModuleSpec(specs).build(seeds=SEEDS),
+        framework=FrameworkSection(dtype="float64"),
+        connectors=connectors,
+        module_configs=module_configs,
+        policies_to_train=who,
+        streams=RandomStreams(0),
+    ).build()
+
+
+def single(rng, length, module_id=None, terminated=True):
+    return SingleAgentEpisode(
+        observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
+        actions=rng.integers(3, size=length),
+        rewards=rng.normal(size=length).astype(np.float32),
+        terminated=terminated,
+        module_id=module_id,
+    )
+
+
+def both(seed=0, length=7, agents=("x", "y"), terminated=True):
+    """An episode in which all agents act in every step; agent x is module a's, all others are module b's."""
+    rng = np.random.default_rng(seed)
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: "a" if agent == "x" else "b")
+    episode.add_env_reset({agent: rng.normal(size=3).astype(np.float32) for agent in agents})
+    for t in range(length):
+        episode.add_env_step(
+            {agent: rng.normal(size=3).astype(np.float32) for agent in agents},
+            {agent: int(rng.integers(3)) for agent in agents},
+            {agent: float(rng.normal()) for agent in agents},
+            terminateds={"__all__": terminated and t == length - 1},
+        )
+    return episode
+
+
+def in_turns(length=6, seed=0):
+    """Agents x and y act one after the other."""
+    rng = np.random.default_rng(seed)
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: {"x": "a", "y": "b"}[agent])
+    episode.add_env_reset({"x": rng.normal(size=3).astype(np.float32)})
+    for t in range(length):
+        now, following = ("x", "y") if t % 2 == 0 else ("y", "x")
+        last = t == length - 1
+        episode.add_env_step(
+            {agent: rng.normal(size=3).astype(np.float32) for agent in (("x", "y") if last else (following,))},
+            {now: int(rng.integers(3))},
+            {"x": float(rng.normal()), "y": float(rng.normal())},
+            terminateds={"__all__": last},
+        )
+    return episode
+
+
+def of_module(learner, module_id):
+    return {
+        name.removeprefix(f"rl_modules.{module_id}."): value
+        for name, value in parameters(learner).items()
+        if name.startswith(f"rl_modules.{module_id}.")
+    }
+
+
+def pieces_of(episodes, agents):
+    return [piece for episode in episodes for agent, piece in episode.agent_episodes.items() if agent in agents]
+
+
+@pytest.mark.parametrize("minibatch_size", [None, 4])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("recurrent", [(), ("a", "b")], ids=["feed-forward", "with memory"])
+def test_modules_updated_together_are_what_each_is_alone(minibatch_size, config, recurrent):
+    """Nothing is shared, so the parameters are the same; minibatches in order, so that both runs have the same rows."""
+    episodes = [both(seed, length) for seed, length in enumerate((7, 3, 9, 5))]
+    options = {"num_epochs": 3, "minibatch_size": minibatch_size}
+    together = learner_of(["a", "b"], config, recurrent=recurrent)
+    before = parameters(together)
+    together.update_from_episodes(episodes, **options)
+    for module_id, agents in (("a", "x"), ("b", "y")):
+        alone = learner_of([module_id], config, recurrent=recurrent)
+        assert_same({name: value for name, value in before.items() if f".{module_id}." in name}, parameters(alone))
+        alone.update_from_episodes(pieces_of(episodes, agents), **options)
+        assert_same(of_module(alone, module_id), of_module(together, module_id))
+        assert [name for name in differs(before, parameters(together)) if f".{module_id}." in name]
+
+
+def test_a_module_with_memory_and_one_without_learn_in_the_same_update():
+    episodes = [both(seed) for seed in range(3)]
+    together = learner_of(["a", "b"], recurrent=("b",))
+    results = together.update_from_episodes(episodes, num_epochs=2, minibatch_size=4, shuffle_batch_per_epoch=True)
+    assert results[ALL]["num_minibatches"] == 2 * (21 // 4)  # rows of a; b has nine sequences of three or one
+    whole = learner_of(["a", "b"], recurrent=("b",))
+    whole.update_from_episodes(episodes)
+    for module_id, agents in (("a", "x"), ("b", "y")):
+        alone = learner_of([module_id], recurrent=("b",))
+        alone.update_from_episodes(pieces_of(episodes, agents))
+        assert_same(of_module(alone, module_id), of_module(whole, module_id))
+
+
+def test_environment_steps_count_once_and_module_steps_each():
+    learner = learner_of(["a", "b"])
+    results = learner.update_from_episodes([both(0, 7, agents=("x", "y", "z")), both(1, 5)], num_epochs=2)
+    assert results[ALL]["num_env_steps_trained"] == 24
+    assert results["a"]["num_module_steps_trained"] == 24
+    assert results["b"]["num_module_steps_trained"] == 38
+    assert results[ALL]["num_env_steps_trained_lifetime"] == 24
+
+
+def test_agents_that_act_in_turns_teach_their_own_modules_their_own_steps():
+    episode = in_turns()
+    learner = learner_of(["a", "b"])
+    results = learner.update_from_episodes([episode])
+    assert results[ALL]["num_env_steps_trained"] == 6
+    assert [results[mid]["num_module_steps_trained"] for mid in "ab"] == [3, 3]
+    for module_id, agent in (("a", "x"), ("b", "y")):
+        alone = learner_of([module_id])
+        alone.update_from_episodes(pieces_of([episode], agent))
+        assert_same(of_module(alone, module_id), of_module(learner, module_id))
+
+
+def test_policies_to_train_leaves_the_others_as_they_are():
+    learner = learner_of(["a", "b"], who=["b"])
+    before = parameters(learner)
+    results = learner.update_from_episodes([both()])
+    changed = differs(before, parameters(learner))
+    assert changed
+    assert all(".b." in name for name in changed)
+    assert "num_module_steps_trained" not in results.get("a", {})
+    nothing = learner_of(["a", "b"], who=[])
+    assert nothing.update_from_episodes([both()])[ALL]["num_updates_skipped"] == 1
+
+
+def test_each_module_is_prepared_with_its_own_options():
+    gammas = {"a": 0.0, "b": 0.99}
+    configs = {mid: PPOConfig().training(gamma=gamma, lr=1e-2).sections["training"] for mid, gamma in gammas.items()}
+    learner = learner_of(["a", "b"], module_configs=configs)
+    seen = {}
+    original = learner.prepare_batch
+
+    def recording(trajectories, *, module_id):
+        seen[module_id] = original(trajectories, module_id=module_id)
+        return seen[module_id]
+
+    learner.prepare_batch = recording
+    episode = both()
+    results = learner.update_from_episodes([episode])
+    rewards = np.asarray(episode.agent_episodes["x"].get_rewards())
+    np.testing.assert_allclose(seen["a"]["value_targets"].numpy(), rewards, atol=1e-6)
+    assert np.abs(seen["b"]["value_targets"].numpy() - episode.agent_episodes["y"].get_rewards()).max() > 0.1
+    assert results["a"]["default_optimizer_learning_rate"] == 1e-2
+
+
+def test_statistics_of_a_module_move_with_its_own_observations_only():
+    connectors = {mid: ModuleConnectors(obs=ObsPipeline([NormalizeObs()], BOX)) for mid in "ab"}
+    learner = learner_of(["a", "b"], connectors=connectors)
+    episode = both()
+    learner.update_from_episodes([episode])
+    for module_id, agent in (("a", "x"), ("b", "y")):
+        raw = np.asarray(episode.agent_episodes[agent].get_observations())[:-1]
+        once = learner.connectors[module_id].obs(raw)
+        np.testing.assert_allclose(once, (raw - raw.mean(0)) / raw.std(0), atol=1e-4)
+
+
+def test_single_agent_episodes_go_to_the_module_they_name():
+    rng = np.random.default_rng(0)
+    learner = learner_of(["a", "b"])
+    before = parameters(learner)
+    results = learner.update_from_episodes([single(rng, 4, "b"), both(0, 3), single(rng, 2, "b")])
+    assert results[ALL]["num_env_steps_trained"] == 9
+    assert [results[mid]["num_module_steps_trained"] for mid in "ab"] == [3, 9]
+    assert differs(before, parameters(learner))
+    with pytest.raises(ValueError, match=r"modules \['a', 'b'\]; the episode at position 0, which has no module_id"):
+        learner.update_from_episodes([single(rng, 4)])
+    with pytest.raises(KeyError, match=r"rows for \['z'\]; this learner's modules are \['a', 'b'\]"):
+        learner.update_from_episodes([single(rng, 4, "z")])
+    with pytest.raises(TypeError, match="position 0 is a dict; a SingleAgentEpisode or MultiAgentEpisode"):
+        learner.update_from_episodes([{}])
+
+
+def test_the_only_module_may_have_any_name():
+    rng = np.random.default_rng(0)
+    results = learner_of(["c"]).update_from_episodes([single(rng, 4)])
+    assert results["c"]["num_module_steps_trained"] == 4
+
+
+def test_a_module_whose_agents_did_not_act_stays_as_it_is():
+    learner = learner_of(["a", "b", "c"], kl_coeff=0.2, target_kl=0.5)
+    before = parameters(learner)
+    results = learner.update_from_episodes([both()], num_epochs=2, minibatch_size=3)
+    assert not [name for name in differs(before, parameters(learner)) if ".c." in name]
+    assert results["a"]["num_module_steps_trained"] > 0
+
+
+def test_callers_multi_agent_episodes_are_not_changed():
+    episode, again = both(), both()
+    learner_of(["a", "b"]).update_from_episodes([episode], minibatch_size=2, shuffle_batch_per_epoch=True)
+    for agent, piece in episode.agent_episodes.items():
+        other = again.agent_episodes[agent]
+        np.testing.assert_array_equal(piece.get_observations(), other.get_observations())
+        np.testing.assert_array_equal(piece.get_actions(), other.get_actions())
+        np.testing.assert_array_equal(piece.get_rewards(), other.get_rewards())
+
+
+def test_episodes_without_a_step_are_nothing_to_train_on():
+    episode = MultiAgentEpisode()
+    episode.add_env_reset({"x": np.zeros(3, np.float32)})
+    learner = learner_of(["a", "b"])
+    assert learner.update_from_episodes([episode])[ALL]["num_updates_skipped"] == 1
