@@ -112,6 +112,9 @@ class CompiledUpdate:
             return inductor_compile(graph, list(inputs)), names
 
     def _refusal(self) -> str | None:
+        remember = [module_id for module_id, module in self.learner.module.items() if module.is_stateful()]
+        if remember:
+            return f"the modules {remember} have memory, and recurrent layers are not compiled"
         if len(self._steps) >= MAX_SHAPES:
             return f"{MAX_SHAPES} other batch shapes are compiled already; use batches of one size"
         if self.learner.reducer.world_size > 1:

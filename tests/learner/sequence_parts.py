@@ -2,14 +2,9 @@
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
 from lockstep import PPOConfig, policy_within_training_step
 from lockstep.data.rollout import RolloutStore
-from lockstep.envs.probes import MemoryProbe
-
-MODULE = "default_policy"
-BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def recurrent_config(kind="lstm", config=None, env="CartPole-v1", max_seq_len=5, num_envs=3, **training):
@@ -38,7 +33,6 @@ def rollout(config, vector_steps=40, collects=1):
             if number:
                 collector.buffer.clear()
             collector.collect(n_step=vector_steps * num_envs)
-    collector.close()
     return policy, collector
 
 
@@ -54,6 +48,3 @@ def stepwise(module, obs, state=None):
             values.append(out["vf_preds"][0, 0])
             state = out["state_out"]
     return torch.stack(inputs), torch.stack(values), states
-
-
-__all__ = ["BOX", "MODULE", "MemoryProbe", "recurrent_config", "rollout", "stepwise"]

@@ -1,5 +1,6 @@
 """Learning in sequences: what the learner makes of rollouts and batches for modules with memory."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -82,11 +83,12 @@ def first_row(store, episode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_log_probabilities_before_the_update_are_those_of_acting(kind):
+@pytest.mark.parametrize("has_reset_rows", [False, True])
+def test_log_probabilities_before_the_update_are_those_of_acting(kind, has_reset_rows):
     """Acting, with its own state in single steps, and the learner's evaluation see the same distribution."""
-    policy, collector = rollout(recurrent_config(kind))
-    acted = []
-    original = policy.module.forward_exploration
+    native = gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
+    policy, collector = rollout(recurrent_config(kind, env=native if has_reset_rows else "CartPole-v1"), collects=2)
+    acted, original = [], policy.module.forward_exploration
 
     def recording(batch):
         out = original(batch)
@@ -94,17 +96,19 @@ def test_log_probabilities_before_the_update_are_those_of_acting(kind):
         return out
 
     policy.module.forward_exploration = recording
-    collector.buffer.clear()
-    collector.env.reset()
+    store = collector.buffer
+    store.clear()
     with policy.within_training_step():
-        collector.reset_env()
         collector.collect(n_step=120)
-    inputs = torch.stack(acted)
-    actions = torch.as_tensor(collector.buffer.actions[:40])
-    logp = policy.module.action_dist_cls.from_inputs(inputs).log_prob(actions)
-    batch = policy.learner_group.learner.prepare_batch(collector.buffer.trajectories(), module_id=MODULE)
+    actions = torch.as_tensor(store.actions[:40])
+    logp = policy.module.action_dist_cls.from_inputs(torch.stack(acted)).log_prob(actions)[torch.as_tensor(store.valid)]
+    assert (len(logp) < 120) == has_reset_rows
+    batch = policy.learner_group.learner.prepare_batch(store.trajectories(), module_id=MODULE)
+    assert int(batch["loss_mask"].sum()) == len(store) == len(logp)
     got = torch.sort(batch["action_logp"][batch["loss_mask"]]).values
-    torch.testing.assert_close(got, torch.sort(logp.reshape(-1)).values, rtol=0, atol=1e-6)
+    torch.testing.assert_close(got, torch.sort(logp).values, rtol=0, atol=1e-6)
+    results = policy.learner_group.learner.update_from_episodes(store.episodes())
+    assert results[ALL]["num_env_steps_trained"] == results[MODULE]["num_module_steps_trained"] == len(store)
 
 
 @pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
@@ -148,6 +152,9 @@ def test_loss_of_ppo_on_sequences_is_the_one_written_out_row_by_row():
     advantages = batch["advantages"][real]
     mean, std = advantages.mean(), advantages.std(correction=0)
     losses = []
+    loss = learner.compute_losses(fwd_out=learner.forward_train({MODULE: batch}), batch={MODULE: batch})[
+        MODULE
+    ].detach()
     for row, length in enumerate(batch["seq_lens"].tolist()):
         state = {name: leaf[row] for name, leaf in batch["state_in"].items()}
         inputs, values, _ = stepwise(policy.module, batch["obs"][row, :length], state)
@@ -158,8 +165,6 @@ def test_loss_of_ppo_on_sequences_is_the_one_written_out_row_by_row():
             surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
             error = 0.5 * (values[t] - batch["value_targets"][row, t]) ** 2
             losses.append(-surrogate + 0.5 * error - 0.01 * -(log_probs.exp() * log_probs).sum())
-    fwd_out = learner.forward_train({MODULE: batch})
-    loss = learner.compute_losses(fwd_out=fwd_out, batch={MODULE: batch})[MODULE]
     assert float(loss) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-9)
 
 
@@ -335,3 +340,13 @@ def test_a_module_without_memory_takes_a_batch_with_sequences_row_by_row():
     third.update_from_batch(SampleBatch(columns, seq_lens=[4, 2]).right_zero_pad(5))
     assert_same(parameters(first), parameters(second))
     assert_same(parameters(first), parameters(third))
+
+
+def test_compile_says_that_recurrent_layers_run_eagerly():
+    policy, collector = rollout(recurrent_config().framework(compile=True))
+    eager = recurrent_config().build_learner()
+    episodes, learner = collector.buffer.episodes(), policy.learner_group.learner
+    with pytest.warns(UserWarning, match=r"runs eagerly, because the modules \['default_policy'\] have memory"):
+        learner.update_from_episodes(episodes, minibatch_size=8)
+    eager.update_from_episodes(episodes, minibatch_size=8)
+    assert_same(parameters(learner), parameters(eager))
