@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection
 from typing import Any
 
@@ -274,7 +275,13 @@ class MultiAgentColumns:
 
     def _positions_at(self, agent: AgentID, what: str, times: np.ndarray) -> np.ndarray:
         """Row of an agent's column for each time, -1 where it has none."""
-        own = np.asarray(self._tracks[agent].times, dtype=np.int64)
+        known = self._tracks[agent].times
+        if len(times) == 1:  # without a look at all of them
+            time = int(times[0])
+            at = bisect_left(known, time)
+            found = at < min(len(known), self._available(agent, what)) and known[at] == time
+            return np.array([at if found and time >= self.env_t_started - self._lookback else -1])
+        own = np.asarray(known, dtype=np.int64)
         positions = np.searchsorted(own, times)
         inside = positions < min(len(own), self._available(agent, what))
         inside &= times >= self.env_t_started - self._lookback

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multi_agent_reference import AGENTS, Reference, plain, play, random_log, state_of
 
-from lockstep.data import MultiAgentEpisode
+from lockstep.data import MultiAgentBatch, MultiAgentEpisode, shard_episodes
 
 LOGS = st.builds(
     random_log,
@@ -269,3 +269,43 @@ def test_lists_in_the_constructor_are_the_recorded_episode(log, data):
     assert built.get_return() == part.get_return()
     assert built.get_agents_to_act() == part.get_agents_to_act()
     assert (built.is_terminated, built.is_truncated) == (part.is_terminated, part.is_truncated)
+
+
+@QUICK
+@given(log=LOGS, k=st.integers(1, 6), torch=st.booleans())
+def test_timeslices_of_a_batch_share_out_its_env_steps(log, k, torch):
+    batch = play(log)[0].get_sample_batch()
+    if torch:
+        for part in batch.policy_batches.values():
+            for name in ("obs", "actions", "rewards", "v", "w"):
+                part[name] = torch_from(part[name])
+    rows = {module: list(zip(plain(batch[module]["agent_id"]), plain(batch[module]["t"]))) for module in batch}
+    times = sorted({t for part in rows.values() for _, t in part})
+    slices = batch.timeslices(k)
+    got = [{module: list(zip(plain(p[module]["agent_id"]), plain(p[module]["t"]))) for module in p} for p in slices]
+    chunks = [times[i : i + k] for i in range(0, len(times), k)]
+    wanted = [{module: [row for row in part if row[1] in chunk] for module, part in rows.items()} for chunk in chunks]
+    wanted = [{module: sorted(part, key=lambda row: row[1]) for module, part in one.items() if part} for one in wanted]
+    assert [{module: sorted(part, key=lambda row: row[1]) for module, part in one.items()} for one in got] == wanted
+    assert [p.env_steps() for p in slices] == [len(chunk) for chunk in chunks]
+    joined = MultiAgentBatch.concat_samples(slices)
+    assert (joined.env_steps(), joined.agent_steps()) == (len(times), batch.agent_steps())
+
+
+def torch_from(column):
+    import torch
+
+    return torch.as_tensor(np.asarray(column))
+
+
+@QUICK
+@given(log=LOGS, num_shards=st.integers(1, 4))
+def test_shard_episodes_shares_out_env_steps_of_multi_agent_episodes(log, num_shards):
+    (episode,) = play(log)
+    shards = shard_episodes([episode, episode[:1]], num_shards)
+    sums = [sum(len(part) for part in shard) for shard in shards]
+    assert sum(sums) == len(log) + 1
+    assert max(sums) - min(sums) <= 1
+    parts = [part for shard in shards for part in shard]
+    assert sum(part.agent_steps() for part in parts) == episode.agent_steps() + episode[:1].agent_steps()
+    assert sum(part.get_return() for part in parts) == episode.get_return() + episode[:1].get_return()
