@@ -62,6 +62,7 @@ def place(
     oldest,
     count,
     inherits,
+    written,
     returns,
     lengths,
     starts,
@@ -79,6 +80,7 @@ def place(
         b = ids[k]
         row = _claim(b, flags, newest, oldest, count, inherits)
         rows[k] = row
+        written[b] += 1
         if lengths[b] == 0:
             starts[b] = row
         elif starts[b] == row:  # an episode longer than the buffer has overwritten its own start

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from lockstep.data.columns import Columns
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import map_tree, to_numpy_leaf
-from lockstep.replay import files, transfer
+from lockstep.replay import files, states, transfer
 from lockstep.replay.hindsight import KEYS, Hindsight
 from lockstep.replay.intake import Intake, schema_of
 from lockstep.replay.next_obs import SharedNextObs
@@ -21,6 +21,7 @@ from lockstep.replay.options import ReplayOptions
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.reading import ACTIONS, NEXT_OBS, OBS, REQUIRED, REWARDS, Reader
 from lockstep.replay.ring import CUT, Placed, Ring
+from lockstep.replay.segments import Segments
 from lockstep.replay.storage import ColumnStore, Shape, shapes_of_space
 from lockstep.state import ScheduleLike
 from lockstep.state.streams import RandomStreams
@@ -259,6 +260,7 @@ class ReplayBuffer:
         if self.options.ignore_obs_next:
             self._shared = SharedNextObs(self._store, self._ring)
         self._intake = Intake(self._store, self.buffer_num, self._shared is not None)
+        self._segments = Segments(self._store, self._ring)
         self._reader = Reader(self._ring, self._store, self._shared, self.options, self.streams)
 
     def _conformed(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
@@ -278,16 +280,15 @@ class ReplayBuffer:
 
     def get_state(self) -> dict[str, Any]:
         """Everything as copies: rows, marks, priorities, running episodes, random generators."""
-        used = self._ring.used()
-        return {
-            "size": [self._ring.size, self._ring.num_buffers],
-            "num_added": self.num_added,
-            "streams": self.streams.get_state(),
-            "ring": self._ring.get_state(),
-            "columns": self._store.get_state(used),
-            "next_obs": None if self._shared is None else self._shared.get_state(),
-            "priorities": None if self.priorities is None else self.priorities.get_state(used),
-        }
+        return states.get_state(self)
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """The same for `write_checkpoint` at once: views in pieces, valid until the buffer changes.
+
+        To be given as a folder of its own. Of what the checkpoint before holds already nothing is copied or written
+        again, so that saving a large buffer often takes little time. `set_state` takes it too.
+        """
+        return states.checkpoint_state(self)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to what `get_state` gave; everything drawn afterwards is the same bit by bit.
@@ -295,22 +296,7 @@ class ReplayBuffer:
         Raises:
             ValueError: the state is of a buffer of another size, with other columns or other parts.
         """
-        size = [self._ring.size, self._ring.num_buffers]
-        if list(state["size"]) != size:
-            raise ValueError(f"the state has {list(state['size'])} rows and sub-buffers, this buffer {size}")
-        for part, present in (("priorities", self.priorities is not None), ("next_obs", self.options.ignore_obs_next)):
-            if state["columns"] and (state[part] is not None) != present:
-                raise ValueError(f"the state was made {'without' if present else 'with'} {part}, this buffer otherwise")
-        if state["columns"]:
-            self._store.set_state(state["columns"])
-            self._know()
-        self._ring.set_state(state["ring"])
-        if self._shared is not None and state["next_obs"] is not None:
-            self._shared.set_state(state["next_obs"])
-        if self.priorities is not None:
-            self.priorities.set_state(state["priorities"])
-        self.streams.set_state(state["streams"])
-        self.num_added = int(state["num_added"])
+        states.set_state(self, state)
 
     def save(self, path: str | Path) -> Path:
         """Writes the whole buffer as a checkpoint (safetensors and JSON, no pickle) and returns its path."""

@@ -31,7 +31,7 @@ def save(buffer: ReplayBuffer, path: str | Path) -> Path:
         "priorities": priorities,
         "hindsight": None if hindsight is None else {"strategy": hindsight.strategy, "share": hindsight.share},
     }
-    return write_checkpoint(path, {"": {"replay": made, **buffer.get_state()}})
+    return write_checkpoint(path, {"": {"replay": made, **buffer.checkpoint_state()}})
 
 
 def load(

@@ -45,6 +45,10 @@ class Ring:
         self.returns = np.zeros((num_buffers, 1), np.float64)
         self.lengths = np.zeros(num_buffers, np.int64)
         self.starts = np.full(num_buffers, -1, np.int64)
+        self.written = np.zeros(num_buffers, np.int64)
+        """rows ever written; for telling what has changed, no part of the state"""
+        self.generation = 0
+        """counts the times when all rows were given up or replaced"""
         self.stored = 0
         """rows that hold a transition"""
 
@@ -53,6 +57,7 @@ class Ring:
 
     def clear(self, keep_statistics: bool) -> None:
         """Forgets all rows; with `keep_statistics` returns and lengths of running episodes go on."""
+        self.generation += 1
         self.flags[:] = 0
         self.newest[:] = self.oldest[:] = self.starts[:] = -1
         self.count[:] = 0
@@ -85,6 +90,7 @@ class Ring:
             self.oldest,
             self.count,
             self.inherits,
+            self.written,
             self.returns,
             self.lengths,
             self.starts,
@@ -179,6 +185,7 @@ class Ring:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to what `get_state` gave."""
+        self.generation += 1
         self.flags[:] = 0
         self.flags[: len(state["flags"])] = state["flags"]
         for name in _MARKS:

@@ -8,6 +8,7 @@ from lockstep.state.checkpoint import (
     write_checkpoint,
 )
 from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.sealed import SealedArrays
 from lockstep.state.streams import RandomStreams
 from lockstep.state.tree import StateTree
 
@@ -16,6 +17,7 @@ __all__ = [
     "RandomStreams",
     "Schedule",
     "ScheduleLike",
+    "SealedArrays",
     "StateTree",
     "newest_checkpoint",
     "read_checkpoint",

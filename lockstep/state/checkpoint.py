@@ -22,6 +22,7 @@ from typing import Any
 
 from lockstep._version import __version__
 from lockstep.state.replace import clear_stale, move_into_place, sync_directory, temporary_sibling
+from lockstep.state.sealed import SealedArrays
 from lockstep.state.tensorfile import Array, is_array, parse_tensor_file, tensor_file_chunks, why_not_storable
 from lockstep.state.tree import StateTree, StateTypeError, decode, encode
 
@@ -67,6 +68,7 @@ def write_checkpoint(
             _write_folder(temporary, _checked_folder(folder), tree, files)
         _write_manifests(temporary, [_checked_folder(folder) for folder in folders], files, dict(metadata or {}))
         move_into_place(temporary, target)
+        _remember_sealed(target, folders, files)
     except StateTypeError as error:
         raise CheckpointError(f"cannot write checkpoint {target}: {error}") from error
     except RecursionError as error:
@@ -206,7 +208,19 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
             text = json.dumps(encode(value, key, arrays), indent=1, allow_nan=False)
             files[f"{base}.json"] = _write_file(root / f"{base}.json", [text.encode("ascii")])
         if arrays:
-            files[f"{base}.safetensors"] = _write_file(root / f"{base}.safetensors", tensor_file_chunks(arrays))
+            name = f"{base}.safetensors"
+            linked = value.link_to(root / name) if isinstance(value, SealedArrays) else None
+            files[name] = linked or _write_file(root / name, tensor_file_chunks(arrays))
+
+
+def _remember_sealed(
+    target: Path, folders: Mapping[str, Mapping[str, Any]], files: Mapping[str, dict[str, Any]]
+) -> None:
+    for folder, tree in folders.items():
+        for key, value in tree.items():
+            name = f"{folder}/{key}.safetensors" if folder else f"{key}.safetensors"
+            if isinstance(value, SealedArrays) and name in files:
+                value.written_to(target / name, files[name])
 
 
 def _is_flat(value: object) -> bool:

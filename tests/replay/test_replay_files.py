@@ -69,14 +69,47 @@ def test_state_and_saved_files_go_on_bit_by_bit_generators_included(kind, num_st
     restored.set_state(state)
     loaded = ReplayBuffer.load(buffer.save(tmp_path / "buffer"))
     write_checkpoint(tmp_path / "run", {"replay": state})
-    from_run = make()
+    write_checkpoint(tmp_path / "pieces", {"replay": buffer.checkpoint_state()})
+    from_run, from_pieces = make(), make()
     from_run.set_state(read_checkpoint(tmp_path / "run")["replay"])
+    from_pieces.set_state(read_checkpoint(tmp_path / "pieces")["replay"])
     if not num_steps:
-        assert len(loaded) == len(from_run) == 0
+        assert len(loaded) == len(from_run) == len(from_pieces) == 0
         return
     expected = go_on(buffer)
-    for again in (restored, other, loaded, from_run):
+    for again in (restored, other, loaded, from_run, from_pieces):
         tree_equal(go_on(again), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31), size=st.integers(1, 12), num_buffers=st.integers(1, 3), length=st.integers(1, 5),
+    steps=st.lists(st.integers(0, 14), min_size=2, max_size=4),
+)  # fmt: skip
+def test_a_checkpoint_in_pieces_writes_what_has_changed_and_links_the_rest(
+    seed, size, num_buffers, length, steps, tmp_path_factory
+):
+    place = tmp_path_factory.mktemp("pieces")
+    driver = Driver(seed, size, num_buffers)
+    driver.add(np.arange(num_buffers))
+    buffer = driver.buffer
+    buffer._segments.length = length
+    files = {}
+    for number, num_steps in enumerate(steps):
+        driver.random_walk(num_steps, lambda driver: None)
+        before = {name: np.array(piece["actions"]) for name, piece in files.items()}
+        path = write_checkpoint(place / str(number), {"": buffer.checkpoint_state()})
+        found = read_checkpoint(path)[""]
+        again = ReplayBuffer(size * num_buffers, buffer_num=num_buffers)
+        again.set_state(found)
+        tree_equal(again.get_state(), buffer.get_state())
+        files = {name: piece for name, piece in found.items() if name.startswith("rows_")}
+        for name, piece in files.items():
+            same_rows = name in before and np.array_equal(before[name], piece["actions"])
+            linked = number > 0 and (path / f"{name}.safetensors").stat().st_nlink > 1
+            assert linked <= same_rows
+            if num_steps == 0 and number > 0:
+                assert linked
 
 
 def test_a_state_is_a_copy():
@@ -108,9 +141,9 @@ def test_saved_files_are_safe_and_say_what_they_are(tmp_path):
         VectorReplayBuffer.load(path)
     path = fill_from_counting(ReplayBuffer(20), 9).save(tmp_path / "full")
     assert not [file for file in path.iterdir() if file.suffix not in (".json", ".safetensors")]
-    columns = path / "columns.safetensors"
+    columns = path / "rows_00000.safetensors"
     columns.write_bytes(columns.read_bytes()[:-1] + b"x")
-    with pytest.raises(CheckpointError, match=r"columns\.safetensors"):
+    with pytest.raises(CheckpointError, match="rows_00000"):
         ReplayBuffer.load(path)
     other = write_checkpoint(tmp_path / "other", {"": {"a": 1}})
     with pytest.raises(CheckpointError, match="not of a replay buffer"):
