@@ -1,0 +1,150 @@
+"""How long a checkpoint of a large replay buffer stalls training, and how long it takes to go on from it.
+
+    python benchmarks/replay_checkpoint.py                    # 1,000,000 transitions, as of CartPole and HalfCheetah
+    python benchmarks/replay_checkpoint.py --atari            # also 1,000,000 frames of 84 x 84 in memory-mapped files
+    python benchmarks/replay_checkpoint.py --render
+
+"first": nothing of the buffer is on the disk yet; "later": 10,000 transitions after the one before. Both are whole
+calls of ``write_checkpoint`` with everything synced to the disk. "resume": a new buffer, the files read, checked by
+SHA-256 and taken in. Written to ``results/replay_checkpoint.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import report
+
+from lockstep.replay import ReplayBuffer
+from lockstep.state import read_checkpoint, write_checkpoint
+
+ROWS, LATER, ENVS, CHUNK = 1_000_000, 10_000, 8, 20_000
+Rows = Callable[[int], dict[str, Any]]
+
+
+def vectors(obs_size: int, action_size: int) -> Rows:
+    """Rows of float32 observations."""
+    rng = np.random.default_rng(0)
+
+    def make(number: int) -> dict[str, Any]:
+        return {
+            "obs": rng.random((number, obs_size), dtype=np.float32),
+            "actions": rng.random((number, action_size), dtype=np.float32),
+            "rewards": rng.random(number, dtype=np.float32),
+            "terminateds": rng.random(number) < 0.01,
+            "truncateds": np.zeros(number, bool),
+            "new_obs": rng.random((number, obs_size), dtype=np.float32),
+        }
+
+    return make
+
+
+def frames(number: int) -> dict[str, Any]:
+    """Rows of single frames, each the next one's predecessor."""
+    rng = np.random.default_rng(number)
+    seen = rng.integers(0, 256, (number + 1, 84, 84), dtype=np.uint8)
+    done = np.arange(number) % 1000 == 999
+    return {
+        "obs": seen[:-1],
+        "actions": rng.integers(0, 6, number),
+        "rewards": np.ones(number, np.float32),
+        "terminateds": done,
+        "truncateds": np.zeros(number, bool),
+        "new_obs": seen[1:],
+    }
+
+
+CASES: dict[str, tuple[Rows, dict[str, Any]]] = {
+    "CartPole": (vectors(4, 1), {}),
+    "HalfCheetah": (vectors(17, 6), {}),
+    "HalfCheetah, prioritised": (vectors(17, 6), {"priorities": {}}),
+}
+ATARI: dict[str, tuple[Rows, dict[str, Any]]] = {
+    "84x84 frames, memory-mapped": (
+        frames,
+        {"ignore_obs_next": True, "stack_num": 4, "storage": "memmap", "buffer_num": 1},
+    )
+}
+
+
+def fill(buffer: ReplayBuffer, make: Rows, number: int) -> None:
+    """Adds so many rows, spread over the sub-buffers."""
+    for start in range(0, number, CHUNK):
+        buffer.extend(make(min(CHUNK, number - start)))
+
+
+def measure(make: Rows, options: dict[str, Any], place: Path) -> dict[str, float]:
+    """Seconds of one buffer's checkpoints, and its size."""
+    options = {"buffer_num": ENVS, **options}
+    memory = {"directory": place / "columns"} if options.get("storage") else {}
+    buffer = ReplayBuffer(ROWS, **options, **memory)
+    fill(buffer, make, ROWS)
+    found: dict[str, float] = {"megabytes": buffer.nbytes() / 1e6, "rows": len(buffer)}
+
+    def timed(name: str, function: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = function()
+        found[name] = time.perf_counter() - began
+        return result
+
+    timed("first", lambda: write_checkpoint(place / "0", {"replay": buffer.checkpoint_state()}))
+    for number in (1, 2, 3):
+        fill(buffer, make, LATER)
+        path = timed(
+            f"later_{number}", lambda n=number: write_checkpoint(place / str(n), {"replay": buffer.checkpoint_state()})
+        )
+    found["later"] = max(found.pop(f"later_{number}") for number in (1, 2, 3))
+    expected = buffer.sample(64)
+    again = ReplayBuffer(ROWS, **options)
+    timed("resume", lambda: again.set_state(read_checkpoint(path / "replay")[""]))
+    drawn = again.sample(64)
+    if any(np.any(drawn[name] != expected[name]) for name in expected):
+        raise RuntimeError("the buffer that was read draws something else")
+    found["peak_gigabytes_of_the_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return found
+
+
+def render(record: dict[str, Any]) -> str:
+    """The table."""
+    rows = [
+        [name, f"{f['megabytes']:,.0f} MB", *(f"{f[key]:.2f} s" for key in ("first", "later", "resume"))]
+        for name, f in record["cases"].items()
+    ]
+    head = f"# Checkpoints of a replay buffer of {ROWS:,} transitions\n\n"
+    command = "`python benchmarks/replay_checkpoint.py`, `--atari`\n\n"
+    note = (
+        f'\n"Later": {LATER:,} transitions after the checkpoint before, the slowest of three. Pieces of which nothing '
+        'changed are hard links to the file of the checkpoint before. "Resume" reads and checks everything.\n\n'
+    )
+    columns = ["data", "columns", "first checkpoint", "later", "resume"]
+    return head + command + report.table(columns, rows) + note + report.machine_line(record["machine"]) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--atari", action="store_true")
+    parser.add_argument("--render", action="store_true")
+    options = parser.parse_args()
+    file = report.RESULTS / "replay_checkpoint.json"
+    record = json.loads(file.read_text()) if file.exists() else {"cases": {}}
+    if not options.render:
+        report.warn_if_busy()
+        record["machine"] = report.machine()
+        for name, (make, settings) in (ATARI if options.atari else CASES).items():
+            with tempfile.TemporaryDirectory() as place:
+                record["cases"][name] = measure(make, settings, Path(place))
+            print(name, {key: round(value, 3) for key, value in record["cases"][name].items()}, flush=True)
+    report.write("replay_checkpoint", record, render(record))
+
+
+if __name__ == "__main__":
+    main()
