@@ -228,8 +228,8 @@ def render(record: dict[str, Any]) -> str:
         "not `forward`. Its image network takes floats only, so it is given them (ours: bytes). Stages are timed in "
         "updates of their own.",
         "`by hand, plain torch`: `nn.Sequential`, the loss spelled out, flat parameters and gradients, fused Adam "
-        "through `optimizer.step()`. `by hand, same operations`: the library's network, distribution and losses and "
-        "Adam's kernel called directly. Both keep the losses, the KL and the norm of each step.",
+        "through `optimizer.step()`. `by hand, same operations`: the library's network and its fused "
+        "loss, and Adam's kernel called directly. Both keep the losses, the KL and the norm of each step.",
         f"{rllib}Lockstep {first['versions']['lockstep']}, PyTorch {first['torch']}. "
         f"{report.machine_line(record['machine'])}",
     ]

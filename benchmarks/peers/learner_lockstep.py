@@ -17,7 +17,7 @@ from torch import Tensor, nn  # noqa: E402
 from lockstep import PPOConfig, RolloutStore, SampleBatch, __version__  # noqa: E402
 from lockstep.data import SingleAgentEpisode  # noqa: E402
 from lockstep.learner.minibatches import gather  # noqa: E402
-from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss  # noqa: E402
+from lockstep.ops.fused_ppo import ppo_loss  # noqa: E402
 
 WORK = w.WORKS[OPTIONS.work]
 MODULE = "default_policy"
@@ -252,7 +252,7 @@ def plain_loop() -> w.Entry:
 
 
 def same_operations_loop() -> w.Entry:
-    """The library's own operations (network, distribution, losses, Adam's kernel) called by hand, one after another."""
+    """The library's own operations (network, fused loss, Adam's kernel) called by hand, one after another."""
     module: Any = build(False).module[MODULE]
     flat = Flat(module)
     averages = torch.zeros_like(flat.data), torch.zeros_like(flat.data), torch.zeros(())
@@ -265,22 +265,22 @@ def same_operations_loop() -> w.Entry:
         for rows in minibatches(rng):
             obs, actions, old_logp, advantages, targets = (column.index_select(0, rows) for column in columns)
             out = module.forward_train({"obs": obs})
-            dist = module.action_dist_cls.from_inputs(out["action_dist_inputs"])
-            logp = dist.log_prob(actions)
-            variance, mean = torch.var_mean(advantages, correction=0)
-            advantages = (advantages - mean) / (variance.sqrt() + 1e-8)
-            policy_loss = clipped_surrogate_loss(logp, old_logp, advantages, clip_param=clip_param).mean()
-            value_loss = clipped_value_loss(out["vf_preds"], targets).mean()
-            entropy = dist.entropy().mean()
-            loss = policy_loss + w.VALUE_COEFFICIENT * value_loss - entropy_coeff * entropy
-            kl = approximate_kl(logp.detach(), old_logp).mean()
+            loss, terms = ppo_loss(
+                module.action_dist_cls.dist_class,
+                out["action_dist_inputs"],
+                out["vf_preds"],
+                (actions, old_logp, advantages, targets),
+                coefficients=(clip_param, w.VALUE_COEFFICIENT, entropy_coeff),
+                normalize=True,
+            )
             flat.grad.zero_()
             loss.backward()
             norm = torch.linalg.vector_norm(flat.grad)
             flat.grad.mul_((w.MAX_GRAD_NORM / (norm + 1e-6)).clamp_(max=1.0))
             fused_adam_(flat, *averages)
-            kept.append((loss.detach(), policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, norm))
-        return torch.stack([torch.stack(step) for step in kept]).mean(0).tolist()
+            kept.append((loss.detach(), norm, terms))
+        losses, norms, terms = [torch.stack(values).mean(0) for values in zip(*kept)]
+        return [losses.item(), norms.item(), *terms.tolist()]
 
     return w.Entry(update)
 
