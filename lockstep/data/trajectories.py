@@ -130,4 +130,5 @@ def _state_before(piece: SingleAgentEpisode, data: Mapping[str, Any]) -> Tree:
 
 def num_rows_of(tree: Tree) -> int:
     """Rows of a column that may be nested."""
-    return int(next(iter(leaves(tree))).shape[0])
+    shape = getattr(tree, "shape", None)  # an array or a tensor; asked for each gradient step
+    return int(next(iter(leaves(tree))).shape[0] if shape is None else shape[0])

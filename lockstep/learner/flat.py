@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class FlatParameters:
         self.data = torch.empty(sum(self.sizes), dtype=dtype, device=device)
         self.grad = torch.zeros_like(self.data)
         self.grad_views = self.unflatten(self.grad)
+        self.grad_by_param = dict(zip(self.params, self.grad_views))
         for param, view, grad in zip(self.params, self.unflatten(self.data), self.grad_views):
             view.copy_(param.data)
             param.data = view
@@ -43,9 +44,13 @@ class FlatParameters:
         """Views of `flat` in the parameters' shapes."""
         return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes)]
 
-    def are_views(self, gradients: Sequence[Tensor]) -> bool:
+    def are_views(self, gradients: Collection[Tensor]) -> bool:
         """Are `gradients`, one for each parameter, the views on `grad` themselves?"""
         return len(gradients) == len(self.params) and all(map(operator.is_, gradients, self.grad_views))
+
+    def take(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
+        """The gradients of its parameters, in order. A dict of just the views is not searched by parameter."""
+        return self.grad_views if self.are_views(gradients.values()) else [gradients[param] for param in self.params]
 
     def zero_grad(self) -> None:
         """All gradients to zero, in one operation; the views stay in place."""

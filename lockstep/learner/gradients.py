@@ -32,6 +32,7 @@ def clip_gradients_(tensors: Sequence[Tensor], limit: float, by: GradClipBy, nor
             tensor.mul_((limit / (torch.linalg.vector_norm(tensor) + 1e-6)).clamp(max=1.0))
     else:
         # A norm that is NaN scales nothing, so that the sound tensors stay sound and the bad one can be named.
-        scale = (limit / (norm + 1e-6)).clamp_(max=1.0).nan_to_num_(nan=1.0)
+        bound = norm.new_full((), limit)
+        scale = bound / torch.fmax(norm + 1e-6, bound)
         for tensor in tensors:
             tensor.mul_(scale)

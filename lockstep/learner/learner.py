@@ -276,10 +276,11 @@ class Learner:
 
     def log(self, module_id: str, **metrics: Tensor) -> None:
         """Metrics of this minibatch; they stay on the device until the update ends."""
-        for name, value in metrics.items():
-            self.metrics.log(
-                module_id, name, (value if value.dim() == 0 else value.reshape(())).detach(), self.rows_in_step
-            )
+        plain = {
+            name: value.detach().reshape(()) if value.requires_grad or value.dim() else value
+            for name, value in metrics.items()
+        }
+        self.metrics.log(module_id, plain, self.rows_in_step)
 
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
         """Backward of the summed losses, into the flat gradients; summed over learners when it returns."""
@@ -300,9 +301,11 @@ class Learner:
         module_ids = self.optimizers.module_ids()
         for module_id in module_ids:
             part = gradients if len(module_ids) == 1 else self.optimizers.part_of_module(module_id, gradients)
-            gradients |= self.postprocess_gradients_for_module(
+            found = self.postprocess_gradients_for_module(
                 module_id=module_id, config=self.config_of(module_id), module_gradients_dict=part
             )
+            if found is not gradients:
+                gradients |= found
         return gradients
 
     def postprocess_gradients_for_module(
@@ -310,7 +313,7 @@ class Learner:
     ) -> Gradients:
         """Clips what the optimizers registered under `module_id` step (`ALL_MODULES` too); returns all of it."""
         for entry in self.optimizers.of_module(module_id):
-            own = [module_gradients_dict[param] for param in entry.flat.params]
+            own = entry.flat.take(module_gradients_dict)
             whole = [entry.flat.grad] if entry.flat.are_views(own) else own
             norm = global_norm(whole)
             self.log(module_id, **{f"gradients_{entry.name}_global_norm": norm})

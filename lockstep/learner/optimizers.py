@@ -240,11 +240,16 @@ class OptimizerSet:
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Each parameter's gradient, a view on the flat gradient of its optimizer."""
-        return {param: view for entry in self for param, view in zip(entry.flat.params, entry.flat.grad_views)}
+        found: dict[nn.Parameter, Tensor] = {}
+        for entry in self:
+            found.update(entry.flat.grad_by_param)
+        return found
 
     def take_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
         """Copies what is not a view already into the flat gradients. `ValueError` where a parameter has none."""
         for entry in self:
+            if entry.flat.are_views(gradients.values()):
+                continue
             for param, view in zip(entry.flat.params, entry.flat.grad_views):
                 given = gradients.get(param)
                 if given is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ class UpdateMetrics:
     """Collects 0-d tensors over the minibatches of one update call; `reduce` makes plain numbers of them."""
 
     def __init__(self) -> None:
-        self._values: dict[Key, list[tuple[Tensor, int, int]]] = {}
-        """(value, rows, step) of each"""
+        self._logged: list[tuple[str, Mapping[str, Tensor], int, int]] = []
+        """(module id, values by name, rows, step) of each call of `log`; sorted by metric when the update is over"""
         self._vectors: list[tuple[list[tuple[str, str, int]], Tensor, int]] = []
         """(names, values, step) of gradient steps whose metrics come in one tensor"""
         self._fixed: Results = {}
@@ -34,12 +34,9 @@ class UpdateMetrics:
         self.series: dict[Key, list[float]] = {}
         """after `reduce`: the value of each metric at each gradient step"""
 
-    def log(self, module_id: str, name: str, value: Tensor, rows: int) -> None:
-        """One value of the present gradient step, with `rows` rows behind it (0: it does not count)."""
-        key = (module_id, name)
-        if key not in self._values:
-            self._values[key] = []
-        self._values[key].append((value, rows, self._step))
+    def log(self, module_id: str, values: Mapping[str, Tensor], rows: int) -> None:
+        """Values of the present gradient step, with `rows` rows behind them (0: they do not count)."""
+        self._logged.append((module_id, values, rows, self._step))
 
     def log_many(self, names: list[tuple[str, str, int]], values: Tensor) -> None:
         """The present gradient step's values as one tensor `[K]`, for `names` (module, metric, rows)."""
@@ -59,7 +56,11 @@ class UpdateMetrics:
 
     def items(self) -> Iterator[tuple[Key, list[tuple[Tensor, int, int]]]]:
         """`((module_id, name), [(value, rows, step)])` of what was logged."""
-        yield from self._values.items()
+        found: dict[Key, list[tuple[Tensor, int, int]]] = {}
+        for module_id, values, rows, step in self._logged:
+            for name, value in values.items():
+                found.setdefault((module_id, name), []).append((value, rows, step))
+        yield from found.items()
 
     def end_step(self) -> None:
         """Marks the end of a gradient step."""
@@ -80,8 +81,9 @@ class UpdateMetrics:
                 keys = [(m, n) for m, n, _ in names]
                 if (module_id, name) in keys:
                     values.append(vector[keys.index((module_id, name))])
-        logged = self._values.get((module_id, name), [])
-        values += [value for value, _, step in logged if step >= self._pass_start]
+        for logged_id, logged, _, step in self._logged:
+            if step >= self._pass_start and logged_id == module_id and name in logged:
+                values.append(logged[name])
         return float(torch.stack(values).mean()) if values else float("nan")
 
     def reduce(self, reducer: Reducer) -> Results:
@@ -111,9 +113,10 @@ class UpdateMetrics:
         for (names, _, step), numbers in zip(self._vectors, _to_host([values for _, values, _ in self._vectors])):
             for (module_id, name, rows), number in zip(names, numbers):
                 logged.setdefault((module_id, name), []).append((number, rows, step))
-        singles = [value for values in self._values.values() for value, _, _ in values]
-        remaining = iter(_to_host([torch.stack(singles)])[0] if singles else [])
-        for key, values in self._values.items():
+        singles = dict(self.items())
+        tensors = [value for values in singles.values() for value, _, _ in values]
+        remaining = iter(torch.stack(tensors).tolist() if tensors else [])
+        for key, values in singles.items():
             logged.setdefault(key, []).extend((next(remaining), rows, step) for _, rows, step in values)
         return logged
 

@@ -26,7 +26,7 @@ def summarize_update(
     stages, learner.seconds = learner.seconds, type(learner.seconds)()
     for entry in learner.optimizers:
         metrics.set(entry.module_id, **{f"{entry.name}_learning_rate": entry.optimizer.param_groups[0]["lr"]})
-        metrics.log(entry.module_id, f"{entry.name}_bad_gradients", entry.bad_steps.clone(), 1)
+        metrics.log(entry.module_id, {f"{entry.name}_bad_gradients": entry.bad_steps.clone()}, 1)
         entry.bad_steps.zero_()
     for module_id, rows in trained.items():
         metrics.defaults(module_id, diff_num_grad_updates_vs_sampler_policy=0)  # where the data do not say

@@ -47,9 +47,10 @@ class MultiRLModule(nn.Module):
     # Mapping
 
     def __getitem__(self, module_id: str) -> RLModule:
-        if module_id not in self.rl_modules:
+        modules = self.rl_modules
+        if module_id not in modules:
             raise KeyError(f"no module {module_id!r}; there are {', '.join(map(repr, self)) or 'none'}")
-        module = self.rl_modules[module_id]
+        module = modules[module_id]
         assert isinstance(module, RLModule)
         return module
 
