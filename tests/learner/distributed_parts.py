@@ -7,16 +7,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from learner_parts import BOX, MODULE, THREE, parameters, spec
+from learner_parts import BOX, MODULE, THREE, parameters
 
 from lockstep import SampleBatch
 from lockstep.algorithms.a2c import A2CLearner, A2CTraining
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
 from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.learner.config import FrameworkSection
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
-from lockstep.modules import MultiRLModuleSpec
+from lockstep.modules import (
+    DefaultActorCriticModule,
+    ModelConfig,
+    MultiRLModuleSpec,
+    RecurrentActorCriticModule,
+    RLModuleSpec,
+)
 from lockstep.state.streams import RandomStreams
 
 UPDATES = 20
@@ -56,6 +64,10 @@ class Case:
     normalize: bool = False
     dtype: str = "float64"
     updates: int = UPDATES
+    memory: str | None = None
+    """`lstm`, `gru` or none"""
+    modules: tuple = (MODULE,)
+    """several: multi-agent episodes and batches"""
     empty: bool = False
     """every second update all rows are on the last learner"""
 
@@ -65,10 +77,16 @@ def build(case, reducer):
     streams = RandomStreams(5)
     connectors = {}
     if case.normalize:
-        connectors[MODULE] = ModuleConnectors(obs=ObsPipeline([NormalizeObs()], BOX), rewards=NormalizeRewards())
+        connectors = {
+            mid: ModuleConnectors(obs=ObsPipeline([NormalizeObs()], BOX), rewards=NormalizeRewards())
+            for mid in case.modules
+        }
+    config = ModelConfig(hiddens=(8,), recurrent=case.memory, recurrent_size=4, max_seq_len=4)
+    kind = RecurrentActorCriticModule if case.memory else DefaultActorCriticModule
+    specs = {mid: RLModuleSpec(kind, BOX, THREE, model_config=config) for mid in case.modules}
     return cls(
         config=section(**case.training),
-        module_spec=MultiRLModuleSpec({MODULE: spec((8,))}).build(seeds={MODULE: streams.seed("module")}),
+        module_spec=MultiRLModuleSpec(specs).build(seeds={mid: streams.seed(mid) for mid in specs}),
         framework=FrameworkSection(dtype=case.dtype),
         connectors=connectors,
         streams=streams,
@@ -90,6 +108,25 @@ def episodes_of(rng):
                 truncated=end == 1,
                 observation_space=BOX,
                 action_space=THREE,
+            )
+        )
+    return made
+
+
+def multi_agent_episodes_of(rng, modules):
+    """Seven episodes in which one or all agents play, each for its own module."""
+    made = []
+    for number in range(7):
+        agents = modules[: 1 + number % 2] if number < 4 else modules[-1:]
+        length = int(rng.integers(1, 10))
+        done = bool(rng.integers(2))
+        made.append(
+            MultiAgentEpisode(
+                observations=[{a: rng.normal(size=3).astype(np.float32) for a in agents} for _ in range(length + 1)],
+                actions=[{a: int(rng.integers(3)) for a in agents} for _ in range(length)],
+                rewards=[{a: float(rng.normal()) for a in agents} for _ in range(length)],
+                terminateds={"__all__": done},
+                agent_module_ids={a: a for a in agents},
             )
         )
     return made
@@ -117,10 +154,17 @@ def shards_of(case, update, world_size):
     """The shards of all learners in one update; `world_size` says how the rows are cut."""
     rng = np.random.default_rng([update, 17])
     if case.source == "batch":
-        batch = batch_of(rng, 50)
-        ends = cuts(50, world_size, case, update, rng)
-        return [batch[start:stop] for start, stop in itertools.pairwise(ends)]
-    made = episodes_of(rng)
+        sizes = [50] if len(case.modules) == 1 else [50, 23]
+        parts = {}
+        for module_id, rows in zip(case.modules, sizes):
+            batch = batch_of(rng, rows)
+            ends = cuts(rows, world_size, case, update, rng)
+            parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
+        if len(case.modules) == 1:
+            return parts[MODULE]
+        shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]
+        return [MultiAgentBatch(shard, max(map(len, shard.values()))) for shard in shards]
+    made = episodes_of(rng) if len(case.modules) == 1 else multi_agent_episodes_of(rng, case.modules)
     ends = cuts(len(made), world_size, case, update, rng)
     return [made[start:stop] for start, stop in itertools.pairwise(ends)]
 
@@ -136,7 +180,7 @@ def run_case(case, reducer, shards_as):
     for update in range(case.updates):
         shards = shards_of(case, update, shards_as)
         if case.source == "batch":
-            own = SampleBatch.concat_samples(shards) if reducer.world_size == 1 else shards[reducer.rank]
+            own = type(shards[0]).concat_samples(shards) if reducer.world_size == 1 else shards[reducer.rank]
             results = learner.update_from_batch(own, timesteps={"num_env_steps_sampled_lifetime": update}, **options)
         else:
             own = [*itertools.chain(*shards)] if reducer.world_size == 1 else shards[reducer.rank]

@@ -22,6 +22,18 @@ CASES = {
     ),
     "ppo, from batches": Case(training=PPO, source="batch"),
     "ppo, from batches, empty shards": Case(training=PPO, source="batch", empty=True, shuffle=False),
+    "ppo, sequences of an LSTM": Case(training={**PPO, "kl_coeff": 0.2}, memory="lstm", minibatch_size=4),
+    "a2c, sequences of a GRU, empty shards": Case(
+        "a2c", {**CLIPPED, "normalize_advantages": True}, memory="gru", empty=True, shuffle=False, minibatch_size=5
+    ),
+    "ppo, multi-agent, absent modules": Case(
+        training={**PPO, "normalize_advantages": "batch", "kl_coeff": 0.2},
+        modules=("p0", "p1"),
+        normalize=True,
+        empty=True,
+        minibatch_size=8,
+    ),
+    "a2c, multi-agent batches": Case("a2c", CLIPPED, modules=("p0", "p1"), source="batch", shuffle=False),
     "a2c, shuffled": Case("a2c", {**CLIPPED, "normalize_advantages": True}, empty=True),
     "a2c, unshuffled, each element clipped": Case(
         "a2c", {**CLIPPED, "grad_clip_by": "value", "grad_clip": 0.01}, shuffle=False
