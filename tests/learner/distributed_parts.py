@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import traceback
 from dataclasses import dataclass, field
 
@@ -212,9 +213,10 @@ def serve(rank, world_size, folder, pipe):
     while (message := pipe.recv()) is not None:
         function, size, args = message
         try:
-            pipe.send(("ok", function(reducers[size], *args)))
+            pipe.send(("ok", function(reducers.get(size), *args)))
         except Exception as error:
             pipe.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    os._exit(0)  # nothing is left to be tidied up
 
 
 class Processes:

@@ -1,0 +1,201 @@
+"""What the processes of `test_learner_distributed_parts.py` run: single properties of learners that act as one."""
+
+import numpy as np
+import torch
+from distributed_parts import Case, batch_of, build, episodes_of, report, shards_of
+from learner_parts import ALL, MODULE, parameters, value_batch, value_learner
+
+from lockstep import SampleBatch
+from lockstep.learner.reduction import DistributedReducer
+
+
+def value_shards(reducer, rows=24, parts=3, seed=0):
+    """This learner's rows of a batch that is cut into `parts` unequal shards; one learner gets all."""
+    batch = value_batch(rows, seed)
+    batch["row_id"] = np.arange(rows)
+    if reducer.world_size == 1:
+        return batch
+    ends = [0, 5, 6, rows] if parts == 3 else [0, 5, rows]
+    return batch[ends[reducer.rank] : ends[reducer.rank + 1]]
+
+
+def with_reducer(cls, reducer, **options):
+    learner = value_learner(cls, build=False, **options)
+    learner.reducer = reducer
+    return learner.build()
+
+
+def recorded_rows(reducer, shuffle):
+    """Row numbers in each minibatch of three updates, those of this learner."""
+    from learner_parts import ValueLearner
+
+    class Recorder(ValueLearner):
+        rows = []
+
+        def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+            self.rows.append(batch["row_id"].tolist() if self.rows_in_step else [])
+            return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+    learner = with_reducer(Recorder, reducer)
+    options = {"minibatch_size": 7, "num_epochs": 2, "shuffle_batch_per_epoch": shuffle}
+    for _ in range(3):
+        learner.update_from_batch(value_shards(reducer), **options)
+    return learner.rows
+
+
+def custom_loss(reducer):
+    """A square of means, and a penalty on parameters."""
+    from learner_parts import ValueLearner
+
+    class Custom(ValueLearner):
+        def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+            error = fwd_out["vf_preds"] - batch["value_targets"]
+            bias = self.masked_mean(error, batch)
+            penalty = sum(p.square().sum() for p in self.module[module_id].parameters())
+            self.log(module_id, bias=bias, largest=error.abs().max())
+            return self.masked_mean(error.square(), batch) + bias.square().exp() + self.once(1e-2 * penalty)
+
+    learner = with_reducer(Custom, reducer, lr=1e-2)
+    for update in range(10):
+        results = learner.update_from_batch(
+            value_shards(reducer, seed=update), minibatch_size=7, num_epochs=2, shuffle_batch_per_epoch=True
+        )
+    return report(learner, results)
+
+
+def stop_on_one(reducer):
+    """Passes of an update that learner 1 alone wants to end after the first."""
+    from learner_parts import ValueLearner
+
+    class Stopper(ValueLearner):
+        def should_stop_passes(self):
+            return self.reducer.rank == 1
+
+    results = with_reducer(Stopper, reducer).update_from_batch(value_shards(reducer), minibatch_size=8, num_epochs=5)
+    return results[ALL]["num_passes"]
+
+
+def bad_row(reducer, policy):
+    """One row that is not a number, on the last learner, in the second of three updates."""
+    learner = build(Case(training={"nan_policy": policy, "lr": 1e-2}), reducer)
+    counts = []
+    for update in range(3):
+        batch = batch_of(np.random.default_rng(update), 30)
+        if update == 1:
+            batch["advantages"][29] = np.nan
+        own = batch if reducer.world_size == 1 else batch[[0, 11, 30][reducer.rank] : [0, 11, 30][reducer.rank + 1]]
+        results = learner.update_from_batch(own)
+        counts.append(results[ALL]["num_bad_gradients"])
+    return counts, {name: value.numpy() for name, value in parameters(learner).items()}
+
+
+def nothing_to_train(reducer, who):
+    """Two empty updates and a full one."""
+    learner = build(Case(), reducer)
+    learner.policies_to_train = who
+    skipped = [learner.update_from_episodes([])[ALL]["num_updates_skipped"] for _ in range(2)]
+    own = episodes_of(np.random.default_rng(0)) if reducer.rank == 0 else []
+    last = learner.update_from_episodes(own)[ALL]
+    return skipped, last["num_updates_skipped"], learner.lifetime["num_updates_skipped"]
+
+
+def one_bad_batch(reducer):
+    """The last learner's batch lacks a column; afterwards all go on."""
+    learner = build(Case(), reducer)
+    before = parameters(learner)
+    batch = batch_of(np.random.default_rng(reducer.rank), 8)
+    given = batch if reducer.rank == 0 else SampleBatch({k: v for k, v in batch.items() if k != "advantages"})
+    try:
+        learner.update_from_batch(given)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    unchanged = all(torch.equal(value, before[name]) for name, value in parameters(learner).items())
+    return text, unchanged, learner.update_from_batch(batch)[ALL]["num_env_steps_trained"]
+
+
+def different_options(reducer):
+    build(Case(), reducer).update_from_batch(batch_of(np.random.default_rng(0), 8), num_epochs=1 + reducer.rank)
+
+
+def custom_statistics(reducer):
+    """A connector with statistics that does not say how they are joined."""
+    from learner_parts import BOX
+
+    from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
+
+    class Own(NormalizeObs):
+        def update_joined(self, data, join):
+            return super(NormalizeObs, self).update_joined(data, join)
+
+    learner = build(Case(), reducer)
+    learner.connectors[MODULE] = ModuleConnectors(obs=ObsPipeline([Own()], BOX), join=learner.connectors[MODULE].join)
+    learner.update_from_episodes(episodes_of(np.random.default_rng(reducer.rank)))
+
+
+def go_on_from(reducer, state, case, first):
+    """Updates `first` and on, from the state of learners of another number."""
+    learner = build(case, reducer)
+    learner.set_state(state)
+    for update in range(first, first + 3):
+        shards = shards_of(case, update, 3)
+        own = [e for shard in shards for e in shard] if reducer.world_size == 1 else shards[reducer.rank]
+        results = learner.update_from_episodes(own, minibatch_size=16, num_epochs=2, shuffle_batch_per_epoch=True)
+    return report(learner, results)
+
+
+def state_after(reducer, case):
+    learner = build(case, reducer)
+    for update in range(3):
+        shards = shards_of(case, update, 2)
+        own = [e for shard in shards for e in shard] if reducer.world_size == 1 else shards[reducer.rank]
+        learner.update_from_episodes(own, minibatch_size=16, num_epochs=2, shuffle_batch_per_epoch=True)
+    return learner.get_state()
+
+
+# -- the reducer itself ---
+
+
+def reducer_calls(reducer):
+    """Each call of the protocol."""
+    total = reducer.sum_(torch.full((3,), float(reducer.rank + 1)))
+    sent = reducer.broadcast_(torch.full((2,), float(reducer.rank)), source=1)
+    value = {"rank": reducer.rank, "text": "x" * 10 * reducer.rank, "array": np.arange(reducer.rank), "none": None}
+    gathered = reducer.gather([value, (1.5, True)])
+    return total.tolist(), sent.tolist(), [(v["rank"], len(v["text"]), v["array"].tolist(), p) for v, p in gathered]
+
+
+def silent_learner(reducer, folder):
+    """Learner 1 takes no part in a sum; then learner 0 tries again."""
+    own = DistributedReducer(reducer.rank, 2, folder / "silent", timeout_s=1.0)
+    own.gather("here")
+    if reducer.rank == 1:
+        own.close()
+        return own.rank
+    texts = []
+    for _ in range(2):
+        try:
+            own.sum_(torch.zeros(1))
+        except Exception as error:
+            texts.append(f"{type(error).__name__}: {error}")
+    return texts
+
+
+def absent_learner(reducer, folder):
+    """Nobody else joins."""
+    DistributedReducer(0, 2, folder / "absent", timeout_s=0.5)
+
+
+def built_again(reducer, folder):
+    """Two groups after each other on one store, of another size under another name."""
+    for name in ("first", "second"):
+        own = DistributedReducer(reducer.rank, 2, folder / "again", name=name, timeout_s=20.0)
+        ranks = own.gather(own.rank)
+        own.close()
+    return ranks
+
+
+def over_tcp(reducer, port):
+    own = DistributedReducer(reducer.rank, 2, f"tcp://127.0.0.1:{port}", timeout_s=20.0)
+    total = float(own.sum_(torch.ones(1)))
+    own.gather(0)
+    return total

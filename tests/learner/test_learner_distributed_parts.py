@@ -1,0 +1,156 @@
+"""Single properties of several learners that act as one: rows, losses, decisions, errors, and the reducer itself."""
+
+import itertools
+import socket
+
+import distributed_cases as cases
+import numpy as np
+import pytest
+from distributed_parts import Case, Processes
+
+from lockstep.learner.reduction import DistributedReducer, LocalReducer
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    started = Processes(tmp_path_factory.mktemp("stores"))
+    yield started
+    started.close()
+
+
+def values(outcomes):
+    assert all(kind == "ok" for kind, _ in outcomes), outcomes
+    return [value for _, value in outcomes]
+
+
+def errors(outcomes):
+    assert all(kind == "error" for kind, _ in outcomes), outcomes
+    return [text for _, text in outcomes]
+
+
+def assert_weights_near(first, second, tolerance=1e-12):
+    for name, value in first.items():
+        np.testing.assert_allclose(second[name], value, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_minibatch_k_holds_the_same_rows_however_many_learners_share_it(processes, shuffle):
+    several = values(processes.run(3, cases.recorded_rows, shuffle))
+    one = cases.recorded_rows(LocalReducer(), shuffle)
+    assert len(one) == 3 * 2 * (24 // 7)
+    for number, rows in enumerate(one):
+        together = list(itertools.chain(*(learner[number] for learner in several)))
+        assert sorted(together) == sorted(rows)
+        assert len(rows) == 7
+    assert any(not rows for learner in several for rows in learner)
+
+
+def test_functions_of_means_and_penalties_on_parameters_are_those_of_one_learner(processes):
+    several, one = values(processes.run(3, cases.custom_loss)), cases.custom_loss(LocalReducer())
+    for learner in several:
+        assert_weights_near(one["weights"], learner["weights"])
+    for name in ("total_loss", "bias"):
+        expected = one["results"]["default_policy"][name]
+        assert several[0]["results"]["default_policy"][name] == pytest.approx(expected, abs=1e-11)
+    assert several[0]["results"] == several[1]["results"] == several[2]["results"]
+
+
+def test_all_learners_stop_their_passes_where_one_wants_to(processes):
+    assert values(processes.run(2, cases.stop_on_one)) == [1, 1]
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_a_bad_row_on_one_learner_has_the_same_effect_on_all(processes, policy):
+    several, one = values(processes.run(2, cases.bad_row, policy)), cases.bad_row(LocalReducer(), policy)
+    for counts, weights in several:
+        assert counts == one[0] == [0, 1, 0]
+        assert_weights_near(one[1], weights)
+
+
+@pytest.mark.parametrize(("who", "last_is_skipped"), [(None, 0), ([], 1)])
+def test_nothing_to_train_is_a_counted_no_op_on_all_learners(processes, who, last_is_skipped):
+    for skipped, last, counted in values(processes.run(3, cases.nothing_to_train, who)):
+        assert skipped == [1, 1]
+        assert last == last_is_skipped
+        assert counted == 2 + last_is_skipped
+
+
+def test_a_batch_that_one_learner_refuses_changes_none_and_all_go_on(processes):
+    first, second = values(processes.run(2, cases.one_bad_batch))
+    assert first[0].startswith("LearnerError: no learner was updated, because of learner 1: KeyError")
+    assert "lacks ['advantages']" in first[0]
+    assert second[0].startswith("KeyError")
+    assert first[1:] == second[1:] == (True, 16)
+
+
+def test_learners_that_are_called_differently_all_refuse(processes):
+    for text in errors(processes.run(2, cases.different_options)):
+        assert text.startswith("ValueError: all learners must be called alike; learner 0 has")
+
+
+def test_statistics_that_cannot_be_joined_are_refused(processes):
+    for text in errors(processes.run(2, cases.custom_statistics)):
+        assert "Own has statistics but no update_joined(data, join)" in text
+
+
+def test_the_state_of_two_learners_goes_on_as_one_and_as_three(processes):
+    case = Case(training={"lr": 1e-2, "kl_coeff": 0.2}, normalize=True)
+    state = values(processes.run(2, cases.state_after, case))[0]
+    one = cases.go_on_from(LocalReducer(), state, case, 3)
+    for learner in values(processes.run(3, cases.go_on_from, state, case, 3)):
+        assert_weights_near(one["weights"], learner["weights"])
+        assert learner["state"]["lifetime"] == one["state"]["lifetime"]
+
+
+# -- the reducer itself ---
+
+
+def test_reducer_sums_broadcasts_and_gathers_the_same_on_all(processes):
+    expected = [6.0] * 3, [1.0] * 2, [(r, 10 * r, list(range(r)), (1.5, True)) for r in range(3)]
+    assert values(processes.run(3, cases.reducer_calls)) == [expected] * 3
+
+
+def test_a_learner_that_takes_no_part_ends_the_call_with_a_clear_error(processes, tmp_path):
+    texts, _ = values(processes.run(2, cases.silent_learner, tmp_path))
+    assert texts[0].startswith("LearnerError: learner 0 of 2: a sum failed after")
+    assert "(timeout_s=1). Another learner died, hangs, or makes other calls than this one" in texts[0]
+    assert "has no connection to the others: a sum failed before; build the group again" in texts[1]
+
+
+def test_a_learner_that_never_comes_ends_the_joining_with_a_clear_error(processes, tmp_path):
+    (text,) = errors(processes.run(1, cases.absent_learner, tmp_path))
+    assert text.startswith("LearnerError: learner 0 of 2: joining the group failed after")
+
+
+def test_a_group_is_built_again_on_the_same_store_under_another_name(processes, tmp_path):
+    assert values(processes.run(2, cases.built_again, tmp_path)) == [[0, 1]] * 2
+
+
+def test_learners_find_each_other_over_tcp(processes):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert values(processes.run(2, cases.over_tcp, port)) == [2.0] * 2
+
+
+def test_reducer_of_one_learner_adds_nothing():
+    import torch
+
+    one = LocalReducer()
+    tensor = torch.ones(2)
+    assert one.sum_(tensor) is tensor
+    assert one.broadcast_(tensor) is tensor
+    assert one.gather({"a": 1}) == [{"a": 1}]
+    one.close()
+
+
+def test_reducer_refuses_what_cannot_be():
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match=f"rank={rank} is not one of 2 learners; ranks go from 0 to 1"):
+            DistributedReducer(rank, 2, "nowhere")
+    with pytest.raises(ValueError, match="backend='mpi'; choose 'gloo'"):
+        DistributedReducer(0, 2, "nowhere", backend="mpi")
+    with pytest.raises(ValueError, match="timeout_s=0; it must be above 0"):
+        DistributedReducer(0, 2, "nowhere", timeout_s=0)
+    with pytest.raises(ValueError, match="'tcp://host:port'"):
+        DistributedReducer(0, 2, "tcp://somewhere")
