@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from distributed_parts import Case, Processes, case_alone, case_in_process
+from distributed_parts import Case, case_alone, case_in_process
 
 ALL = "__all_modules__"
 CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
@@ -41,13 +41,6 @@ CASES = {
     "a2c, whole batch, each tensor clipped": Case("a2c", {**CLIPPED, "grad_clip_by": "norm"}, minibatch_size=None),
     "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
 }
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    started = Processes(tmp_path_factory.mktemp("stores"))
-    yield started
-    started.close()
 
 
 def learn(processes, size, case):

@@ -6,16 +6,9 @@ import socket
 import distributed_cases as cases
 import numpy as np
 import pytest
-from distributed_parts import Case, Processes
+from distributed_parts import Case
 
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    started = Processes(tmp_path_factory.mktemp("stores"))
-    yield started
-    started.close()
 
 
 def values(outcomes):
