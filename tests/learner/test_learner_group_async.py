@@ -335,7 +335,11 @@ def test_no_thread_is_left_when_nothing_is_under_way():
     group, _ = gated_group(is_open=True)
     group.update_from_batch(value_batch(), async_update=True)
     group.drain()
-    wait_until(lambda: update_threads() == [])
+    for _ in range(2000):
+        if not update_threads():
+            break
+        time.sleep(0.005)
+    assert update_threads() == []
 
 
 def test_weights_and_state_are_taken_between_updates():
