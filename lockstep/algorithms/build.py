@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces as gym_spaces
 
+from lockstep.algorithms.module_specs import (
+    OWN_CONFIG,
+    declared_spaces,
+    module_specs,
+    spaces_by_module,
+    spaces_of_agents,
+)
 from lockstep.algorithms.policy import Policy
 from lockstep.connectors import (
     ClipActions,
@@ -23,10 +30,7 @@ from lockstep.learner.members import training_with
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActionDist,
-    DefaultActorCriticModule,
     MultiRLModule,
-    MultiRLModuleSpec,
-    RecurrentActorCriticModule,
     RLModule,
     RLModuleSpec,
     default_module_class,
@@ -57,13 +61,19 @@ def make_envs(config: AlgorithmConfig, num_envs: int, env: Any = None, **env_con
 
 
 def find_spaces(config: AlgorithmConfig, env: Any, spaces: Spaces | None) -> Spaces:
-    """Observation and action space: as given, as configured, or asked of an environment that is closed again."""
+    """Observation and action space: as given, as configured, or asked of an environment that is closed again.
+
+    Each may be a dict by module id; so they are for a PettingZoo environment, where the policies are configured.
+    """
     section = config.sections["environment"]
     if spaces is not None:
         return spaces
     if section.observation_space is not None and section.action_space is not None:
         return section.observation_space, section.action_space
     given = section.env if env is None else env
+    by_module = spaces_of_agents(config, given)
+    if by_module is not None:
+        return by_module
     boundary = make_envs(config, 1, env)
     try:
         return boundary.observation_space, boundary.action_space
@@ -74,32 +84,35 @@ def find_spaces(config: AlgorithmConfig, env: Any, spaces: Spaces | None) -> Spa
 
 def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> Learner:
     """A built learner with its module and connectors."""
+    if config.env is None and env is None and spaces is None:
+        spaces = declared_spaces(config)
     if config.env is None and (env is not None or spaces is not None):
         section = config.sections["environment"]
         named = {"env": env} if spaces is None else dict(zip(("observation_space", "action_space"), spaces))
         config = config.with_sections(environment=replace(section, **named))
     config.validate()
     set_num_threads(config)
-    observation_space, action_space = find_spaces(config, env, spaces)
-    check_spaces(config.algorithm, observation_space, action_space)
     streams = RandomStreams(config.seed)
-    connectors, module_space = build_connectors(config, observation_space, action_space)
-    module = build_module(config, module_space, action_space, streams)
-    ids = list(module) if isinstance(module, MultiRLModule) else [DEFAULT_MODULE_ID]
+    specs = module_specs(config)
+    one = list(specs) == [DEFAULT_MODULE_ID]
+    connectors, modules = {}, {}
+    for mid, own in spaces_by_module(config, specs, lambda: find_spaces(config, env, spaces)).items():
+        check_spaces(config.algorithm, *own)
+        connectors[mid], module_space = build_connectors(config, *own)
+        modules[mid] = build_module(config, specs[mid], module_space, own[1], streams if one else streams.child(mid))
     overrides = config.sections["rl_module"].algorithm_config_overrides_per_module
-    unknown = sorted(set(overrides) - set(ids))
+    unknown = sorted(set(overrides) - set(modules))
     if unknown:
-        raise ValueError(f"algorithm_config_overrides_per_module names {unknown}; the modules are {sorted(ids)}")
+        raise ValueError(f"algorithm_config_overrides_per_module names {unknown}; the modules are {sorted(modules)}")
     training = config.sections["training"]
     learner_class = training.learner_class or config.learner_class
     learner = learner_class(
         config=training,
-        module_spec=module,
+        module_spec=config.rl_module_spec
+        if isinstance(config.rl_module_spec, MultiRLModule)
+        else MultiRLModule(modules),
         framework=config.sections["framework"],
-        connectors={
-            mid: connectors if mid == ids[0] else build_connectors(config, observation_space, action_space)[0]
-            for mid in ids
-        },
+        connectors=connectors,
         module_configs={mid: training_with(training, given) for mid, given in overrides.items()},
         policies_to_train=config.sections["multi_agent"].policies_to_train,
         streams=streams.child("learner"),
@@ -108,23 +121,19 @@ def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | Non
 
 
 def build_module(
-    config: AlgorithmConfig, observation_space: Any, action_space: Any, streams: RandomStreams
-) -> RLModule | MultiRLModule:
-    """The configured network, or networks; initial weights depend on the seed (and each one's id) only."""
-    section = config.sections["rl_module"]
-    spec = section.rl_module_spec
-    if isinstance(spec, RLModule | MultiRLModule):
+    config: AlgorithmConfig,
+    spec: RLModuleSpec | RLModule,
+    observation_space: Any,
+    action_space: Any,
+    streams: RandomStreams,
+) -> RLModule:
+    """A configured network; its initial weights depend on the seed of its streams only."""
+    if isinstance(spec, RLModule):
         return spec
-    if isinstance(spec, MultiRLModuleSpec):
-        built = MultiRLModule()
-        for module_id, single in spec.rl_module_specs.items():
-            own = config.with_sections(rl_module=replace(section, rl_module_spec=single))
-            built.add_module(module_id, build_module(own, observation_space, action_space, streams.child(module_id)))
-        return built
-    spec = spec or RLModuleSpec()
+    section = config.sections["rl_module"]
     model_config = spec.model_config if spec.model_config is not None else section.model_config
     module_class = spec.module_class or default_module_class(model_config)
-    if issubclass(module_class, DefaultActorCriticModule | RecurrentActorCriticModule):
+    if issubclass(module_class, OWN_CONFIG):
         model_config = ModelConfig.of(model_config)  # a network of your own may have a dict of its own
     filled = RLModuleSpec(
         module_class=module_class,
@@ -161,7 +170,13 @@ def build_connectors(
 
 
 def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> Policy:
-    """A policy over a group of learners."""
+    """A policy over a group of learners. `ValueError` where there are several modules: a policy acts with one."""
+    modules = list(module_specs(config))
+    if modules != [DEFAULT_MODULE_ID]:
+        raise ValueError(
+            f"a Policy acts with the one module {DEFAULT_MODULE_ID!r}, this configuration has {modules}; use "
+            "build_learner_group(), which learns with all of them"
+        )
     spaces = find_spaces(config, env, spaces)
     return Policy(config, config.build_learner_group(env, spaces), observation_space=spaces[0], action_space=spaces[1])
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 from gymnasium.spaces import Space
 
 from lockstep.algorithms.build import build_collector, build_learner, build_policy
+from lockstep.algorithms.module_specs import check_multi_agent, checked_policies, module_specs
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import (
     FrameworkSection,
@@ -25,6 +26,7 @@ from lockstep.learner.config import (
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
+from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.spaces import space_from_dict, space_to_dict
@@ -105,8 +107,15 @@ class AlgorithmConfig:
         return self.set_section("training", options)
 
     def multi_agent(self, **options: Any) -> Self:
-        """Who learns: see `MultiAgentSection`."""
+        """Which modules there are, whose steps go where, who learns: see `MultiAgentSection`."""
+        if "policies" in options:
+            options = {**options, "policies": checked_policies(options["policies"])}
         return self.set_section("multi_agent", options)
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Are there other modules than the one of a single agent?"""
+        return list(module_specs(self)) != [DEFAULT_MODULE_ID]
 
     def evaluation(self, **options: Any) -> Self:
         """Evaluation: see `EvaluationSection`."""
@@ -252,6 +261,7 @@ class AlgorithmConfig:
         """Refuses mistakes within and across sections; every build calls it. Raises `ValueError`."""
         for section in self.sections.values():
             section.validate()
+        check_multi_agent(self)
         if self.framework_device_missing():
             raise ValueError(f"framework.device={self.device!r} is not there; torch sees no such device")
         if self.num_gpus_per_learner and not self.device.startswith("cuda"):

@@ -127,11 +127,23 @@ class FrameworkSection:
 class MultiAgentSection:
     """Who learns what."""
 
+    policies: Any = None
+    """module ids, or `{module_id: RLModuleSpec}` (its fields as a dict, or None: the default module); `None`: as
+    `rl_module_spec` says, one module for a single agent"""
+    policy_mapping_fn: Callable[..., str] | None = None
+    """`f(agent_id, episode) -> module id`; `None`: every agent has the module "default_policy" """
     policies_to_train: Collection[str] | Callable[..., bool] | None = None
     """module ids that learn; `None`: all"""
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    """what `train_batch_size` counts where there are several agents"""
 
     def validate(self) -> None:
-        """Nothing to refuse by itself; the build compares the ids with the modules."""
+        """Raises `ValueError` or `TypeError` naming the option; how ids fit together is checked with the whole."""
+        choice("count_steps_by", self.count_steps_by, ("env_steps", "agent_steps"))
+        if self.policy_mapping_fn is not None and not callable(self.policy_mapping_fn):
+            raise TypeError(
+                f"policy_mapping_fn={self.policy_mapping_fn!r} must be a function (agent_id, episode) -> module id"
+            )
 
 
 def require(name: str, value: object, condition: bool, allowed: str) -> None:

@@ -1,0 +1,186 @@
+"""Which modules a configuration has, and in which spaces each of them lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from lockstep.modules import (
+    DEFAULT_MODULE_ID,
+    DefaultActorCriticModule,
+    MultiRLModule,
+    MultiRLModuleSpec,
+    RecurrentActorCriticModule,
+    RLModule,
+    RLModuleSpec,
+    check_module_id,
+)
+from lockstep.modules.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.config import AlgorithmConfig
+
+Policies = list[str] | dict[str, RLModuleSpec | None]
+Spaces = tuple[Any, Any]
+"""observation and action space, of all modules or `{module_id: space}`"""
+OWN_CONFIG = (DefaultActorCriticModule, RecurrentActorCriticModule)
+"""modules that are configured by a `ModelConfig`; a network of your own may have a dict of its own"""
+
+
+def checked_policies(policies: Any) -> Policies | None:
+    """`multi_agent(policies=...)` in one form: a list of ids, or a dict id -> `RLModuleSpec` or None.
+
+    A dict of a spec's fields becomes the spec. Raises `TypeError` for something else, `ValueError` for ids that cannot
+    be, and unknown fields.
+    """
+    if policies is None:
+        return None
+    if isinstance(policies, str) or not isinstance(policies, Collection):
+        raise TypeError(
+            f"multi_agent.policies={policies!r}; give a list of module ids, or a dict {{module_id: RLModuleSpec}}"
+        )
+    for module_id in policies:
+        check_module_id(module_id)
+    if isinstance(policies, Mapping):
+        return {module_id: _checked_spec(module_id, spec) for module_id, spec in policies.items()}
+    return sorted(policies) if isinstance(policies, set | frozenset) else list(policies)
+
+
+def _checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
+    if spec is None or isinstance(spec, RLModuleSpec):
+        return spec
+    if not isinstance(spec, Mapping):
+        raise TypeError(
+            f"multi_agent.policies[{module_id!r}] is a {type(spec).__name__}; give an RLModuleSpec, a dict of its "
+            "fields, or None for the default module"
+        )
+    known = [item.name for item in fields(RLModuleSpec)]
+    unknown = sorted(set(spec) - set(known))
+    if unknown:
+        raise ValueError(f"multi_agent.policies[{module_id!r}] has {unknown}; an RLModuleSpec has {known}")
+    given = dict(spec)
+    if given.get("model_config") is not None and given.get("module_class") in (None, *OWN_CONFIG):
+        given["model_config"] = ModelConfig.of(given["model_config"])
+    return RLModuleSpec(**given)
+
+
+def check_multi_agent(config: AlgorithmConfig) -> None:
+    """Refuses with `ValueError` what does not fit together: policies, mapping, who learns, specs, overrides."""
+    policies, spec = checked_policies(config.policies), config.rl_module_spec
+    config.sections["multi_agent"].policies = policies
+    named = list(spec) if isinstance(spec, MultiRLModule) else None
+    named = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else named
+    if policies is not None and named is not None and set(named) != set(policies):
+        raise ValueError(
+            f"multi_agent.policies={sorted(policies)}, but rl_module.rl_module_spec has the modules {sorted(named)}; "
+            "give both the same ids, or only one of them"
+        )
+    if policies is None:
+        return
+    ids = list(policies)
+    if not ids:
+        raise ValueError("multi_agent.policies is empty; name at least one module, or None for a single agent")
+    if config.policy_mapping_fn is None and DEFAULT_MODULE_ID not in ids:
+        raise ValueError(
+            f"multi_agent.policy_mapping_fn=None maps every agent to {DEFAULT_MODULE_ID!r}, which is not among "
+            f"multi_agent.policies={ids}; give a function (agent_id, episode) -> module id"
+        )
+    allowed = config.policies_to_train
+    if isinstance(allowed, str):
+        raise TypeError(f"policies_to_train={allowed!r} is one text; give a list of module ids, e.g. [{allowed!r}]")
+    for name, given in (
+        ("multi_agent.policies_to_train", [] if allowed is None or callable(allowed) else list(allowed)),
+        ("rl_module.algorithm_config_overrides_per_module", list(config.algorithm_config_overrides_per_module)),
+    ):
+        unknown = sorted(set(given) - set(ids))
+        if unknown:
+            raise ValueError(f"{name} names {unknown}; multi_agent.policies={ids}")
+
+
+def module_specs(config: AlgorithmConfig) -> dict[str, RLModuleSpec | RLModule]:
+    """The spec (or the built module) of each module, by id; one spec serves all policies that have none."""
+    spec, policies = config.rl_module_spec, config.policies
+    if isinstance(spec, MultiRLModule):
+        return dict(spec.items())
+    if isinstance(spec, MultiRLModuleSpec):
+        return dict(spec.rl_module_specs)
+    if policies is None:
+        return {DEFAULT_MODULE_ID: spec or RLModuleSpec()}
+    if isinstance(spec, RLModule) and len(policies) > 1:
+        raise ValueError(
+            f"rl_module.rl_module_spec is one built module for multi_agent.policies={list(policies)}; give an "
+            "RLModuleSpec (each gets a module of its own), or a MultiRLModule"
+        )
+    own = policies if isinstance(policies, Mapping) else {}
+    return {module_id: own.get(module_id) or spec or RLModuleSpec() for module_id in policies}
+
+
+def declared_spaces(config: AlgorithmConfig) -> Spaces | None:
+    """`({module_id: space}, {module_id: space})` where several modules all bring their own, else None."""
+    if config.policies is None and not isinstance(config.rl_module_spec, MultiRLModule | MultiRLModuleSpec):
+        return None
+    specs = module_specs(config)
+    observation = {mid: spec.observation_space for mid, spec in specs.items()}
+    action = {mid: spec.action_space for mid, spec in specs.items()}
+    return None if None in (*observation.values(), *action.values()) else (observation, action)
+
+
+def spaces_by_module(
+    config: AlgorithmConfig, specs: Mapping[str, RLModuleSpec | RLModule], find_spaces: Callable[[], Spaces]
+) -> dict[str, Spaces]:
+    """(observation space, action space) of each module: its spec's own, else those of the environment.
+
+    `find_spaces` is asked only where they are needed. Raises `KeyError` where spaces are given by module id and one is
+    missing.
+    """
+    found: list[Spaces] = []
+
+    def of_environment(module_id: str, which: int) -> Any:
+        if not found:
+            found.append(find_spaces())
+        space = found[0][which]
+        if type(space) is not dict:
+            return space
+        if module_id not in space:
+            kind = ("observation", "action")[which]
+            raise KeyError(f"no {kind} space for module {module_id!r}; there are some for {sorted(space)}")
+        return space[module_id]
+
+    several = config.policies is not None or isinstance(config.rl_module_spec, MultiRLModule | MultiRLModuleSpec)
+    spaces = {}
+    for module_id, spec in specs.items():
+        own = (spec.observation_space, spec.action_space) if several else (None, None)
+        spaces[module_id] = (
+            of_environment(module_id, 0) if own[0] is None else own[0],
+            of_environment(module_id, 1) if own[1] is None else own[1],
+        )
+    return spaces
+
+
+def spaces_of_agents(config: AlgorithmConfig, env: Any) -> Spaces | None:
+    """`({module_id: space}, {module_id: space})` of a PettingZoo environment (or a function that makes one), else None.
+
+    The mapping function is asked for every possible agent, with None for the episode. Raises `ValueError` where two
+    agents of one module have different spaces.
+    """
+    if config.policies is None or isinstance(env, str) or env is None:
+        return None
+    made = env(**config.env_config) if callable(env) else env
+    if not hasattr(made, "possible_agents"):
+        return None
+    found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    mapping = config.policy_mapping_fn or (lambda agent, episode: DEFAULT_MODULE_ID)
+    try:
+        for agent in made.possible_agents:
+            module_id = mapping(agent, None)
+            for spaces, space in zip(found, (made.observation_space(agent), made.action_space(agent))):
+                if spaces.setdefault(module_id, space) != space:
+                    raise ValueError(
+                        f"agent {agent!r} of module {module_id!r} has the space {space}, another agent of it "
+                        f"{spaces[module_id]}; map them to different modules"
+                    )
+    finally:
+        if made is not env:
+            made.close()
+    return found

@@ -1,0 +1,196 @@
+"""`AlgorithmConfig.multi_agent`: which modules there are, in which spaces, who learns, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lockstep import A2CConfig, PPOConfig
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.modules import (
+    DefaultActorCriticModule,
+    ModelConfig,
+    MultiRLModuleSpec,
+    RecurrentActorCriticModule,
+    RLModuleSpec,
+)
+
+SMALL, LARGE = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (5,), np.float32)
+TWO, MOVE = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+def to_a_or_b(agent, episode):
+    return "a" if agent.startswith("x") else "b"
+
+
+def config(cls=PPOConfig, **multi_agent):
+    made = cls().environment(observation_space=SMALL, action_space=TWO).rl_module(model_config={"hiddens": (4,)})
+    options = {"policies": ["a", "b"], "policy_mapping_fn": to_a_or_b, **multi_agent}
+    return made.multi_agent(**options).training(train_batch_size=64)
+
+
+def test_policies_are_modules_of_their_own():
+    learner = config().build_learner()
+    assert list(learner.module) == ["a", "b"]
+    assert learner.connectors["a"] is not learner.connectors["b"]
+    first, second = (learner.module[mid].policy_head.weight.detach().numpy() for mid in "ab")
+    assert not np.array_equal(first, second)
+    again = config().build_learner().module["a"].policy_head.weight.detach().numpy()
+    np.testing.assert_array_equal(first, again)
+
+
+def test_policies_may_bring_specs_and_spaces_of_their_own():
+    policies = {
+        "a": RLModuleSpec(observation_space=LARGE, action_space=MOVE, model_config=ModelConfig(hiddens=(7,))),
+        "b": {"model_config": {"recurrent": "gru", "recurrent_size": 3}},
+        "c": None,
+    }
+    learner = config(policies=policies).build_learner()
+    a, b, c = (learner.module[mid] for mid in "abc")
+    assert (a.observation_space, a.action_space, a.model_config.hiddens) == (LARGE, MOVE, (7,))
+    assert learner.connectors["a"].actions is not None
+    assert isinstance(b, RecurrentActorCriticModule)
+    assert (b.observation_space, b.action_space) == (SMALL, TWO)
+    assert type(c) is DefaultActorCriticModule
+    assert c.model_config.hiddens == (4,)
+
+
+def test_no_environment_is_needed_where_all_policies_bring_their_spaces():
+    own = RLModuleSpec(observation_space=SMALL, action_space=TWO)
+    made = PPOConfig().multi_agent(policies={"a": own}, policy_mapping_fn=to_a_or_b)
+    assert list(made.build_learner().module) == ["a"]
+
+
+def test_spaces_may_be_given_by_module():
+    made = config().environment(observation_space={"a": SMALL, "b": LARGE}, action_space={"a": TWO, "b": MOVE})
+    learner = made.build_learner()
+    assert [learner.module[mid].observation_space for mid in "ab"] == [SMALL, LARGE]
+    with pytest.raises(KeyError, match=r"no observation space for module 'c'; there are some for \['a', 'b'\]"):
+        made.multi_agent(policies=["a", "c"]).build_learner()
+
+
+class Game:
+    """The part of a PettingZoo environment that says which agents there are."""
+
+    possible_agents = ("x1", "x2", "y1")
+    closed = 0
+
+    def __init__(self, odd=False):
+        self.odd = odd
+
+    def observation_space(self, agent):
+        return LARGE if agent == "y1" or (self.odd and agent == "x2") else SMALL
+
+    def action_space(self, agent):
+        return MOVE if agent == "y1" else TWO
+
+    def close(self):
+        Game.closed += 1
+
+
+def test_spaces_of_a_pettingzoo_environment_are_those_of_the_agents_of_each_module():
+    made = PPOConfig().environment(Game).multi_agent(policies=["a", "b"], policy_mapping_fn=to_a_or_b)
+    before = Game.closed
+    learner = made.build_learner()
+    assert Game.closed == before + 1
+    assert [learner.module[mid].observation_space for mid in "ab"] == [SMALL, LARGE]
+    assert [learner.module[mid].action_space for mid in "ab"] == [TWO, MOVE]
+    with pytest.raises(ValueError, match=r"agent 'x2' of module 'a' has the space .*map them to different modules"):
+        made.environment(Game, env_config={"odd": True}).build_learner()
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, A2CConfig])
+def test_configured_group_learns_from_multi_agent_episodes(algorithm):
+    made = config(algorithm, policies_to_train=["b"]).rl_module(
+        algorithm_config_overrides_per_module={"b": {"lr": 0.5}}
+    )
+    group = made.build_learner_group()
+    rng = np.random.default_rng(0)
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=made.policy_mapping_fn)
+    agents = ("x1", "x2", "y1")
+    episode.add_env_reset({agent: rng.normal(size=2).astype(np.float32) for agent in agents})
+    for _ in range(5):
+        episode.add_env_step(
+            {agent: rng.normal(size=2).astype(np.float32) for agent in agents},
+            {agent: int(rng.integers(2)) for agent in agents},
+            dict.fromkeys(agents, 1.0),
+        )
+    before = group.get_weights()
+    results = group.update_from_episodes([episode], return_state=True)
+    assert results["__all_modules__"]["num_env_steps_trained"] == 5
+    assert results["b"]["num_module_steps_trained"] == 5
+    assert results["b"]["default_optimizer_learning_rate"] == 0.5
+    after = group.get_weights()
+    assert all(np.array_equal(before["a"][name], after["a"][name]) for name in before["a"])
+    assert any(not np.array_equal(before["b"][name], after["b"][name]) for name in before["b"])
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"policies_to_train": ["b", "z"]}, ValueError, r"policies_to_train names \['z'\]; multi_agent.policies=\['a'"),
+        ({"policies_to_train": "a"}, TypeError, r"policies_to_train='a' is one text; give a list"),
+        ({"policy_mapping_fn": None}, ValueError, "policy_mapping_fn=None maps every agent to 'default_policy'"),
+        ({"policy_mapping_fn": "a"}, TypeError, "must be a function"),
+        ({"count_steps_by": "steps"}, ValueError, "count_steps_by='steps' is not allowed; choose one of 'env_steps'"),
+        ({"policies": []}, ValueError, "multi_agent.policies is empty"),
+    ],
+)
+def test_validate_refuses_what_does_not_fit_together(options, error, message):
+    with pytest.raises(error, match=message):
+        config(**options).validate()
+
+
+@pytest.mark.parametrize(
+    "policies, error, message",
+    [
+        ("a", TypeError, "give a list of module ids"),
+        (3, TypeError, "give a list of module ids"),
+        (["a/b"], ValueError, "module id 'a/b' must be printable text without"),
+        ({"a": 3}, TypeError, r"policies\['a'\] is a int; give an RLModuleSpec"),
+        ({"a": {"modelconfig": {}}}, ValueError, r"policies\['a'\] has \['modelconfig'\]; an RLModuleSpec has"),
+    ],
+)
+def test_policies_that_cannot_be_are_refused_when_they_are_set(policies, error, message):
+    with pytest.raises(error, match=message):
+        PPOConfig().multi_agent(policies=policies)
+    by_assignment = config()
+    by_assignment.policies = policies
+    with pytest.raises(error, match=message):
+        by_assignment.validate()
+
+
+def test_ids_of_policies_specs_and_overrides_must_agree():
+    both = MultiRLModuleSpec({"a": RLModuleSpec(), "c": RLModuleSpec()})
+    with pytest.raises(ValueError, match=r"policies=\['a', 'b'\], but rl_module.rl_module_spec has .*\['a', 'c'\]"):
+        config().rl_module(rl_module_spec=both).validate()
+    with pytest.raises(ValueError, match=r"overrides_per_module names \['z'\]; multi_agent.policies=\['a', 'b'\]"):
+        config().rl_module(algorithm_config_overrides_per_module={"z": {"lr": 0.1}}).validate()
+    built = RLModuleSpec(DefaultActorCriticModule, SMALL, TWO).build()
+    with pytest.raises(ValueError, match=r"one built module for multi_agent.policies=\['a', 'b'\]"):
+        config().rl_module(rl_module_spec=built).build_learner()
+
+
+def test_one_spec_serves_all_policies_that_have_none():
+    made = config().rl_module(rl_module_spec=RLModuleSpec(model_config=ModelConfig(hiddens=(9,))))
+    assert {module.model_config.hiddens for module in made.build_learner().module.values()} == {(9,)}
+
+
+def test_a_policy_acts_with_one_module_and_says_so():
+    assert config().is_multi_agent
+    assert not PPOConfig().is_multi_agent
+    with pytest.raises(
+        ValueError, match=r"acts with the one module 'default_policy', this configuration has \['a', 'b'"
+    ):
+        config().build_policy()
+
+
+def test_multi_agent_options_travel_through_copies_and_json():
+    policies = {"a": RLModuleSpec(observation_space=LARGE, model_config=ModelConfig(hiddens=(7,))), "b": None}
+    made = config(policies=policies, policies_to_train=["b"], count_steps_by="agent_steps")
+    restored = PPOConfig().update_from_dict(json.loads(made.to_json()))
+    assert restored == made == made.copy()
+    assert restored.policy_mapping_fn is to_a_or_b
+    assert restored.policies["a"].model_config.hiddens == (7,)
+    assert config(policies={"b", "a"}).policies == ["a", "b"]
