@@ -182,8 +182,8 @@ def split_by_episode(batch: SampleBatch, key: str | None) -> Sequence[SampleBatc
         cuts = _changes(to_numpy_leaf(batch[name]))
         if key is None and Columns.AGENT_ID in batch:  # agents of one module share `eps_id`
             cuts = np.union1d(cuts, _changes(to_numpy_leaf(batch[Columns.AGENT_ID])))
-    elif Columns.DONES in batch or Columns.TERMINATEDS in batch or Columns.TRUNCATEDS in batch:
-        cuts = np.flatnonzero(ends_of(batch)[:-1]) + 1
+    elif batch.get(Columns.DONES) is not None:
+        cuts = np.flatnonzero(to_numpy_leaf(batch[Columns.DONES])[:-1]) + 1
     elif num_rows:
         raise KeyError(f"no 'eps_id', 'terminateds' or 'truncateds' tells episodes apart; columns are {sorted(batch)}")
     else:
@@ -212,13 +212,6 @@ def _changes(ids: np.ndarray) -> np.ndarray:
         return different[np.diff(different, prepend=-1) > 0] + 1
     changed = ids[1:] != ids[:-1]
     return np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim)))) + 1
-
-
-def ends_of(batch: SampleBatch) -> np.ndarray:
-    """Which rows end an episode, from whichever flags there are; `KeyError` without any."""
-    if Columns.DONES not in batch and Columns.TERMINATEDS not in batch and Columns.TRUNCATEDS in batch:
-        return to_numpy_leaf(batch[Columns.TRUNCATEDS]).astype(bool)
-    return to_numpy_leaf(batch[Columns.DONES]).astype(bool)
 
 
 def timeslices(batch: SampleBatch, size: int | None, num_slices: int | None) -> list[SampleBatch]:
@@ -272,9 +265,8 @@ def iterate_rows(batch: SampleBatch) -> Iterator[dict[str, Any]]:
 
 def is_single_trajectory(batch: SampleBatch) -> bool:
     """Whether only the last row may end an episode and all have one `eps_id` (and one `agent_id`)."""
-    if Columns.DONES in batch or Columns.TERMINATEDS in batch or Columns.TRUNCATEDS in batch:
-        if bool(ends_of(batch)[:-1].any()):
-            return False
+    if batch.get(Columns.DONES) is not None and bool(batch[Columns.DONES][:-1].any()):
+        return False
     if Columns.EPS_ID in batch:
         names = [name for name in (Columns.EPS_ID, Columns.AGENT_ID) if name in batch]
         return not any(len(_changes(to_numpy_leaf(batch[name]))) for name in names)

@@ -142,9 +142,10 @@ class SampleBatch(dict[str, Any], Columns):
         return batch_views.select(self, key)
 
     def __missing__(self, key: str) -> Any:
-        if key == Columns.DONES and Columns.TERMINATEDS in self:
-            terminateds = self[Columns.TERMINATEDS]
-            return terminateds | self[Columns.TRUNCATEDS] if Columns.TRUNCATEDS in self else terminateds
+        if key == Columns.DONES:
+            flags = [self[name] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in self]
+            if flags:
+                return flags[0] | flags[1] if len(flags) == 2 else flags[0]
         raise KeyError(f"no column {key!r}; columns are {sorted(self)}")
 
     def get(self, key: str, default: Any = None) -> Any:
