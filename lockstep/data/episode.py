@@ -243,7 +243,10 @@ class SingleAgentEpisode(EpisodeColumns):
         if step != 1:
             raise ValueError(f"an episode is a run of steps; slice step {step} is not allowed")
         wanted = self._lookback if len_lookback_buffer is None else len_lookback_buffer
-        return edit.piece(self, start, max(start, stop), max(0, min(wanted, self._lookback + start)))
+        part = edit.piece(self, start, max(start, stop), max(0, min(wanted, self._lookback + start)))
+        if stop < start:
+            part.is_terminated = part.is_truncated = False
+        return part
 
     def __getitem__(self, key: int | Slice) -> SingleAgentEpisode:
         if isinstance(key, slice):

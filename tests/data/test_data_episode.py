@@ -92,6 +92,15 @@ def test_slice_moves_t_started_and_is_done_only_at_the_end():
         episode[::2]
 
 
+def test_a_slice_that_runs_backwards_is_empty_and_not_done():
+    episode = SingleAgentEpisode(observations=[0, 1, 2], actions=[1, 1], rewards=[1.0, 1.0], terminated=True)
+    part = episode[2:0]
+    assert len(part) == 0
+    assert part.get_observations().tolist() == [2]
+    assert not part.is_done
+    assert episode[2:2].is_done
+
+
 def test_an_integer_is_the_one_step_slice():
     episode = grown(5)
     assert episode[3].get_actions().tolist() == [3]

@@ -42,6 +42,14 @@ def test_dones_reads_as_terminated_or_truncated():
     assert "dones" not in batch
 
 
+def test_dones_reads_from_the_one_flag_there_is():
+    assert SampleBatch(truncateds=[False, True])["dones"].tolist() == [False, True]
+    assert SampleBatch(terminateds=[False, True])["dones"].tolist() == [False, True]
+    assert SampleBatch(truncateds=[False, True]).is_terminated_or_truncated()
+    with pytest.raises(KeyError, match="no column 'dones'"):
+        SampleBatch(a=[1])["dones"]
+
+
 def test_a_batch_given_dones_keeps_it():
     batch = SampleBatch(dones=[True, False], terminateds=[False, False])
     assert batch["dones"].tolist() == [True, False]
