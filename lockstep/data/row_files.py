@@ -244,10 +244,10 @@ def _read_format(path: Path) -> tuple[RowFormat, int, int]:
         if len(shape) != 1 or fortran_order or record.names is None or record.hasobject:
             raise ValueError(f"it holds an array {list(shape)} of {record}, not records")
         end = offset + shape[0] * record.itemsize
-        if size < end + 16:
-            raise ValueError(f"it has {size} bytes, {shape[0]} rows need more than {end}")
+        if not end + 16 <= size <= end + _LONGEST_NOTE:
+            raise ValueError(f"it has {size} bytes, {shape[0]} rows need little more than {end}")
         file.seek(end)
-        tail = file.read(_LONGEST_NOTE)
+        tail = file.read(size - end)
     note, length = tail[:-16], int.from_bytes(tail[-16:-8], "little")
     if tail[-8:] != _MARK or length != len(note):
         raise ValueError("behind its records there is no note of the columns")
