@@ -51,6 +51,7 @@ PAGES_WITH_PYTHON = [page for page in PAGES if blocks_of(page.read_text(), "pyth
 def test_every_python_block_runs(page, tmp_path, monkeypatch, capsys):
     """In an empty directory, all blocks of a page one after another, as a script would."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     script = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", script)
     blocks = blocks_of(page.read_text(), "python")
