@@ -101,7 +101,7 @@ def draw_padded() -> None:
         note(axes, 3.3, 1.7 + row, f"sequence {episode}", ha="right", color=FAINT)
         for step in reversed(range(4)):  # the zeros first, so that the frames of the others lie over theirs
             real = step < length
-            style: dict[str, Any] = {} if real else {"hatch": "////", "edgecolor": "#bbbbbb"}
+            style: dict[str, Any] = {} if real else {"hatch": "////", "edgecolor": "#bbbbbb", "zorder": 0.5}
             colour = COLOURS[episode] if real else COLOURS["0"]
             cell(
                 axes,

@@ -136,10 +136,10 @@ def read_parquet(cls: type[SampleBatch], path: Path, columns: Collection[str] | 
 def parquet_batches(
     paths: str | Path | Iterable[str | Path], size: int, columns: Collection[str] | None = None
 ) -> Iterator[SampleBatch]:
-    """The rows of one or several Parquet files in order, in batches of up to `size` rows.
+    """The rows of one or several Parquet files in order, in batches of up to `size` rows of one row group.
 
-    Row groups are read one after another, so that memory does not grow with the files. `columns` (all by
-    default) names those to read.
+    One row group is held in memory at a time (`to_parquet(row_group_size=...)`). `columns` (all by default) names
+    those to read.
 
     Raises `ValueError` naming the file where it is damaged, foreign or holds sequences, `KeyError` naming a
     column that is missing, `ValueError` for `size < 1`.
@@ -154,9 +154,10 @@ def parquet_batches(
                 note = _note_of(file, Path(path), columns)
                 names = _field_names(note)
                 _check_rows_only(note, file.metadata.num_rows)
-                for part in file.iter_batches(batch_size=size, columns=names):
-                    chunks = {name: [part.column(name)] for name in names}
-                    yield SampleBatch(_decode(note, chunks, part.num_rows))
+                for group in range(file.metadata.num_row_groups):  # all at once would keep all of them in memory
+                    for part in file.iter_batches(size, row_groups=[group], columns=names, use_threads=False):
+                        chunks = {name: [part.column(name)] for name in names}
+                        yield SampleBatch(_decode(note, chunks, part.num_rows))
             except DAMAGE as error:
                 raise _unreadable(Path(path), error) from error
 

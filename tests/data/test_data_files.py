@@ -233,7 +233,7 @@ def test_parquet_batches_gives_rows_in_order_over_several_files(tmp_path):
     assert max(len(batch) for batch in batches) == 3
     assert concat_samples(batches)["obs"]["x"].tolist() == list(range(20))
     assert [info["i"] for info in concat_samples(batches)["infos"]] == [0] * 10 + [10] * 10
-    assert [list(batch) for batch in parquet_batches(paths[0], 5, ["infos"])] == [["infos"]] * 2
+    assert [list(batch) for batch in parquet_batches(paths[0], 5, ["infos"])] == [["infos"]] * 3
     with pytest.raises(KeyError, match="no column 'acts'"):
         next(parquet_batches(paths, 3, ["acts"]))
     with pytest.raises(ValueError, match="size=0"):
@@ -365,6 +365,14 @@ def test_compressed_rows_can_be_sliced_joined_shuffled_and_padded(bulk):
     padded = SampleBatch(frames().compress(bulk), seq_lens=[0, 2, 4]).right_zero_pad(4).decompress_if_needed()
     same(SampleBatch(frames(), seq_lens=[0, 2, 4]).right_zero_pad(4), padded)
     assert next(frames().compress(bulk).rows())["a"] == 0
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_compressed_time_major_columns_keep_both_axes(bulk):
+    batch = SampleBatch(obs=np.arange(12.0).reshape(3, 2, 2), a=np.zeros((3, 2)), _time_major=True).compress(bulk)
+    assert len(batch) == 6
+    batch["b"] = np.zeros((3, 2))
+    assert batch.decompress_if_needed()["obs"].shape == (3, 2, 2)
 
 
 @pytest.mark.parametrize("bulk", [False, True])

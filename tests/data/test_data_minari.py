@@ -17,7 +17,7 @@ from lockstep.data import (
 from lockstep.data.episode_access import trees_equal
 from lockstep.data.trees import named_leaves
 
-IMAGE = gym.spaces.Box(0, 255, (6, 5, 3), np.uint8)
+IMAGE = gym.spaces.Box(0, 255, (36, 33, 3), np.uint8)  # large enough that Minari would make a JPEG of it
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 SPACES = {
     "box": BOX,
