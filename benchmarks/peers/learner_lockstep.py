@@ -36,7 +36,8 @@ def model_config() -> dict[str, Any]:
     """The network in our words."""
     if WORK.kind == "image":
         return {"conv_filters": w.FILTERS, "image_hiddens": WORK.hiddens, "share_value_network": True}
-    return {"hiddens": WORK.hiddens, "activation": "tanh"}
+    memory = {"recurrent": "lstm", "recurrent_size": w.MEMORY, "max_seq_len": w.SEQUENCE}
+    return {"hiddens": WORK.hiddens, "activation": "tanh", **(memory if WORK.kind == "lstm" else {})}
 
 
 def build(compiled: bool) -> Any:
@@ -139,6 +140,14 @@ def stages_of(learner: Any, update: Callable[[], Any]) -> dict[str, float]:
         watch.wrap(learner, method, stage)
     watch.wrap(learner.reducer, "sum_", "reduce")
     results: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
+    prepare = learner.prepare_batch
+
+    def prepare_and_look(*args: Any, **options: Any) -> Any:
+        seen[MODULE] = prepare(*args, **options)
+        return seen[MODULE]
+
+    learner.prepare_batch = prepare_and_look
     try:
         found = watch.run(lambda: results.update(update()))
     finally:
@@ -148,8 +157,9 @@ def stages_of(learner: Any, update: Callable[[], Any]) -> dict[str, float]:
     pipeline = 1e3 * float(results["__all_modules__"]["seconds_pipeline"])
     found["rest"] -= pipeline - found["pipeline"]
     found["pipeline"] = pipeline
-    columns = {MODULE: make_batch(COLUMNS)}
-    rows = {MODULE: torch.randperm(WORK.rows)[: WORK.minibatch].to(OPTIONS.device)}
+    columns = seen or {MODULE: make_batch()}
+    count = len(columns[MODULE]["actions"])
+    rows = {MODULE: torch.randperm(count)[: WORK.minibatch].to(OPTIONS.device)}
     gathers = w.Stopwatch()
     gathers.wrap(owner := type("Owner", (), {"gather": staticmethod(gather)})(), "gather", "gather")
     num_minibatches = int(results["__all_modules__"]["num_minibatches"])
@@ -309,4 +319,6 @@ ENTRIES: dict[str, Callable[[], w.Entry]] = {
 }
 ENTRIES["by hand, plain torch"] = plain_loop
 ENTRIES["by hand, same operations"] = same_operations_loop
+if WORK.kind == "lstm":  # not compiled; from episodes only, where the sequences come from
+    ENTRIES = {name: ENTRIES[name] for name in ("lockstep eager, episodes", "lockstep eager, rollout")}
 w.serve("lockstep", __version__, ENTRIES, OPTIONS.device)

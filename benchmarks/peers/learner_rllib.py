@@ -30,6 +30,7 @@ if WORK.kind == "image":  # its convolutions refuse bytes; its own wrappers scal
     for column in ("obs", "finals", "batch/obs"):
         OPTIONS.rollout[column] = OPTIONS.rollout[column].astype(np.float32) / 127.5 - 1.0
 MODULE = "default_policy"
+MINIBATCH = 256 if WORK.kind == "lstm" else WORK.minibatch  # here in steps: it takes 13 sequences for 256 of them
 
 
 def model_config() -> DefaultModelConfig:
@@ -39,6 +40,15 @@ def model_config() -> DefaultModelConfig:
             conv_filters=[[*layer, "valid"] for layer in w.FILTERS],
             conv_activation="relu",
             vf_share_layers=True,
+        )
+    if WORK.kind == "lstm":
+        return DefaultModelConfig(
+            fcnet_hiddens=list(WORK.hiddens),
+            fcnet_activation="tanh",
+            vf_share_layers=True,
+            use_lstm=True,
+            lstm_cell_size=w.MEMORY,
+            max_seq_len=w.SEQUENCE,
         )
     return DefaultModelConfig(fcnet_hiddens=list(WORK.hiddens), fcnet_activation="tanh", vf_share_layers=False)
 
@@ -60,7 +70,7 @@ def build() -> Any:
             grad_clip=w.MAX_GRAD_NORM,
             grad_clip_by="global_norm",
             train_batch_size_per_learner=WORK.rows,
-            minibatch_size=WORK.minibatch,
+            minibatch_size=MINIBATCH,
             num_epochs=WORK.num_epochs,
         )
         .rl_module(model_config=model_config())
@@ -72,7 +82,7 @@ def build() -> Any:
 def update(learner: Any, **data: Any) -> None:
     """One update call."""
     learner.update(
-        **data, num_epochs=WORK.num_epochs, minibatch_size=WORK.minibatch, shuffle_batch_per_epoch=WORK.num_epochs > 1
+        **data, num_epochs=WORK.num_epochs, minibatch_size=MINIBATCH, shuffle_batch_per_epoch=WORK.num_epochs > 1
     )
 
 
@@ -151,4 +161,7 @@ def batch() -> w.Entry:
     )
 
 
-w.serve("rllib", ray.__version__, {"rllib, episodes": episodes, "rllib, batch": batch}, OPTIONS.device)
+ENTRIES = {"rllib, episodes": episodes, "rllib, batch": batch}
+if WORK.kind == "lstm":
+    del ENTRIES["rllib, batch"]
+w.serve("rllib", ray.__version__, ENTRIES, OPTIONS.device)

@@ -27,6 +27,8 @@ ENTROPY_COEFFICIENT = 0.01
 VALUE_COEFFICIENT = 0.5
 MAX_GRAD_NORM = 0.5
 NUM_ACTIONS = 2
+SEQUENCE = 20
+MEMORY = 64
 STAGES = ("pipeline", "gather", "forward", "loss", "backward", "reduce", "clip", "step", "rest")
 
 
@@ -37,10 +39,12 @@ class Work:
     hiddens: tuple[int, ...] = (64, 64)
     kind: str = "vector"
     """vector, image (84 x 84 x 4 bytes; policy and value are linear heads on the shared convolutions of Mnih et al.
-    2015, as RLlib's default network cannot put one dense layer under both) or lstm"""
+    2015, as RLlib's default network cannot put one dense layer under both) or lstm (a tanh layer and an LSTM of 64,
+    shared by policy and value)"""
     num_envs: int = 8
     num_steps: int = 500
     minibatch: int = 256
+    """rows, or with a memory sequences of at most `SEQUENCE` rows"""
     num_epochs: int = 4
     updates: int = 3
     """timed updates in a row for one round"""
@@ -55,6 +59,7 @@ WORKS = {
     "64x64": Work(),
     "256x256": Work(hiddens=(256, 256), updates=1),
     "image": Work(kind="image", hiddens=(), num_envs=4, num_steps=64, minibatch=64, num_epochs=1, updates=1),
+    "lstm": Work(kind="lstm", hiddens=(64,), minibatch=13, updates=1),
 }
 FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 IMAGE = (84, 84, 4)
