@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.data.episode_access import Indices, as_rows, check_in_space, num_items
 from lockstep.data.episode_columns import same_kind
 from lockstep.data.multi_agent_episode_step import ACTIONS, EXTRAS, OBSERVATIONS, REWARDS, AgentID, Waiting
-from lockstep.data.trees import map_tree, row_of, stack_rows, zip_trees
+from lockstep.data.trees import concat_leaves, map_tree, row_of, stack_rows, zip_trees
 
 if TYPE_CHECKING:
     from lockstep.data.multi_agent_episode_columns import MultiAgentColumns
@@ -133,7 +133,7 @@ def after(tree: Tree, rows: Tree, name: str) -> Tree:
     """`rows` behind a column (None: no column yet)."""
     if tree is None:
         return rows
-    return zip_trees(lambda parts: np.concatenate(parts), [tree, rows], name)
+    return zip_trees(lambda parts: concat_leaves(parts, name), [tree, rows], name)
 
 
 def _by_agent(new_data: Any, length: int, what: str) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:

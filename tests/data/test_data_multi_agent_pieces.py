@@ -1,9 +1,12 @@
 """Contract, section 5: cutting, joining, setting, building from lists; what is refused."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from multi_agent_reference import plain, state_of
 from test_data_multi_agent_episode import CASES, grown, in_turns
@@ -404,3 +407,22 @@ def test_nested_observations_are_read_as_trees():
     first, second = episode.get_actions()["a"]
     assert (first.tolist(), second.tolist()) == ([0, 2], [1, 3])
     assert plain(episode.get_observations(0, return_list=True)) == [{"a": {"x": [0, 0], "y": 0}}]
+
+
+def test_episodes_can_be_copied_and_sent_to_another_process():
+    episode = in_turns()[1:]
+    for again in (copy.deepcopy(episode), pickle.loads(pickle.dumps(episode))):
+        assert state_of(again) == state_of(episode)
+        again.add_env_step({"b": 5}, {}, {"b": 1.0})
+        assert plain(again.get_rewards(agent_ids="b")) == {"b": [1.0, 7.0]}
+    assert len(episode) == 3
+
+
+def test_observations_and_actions_may_be_tensors():
+    episode = grown(
+        {"a": torch.tensor([1.0])},
+        ({"a": torch.tensor([2.0])}, {"a": torch.tensor(3)}, {"a": 1}),
+        ({}, {"a": torch.tensor(4)}, {"a": 1}),
+    )
+    assert episode.get_actions()["a"].tolist() == [3, 4]
+    assert episode.get_observations()["a"].tolist() == [[1.0], [2.0]]

@@ -30,31 +30,59 @@ def chooser(env, seed):
     return lambda observations: {agent: choose(agent, obs) for agent, obs in observations.items()}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_parallel_environment_where_agents_die_one_by_one(seed):
-    env = knights_archers_zombies()
-    episode = record_parallel_episode(env, chooser(env, seed), seed=seed, id_="kaz")
+def spawning(**options):
+    """PettingZoo's own test environment: agents appear and end all the time, and nobody knows which there will be."""
+    example = pytest.importorskip("pettingzoo.test.example_envs.generated_agents_parallel_v0")
+    return example.parallel_env(**options)
+
+
+@pytest.mark.parametrize(
+    "make, steps, seed", [(knights_archers_zombies, None, 1), (knights_archers_zombies, None, 2), (spawning, 60, 3)]
+)
+def test_parallel_environment_where_agents_come_and_go(make, steps, seed):
+    env = make()
+    episode = record_parallel_episode(env, chooser(env, seed), seed=seed, id_="e", max_steps=steps)
     episode.validate()
     # the same play, written down by hand
-    act, again = chooser(env, seed), knights_archers_zombies()
+    again = make()
+    act = chooser(again, seed)
     observations, _ = again.reset(seed=seed)
     seen, rewards, ended = defaultdict(list), defaultdict(list), {}
     for agent, obs in observations.items():
         seen[agent].append(obs)
-    while again.agents:
-        observations, reward, terminated, truncated, _ = again.step(act({a: observations[a] for a in again.agents}))
+    for _ in range(steps or 1000):
+        if not again.agents:
+            break
+        alive = [*again.agents]
+        observations, reward, terminated, truncated, _ = again.step(act({a: observations[a] for a in alive}))
         for agent, obs in observations.items():
             seen[agent].append(obs)
-            rewards[agent].append(reward[agent])
+            rewards[agent] += [reward[agent]] * (agent in alive)
             ended[agent] = terminated[agent], truncated[agent]
     assert episode.agent_ids == set(seen)
-    assert episode.is_done
+    assert episode.is_done == (steps is None)
     assert len({len(one) for one in episode.agent_episodes.values()}) > 1  # some died before others
     for agent, single in episode.agent_episodes.items():
         np.testing.assert_array_equal(single.get_observations(), np.stack(seen[agent]))
-        np.testing.assert_array_equal(single.get_rewards(), rewards[agent])
+        assert single.get_rewards().tolist() == rewards[agent]
         assert (single.is_terminated, single.is_truncated) == ended[agent]
-    assert episode.get_return() == sum(map(sum, rewards.values())) == episode.get_return(include_hanging_rewards=True)
+    assert episode.get_return() == sum(map(sum, rewards.values()))
+
+
+def by_pettingzoos_own_loop(env, seed):
+    """agent -> observations, actions, rewards since it last acted (which come with the observation)."""
+    act = chooser(env, seed)
+    env.reset(seed=seed)
+    seen, actions, rewards = defaultdict(list), defaultdict(list), defaultdict(list)
+    for agent in env.agent_iter():
+        obs, reward, terminated, truncated, _ = env.last()
+        seen[agent].append(obs)
+        rewards[agent].append(reward)
+        action = None if terminated or truncated else act({agent: obs})[agent]
+        if action is not None:
+            actions[agent].append(action)
+        env.step(action)
+    return seen, actions, rewards
 
 
 @pytest.mark.parametrize("game", ["connect_four_v3", "tictactoe_v3"])
@@ -67,18 +95,7 @@ def test_turn_based_game_gives_each_player_its_own_steps(game):
             env, chooser(env, seed), seed=seed, agent_to_module_mapping_fn=lambda agent, _: agent
         )
         episode.validate()
-        # the same play by PettingZoo's own loop: rewards since an agent last acted come with its observation
-        act, again = chooser(env, seed), module.env()
-        again.reset(seed=seed)
-        seen, actions, rewards = defaultdict(list), defaultdict(list), defaultdict(list)
-        for agent in again.agent_iter():
-            obs, reward, terminated, truncated, _ = again.last()
-            seen[agent].append(obs)
-            rewards[agent].append(reward)
-            action = None if terminated or truncated else act({agent: obs})[agent]
-            if action is not None:
-                actions[agent].append(action)
-            again.step(action)
+        seen, actions, rewards = by_pettingzoos_own_loop(module.env(), seed)
         assert episode.is_terminated
         assert len(episode) == sum(map(len, actions.values()))
         for agent, single in episode.agent_episodes.items():
@@ -96,6 +113,22 @@ def test_turn_based_game_gives_each_player_its_own_steps(game):
         assert batch.agent_steps() == batch.env_steps() == len(episode)
         assert sum(part.agent_steps() for part in batch.timeslices(2)) == len(episode)
     assert 1.0 in winners
+
+
+def test_turn_based_environment_where_agents_come_and_go():
+    example = pytest.importorskip("pettingzoo.test.example_envs.generated_agents_env_v0")
+    env = example.raw_env(max_cycles=20)
+    episode = record_aec_episode(env, chooser(env, 4), seed=4)
+    episode.validate()
+    seen, actions, rewards = by_pettingzoos_own_loop(example.raw_env(max_cycles=20), 4)
+    assert (episode.is_truncated, len(episode)) == (True, sum(map(len, actions.values())))
+    assert episode.agent_ids == set(seen)
+    assert len(seen) > 8
+    for agent, single in episode.agent_episodes.items():
+        assert single.get_observations().shape == np.stack(seen[agent]).shape  # new kinds of agents see noise
+        assert (single.get_actions().tolist(), single.get_rewards().tolist()) == (actions[agent], rewards[agent][1:])
+    early = sum(rewards[agent][0] for agent in seen)  # rewards before the first observation
+    assert episode.get_return(include_hanging_rewards=True) == episode.get_return() + early
 
 
 def test_parallel_environment_of_a_classic_game():
