@@ -26,6 +26,7 @@ from lockstep.learner.config import (
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
+from lockstep.learner.option_types import ELSEWHERE, check_types
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
@@ -259,7 +260,8 @@ class AlgorithmConfig:
 
     def validate(self) -> None:
         """Refuses mistakes within and across sections; every build calls it. Raises `ValueError`."""
-        for section in self.sections.values():
+        for name, section in self.sections.items():
+            check_types(name, section)
             section.validate()
         check_multi_agent(self)
         if self.framework_device_missing():
@@ -344,7 +346,8 @@ class AlgorithmConfig:
 
     @staticmethod
     def _suggest(name: str, known: list[str]) -> str:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        elsewhere = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
+        near = elsewhere or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are {', '.join(sorted(known))}"
 
 

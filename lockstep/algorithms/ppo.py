@@ -61,6 +61,8 @@ class PPOTraining(TrainingSection):
         super().validate()
         require("lambda_", self.lambda_, 0.0 <= self.lambda_ <= 1.0, "between 0 and 1")
         require("vf_loss_coeff", self.vf_loss_coeff, self.vf_loss_coeff >= 0, "at least 0")
+        clip = self.clip_param
+        require("clip_param", clip, not isinstance(clip, int | float) or clip > 0, "above 0")
         bound = self.vf_clip_param
         require("vf_clip_param", bound, bound is None or bound > 0, "above 0, or None")
         require("kl_target", self.kl_target, self.kl_target > 0, "above 0")

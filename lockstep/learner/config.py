@@ -43,6 +43,7 @@ class TrainingSection:
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option, its value and what is allowed."""
+        require("lr", self.lr, not isinstance(self.lr, int | float) or self.lr >= 0, "at least 0")
         require("gamma", self.gamma, 0.0 <= self.gamma <= 1.0, "between 0 and 1")
         require("train_batch_size", self.train_batch_size, self.train_batch_size >= 1, "at least 1")
         require("num_epochs", self.num_epochs, self.num_epochs >= 1, "at least 1")

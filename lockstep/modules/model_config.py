@@ -61,8 +61,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("hiddens", "image_hiddens"):
             widths = getattr(self, name)
-            if isinstance(widths, str) or not all(_is_count(width) for width in widths):
-                raise ValueError(f"{name} must be positive whole numbers, got {widths!r}")
+            if not isinstance(widths, list | tuple) or not all(_is_count(width) for width in widths):
+                raise ValueError(f"{name} must be a list of positive whole numbers, got {widths!r}")
             object.__setattr__(self, name, tuple(int(width) for width in widths))
         for name in ("activation", "conv_activation"):
             if getattr(self, name) not in ACTIVATIONS:

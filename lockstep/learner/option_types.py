@@ -1,0 +1,83 @@
+"""Is the value of an option of the type that its section declares?"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from types import NoneType, UnionType
+from typing import Any, Literal, Union
+
+import numpy as np
+
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "n_steps": "rollout_fragment_length",
+    "num_steps": "rollout_fragment_length",
+    "n_envs": "num_envs_per_env_runner",
+    "num_envs": "num_envs_per_env_runner",
+    "batch_size": "minibatch_size",
+    "sgd_minibatch_size": "minibatch_size",
+    "n_epochs": "num_epochs",
+    "num_sgd_iter": "num_epochs",
+    "update_epochs": "num_epochs",
+    "repeat_per_collect": "num_epochs",
+    "gae_lambda": "lambda_",
+    "lambda": "lambda_",
+    "clip_range": "clip_param",
+    "clip_coef": "clip_param",
+    "eps_clip": "clip_param",
+    "clip_range_vf": "vf_clip_param",
+    "ent_coef": "entropy_coeff",
+    "vf_coef": "vf_loss_coeff",
+    "max_grad_norm": "grad_clip",
+    "total_timesteps": "total_steps",
+    "net_arch": "model_config",
+    "policy_kwargs": "model_config",
+}
+"""what other libraries call an option -> its name here"""
+
+PLAIN = {bool, int, float, str}
+
+
+def check_types(name: str, section: Any) -> None:
+    """Raises `TypeError` with the option, its value and what is allowed."""
+    for option, hint in typing.get_type_hints(type(section)).items():
+        value = getattr(section, option)
+        kinds = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
+        if PLAIN & set(kinds) and not _fits(value, hint):  # what is made of parts, the section checks itself
+            raise TypeError(f"{name}.{option}={value!r} is not allowed; it must be {_spoken(hint)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, tuple({type(part) for part in parts}))
+    if hint in (NoneType, None):
+        return value is None
+    if hint is bool:
+        return isinstance(value, bool | np.bool_)
+    if hint in (int, float):
+        numbers = (int, np.integer) if hint is int else (int, float, np.integer, np.floating)
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    if origin is Callable or hint is Callable:
+        return callable(value)
+    kind = origin or hint
+    if hint is not Any and isinstance(value, str) and isinstance(kind, type):
+        return kind in (str, object)  # not a sequence of letters
+    if hint is Any or not isinstance(kind, type):
+        return True
+    return isinstance(value, (list, tuple) if kind is tuple else kind)  # JSON knows lists only
+
+
+def _spoken(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", NoneType: "None"}
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_spoken(part) for part in parts))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if origin is Callable:
+        return "a function"
+    return names.get(hint, f"a {getattr(origin or hint, '__name__', hint)}")
