@@ -14,7 +14,7 @@ from lockstep.modules.multi_rl_module import (
     check_module_id,
 )
 from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule, default_module_class
-from lockstep.modules.recurrent_acting import RecurrentActor
+from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
 from lockstep.modules.rl_module import RLModule, RLModuleSpec
 from lockstep.modules.wrap import wrap_module
 
@@ -30,6 +30,7 @@ __all__ = [
     "MultiRLModule",
     "MultiRLModuleSpec",
     "NumpyActor",
+    "NumpyRecurrentActor",
     "RLModule",
     "RLModuleSpec",
     "Recurrence",

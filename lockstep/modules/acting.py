@@ -7,7 +7,6 @@ picks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
@@ -17,14 +16,14 @@ from gymnasium import spaces
 from torch import nn
 
 from lockstep.modules.actor_critic import DefaultActorCriticModule
-from lockstep.modules.encoders import Encoder, FlatFeatures
-from lockstep.modules.recurrent_acting import RecurrentActor
+from lockstep.modules.plain import ACTIVATIONS, is_plain, tanh_
+from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
 from lockstep.modules.rl_module import RLModule
 from lockstep.modules.spaces import map_leaves
-from lockstep.ops.distributions import Categorical, DiagGaussian
+from lockstep.ops.distributions import DiagGaussian
 
 MAX_PLANS = 16
-_LARGEST_FOR_NUMPY = 1 << 20  # multiply-adds for one row; beyond, torch's overhead is nothing
+_METHODS = ("_forward", "_run", "_policy", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
 
 
 class Pipeline(Protocol):
@@ -97,7 +96,7 @@ class NumpyActor:
         self._is_gaussian = module.action_dist_cls.dist_class is DiagGaussian
         self._num_actions = module.action_dist_cls.noise_size
         activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
-        self._activate = _ACTIVATIONS[type(activations[0])] if activations else _tanh
+        self._activate = ACTIVATIONS[type(activations[0])] if activations else tanh_
         self.rebind()
 
     @classmethod
@@ -106,7 +105,9 @@ class NumpyActor:
         heads than Categorical and Gaussian, other activations than tanh and relu, overridden methods, hooks,
         another device, or networks so large that there is nothing to gain.
         """
-        return cls(cast(DefaultActorCriticModule, module), obs_pipeline) if _is_plain(module) else None
+        if not is_plain(module, DefaultActorCriticModule, _METHODS):
+            return None
+        return cls(cast(DefaultActorCriticModule, module), obs_pipeline)
 
     def rebind(self) -> None:
         layers = [layer for layer in self.module.encoder.mlp if isinstance(layer, nn.Linear)]
@@ -166,51 +167,8 @@ class NumpyActor:
 def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:
     """The fastest actor for a module; all give the same actions for the same noise, up to rounding.
 
-    A module with a state gets a `RecurrentActor`, which acts by `act_with_state`.
+    A module with a state gets a `RecurrentActor` or its numpy form, which act by `act_with_state`.
     """
     if module.is_stateful():
-        return RecurrentActor(module, obs_pipeline)
+        return NumpyRecurrentActor.build(module, obs_pipeline) or RecurrentActor(module, obs_pipeline)
     return NumpyActor.build(module, obs_pipeline) or TorchActor(module, obs_pipeline)
-
-
-def _tanh(x: np.ndarray) -> None:
-    np.tanh(x, x)
-
-
-def _relu(x: np.ndarray) -> None:
-    np.maximum(x, 0.0, out=x)
-
-
-_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu}
-_METHODS = ("_forward", "_run", "_policy", "forward_inference", "forward_exploration", "action_dist_cls")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
-
-def _is_plain(module: RLModule) -> bool:
-    """Whether the policy of `module` is exactly Linear layers with activations between them."""
-    base = DefaultActorCriticModule
-    if not isinstance(module, base) or any(getattr(type(module), name) is not getattr(base, name) for name in _METHODS):
-        return False
-    if any(name in vars(module) for name in _METHODS) or module.is_masked or module.is_stateful():
-        return False
-    if module.action_dist_cls.dist_class not in (Categorical, DiagGaussian):
-        return False
-    encoder = module.encoder
-    if (
-        type(encoder) is not Encoder
-        or type(encoder.features) is not FlatFeatures
-        or type(encoder.mlp) is not nn.Sequential
-    ):
-        return False
-    if not isinstance(module.observation_space, spaces.Box) or not module.observation_space.shape:
-        return False
-    layers = [*encoder.mlp, module.policy_head]
-    linears = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is not None]
-    activations = {type(layer) for layer in layers if type(layer) is not nn.Linear}
-    if len(linears) * 2 - 1 != len(layers) or len(activations) > 1 or not activations <= _ACTIVATIONS.keys():
-        return False
-    if any(getattr(part, hooks) for part in (encoder, encoder.features, encoder.mlp, *layers) for hooks in _HOOKS):
-        return False
-    work = sum(layer.weight.numel() for layer in linears)
-    on_host = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters())
-    return on_host and work <= _LARGEST_FOR_NUMPY

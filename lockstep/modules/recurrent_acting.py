@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
+from lockstep.modules.plain import ACTIVATIONS, is_plain, tanh_
+from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule
 from lockstep.modules.rl_module import RLModule
 from lockstep.modules.spaces import map_leaves
+from lockstep.ops.distributions import DiagGaussian
 
 State = dict[str, np.ndarray]
 
@@ -63,3 +67,119 @@ class RecurrentActor:
     def _to_tensor(self, array: Any) -> torch.Tensor:
         array = np.asarray(array)
         return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
+
+
+class NumpyRecurrentActor(RecurrentActor):
+    """Acts with a plain :class:`RecurrentActorCriticModule` through numpy, on the memory of its parameters."""
+
+    module: RecurrentActorCriticModule
+
+    @classmethod
+    def build(cls, module: RLModule, obs_pipeline: Any = None) -> Self | None:
+        """An actor, or None where numpy cannot act for this module (as `NumpyActor.build`)."""
+        if not isinstance(module, RecurrentActorCriticModule) or type(module.recurrence) is not Recurrence:
+            return None
+        return (
+            cls(module, obs_pipeline)
+            if is_plain(module, RecurrentActorCriticModule, _METHODS, [module.recurrence])
+            else None
+        )
+
+    def rebind(self) -> None:
+        module, recurrence = self.module, self.module.recurrence
+        linears = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
+        activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
+        self._activate = ACTIVATIONS[type(activations[0])] if activations else tanh_
+        *self._hidden, self._head = [_weights(layer.weight, layer.bias) for layer in (*linears, module.policy_head)]
+        self._inputs = _weights(recurrence.weight_ih, recurrence.bias_ih)
+        self._memory = _weights(recurrence.weight_hh, recurrence.bias_hh)
+        self._log_std = None if module.log_std is None else module.log_std.detach().numpy()
+        self._is_gaussian = module.action_dist_cls.dist_class is DiagGaussian
+        self._num_actions = module.action_dist_cls.noise_size
+        self._shape = tuple(module.observation_space.shape or ())
+        self._cell = _lstm if recurrence.kind == "lstm" else _gru
+
+    def act_with_state(
+        self, obs: Any, noise: npt.NDArray[np.float32] | None, state: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, State]:
+        """As `RecurrentActor.act_with_state`."""
+        if self._pipeline is not None:
+            obs = self._pipeline(obs)
+        if obs.shape[1:] != self._shape:
+            raise ValueError(
+                f"observation of shape {obs.shape} does not fit the space {self.module.observation_space}: expected "
+                f"[B, {', '.join(map(str, self._shape))}]"
+            )
+        x = obs.reshape(len(obs), -1).astype(self._head[0].dtype, copy=False)
+        for weight, bias in self._hidden:
+            x = x @ weight
+            x += bias
+            self._activate(x)
+        inputs, memory = x @ self._inputs[0], state["h"] @ self._memory[0]
+        inputs += self._inputs[1]
+        memory += self._memory[1]
+        after = self._cell(inputs, memory, state)
+        out = after["h"] @ self._head[0]
+        out += self._head[1]
+        return self._actions(out, noise), after
+
+    def _actions(self, out: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
+        if not self._is_gaussian:
+            if noise is not None:
+                out += noise
+            return np.asarray(out.argmax(1))
+        mean = out[:, : self._num_actions]
+        if noise is None:
+            return mean.copy()
+        log_std = out[:, self._num_actions :] if self._log_std is None else self._log_std
+        actions: np.ndarray = np.exp(log_std) * noise
+        actions += mean
+        return actions
+
+
+def _lstm(inputs: np.ndarray, memory: np.ndarray, state: Mapping[str, np.ndarray]) -> State:
+    """`inputs`, `memory` `[B, 4H]`: input gate, forget gate, candidate, output gate. Changes `inputs`."""
+    inputs += memory
+    size = inputs.shape[1] // 4
+    _sigmoid_(inputs[:, : 2 * size])
+    _sigmoid_(inputs[:, 3 * size :])
+    candidate = inputs[:, 2 * size : 3 * size]
+    np.tanh(candidate, candidate)
+    cell = inputs[:, size : 2 * size] * state["c"]
+    candidate *= inputs[:, :size]
+    cell += candidate
+    hidden = np.tanh(cell)
+    hidden *= inputs[:, 3 * size :]
+    return {"h": hidden, "c": cell}
+
+
+def _gru(inputs: np.ndarray, memory: np.ndarray, state: Mapping[str, np.ndarray]) -> State:
+    """`inputs`, `memory` `[B, 3H]`: reset gate, update gate, candidate. Changes both."""
+    size = inputs.shape[1] // 3
+    gates = inputs[:, : 2 * size]
+    gates += memory[:, : 2 * size]
+    _sigmoid_(gates)
+    candidate = memory[:, 2 * size :]
+    candidate *= inputs[:, :size]
+    candidate += inputs[:, 2 * size :]
+    np.tanh(candidate, candidate)
+    hidden = state["h"] - candidate
+    hidden *= inputs[:, size : 2 * size]
+    hidden += candidate
+    return {"h": hidden}
+
+
+def _sigmoid_(x: np.ndarray) -> None:
+    """In place, by `sigmoid(x) = (tanh(x / 2) + 1) / 2`, which cannot overflow."""
+    x *= 0.5
+    np.tanh(x, x)
+    x *= 0.5
+    x += 0.5
+
+
+def _weights(weight: torch.Tensor, bias: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    return weight.detach().numpy().T, bias.detach().numpy()
+
+
+_METHODS = ("_forward", "_remember", "_policy", "forward_inference", "forward_exploration", "action_dist_cls",
+            "get_initial_state")  # fmt: skip

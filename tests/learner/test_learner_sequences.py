@@ -88,14 +88,17 @@ def test_log_probabilities_before_the_update_are_those_of_acting(kind, has_reset
     """Acting, with its own state in single steps, and the learner's evaluation see the same distribution."""
     native = gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
     policy, collector = rollout(recurrent_config(kind, env=native if has_reset_rows else "CartPole-v1"), collects=2)
-    acted, original = [], policy.module.forward_exploration
+    acted, original = [], policy.act_with_state
 
-    def recording(batch):
-        out = original(batch)
-        acted.append(out["action_dist_inputs"][:, 0].clone())
-        return out
+    def recording(obs, noise, state):
+        given = {
+            "obs": torch.from_numpy(obs.copy())[:, None],
+            "state_in": {k: torch.tensor(v) for k, v in state.items()},
+        }
+        acted.append(policy.module.forward_exploration(given)["action_dist_inputs"][:, 0].detach())
+        return original(obs, noise, state)
 
-    policy.module.forward_exploration = recording
+    policy.act_with_state = recording
     store = collector.buffer
     store.clear()
     with policy.within_training_step():

@@ -10,6 +10,7 @@ from lockstep.modules import (
     DefaultActorCriticModule,
     ModelConfig,
     NumpyActor,
+    NumpyRecurrentActor,
     RecurrentActor,
     RecurrentActorCriticModule,
     RLModule,
@@ -225,3 +226,45 @@ def test_configuration_chooses_the_class_and_refuses_what_does_not_fit():
         RLModuleSpec(RecurrentActorCriticModule, BOX, THREE).build()
     with pytest.raises(ValueError, match=r"takes observations \[B, T, \.\.\.\]"):
         module().forward_train({"obs": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("action_space", [THREE, spaces.Box(-1, 1, (2,))], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("free_log_std", [True, False])
+def test_numpy_acts_as_torch_does_up_to_rounding(kind, action_space, activation, free_log_std):
+    net = module(kind, action_space=action_space, activation=activation, free_log_std=free_log_std)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    fast, slow = make_actor(net), RecurrentActor(net)
+    assert type(fast) is NumpyRecurrentActor
+    x = 3 * obs(4, 9).numpy()
+    for noise in (None, net.action_dist_cls.draw_noise(np.random.default_rng(0), (9, 4))):
+        state = other = slow.get_initial_state(4)
+        for t in range(9):
+            before = {name: leaf.copy() for name, leaf in state.items()}
+            action, after = fast.act_with_state(x[:, t], None if noise is None else noise[t], state)
+            expected, other = slow.act_with_state(x[:, t], None if noise is None else noise[t], other)
+            assert all(np.array_equal(before[name], state[name]) for name in state)
+            state = after
+            np.testing.assert_allclose(action, expected, rtol=0, atol=2e-6)
+            for name, leaf in other.items():
+                np.testing.assert_allclose(state[name], leaf, rtol=0, atol=2e-6)
+    with pytest.raises(ValueError, match=r"shape \(2, 4\) does not fit the space"):
+        fast.act_with_state(np.zeros((2, 4), np.float32), None, fast.get_initial_state(2))
+
+
+def test_numpy_actor_reads_the_parameters_own_memory_and_refuses_what_is_not_plain():
+    net = module()
+    fast, x = make_actor(net), obs(2, 1).numpy()[:, 0]
+    before = fast.act_with_state(x, None, fast.get_initial_state(2))[1]
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(2.0)
+    after = fast.act_with_state(x, None, fast.get_initial_state(2))[1]
+    assert np.abs(before["h"] - after["h"]).max() > 1e-3
+    net.recurrence.register_forward_hook(lambda *args: None)
+    assert type(make_actor(net)) is RecurrentActor
+    assert type(make_actor(module(observation_space=spaces.Dict({"a": BOX})))) is RecurrentActor
+    assert type(make_actor(module(action_space=spaces.MultiDiscrete([2, 2])))) is RecurrentActor
