@@ -22,7 +22,7 @@ from lockstep.data.leaf_codec import decode_object, encode_object
 from lockstep.data.minari_infos import packed_infos, unpacked_infos
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.data.trees import map_tree, zip_trees
-from lockstep.state.replace import move_into_place, temporary_sibling
+from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 
 _NOTE = "lockstep"
 _COLUMNS_NOTE = "lockstep_batch_columns"
@@ -93,6 +93,7 @@ def write_minari(
     ]
     if namespace is not None and namespace not in minari.namespace.list_local_namespaces():
         minari.namespace.create_namespace(namespace)
+    clear_stale(path.parent)
     temporary = temporary_sibling(path)
     try:
         (temporary / "data").mkdir(parents=True)

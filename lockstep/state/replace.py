@@ -113,6 +113,7 @@ def replacing_file(path: Path) -> Iterator[Path]:
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} cannot be written: there is no directory {path.parent}")
+    clear_stale(path.parent)
     temporary = temporary_sibling(path)
     try:
         yield temporary

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 EMPTY = {"lockstep.cluster"}
 """floors that no issue has filled yet: a docstring and nothing else"""
 PACKAGES = ["lockstep", *(f"lockstep.{path.parent.name}" for path in sorted((ROOT / "lockstep").glob("*/__init__.py")))]
-HEAVY = ("ray", "tensorboard", "wandb", "mlflow", "matplotlib", "pandas", "numba", "tyro", "rich", "scipy", "imageio")
+HEAVY = (
+    *("ray", "tensorboard", "wandb", "mlflow", "matplotlib", "pandas", "numba", "tyro", "rich", "scipy", "imageio"),
+    *("pyarrow", "minari", "h5py", "tensordict", "lz4", "pettingzoo"),
+)
 MAX_IMPORT_SECONDS = 0.5
 
 

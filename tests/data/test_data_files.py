@@ -1,12 +1,27 @@
 """Contract, section 2: a batch in files, as a tensordict and compressed comes back as it was, to the bit."""
 
+import subprocess
+import sys
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lockstep.data import MultiAgentBatch, SampleBatch, concat_samples, parquet_batches
+from lockstep.data import (
+    MultiAgentBatch,
+    OfflineDataset,
+    SampleBatch,
+    concat_samples,
+    parquet_batches,
+    read_minari,
+    write_minari,
+    write_rows,
+)
 from lockstep.data.trees import leaf_bytes, named_leaves
 
 DTYPES = ["bool", "uint8", "int8", "int16", "uint16", "int32", "int64", "uint64", "float16", "float32", "float64"]
@@ -314,6 +329,72 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(kind, tmp_path
     assert [file.name for file in tmp_path.iterdir()] == [f"b.{kind}"]
     with pytest.raises(OSError, match=r"there is no directory .*none"):
         write(SampleBatch(obs=np.arange(3)), tmp_path / "none" / "b")
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_a_killed_process_left_half_written_is_cleared(kind, tmp_path):
+    """The process is killed amid the block that writes; the next write in that directory clears up."""
+    code = (
+        "import os, pathlib, sys; from lockstep.state.replace import replacing_file\n"
+        "with replacing_file(pathlib.Path(sys.argv[1])) as name: name.write_bytes(b'half'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / f"b.{kind}")], check=False).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    write, read = FILES[kind]
+    path = write(SampleBatch(obs=np.arange(3)), tmp_path / "b")
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(read(path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "call"),
+    [
+        ("pyarrow", "offline", lambda: SampleBatch(a=[1]).to_parquet("never")),
+        ("pyarrow", "offline", lambda: SampleBatch.from_parquet("never")),
+        ("minari", "offline", lambda: read_minari("never-v0")),
+        ("h5py", "offline", lambda: write_minari("never-v0", [])),
+        ("tensordict", "tensordict", lambda: SampleBatch(a=[1]).to_tensordict()),
+        ("lz4", "compression", lambda: SampleBatch(obs=[1]).compress()),
+    ],
+)
+def test_a_missing_package_is_said_with_the_extra_that_has_it(package, extra, call, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)  # the import system's own word for "not to be had"
+    with pytest.raises(ImportError, match=rf"pip install 'lockstep-rl\[{extra}\]'"):
+        call()
+
+
+LEAVES = st.builds(
+    lambda dtype, width, seed, torch_too: (
+        numbers((4, *width), dtype, seed) if not torch_too else torch.from_numpy(numbers((4, *width), dtype, seed))
+    ),
+    st.sampled_from(DTYPES),
+    st.sampled_from([(), (1,), (3,), (2, 2), (0,)]),
+    st.integers(0, 9),
+    st.booleans(),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inside: st.one_of(
+        st.dictionaries(st.sampled_from("abc/"), inside, max_size=3), st.lists(inside, max_size=3).map(tuple)
+    ),
+    max_leaves=5,
+)
+
+
+@given(columns=st.dictionaries(st.sampled_from(["obs", "new_obs", "z", "é", "a b"]), TREES, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_any_tree_of_columns_comes_back_from_every_format(columns):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        batch = SampleBatch(columns)
+        same(batch, SampleBatch.from_npz(batch.to_npz(folder / "b")))
+        same(batch, SampleBatch.from_parquet(batch.to_parquet(folder / "b")))
+        same(batch, SampleBatch.from_tensordict(batch.to_tensordict()))
+        same(batch, batch.copy(shallow=True).compress(True, list(batch)).decompress_if_needed(list(batch)))
+        if len(batch):
+            same(batch, OfflineDataset(write_rows(folder / "b", batch), max_memory_bytes=0)[:])
 
 
 # ---- tensordict ----
