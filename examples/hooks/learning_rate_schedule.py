@@ -8,12 +8,19 @@ from lockstep.algorithms import PPOLearner
 
 
 class SlowerWhenFar(PPOLearner):
+    def setup_module(self, module_id):
+        super().setup_module(module_id)
+        self.register_state(f"{module_id}/last_kl", 0.0)  # in the state, so that a resumed run goes on the same way
+
     def before_gradient_based_update(self, *, timesteps):
         super().before_gradient_based_update(timesteps=timesteps)  # the schedule's value at this time
-        kl = self.last_series.get(("default_policy", "mean_kl_loss"), [0.0])[-1]
-        if kl > self.config.learner_config_dict["max_kl"]:
+        if self.registered["default_policy/last_kl"] > self.config.learner_config_dict["max_kl"]:
             optimizer = self.get_optimizer("default_policy")
             self._set_optimizer_lr(optimizer, 0.5 * self._get_optimizer_lr(optimizer))
+
+    def after_gradient_based_update(self, *, timesteps):
+        super().after_gradient_based_update(timesteps=timesteps)
+        self.registered["default_policy/last_kl"] = self.metrics.pass_mean("default_policy", "mean_kl_loss")
 
 
 def main(max_kl=0.02, total_steps=20_000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lockstep.connectors import ModuleConnectors
+from lockstep.learner.config import FrameworkSection, TrainingSection
+from lockstep.learner.recipe import built_section, imported_class, recipe_of
+from lockstep.modules import MultiRLModule, RLModule
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
 
 State = dict[str, Any]
+COMPONENTS = (
+    "rl_module", "optimizer", "connectors", "coefficients", "registered", "should_module_be_updated", "weights_seq_no",
+    "lifetime", "random",
+)  # fmt: skip
 
 
 def learner_state(learner: Learner, *, inference_only: bool = False) -> State:
@@ -37,10 +46,11 @@ def learner_state(learner: Learner, *, inference_only: bool = False) -> State:
 
 def set_learner_state(learner: Learner, state: Mapping[str, Any]) -> None:
     """Restores the components present in `state`; what does not fit is refused before anything is changed."""
-    known = set(learner_state(learner))
-    unknown = sorted(set(state) - known)
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
+    unknown = sorted(set(state) - set(COMPONENTS))
     if unknown:
-        raise ValueError(f"unknown components {unknown}; a learner's state has {sorted(known)}")
+        raise ValueError(f"unknown components {unknown}; a learner's state has {sorted(COMPONENTS)}")
     _check(learner, state)
     before = learner_state(learner)
     try:
@@ -71,8 +81,9 @@ def _apply(learner: Learner, state: Mapping[str, Any]) -> None:
         learner.lifetime = {name: int(count) for name, count in state["lifetime"].items()}
     if "random" in state:
         learner.streams.set_state(state["random"])
-    if isinstance(state.get("should_module_be_updated"), list):
-        learner.policies_to_train = list(state["should_module_be_updated"])
+    allowed = state.get("should_module_be_updated", {})
+    if not isinstance(allowed, Mapping):  # a function cannot be saved: the learner keeps its own
+        learner.policies_to_train = allowed if allowed is None else list(allowed)
 
 
 def save_to_path(self: Learner, path: str | Path) -> str:
@@ -86,8 +97,78 @@ def restore_from_path(self: Learner, path: str | Path, component: str | None = N
     Raises `CheckpointError` for a damaged or foreign one, `KeyError` for a component that is not in it, `ValueError`
     for one that does not fit.
     """
-    state = state_from_folders(read_checkpoint(Path(path)), "learner")
-    self.set_state(select_components(state, component, None))
+    self.set_state(state_to_restore(read_checkpoint(Path(path)), component, self.get_state()))
+
+
+def from_checkpoint(
+    cls: type[Learner],
+    path: str | Path,
+    *,
+    config: TrainingSection | None = None,
+    framework: FrameworkSection | None = None,
+    connectors: Mapping[str, ModuleConnectors] | None = None,
+    module_configs: Mapping[str, TrainingSection] | None = None,
+    modules: Mapping[str, RLModule] | None = None,
+    policies_to_train: Any = None,
+) -> Learner:
+    """The learner of a checkpoint, built as it was and restored; called on `Learner`, of the class that was saved.
+
+    What a file cannot hold is passed in: `config` (with schedules that are functions), `connectors` (with
+    statistics), `modules` by id (of classes that cannot be imported, or wrapped), `policies_to_train` (a function).
+    Raises `CheckpointError` for a damaged or foreign checkpoint, `ValueError` saying what has to be passed in.
+    """
+    from lockstep.learner.learner import Learner
+
+    folders = read_checkpoint(Path(path))
+    state = state_to_restore(folders, None, {})
+    recipe = folders["learner"].get("recipe")
+    if recipe is None:
+        raise ValueError(f"{path} does not say how its learner is built; build one and use restore_from_path")
+    given = module_configs or {}
+    configs = {
+        mid: built_section(saved, given.get(mid), TrainingSection) for mid, saved in recipe["module_configs"].items()
+    }
+    start = "learner/rl_module/"
+    trees = {name[len(start) :]: tree for name, tree in folders.items() if name.startswith(start)}
+    built = {mid: (modules or {}).get(mid) or RLModule.from_state_tree(tree) for mid, tree in trees.items()}
+    if connectors is None:
+        _check_no_statistics(state_from_folders(folders, "learner")["connectors"])
+    learner_class = (
+        imported_class(recipe["learner_class"], Learner, "build it and use restore_from_path")
+        if cls is Learner
+        else cls
+    )
+    learner: Learner = learner_class(
+        config=built_section(recipe["training"], config, TrainingSection),
+        framework=built_section(recipe["framework"], framework, FrameworkSection),
+        module_spec=MultiRLModule(built),
+        connectors=connectors,
+        module_configs=configs,
+        policies_to_train=policies_to_train,
+    )
+    learner.build().set_state(state)
+    return learner
+
+
+def state_to_restore(folders: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
+    """The state of a checkpoint's learner, whole or one component of it (what is beside it, as in `current`).
+
+    Raises `ValueError` where a whole one lacks components (it is older, or was put together by hand).
+    """
+    state = state_from_folders(folders, "learner")
+    if component is None:
+        missing = sorted(set(COMPONENTS) - set(state))
+        if missing:
+            raise ValueError(
+                f"the checkpoint lacks {missing}: it is of an older version. It has {sorted(state)}; restore those "
+                "one by one with component=..., e.g. component='rl_module'"
+            )
+        return state
+    chosen = select_components(state, component, None)
+    return {
+        head: {**current[head], **part} if "/" in component and head != "rl_module" and head in current else part
+        for head, part in chosen.items()
+    }
 
 
 def checkpoint_folders(learner: Learner, prefix: str) -> dict[str, State]:
@@ -95,7 +176,10 @@ def checkpoint_folders(learner: Learner, prefix: str) -> dict[str, State]:
     state = learner_state(learner)
     del state["rl_module"]
     optimizer = state.pop("optimizer")
-    folders: dict[str, State] = {prefix: {"state": state}, f"{prefix}/optimizer": optimizer}
+    folders: dict[str, State] = {
+        prefix: {"state": state, "recipe": recipe_of(learner)},
+        f"{prefix}/optimizer": optimizer,
+    }
     for module_id, module in learner.module.items():
         folders[f"{prefix}/rl_module/{module_id}"] = module.state_tree()
     return folders
@@ -148,6 +232,9 @@ def _split_path(state: State, path: str) -> tuple[str, str]:
 
 def _check(learner: Learner, state: Mapping[str, Any]) -> None:
     problems: list[str] = []
+    for part in ("rl_module", "optimizer", "connectors", "coefficients", "registered", "lifetime"):
+        if not isinstance(state.get(part, {}), Mapping):
+            raise ValueError(f"{part} must be a dict, not {type(state[part]).__name__}; nothing was changed")
     for module_id, weights in state.get("rl_module", {}).items():
         if module_id not in learner.module:
             problems.append(f"module {module_id!r} is unknown (known: {sorted(learner.module)})")
@@ -161,22 +248,41 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
         if group in state and set(state[group]) != known:
             missing, extra = sorted(known - set(state[group])), sorted(set(state[group]) - known)
             problems.append(f"{group}: missing {missing}, unknown {extra}")
+    for name, saved in state.get("registered", {}).items():
+        own = learner.registered.get(name)
+        if isinstance(own, torch.Tensor | np.ndarray) and np.shape(saved) != tuple(own.shape):
+            problems.append(f"registered {name!r} has shape {tuple(np.shape(saved))}, expected {tuple(own.shape)}")
+    problems += _who_learns_problems(learner, state)
     if problems:
         raise ValueError("the state does not fit this learner, nothing was changed: " + "; ".join(problems))
     if "optimizer" in state:
         learner.optimizers.check_state(state["optimizer"])
 
 
-def weights_problems(module: torch.nn.Module, weights: Mapping[str, Any]) -> list[str]:
+def _who_learns_problems(learner: Learner, state: Mapping[str, Any]) -> list[str]:
+    allowed = state.get("should_module_be_updated")
+    if isinstance(allowed, Mapping) and not callable(learner.policies_to_train):
+        return [f"should_module_be_updated was the function {allowed.get('function')}: set policies_to_train to it"]
+    if allowed is None or isinstance(allowed, Mapping):
+        return []
+    if not isinstance(allowed, list | tuple):
+        return [f"should_module_be_updated must be None or a list of ids, not {allowed!r}"]
+    unknown = sorted(set(map(str, allowed)) - set(learner.module))
+    return [f"should_module_be_updated names {unknown} (known: {sorted(learner.module)})"] if unknown else []
+
+
+def weights_problems(module: torch.nn.Module, weights: Any) -> list[str]:
     """What keeps `weights` from being loaded into `module`, in words."""
     own = module.state_dict()
+    if not isinstance(weights, Mapping):
+        return [f"its weights must be a dict by name, not {type(weights).__name__}"]
     problems = []
     if set(own) != set(weights):
         problems.append(f"missing {sorted(set(own) - set(weights))}, unknown {sorted(set(weights) - set(own))}")
     problems += [
-        f"{name} has shape {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}"
+        f"{name} has shape {tuple(np.shape(weights[name]))}, expected {tuple(own[name].shape)}"
         for name in sorted(set(own) & set(weights))
-        if tuple(own[name].shape) != tuple(weights[name].shape)
+        if tuple(own[name].shape) != tuple(np.shape(weights[name]))
     ]
     return problems
 
@@ -186,7 +292,7 @@ def _out(value: Any) -> Any:
         return value.detach().cpu().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
-    return value.get_state() if hasattr(value, "get_state") else value
+    return value.get_state() if hasattr(value, "get_state") else copy.deepcopy(value)
 
 
 def _restore_registered(learner: Learner, name: str, saved: Any) -> None:
@@ -199,8 +305,23 @@ def _restore_registered(learner: Learner, name: str, saved: Any) -> None:
     elif hasattr(value, "set_state"):
         value.set_state(saved)
     else:
-        learner.registered[name] = saved
+        learner.registered[name] = copy.deepcopy(saved)
 
 
 def _policies(policies: Any) -> Any:
-    return None if policies is None or callable(policies) else sorted(policies)
+    if callable(policies):
+        return {"function": getattr(policies, "__qualname__", type(policies).__name__)}
+    return None if policies is None else sorted(policies)
+
+
+def _check_no_statistics(saved: Mapping[str, Any]) -> None:
+    for module_id, state in saved.items():
+        try:
+            if state["rewards"] is not None:
+                raise ValueError("it scales rewards")
+            ModuleConnectors().set_state(state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"module {module_id!r} had connectors with statistics, which a checkpoint does not build ({error}); "
+                "pass connectors={module_id: ModuleConnectors(...)}"
+            ) from None

@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner.backend import LearnerBackend, LocalBackend
-from lockstep.learner.checkpointing import checkpoint_folders, select_components, state_from_folders
+from lockstep.learner.checkpointing import checkpoint_folders, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import ALL_MODULES
@@ -246,8 +246,9 @@ class LearnerGroup:
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]], component: str | None = None) -> None:
         """Restores from the folders of a checkpoint, all or one component, whatever the number of learners was."""
         inside = _below_learner(component)
-        chosen = None if inside is None or "" in inside else inside
-        state = select_components(state_from_folders(folders, "learner"), chosen, None)
+        chosen = None if inside is None or "" in inside else inside[0]
+        current = {} if chosen is None else self.get_state()["learner"]
+        state = state_to_restore(folders, chosen, current)
         with self._queue.between_updates():
             self._backend.foreach(Learner.set_state, state)
 
@@ -258,6 +259,14 @@ class LearnerGroup:
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Restores all, or one component such as `"learner/rl_module/default_policy"`."""
         self.set_checkpoint_folders(read_checkpoint(Path(path)), component)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, *, section: LearnersSection | None = None, **given: Any) -> Self:
+        """A group of one learner in this process as the checkpoint describes it; `given` as `Learner.from_checkpoint`.
+
+        The checkpoint may be of any number of learners.
+        """
+        return cls(Learner.from_checkpoint(path, **given), section)
 
     # -- number of learners, end ---
 

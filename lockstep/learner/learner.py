@@ -371,6 +371,7 @@ class Learner:
     _set_optimizer_state = optimizer_methods.set_optimizer_state
     save_to_path = checkpointing.save_to_path
     restore_from_path = checkpointing.restore_from_path
+    from_checkpoint = classmethod(checkpointing.from_checkpoint)
 
     # -- the rest ---
 

@@ -146,7 +146,7 @@ def test_learning_rate_falls_over_the_run_and_the_hook_halves_it():
     example = load("learning_rate_schedule")
     assert example.main(max_kl=1e9, total_steps=STEPS)[-1] == 0.0
     learner = learner_of(example.SlowerWhenFar, max_kl=0.0)
-    learner.last_series = {("default_policy", "mean_kl_loss"): [0.5]}
+    learner.registered["default_policy/last_kl"] = 0.5
     assert learner.update_from_batch(batch())["default_policy"]["default_optimizer_learning_rate"] == 1.5e-4
 
 

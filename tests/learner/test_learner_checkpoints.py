@@ -1,0 +1,513 @@
+"""Checkpoints of learners and groups: new processes, components, other numbers of learners, damage, kills, pickles."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import (
+    MODULE,
+    ValueLearner,
+    assert_same,
+    differs,
+    episodes,
+    parameters,
+    ppo_batch,
+    ppo_config,
+    spec,
+    value_batch,
+    value_learner,
+)
+
+from lockstep import A2CConfig, LearnerGroup
+from lockstep.algorithms import A2CLearner, PPOLearner
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.learner.config import TrainingSection
+from lockstep.learner.learner import Learner
+from lockstep.modules import MultiRLModule, wrap_module
+from lockstep.state.checkpoint import CheckpointError, read_checkpoint, verify_checkpoint, write_checkpoint
+
+OPTIONS = {"minibatch_size": 4, "num_epochs": 2, "shuffle_batch_per_epoch": True}
+
+
+class EverythingLearner(ValueLearner):
+    """Has all that can be mutable: two optimizers, a trained multiplier, counts, a random stream, a schedule."""
+
+    scheduled = ("gamma",)
+
+    def setup_module(self, module_id):
+        multiplier = self._get_tensor_variable([1.0, 2.0], dtype=self.dtype, trainable=True)
+        self.register_state(f"{module_id}/multiplier", multiplier)
+        self.register_state(f"{module_id}/seen", np.zeros(2))
+        self.register_state(f"{module_id}/history", {"losses": []})
+
+    def configure_optimizers_for_module(self, module_id, config):
+        module = self.module[module_id]
+        value = [*module.value_encoder.parameters(), *module.value_head.parameters()]
+        policy = [*module.encoder.parameters(), *module.policy_head.parameters()]
+        multiplier = [self.registered[f"{module_id}/multiplier"]]
+        for name, params, make in (
+            ("value", value, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+            ("policy", policy, lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True)),
+            ("multiplier", multiplier, lambda p: torch.optim.Adam(p, lr=0.1)),
+        ):
+            self.register_optimizer(module_id=module_id, optimizer_name=name, optimizer=make(params), params=params)
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        noise = torch.randn((), generator=self.streams.torch("noise"), dtype=self.dtype)
+        logits = self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
+        multiplier = self.registered[f"{module_id}/multiplier"]
+        return loss + (self.coefficient(module_id, "gamma") + 0.1 * noise) * logits + multiplier.square().sum()
+
+    def after_gradient_based_update(self, *, timesteps):
+        for module_id in self.module:
+            self.registered[f"{module_id}/seen"][0] += self.streams.numpy("own").random()
+            self.registered[f"{module_id}/history"]["losses"].append(float(self.registered[f"{module_id}/seen"][0]))
+
+
+def everything(seed=0, updates=3):
+    learner = value_learner(EverythingLearner, modules=("a", "b"), gamma=[[0, 1.0], [100, 0.0]], seed=seed)
+    for number in range(updates):
+        advance(learner, number)
+    return learner
+
+
+def advance(learner, number):
+    batch = MultiAgentBatch({mid: value_batch(12, seed=number + i) for i, mid in enumerate(("a", "b"))}, 12)
+    return learner.update_from_batch(batch, timesteps={"num_env_steps_sampled_lifetime": 20 * number}, **OPTIONS)
+
+
+def fingerprint(learner):
+    """A hash of all parameters and the whole state."""
+    digest = hashlib.sha256()
+
+    def add(tree):
+        if isinstance(tree, dict):
+            for key in sorted(tree, key=str):
+                digest.update(str(key).encode())
+                add(tree[key])
+        elif isinstance(tree, list | tuple):
+            for part in tree:
+                add(part)
+        else:
+            array = np.asarray(tree)
+            digest.update(repr(tree).encode() if array.dtype == object else array.tobytes())
+
+    add(learner.get_state())
+    return digest.hexdigest()
+
+
+# -- a new process ---
+
+CONTINUE = """
+import sys
+sys.path[:0] = {path!r}
+from test_learner_checkpoints import advance, everything, fingerprint
+learner = everything(seed=7, updates=1)
+learner.restore_from_path(sys.argv[1])
+for number in (3, 4):
+    advance(learner, number)
+print(fingerprint(learner))
+"""
+
+
+def test_everything_mutable_is_saved_and_updates_in_a_new_process_are_equal_to_the_last_bit(tmp_path):
+    learner = everything()
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    for number in (3, 4):
+        advance(learner, number)
+    script = CONTINUE.format(path=sys.path)
+    other = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=120)
+    assert other.returncode == 0, other.stderr
+    assert other.stdout.split()[-1] == fingerprint(learner)
+
+
+def test_results_after_restoring_are_those_without_it(tmp_path):
+    learner, other = everything(), everything(seed=7, updates=1)
+    other.restore_from_path(learner.save_to_path(tmp_path / "checkpoint"))
+    results = [advance(each, 3) for each in (learner, other)]
+    for module_id, numbers in results[0].items():
+        for name, number in numbers.items():
+            if not name.startswith("seconds_"):
+                assert results[1][module_id][name] == number, (module_id, name)
+
+
+# -- components ---
+
+
+@pytest.mark.parametrize(
+    "component, parts",
+    [
+        ("rl_module/a", {"rl_module/a"}),
+        ("rl_module", {"rl_module/a", "rl_module/b"}),
+        ("optimizer/a.value", {"optimizer/a.value"}),
+        ("registered/b/seen", {"registered/b/seen"}),
+        ("connectors/a", set()),
+        ("coefficients", {"coefficients/a/gamma", "coefficients/b/gamma"}),
+        ("random", {"random"}),
+        ("lifetime", {"lifetime/a/rows", "lifetime/b/rows", "lifetime/env_steps", "lifetime/gradient_steps"}),
+    ],
+)
+def test_one_component_is_restored_and_the_rest_left(component, parts, tmp_path):
+    learner, other = everything(updates=3), everything(seed=7, updates=1)
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    group = LearnerGroup(everything(seed=7, updates=1))
+    before = split_up(other.get_state())
+    other.restore_from_path(path, component=component)
+    group.restore_from_path(path, component=f"learner/{component}")
+    for each in (other, group.learner):
+        after, saved = split_up(each.get_state()), split_up(learner.get_state())
+        changed = {name for name in after if not np.array_equal(after[name], before[name])}
+        assert changed == parts
+        assert all(after[name] == saved[name] for name in parts)
+
+
+def split_up(state):
+    """`{component path: its content as text}`."""
+    out = {}
+    for head, part in state.items():
+        inner = part if isinstance(part, dict) and head != "random" else {"": part}
+        out |= {f"{head}/{name}".rstrip("/"): repr(flat(tree)) for name, tree in inner.items()}
+    return out
+
+
+def flat(tree):
+    if isinstance(tree, dict):
+        return [(key, flat(part)) for key, part in tree.items()]
+    return np.asarray(tree).tolist() if isinstance(tree, torch.Tensor | np.ndarray) else tree
+
+
+def test_unknown_component_of_a_checkpoint_raises_with_those_there_are(tmp_path):
+    learner = everything(updates=0)
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    for component, known in (
+        ("optimizr", r"\['coefficients', 'connectors'"),
+        ("optimizer/a.default_optimizer", r"'optimizer/a\.multiplier', 'optimizer/a\.policy'"),
+        ("rl_module/c", r"\['rl_module/a', 'rl_module/b'\]"),
+    ):
+        with pytest.raises(KeyError, match=rf"no component '{component}'; there are .*{known}"):
+            learner.restore_from_path(path, component=component)
+
+
+def test_who_learns_is_part_of_the_state():
+    learner, other = (value_learner(modules=("a", "b"), policies_to_train=ids) for ids in (["b"], None))
+    other.set_state(learner.get_state("should_module_be_updated"))
+    assert other.policies_to_train == ["b"]
+    other.set_state(value_learner(modules=("a", "b")).get_state("should_module_be_updated"))
+    assert other.policies_to_train is None
+    chosen = value_learner(modules=("a", "b"), policies_to_train=lambda module_id, batch: module_id == "a")
+    state = chosen.get_state("should_module_be_updated")
+    with pytest.raises(ValueError, match=r"should_module_be_updated was the function .*: set policies_to_train to it"):
+        other.set_state(state)
+    chosen.set_state(state)
+    assert not chosen.should_module_be_updated("b")
+    with pytest.raises(ValueError, match=r"should_module_be_updated names \['c'\]"):
+        other.set_state({"should_module_be_updated": ["a", "c"]})
+
+
+def test_inference_only_state_leaves_out_what_acting_does_not_need():
+    learner = value_learner()
+    state = learner.get_state("rl_module", inference_only=True)["rl_module"][MODULE]
+    assert state
+    assert not any(name.startswith("value_") for name in state)
+    assert any(name.startswith("value_") for name in learner.get_state("rl_module")["rl_module"][MODULE])
+
+
+@pytest.mark.parametrize(
+    "state, message",
+    [
+        ({"rl_module": {MODULE: [1, 2]}}, "its weights must be a dict by name, not list"),
+        ({"optimizer": 3}, "optimizer must be a dict, not int"),
+        ({"registered": [1]}, "registered must be a dict, not list"),
+        ({"should_module_be_updated": 3}, "must be None or a list of ids, not 3"),
+        ({"weights_seq_no": "many"}, "many"),
+    ],
+)
+def test_state_of_wrong_types_is_refused_and_nothing_is_changed(state, message):
+    learner = value_learner()
+    before = fingerprint(learner)
+    with pytest.raises(ValueError, match=message):
+        learner.set_state(state)
+    with pytest.raises(TypeError, match="a learner's state is a dict by component, not list"):
+        learner.set_state([1])
+    assert fingerprint(learner) == before
+
+
+def test_registered_tensor_of_another_shape_is_refused_not_broadcast():
+    learner = everything(updates=0)
+    before = fingerprint(learner)
+    state = learner.get_state("registered")
+    state["registered"]["a/multiplier"] = torch.tensor(5.0)
+    state["registered"]["b/seen"] = np.zeros(1)
+    with pytest.raises(ValueError, match=r"'a/multiplier' has shape \(\), expected \(2,\).*'b/seen' has shape \(1,\)"):
+        learner.set_state(state)
+    assert fingerprint(learner) == before
+
+
+# -- from_checkpoint ---
+
+
+def test_learner_is_built_from_its_checkpoint_alone(tmp_path):
+    learner = ppo_config(kl_coeff=0.2, lr=[[0, 0.01], [1000, 0.0]], clip_param=0.1).build_learner()
+    learner.update_from_episodes(episodes(), **OPTIONS)
+    learner.add_module(module_id="second", module_spec=spec(), config_overrides={"lr": 0.5})
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    made = Learner.from_checkpoint(path)
+    assert type(made) is PPOLearner
+    assert made.config == learner.config
+    assert made.config_of("second").lr == 0.5
+    assert fingerprint(made) == fingerprint(learner)
+    group = LearnerGroup.from_checkpoint(path)
+    batch = MultiAgentBatch({MODULE: with_inputs(ppo_batch()), "second": with_inputs(ppo_batch(seed=1))}, 24)
+    for each in (learner, made, group):
+        each.update_from_batch(batch, **OPTIONS)
+    assert fingerprint(made) == fingerprint(learner) == fingerprint(group.learner)
+
+
+def with_inputs(batch):
+    batch["action_dist_inputs"] = np.zeros((len(batch), 3))
+    return batch
+
+
+def test_what_a_file_cannot_hold_has_to_be_passed_in(tmp_path):
+    config = ppo_config(lr=lambda step: 0.01).environment(normalize_observations=True)
+    learner = config.build_learner()
+    learner.update_from_episodes(episodes(), **OPTIONS)
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=r"had connectors with statistics.*pass connectors="):
+        Learner.from_checkpoint(path)
+    fresh = config.build_learner().connectors
+    with pytest.raises(ValueError, match=r"the options \['lr'\] are functions or objects.*pass config="):
+        Learner.from_checkpoint(path, connectors=fresh)
+    made = PPOLearner.from_checkpoint(path, connectors=fresh, config=learner.config)
+    assert fingerprint(made) == fingerprint(learner)
+
+
+def test_classes_that_cannot_be_imported_or_wrapped_networks_are_asked_for(tmp_path):
+    class Local(ValueLearner):
+        """Not importable by name."""
+
+    module = wrap_module(torch.nn.Linear(3, 4), learner_space(), spec().action_space, ("action_dist_inputs",))
+    learner = Local(config=TrainingSection(), module_spec=MultiRLModule({"net": module})).build()
+    path = learner.save_to_path(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=r"wrapped nn\.Module cannot be built from its spec alone"):
+        Learner.from_checkpoint(path)
+    other = wrap_module(torch.nn.Linear(3, 4), learner_space(), spec().action_space, ("action_dist_inputs",))
+    with pytest.raises(ValueError, match=r"Local cannot be imported .*build it and use restore_from_path"):
+        Learner.from_checkpoint(path, modules={"net": other})
+    made = Local.from_checkpoint(path, modules={"net": other})
+    assert_same(parameters(made), parameters(learner))
+
+
+def learner_space():
+    from learner_parts import BOX
+
+    return BOX
+
+
+def test_checkpoint_of_another_kind_of_class_is_refused(tmp_path):
+    path = ppo_config().build_learner().save_to_path(tmp_path / "checkpoint")
+    folders = read_checkpoint(path)
+    folders["learner"]["recipe"]["learner_class"] = "os:system"
+    write_checkpoint(path, folders)
+    with pytest.raises(ValueError, match="os:system is no Learner; the checkpoint is foreign"):
+        Learner.from_checkpoint(path)
+    folders["learner"]["recipe"]["learner_class"] = "lockstep.algorithms.ppo:PPOLearner"
+    folders["learner"]["recipe"]["training"]["class"] = "subprocess:Popen"
+    write_checkpoint(path, folders)
+    with pytest.raises(ValueError, match="subprocess:Popen is no TrainingSection"):
+        Learner.from_checkpoint(path)
+
+
+# -- damage, other versions ---
+
+
+def test_every_damaged_file_is_named_and_nothing_is_changed(tmp_path):
+    good = everything()
+    path = tmp_path / "checkpoint"
+    good.save_to_path(path)
+    learner = everything(seed=7, updates=1)
+    before = fingerprint(learner)
+    files = [name for name in verify_checkpoint(path)["files"] if not name.endswith("manifest.json")]
+    assert len(files) > 8
+    for number, name in enumerate(files):
+        damaged = tmp_path / "damaged"
+        shutil.copytree(path, damaged)
+        content = bytearray((damaged / name).read_bytes())
+        if number % 3 == 0:
+            content[len(content) // 2] ^= 1
+        elif number % 3 == 1:
+            del content[-1]
+        (damaged / name).unlink()
+        if number % 3 < 2:
+            (damaged / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+            learner.restore_from_path(damaged)
+        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+            Learner.from_checkpoint(damaged)
+        shutil.rmtree(damaged)
+    assert fingerprint(learner) == before
+
+
+def test_older_checkpoint_says_what_it_lacks_and_gives_what_it_has(tmp_path):
+    learner, other = value_learner(), value_learner(seed=1)
+    folders = read_checkpoint(learner.save_to_path(tmp_path / "checkpoint"))
+    for name in ("random", "lifetime"):
+        del folders["learner"]["state"][name]
+    del folders["learner"]["recipe"]
+    old = write_checkpoint(tmp_path / "old", folders)
+    before = fingerprint(other)
+    with pytest.raises(ValueError, match=r"lacks \['lifetime', 'random'\]: it is of an older version.*component="):
+        other.restore_from_path(old)
+    assert fingerprint(other) == before
+    other.restore_from_path(old, component="rl_module")
+    other.restore_from_path(old, component=f"optimizer/{MODULE}.default_optimizer")
+    assert differs(parameters(other), parameters(learner)) == []
+    folders["learner"]["state"] |= learner.get_state(["random", "lifetime"])
+    whole = write_checkpoint(tmp_path / "whole", folders)
+    other.restore_from_path(whole)
+    with pytest.raises(ValueError, match="does not say how its learner is built; build one and use restore_from_path"):
+        Learner.from_checkpoint(whole)
+
+
+def test_checkpoint_of_a_newer_format_says_which_version_reads_it(tmp_path):
+    learner = value_learner()
+    path = tmp_path / "checkpoint"
+    learner.save_to_path(path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99, "lockstep_version": "9.9"}))
+    with pytest.raises(CheckpointError, match=r"has format 99, written by lockstep 9\.9.*Upgrade lockstep-rl"):
+        learner.restore_from_path(path)
+
+
+def test_checkpoint_of_another_algorithm_is_refused_with_the_names(tmp_path):
+    spaces = ppo_config().observation_space, ppo_config().action_space
+    a2c = A2CConfig().rl_module(model_config={"hiddens": (4,)}).framework(dtype="float64").build_learner(spaces=spaces)
+    learner = ppo_config().build_learner()
+    before = fingerprint(learner)
+    path = a2c.save_to_path(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=r"coefficients: missing \['default_policy/clip_param'\]"):
+        learner.restore_from_path(path)
+    assert fingerprint(learner) == before
+    learner.restore_from_path(path, component="rl_module")
+    assert_same(parameters(learner), parameters(a2c))
+    assert type(Learner.from_checkpoint(path)) is A2CLearner
+
+
+# -- pickles ---
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("place", ["rl_module/default_policy/weights.safetensors", "state.json", "extra.pkl"])
+@pytest.mark.parametrize("kind", ["pickle", "torch"])
+def test_checkpoint_with_a_pickle_payload_executes_nothing(place, kind, tmp_path):
+    learner, mark = value_learner(), tmp_path / "executed"
+    path = tmp_path / "checkpoint"
+    learner.save_to_path(path)
+    payload = tmp_path / "payload"
+    if kind == "pickle":
+        payload.write_bytes(pickle.dumps(Bomb(mark)))
+    else:
+        torch.save({"weights": Bomb(mark)}, payload)
+    file = path / "learner" / place
+    file.write_bytes(payload.read_bytes())
+    content = payload.read_bytes()
+    for manifest in (path, *sorted(p.parent for p in path.rglob("*/manifest.json"))):  # as an attacker would
+        name = manifest / "manifest.json"
+        listed = json.loads(name.read_text())
+        relative = os.path.relpath(file, manifest)
+        if not relative.startswith(".."):
+            listed["files"][relative] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for below, entry in listed["files"].items():
+            raw = (manifest / below).read_bytes()
+            entry |= {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+        name.write_text(json.dumps(listed))
+    before = fingerprint(learner)
+    for read in (lambda: learner.restore_from_path(path), lambda: Learner.from_checkpoint(path)):
+        if place == "extra.pkl":
+            with contextlib.suppress(CheckpointError):  # it is no part of the state: not looked into
+                read()
+        else:
+            with pytest.raises(CheckpointError):
+                read()
+    assert not mark.exists()
+    assert fingerprint(learner) == before
+    with pytest.raises(FileExistsError):  # the payload is live: it does act where it is unpickled
+        mark.mkdir()
+        pickle.loads(pickle.dumps(Bomb(mark)))
+
+
+# -- kills ---
+
+SAVER = """
+import os, signal, sys, time
+sys.path[:0] = {path!r}
+from test_learner_checkpoints import advance, everything
+from lockstep import LearnerGroup
+group = LearnerGroup(everything(updates=1))
+
+def save_forever(path, pipe):
+    number = group.learner.weights_seq_no
+    while True:
+        group.learner.weights_seq_no = number = number + 1
+        group.learner.lifetime["number"] = number
+        group.save_to_path(path)
+        os.write(pipe, b"%d " % number)
+
+for line in sys.stdin:
+    path, start, delay = line.split("|")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        group.learner.weights_seq_no = int(start)
+        save_forever(path, writer)
+    os.close(writer)
+    text = os.read(reader, 1 << 16)
+    time.sleep(float(delay))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while more := os.read(reader, 1 << 16):
+        text += more
+    os.close(reader)
+    print(text.split()[-1].decode(), flush=True)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.learning)])
+def test_kills_while_a_group_is_saved_always_leave_a_checkpoint_that_loads(kills, tmp_path):
+    """200 kills: `python -m pytest -m learning tests/learner/test_learner_checkpoints.py`."""
+    path, rng = tmp_path / "checkpoint", np.random.default_rng(0)
+    learner, saved, interrupted = everything(seed=7, updates=0), 0, 0
+    script = SAVER.format(path=sys.path)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        for _ in range(kills):
+            process.stdin.write(f"{path}|{saved}|{rng.uniform(0.0, 0.03)}\n")
+            reported = int(process.stdout.readline())
+            interrupted += any(child.name.startswith(".") for child in tmp_path.iterdir())
+            learner.restore_from_path(path)
+            assert reported <= learner.weights_seq_no <= reported + 1
+            assert learner.lifetime["number"] == learner.weights_seq_no  # all of one save
+            saved = learner.weights_seq_no
+        process.stdin.close()
+    assert interrupted >= kills // 10  # the kills did hit saves under way
