@@ -172,13 +172,18 @@ def shards_of(case, update, world_size):
 
 def run_case(case, reducer, shards_as):
     """`case` on the learner of `reducer`; one learner gets the `shards_as` shards one after another."""
-    learner = build(case, reducer)
+    return report(*run_updates(build(case, reducer), case, shards_as, range(case.updates)))
+
+
+def run_updates(learner, case, shards_as, updates):
+    """Some updates of `case`; the learner and its last results."""
+    reducer = learner.reducer
     options = {
         "num_epochs": case.num_epochs,
         "minibatch_size": case.minibatch_size,
         "shuffle_batch_per_epoch": case.shuffle,
     }
-    for update in range(case.updates):
+    for update in updates:
         shards = shards_of(case, update, shards_as)
         if case.source == "batch":
             own = type(shards[0]).concat_samples(shards) if reducer.world_size == 1 else shards[reducer.rank]
@@ -186,6 +191,18 @@ def run_case(case, reducer, shards_as):
         else:
             own = [*itertools.chain(*shards)] if reducer.world_size == 1 else shards[reducer.rank]
             results = learner.update_from_episodes(own, timesteps={"num_env_steps_sampled_lifetime": update}, **options)
+    return learner, results
+
+
+def half_a_case(reducer, case, half, path):
+    """The first half of the updates, saved to `path` by learner 0; or the second half, from what is there."""
+    learner, middle = build(case, reducer), case.updates // 2
+    if half == "second":
+        learner.restore_from_path(path)
+    updates = range(middle) if half == "first" else range(middle, case.updates)
+    learner, results = run_updates(learner, case, reducer.world_size, updates)
+    if half == "first" and reducer.rank == 0:
+        learner.save_to_path(path)
     return report(learner, results)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from distributed_parts import Case, case_alone, case_in_process
+from distributed_parts import Case, LocalReducer, case_alone, case_in_process, half_a_case
 
 ALL = "__all_modules__"
 CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
@@ -103,3 +103,26 @@ def test_a_mean_for_each_shard_would_be_far_from_one_learner(processes):
     several, _ = learn(processes, 2, Case("shard_mean", training))
     one = case_alone(Case("ppo", training), 2)
     assert largest_difference(several[0]["weights"], one["weights"]) > 1e-2
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
+def test_checkpoint_of_n_learners_goes_on_with_m_as_if_there_had_been_one_all_along(processes, before, after, tmp_path):
+    case = Case(
+        training={**PPO, "kl_coeff": 0.5, "kl_target": 1e-3, "lr": [[0, 1e-2], [10, 1e-3]]}, normalize=True, updates=8
+    )
+    path = tmp_path / "checkpoint"
+    for half, size in (("first", before), ("second", after)):
+        if size == 1:
+            reports = [half_a_case(LocalReducer(), case, half, path)]
+        else:
+            outcomes = processes.run(size, half_a_case, case, half, path)
+            assert [kind for kind, _ in outcomes] == ["ok"] * size, outcomes
+            reports = [value for _, value in outcomes]
+    whole = case_alone(case, 2)
+    for each in reports:
+        assert largest_difference(whole["weights"], each["weights"]) < 1e-12
+        assert_near(whole["state"], each["state"], 1e-12)
+        assert (
+            each["results"][ALL]["num_env_steps_trained_lifetime"]
+            == whole["results"][ALL]["num_env_steps_trained_lifetime"]
+        )
