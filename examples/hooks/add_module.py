@@ -11,11 +11,11 @@ def main(num_updates=4):
     policy = PPOConfig().environment("CartPole-v1").build_policy()
     group, collector = policy.learner_group, policy.config.build_collector(policy)
     collector.buffer = RolloutStore(64, 8, collector.observation_space, policy.action_space)
-    learner, results = group.learner, []
+    results = []
     for update in range(num_updates):
         if update == num_updates // 2:
-            spec = learner.module["default_policy"].spec()
-            learner.add_module(module_id="opponent", module_spec=spec, new_should_module_be_updated=["default_policy"])
+            spec = group.learner.module["default_policy"].spec()
+            group.add_module(module_id="opponent", module_spec=spec, new_should_module_be_updated=["default_policy"])
             group.set_weights({"opponent": group.get_weights()["default_policy"]})
         with policy_within_training_step(policy):
             collector.collect(n_step=512)

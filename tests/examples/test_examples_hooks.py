@@ -180,11 +180,11 @@ def test_shared_encoder_learns_from_both_modules_and_is_stepped_once():
 
 def test_module_added_in_mid_training_is_a_copy_that_stays_while_the_policy_goes_on():
     group, results = load("add_module").main(num_updates=4)
-    own, opponent = (group.learner.module[name] for name in ("default_policy", "opponent"))
+    learner_ids = ("default_policy", "opponent")
+    own, opponent = (group.learner.module[name] for name in learner_ids)
     assert changed(weights(opponent), own) == set(own.state_dict())
-    assert [[mid for mid, part in result.items() if "total_loss" in part] for result in results] == [
-        ["default_policy"]
-    ] * 4
+    trained = [[mid for mid in learner_ids if "total_loss" in result.get(mid, {})] for result in results]
+    assert trained == [["default_policy"]] * 4
     assert results[-1]["default_policy"]["num_module_steps_trained_lifetime"] > 3 * 4 * 448
     copied, _ = load("add_module").main(num_updates=2)
     (entry,) = [e for e in copied.learner.optimizers if e.module_id == "opponent"]
