@@ -17,25 +17,35 @@ import numpy as np
 
 from lockstep.ops.compiling import compiled
 
+NEWEST, OLDEST, COUNT, INHERITS, WRITTEN, LENGTH, START, STORED = range(8)
+"""lines of `marks` [8, B], see `Ring`"""
+
 
 @compiled
-def _claim(b, flags, newest, oldest, count, inherits):
+def _claim(b, flags, marks):
     """The next row of sub-buffer `b`, which now is its newest."""
-    num_buffers = newest.shape[0]
+    num_buffers = marks.shape[1]
     num_rows = flags.shape[0]
-    row = b if newest[b] < 0 else newest[b] + num_buffers
+    row = b if marks[NEWEST, b] < 0 else marks[NEWEST, b] + num_buffers
     if row >= num_rows:
         row -= num_rows
-    if count[b] * num_buffers == num_rows:  # the oldest is overwritten; what it leads to may go on without it
-        inherits[b] = flags[row] == 0 or flags[row] >= 8
-        oldest[b] = row + num_buffers
-        if oldest[b] >= num_rows:
-            oldest[b] -= num_rows
+    if marks[COUNT, b] * num_buffers == num_rows:
+        # the oldest is overwritten; what it leads to may go on without it
+        marks[INHERITS, b] = flags[row] == 0 or flags[row] >= 8
+        after = row + num_buffers
+        marks[OLDEST, b] = after - num_rows if after >= num_rows else after
     else:
-        if count[b] == 0:
-            oldest[b] = row
-        count[b] += 1
-    newest[b] = row
+        if marks[COUNT, b] == 0:
+            marks[OLDEST, b] = row
+        marks[COUNT, b] += 1
+        marks[STORED, 0] += 1
+    marks[NEWEST, b] = row
+    marks[WRITTEN, b] += 1
+    if marks[LENGTH, b] == 0:
+        marks[START, b] = row
+    elif marks[START, b] == row:  # an episode longer than the buffer has overwritten its own start
+        marks[START, b] = -1
+    marks[LENGTH, b] += 1
     return row
 
 
@@ -51,43 +61,18 @@ def _first_of_all(ids, rows, num_buffers):
 
 
 @compiled
-def place(
-    ids,
-    rewards,
-    terminateds,
-    truncateds,
-    cuts,
-    flags,
-    newest,
-    oldest,
-    count,
-    inherits,
-    written,
-    returns,
-    lengths,
-    starts,
-    rows,
-    ended_returns,
-    ended_lengths,
-    ended_starts,
-):
+def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, placed, ended_returns):
     """Give each new transition its row, one after another, and keep account of the episodes.
 
-    Returns the first row where the rows are just `first .. first + B - 1` (one for each sub-buffer in order), else
-    -1.
+    Fills `placed` [3, n] with rows, lengths of ended episodes and starts, and `ended_returns` [n, agents]. Returns
+    the first row where the rows are just `first .. first + B - 1` (one for each sub-buffer in order), else -1.
     """
     for k in range(ids.shape[0]):
         b = ids[k]
-        row = _claim(b, flags, newest, oldest, count, inherits)
-        rows[k] = row
-        written[b] += 1
-        if lengths[b] == 0:
-            starts[b] = row
-        elif starts[b] == row:  # an episode longer than the buffer has overwritten its own start
-            starts[b] = -1
-        lengths[b] += 1
-        ended_lengths[k] = 0
-        ended_starts[k] = starts[b]
+        row = _claim(b, flags, marks)
+        placed[0, k] = row
+        placed[1, k] = 0
+        placed[2, k] = marks[START, b]
         flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2)
         flags[row] = flag | cuts[k]
         for agent in range(rewards.shape[1]):
@@ -96,10 +81,10 @@ def place(
             if flags[row] != 0:
                 returns[b, agent] = 0.0
         if flag != 0:
-            ended_lengths[k] = lengths[b]
+            placed[1, k] = marks[LENGTH, b]
         if flags[row] != 0:
-            lengths[b] = 0
-    return _first_of_all(ids, rows, newest.shape[0])
+            marks[LENGTH, b] = 0
+    return _first_of_all(ids, placed[0], marks.shape[1])
 
 
 @compiled

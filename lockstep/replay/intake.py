@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -61,24 +62,22 @@ class Intake:
         self.num_obs = sum(leaf.keys[0] == OBS for leaf in store.leaves)
         self.reward_at = next(i for i, leaf in enumerate(store.leaves) if leaf.keys[0] == REWARDS)
         self.num_buffers = num_buffers
-        flat = all(len(leaf.keys) == 1 for leaf in self.leaves)
-        self._expected = (
-            [(leaf.keys[0], leaf.dtype, (num_buffers, *leaf.shape)) for leaf in self.leaves] if flat else None
-        )
+        self._flat = all(len(leaf.keys) == 1 for leaf in self.leaves)
+        self._get = itemgetter(*(leaf.keys[0] for leaf in self.leaves))
+        self._shapes = [(num_buffers, *leaf.shape) for leaf in self.leaves]
+        self._dtypes = [leaf.dtype for leaf in self.leaves]
 
     def conform(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
         """`number` rows as arrays of the right shape; errors as `ReplayBuffer.add`."""
         columns = batch if isinstance(batch, dict) else dict(batch)
-        if self._expected is not None and number == self.num_buffers and dict.__len__(columns) == len(self.names):
-            values = []
-            for name, dtype, shape in self._expected:
-                value = dict.get(columns, name)
-                if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-                    break
-                values.append(value)
-            else:
-                if values[-1].flags.carray and values[-2].flags.carray and values[self.reward_at].flags.carray:
-                    return values
+        if self._flat and number == self.num_buffers and dict.__len__(columns) == len(self.names):
+            try:  # what a collector gives, step after step: arrays that fit as they are
+                values = self._get(columns)
+                fits = [v.shape for v in values] == self._shapes and [v.dtype for v in values] == self._dtypes
+                if fits and values[-1].flags.carray and values[-2].flags.carray and values[self.reward_at].flags.carray:
+                    return list(values)
+            except (KeyError, AttributeError, TypeError):
+                pass  # found out by name below
         return self._conform_any(columns, number, last_frame)
 
     def _conform_any(self, columns: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:

@@ -37,20 +37,22 @@ class Ring:
         self.size, self.num_buffers = size, num_buffers
         self.num_rows = size * num_buffers
         self.flags = np.zeros(self.num_rows, np.uint8)
-        self.newest = np.full(num_buffers, -1, np.int64)
-        self.oldest = np.full(num_buffers, -1, np.int64)
-        self.count = np.zeros(num_buffers, np.int64)
-        self.inherits = np.zeros(num_buffers, np.bool_)
-        """does the oldest row go on with an episode whose earlier rows are overwritten?"""
+        self.marks = np.zeros((8, num_buffers), np.int64)
+        self.newest, self.oldest, self.count, self.inherits, self.written, self.lengths, self.starts, _ = self.marks
+        """views, [num_buffers] each: the newest and the oldest row, -1 where there is none; number of rows stored; 1
+        where the oldest goes on with an episode whose earlier rows are overwritten; rows ever written (no part of the
+        state); of the episode under way its length and its first row, -1 where that is overwritten. Of the last line
+        the first entry is the number of all rows stored."""
         self.returns = np.zeros((num_buffers, 1), np.float64)
-        self.lengths = np.zeros(num_buffers, np.int64)
-        self.starts = np.full(num_buffers, -1, np.int64)
-        self.written = np.zeros(num_buffers, np.int64)
-        """rows ever written; for telling what has changed, no part of the state"""
+        """[num_buffers, agents], of the episodes under way"""
         self.generation = 0
         """counts the times when all rows were given up or replaced"""
-        self.stored = 0
-        """rows that hold a transition"""
+        self.newest[:] = self.oldest[:] = self.starts[:] = -1
+
+    @property
+    def stored(self) -> int:
+        """Rows that hold a transition."""
+        return int(self.marks[7, 0])
 
     def __len__(self) -> int:
         return self.stored
@@ -60,9 +62,7 @@ class Ring:
         self.generation += 1
         self.flags[:] = 0
         self.newest[:] = self.oldest[:] = self.starts[:] = -1
-        self.count[:] = 0
-        self.stored = 0
-        self.inherits[:] = False
+        self.count[:] = self.inherits[:] = self.marks[7] = 0
         if not keep_statistics:
             self.returns[:] = 0.0
             self.lengths[:] = 0
@@ -77,30 +77,11 @@ class Ring:
         number, agents = rewards.shape
         if agents != self.returns.shape[1]:
             self.returns = np.zeros((self.num_buffers, agents), np.float64)
-        rows, lengths, starts = np.empty(number, np.int64), np.empty(number, np.int64), np.empty(number, np.int64)
-        returns = np.empty((number, agents), np.float64)
+        placed, returns = np.empty((3, number), np.int64), np.empty((number, agents), np.float64)
         first = self.kernels.place(
-            ids,
-            rewards,
-            terminateds,
-            truncateds,
-            cuts,
-            self.flags,
-            self.newest,
-            self.oldest,
-            self.count,
-            self.inherits,
-            self.written,
-            self.returns,
-            self.lengths,
-            self.starts,
-            rows,
-            returns,
-            lengths,
-            starts,
+            ids, rewards, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, placed, returns
         )
-        if self.stored < self.num_rows:
-            self.stored = int(self.count.sum())
+        rows, lengths, starts = placed
         return Placed(rows, returns[:, 0] if agents == 1 else returns, lengths, starts), first
 
     def cut(self, ids: np.ndarray) -> None:
@@ -127,7 +108,7 @@ class Ring:
         """bool [N], does the row begin what is left of an episode whose earlier rows are gone?"""
         buffers = rows % self.num_buffers
         is_oldest = rows == self.oldest[buffers]
-        return np.where(is_oldest, self.inherits[buffers], self.flags[rows - self.num_buffers] >= LOST)
+        return np.where(is_oldest, self.inherits[buffers] != 0, self.flags[rows - self.num_buffers] >= LOST)
 
     def stacked(self, rows: np.ndarray, num_frames: int) -> np.ndarray:
         """int64 [N, num_frames], the rows of each row's frames, oldest first."""
@@ -176,6 +157,7 @@ class Ring:
         """Copies of all marks; of `flags` only as far as rows were ever written."""
         return {
             "flags": self.flags[: self.used()].copy(),
+            "returns": self.returns.copy(),
             **{name: getattr(self, name).copy() for name in _MARKS},
         }
 
@@ -189,8 +171,9 @@ class Ring:
         self.flags[:] = 0
         self.flags[: len(state["flags"])] = state["flags"]
         for name in _MARKS:
-            setattr(self, name, np.array(state[name]))
-        self.stored = int(self.count.sum())
+            getattr(self, name)[:] = state[name]
+        self.returns = np.array(state["returns"])
+        self.marks[7, 0] = self.count.sum()
 
 
-_MARKS = ("newest", "oldest", "count", "inherits", "returns", "lengths", "starts")
+_MARKS = ("newest", "oldest", "count", "inherits", "lengths", "starts")
