@@ -19,8 +19,12 @@ class SumTree:
 
         self._kernels = _tree_kernels
         self.size = int(size)
-        self._width = 1 << (self.size - 1).bit_length()
-        self._tree = np.zeros(2 * self._width, np.float64)
+        fan, sizes = _tree_kernels.FAN, [self.size]
+        while sizes[-1] > 1 or len(sizes) == 1:
+            sizes[-1] = -(-sizes[-1] // fan) * fan
+            sizes.append(sizes[-1] // fan)
+        self._levels = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.int64)
+        self._tree = np.zeros(sum(sizes), np.float64)
 
     def __len__(self) -> int:
         return self.size
@@ -28,18 +32,18 @@ class SumTree:
     @property
     def total(self) -> float:
         """Sum of all numbers."""
-        return float(self._tree[1])
+        return float(self._tree[-1])
 
     @property
     def values(self) -> np.ndarray:
         """`[size]` float64, a view that must not be written to."""
-        view = self._tree[self._width : self._width + self.size]
+        view = self._tree[: self.size]
         view.flags.writeable = False
         return view
 
     def __getitem__(self, indices: npt.ArrayLike) -> np.ndarray:
         """The numbers at `indices` (int)."""
-        return self._tree[self._width + self._checked(indices)]
+        return self._tree[self._checked(indices)]
 
     def __setitem__(self, indices: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Sets the numbers at `indices` `[n]` to `values` (`[n]` or one for all); of an index named twice the last
@@ -54,18 +58,30 @@ class SumTree:
         if not (np.isfinite(new).all() and (new >= 0.0).all()):
             raise ValueError("a sum tree holds finite numbers of at least 0; some of those given are not")
         if new.ndim == 0:
-            self._kernels.assign_one(self._tree, where, float(new))
+            self._kernels.assign_one(self._tree, self._levels, where, float(new))
             return
         if new.shape != where.shape or new.ndim != 1:
             raise ValueError(f"{where.shape} indices and {new.shape} numbers; give one number for each, or one for all")
-        self._kernels.assign(self._tree, where, np.ascontiguousarray(new))
+        self._kernels.assign(self._tree, self._levels, where, np.ascontiguousarray(new))
 
-    def set_trusted(self, indices: np.ndarray, values: np.ndarray | float) -> None:
-        """As `tree[indices] = values` without checks: int64 `[n]` and float64 `[n]`, or one float."""
-        if isinstance(values, float):
-            self._kernels.assign_one(self._tree, indices, values)
-        else:
-            self._kernels.assign(self._tree, indices, values)
+    def set_trusted(self, indices: np.ndarray, value: float) -> None:
+        """As `tree[indices] = value` without checks, int64 `[n]` and one float."""
+        self._kernels.assign_one(self._tree, self._levels, indices, value)
+
+    def set_powers(self, indices: np.ndarray, errors: np.ndarray, epsilon: float, alpha: float) -> float | None:
+        """Sets `(|error| + epsilon) ** alpha` at indices known to be sound, int64 `[n]`; `errors` float `[n]`.
+
+        Returns:
+            The largest `|error| + epsilon`; None, and nothing is set, where an error is not finite.
+        """
+        largest = self._kernels.assign_powers(self._tree, self._levels, indices, errors, epsilon, alpha)
+        return None if largest < 0.0 else float(largest)
+
+    def relative_powers(self, indices: np.ndarray, exponent: float) -> np.ndarray:
+        """`(number / smallest number among these) ** -exponent` at indices known to be sound; float32 `[n]`."""
+        out = np.empty(len(indices), np.float32)
+        self._kernels.relative_powers(self._tree, indices, exponent, out)
+        return out
 
     def find(self, masses: npt.ArrayLike) -> np.ndarray:
         """For each mass in `[0, total)` the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])`; int64.
@@ -75,7 +91,7 @@ class SumTree:
         masses = np.ascontiguousarray(np.atleast_1d(masses), np.float64)
         self._check_total()
         found = np.empty(masses.shape, np.int64)
-        self._kernels.find(self._tree, masses, found)
+        self._kernels.find(self._tree, self._levels, masses, 1.0, found)
         return found
 
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
@@ -89,7 +105,7 @@ class SumTree:
         """
         self._check_total()
         found = np.empty(uniforms.shape, np.int64)
-        self._kernels.find(self._tree, uniforms * self._tree[1], found)
+        self._kernels.find(self._tree, self._levels, uniforms, self._tree[-1], found)
         return found
 
     def load(self, values: npt.ArrayLike) -> None:
@@ -97,8 +113,8 @@ class SumTree:
         new = np.asarray(values, np.float64)
         if new.shape != (self.size,) or not (np.isfinite(new).all() and (new >= 0.0).all()):
             raise ValueError(f"expected {self.size} finite numbers of at least 0, got an array of shape {new.shape}")
-        self._tree[self._width : self._width + self.size] = new
-        self._kernels.rebuild(self._tree)
+        self._tree[: self.size] = new
+        self._kernels.rebuild(self._tree, self._levels)
 
     def _checked(self, indices: npt.ArrayLike) -> np.ndarray:
         where = np.asarray(indices)
@@ -109,5 +125,5 @@ class SumTree:
         return where.astype(np.int64, copy=False)
 
     def _check_total(self) -> None:
-        if not self._tree[1] > 0.0:
+        if not self._tree[-1] > 0.0:
             raise ValueError("all numbers of the sum tree are 0: nothing can be drawn")

@@ -290,3 +290,14 @@ def in_order(count, oldest, num_rows, out):
             row += num_buffers
             if row >= num_rows:
                 row -= num_rows
+
+
+@compiled
+def first_absent(rows, marks, num_rows):
+    """Position of the first number that is no stored row; -1 where all are."""
+    num_buffers = marks.shape[1]
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        if row < 0 or row >= num_rows or row // num_buffers >= marks[COUNT, row % num_buffers]:
+            return k
+    return -1

@@ -350,7 +350,7 @@ class ReplayBuffer:
         rows = self.sample_indices(n)
         columns = self._reader.columns(rows, self.hindsight)
         if self.priorities is not None:
-            columns[Columns.WEIGHTS] = self.priorities.weights(rows, self._ring.stored, self.num_added)
+            columns[Columns.WEIGHTS] = self.priorities.weights(rows, self.num_added)
         columns[Columns.BATCH_INDEXES] = rows
         return SampleBatch._trusted(columns)
 
@@ -427,10 +427,10 @@ class ReplayBuffer:
         rows = np.atleast_1d(np.asarray(to_numpy_leaf(indices)))
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
             raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
-        rows = rows.astype(np.int64, copy=False)
-        ring = self._ring
-        if rows.size and (rows.min() < 0 or rows.max() >= ring.num_rows):
-            raise IndexError(f"indices must lie in 0 .. {ring.num_rows - 1}, got {rows.min()} .. {rows.max()}")
-        if ring.stored < ring.num_rows and (rows // ring.num_buffers >= ring.count[rows % ring.num_buffers]).any():
-            raise IndexError("there is no transition at some of the indices yet")
-        return np.ascontiguousarray(rows)
+        rows = np.ascontiguousarray(rows, np.int64)
+        absent = self._ring.first_absent(rows)
+        if absent is None:
+            return rows
+        if not 0 <= absent < self.maxsize:
+            raise IndexError(f"indices must lie in 0 .. {self.maxsize - 1}, got {absent}")
+        raise IndexError(f"there is no transition at {absent} yet")

@@ -45,23 +45,21 @@ class Priorities:
         """Rows [n] for numbers [n] in [0, 1)."""
         return self.tree.draw(uniforms)
 
-    def weights(self, rows: np.ndarray, num_stored: int, step: int) -> np.ndarray:
+    def weights(self, rows: np.ndarray, step: int) -> np.ndarray:
         """float32 [n]; `step` is where the schedule of beta stands."""
-        probability = self.tree[rows] / self.tree.total
-        weights = (num_stored * probability) ** -self.beta(step)
-        return (weights / weights.max()).astype(np.float32)
+        # divided by the largest weight, that of the smallest priority, N and the total cancel out
+        return self.tree.relative_powers(rows, self.beta(step))
 
     def update(self, rows: np.ndarray, errors: np.ndarray) -> None:
         """New errors [n] (any sign) of rows; of a row named twice the last counts."""
-        sizes = np.abs(np.asarray(errors, np.float64)).reshape(-1)
-        if sizes.shape != rows.shape:
-            raise ValueError(f"{len(rows)} indices and {len(sizes)} weights; give one for each")
-        largest = float(sizes.max(initial=0.0))
-        if not np.isfinite(largest) or not np.isfinite(sizes).all():
+        errors = np.ascontiguousarray(errors).reshape(-1)
+        if errors.shape != rows.shape:
+            raise ValueError(f"{len(rows)} indices and {len(errors)} weights; give one for each")
+        largest = self.tree.set_powers(rows, errors, self.epsilon, self.alpha)
+        if largest is None:
             raise ValueError("update_weight got errors that are not finite: the loss has diverged")
-        self.tree.set_trusted(rows, (sizes + self.epsilon) ** self.alpha)
-        if largest + self.epsilon > self.largest:
-            self.largest = largest + self.epsilon
+        if largest > self.largest:
+            self.largest = largest
             self._newest = self.largest**self.alpha
 
     def get_state(self, used: int) -> dict[str, Any]:

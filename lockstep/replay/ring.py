@@ -135,6 +135,11 @@ class Ring:
         self.kernels.window(rows, self.flags, self.newest, out, lengths)
         return out, lengths
 
+    def first_absent(self, rows: np.ndarray) -> int | None:
+        """The first of these numbers that is no stored row."""
+        position = self.kernels.first_absent(rows, self.marks, self.num_rows)
+        return None if position < 0 else int(rows[position])
+
     def episode_bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First and last stored row of each row's episode, [N] each."""
         first, last = np.empty_like(rows), np.empty_like(rows)
