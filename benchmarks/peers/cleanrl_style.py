@@ -11,8 +11,10 @@ one seed the two eager ones end with the same returns.
     --lean      eager, without what costs: Gumbel-argmax instead of distribution objects, statistics and
                 advantages in numpy, one gather for each minibatch, fused Adam, nothing read back from tensors
     --compile   the lean loop with torch.compile over the acting step and the whole update step
-                (loss, backward, clipping, Adam), LeanRL's recipe on a CPU; compile time counts in the total
-                and is left out of the steady rate
+                (loss, backward, clipping, Adam); compile time counts in the total and is left out of the
+                steady rate
+
+What LeanRL publishes is closer to the plain loop: see ``leanrl_style.py``.
 """
 
 from __future__ import annotations
@@ -234,7 +236,7 @@ def main() -> None:
         lean(clock)
     else:
         plain(clock)
-    name = "leanrl-style, compiled" if OPTIONS.compile else "leanrl-style" if OPTIONS.lean else "cleanrl-style"
+    name = "own-lean, compiled" if OPTIONS.compile else "own-lean" if OPTIONS.lean else "cleanrl-style"
     clock.report(name, torch.__version__, OPTIONS.threads)
 
 

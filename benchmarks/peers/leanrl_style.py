@@ -1,0 +1,127 @@
+"""PPO on CartPole-v1 as LeanRL's published PPO does it, written here from what is known of it, without tensordict.
+
+What makes it lean: acting and learning go through plain functions that can be compiled, on the same memory; steps of a
+rollout are gathered in a list and stacked once; distributions do not check their arguments; advantages are a torch loop
+over time; the optimizer is fused. ``--compile`` compiles acting, advantages and the update step (no CUDA graphs here).
+``cleanrl_style.py --lean`` goes further than that.
+"""
+
+from __future__ import annotations
+
+import protocol as p
+
+OPTIONS = p.parse("a LeanRL-style PPO on CartPole-v1", ("--compile", "compile acting, advantages and the update step"))
+
+import gymnasium as gym  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.distributions import Categorical, Distribution  # noqa: E402
+
+Distribution.set_default_validate_args(False)
+
+
+def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
+    """Two tanh layers and a linear head, orthogonally initialised."""
+    layers: list[nn.Module] = []
+    for size in p.HIDDENS:
+        layers += [nn.Linear(inputs, size), nn.Tanh()]
+        inputs = size
+    layers.append(nn.Linear(inputs, outputs))
+    for layer in layers[::2]:
+        nn.init.orthogonal_(layer.weight, gain if layer is layers[-1] else 2**0.5)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+class Agent(nn.Module):
+    """Separate policy and value networks."""
+
+    def __init__(self, inputs: int, actions: int) -> None:
+        super().__init__()
+        self.actor = network(inputs, actions, 0.01)
+        self.critic = network(inputs, 1, 1.0)
+
+    def forward(self, obs: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Actions (drawn unless given), log-probabilities, entropies and values of observations [N, 4], [N] each."""
+        distribution = Categorical(logits=self.actor(obs))
+        if action is None:
+            action = distribution.sample()
+        return action, distribution.log_prob(action), distribution.entropy(), self.critic(obs).flatten()
+
+
+def advantages_of(next_value: Tensor, rewards: Tensor, values: Tensor, dones: Tensor) -> tuple[Tensor, Tensor]:
+    """GAE and value targets [T, B]; ``dones`` end the step that they stand at, ``next_value`` [B] follows the last."""
+    running = (1.0 - dones).unbind(0)
+    rewards_of, values_of = rewards.unbind(0), values.unbind(0)
+    last, after, found = torch.zeros_like(next_value), next_value, []
+    for t in range(len(rewards_of) - 1, -1, -1):
+        delta = rewards_of[t] + p.GAMMA * after * running[t] - values_of[t]
+        last = delta + p.GAMMA * p.LAMBDA * running[t] * last
+        found.append(last)
+        after = values_of[t]
+    advantages = torch.stack(found[::-1])
+    return advantages, advantages + values
+
+
+def main() -> None:
+    np.random.seed(OPTIONS.seed)  # noqa: NPY002
+    torch.manual_seed(OPTIONS.seed)
+    envs = SyncVectorEnv([lambda: gym.make(p.ENVIRONMENT)] * p.NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
+    agent = Agent(4, 2)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=p.LEARNING_RATE, eps=p.ADAM_EPSILON, fused=True)
+
+    def act(obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        action, logp, _, value = agent(obs)
+        return action, logp, value
+
+    def update(obs: Tensor, action: Tensor, logp: Tensor, advantage: Tensor, target: Tensor, value: Tensor) -> Tensor:
+        """One gradient step; the loss."""
+        optimizer.zero_grad()
+        _, new_logp, entropy, new_value = agent(obs, action)
+        ratio = (new_logp - logp).exp()
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        clipped_ratio = ratio.clamp(1 - p.CLIP, 1 + p.CLIP)
+        policy_loss = torch.max(-advantage * ratio, -advantage * clipped_ratio).mean()
+        clipped = value + (new_value - value).clamp(-p.CLIP, p.CLIP)
+        value_loss = 0.5 * torch.max((new_value - target) ** 2, (clipped - target) ** 2).mean()
+        loss = policy_loss - p.ENTROPY_COEFFICIENT * entropy.mean() + p.VALUE_COEFFICIENT * value_loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(agent.parameters(), p.MAX_GRAD_NORM)
+        optimizer.step()
+        return loss.detach()
+
+    estimate = advantages_of
+    if OPTIONS.compile:
+        act, estimate, update = torch.compile(act), torch.compile(advantages_of), torch.compile(update)
+
+    clock = p.Clock()
+    obs = torch.as_tensor(envs.reset(seed=OPTIONS.seed)[0])
+    returns = np.zeros(p.NUM_ENVS)
+    clock.start()
+    for number in range(OPTIONS.steps // p.BATCH):
+        steps: list[tuple[Tensor, ...]] = []
+        with torch.no_grad():
+            for _ in range(p.STEPS_PER_ENV):
+                action, logp, value = act(obs)
+                observed, reward, terminated, truncated, _ = envs.step(action.numpy())
+                returns += reward
+                done = np.logical_or(terminated, truncated)
+                for index in np.flatnonzero(done):
+                    clock.episode(returns[index])
+                returns[done] = 0.0
+                reward, ended = torch.as_tensor(reward, dtype=torch.float32), torch.as_tensor(done).float()
+                steps.append((obs, action, logp, reward, ended, value))
+                obs = torch.as_tensor(observed)
+            columns = [torch.stack(column) for column in zip(*steps)]
+            advantages, targets = estimate(agent.critic(obs).flatten(), columns[3], columns[5], columns[4])
+        flat = [c.flatten(0, 1) for c in (*columns[:3], advantages, targets, columns[5])]
+        for _ in range(p.NUM_EPOCHS):
+            for rows in torch.randperm(p.BATCH).split(p.MINIBATCH):
+                update(*[column[rows] for column in flat])
+        clock.mark((number + 1) * p.BATCH)
+    clock.report("leanrl-style, compiled" if OPTIONS.compile else "leanrl-style", torch.__version__, OPTIONS.threads)
+
+
+main()
