@@ -1,7 +1,7 @@
 """The same random operations on RLlib's batches and episodes and on Lockstep's: every difference is a listed one.
 
     python benchmarks/setup_peers.py rllib       # once
-    python benchmarks/compare_data_rllib.py      # 1,300 sequences, about 2 minutes
+    python benchmarks/compare_data_rllib.py      # 1,600 sequences, about 2 minutes
     python benchmarks/compare_data_rllib.py --batch 30 --sequence 30 --episode 30 --multi 10 --lenient
 
 Sequences are drawn here from a seed, written as JSON, played by each library in a process of its own, and their traces
@@ -28,7 +28,7 @@ sys.path.insert(0, str(report.HERE / "peers"))
 import data_sequences
 
 LIST = report.HERE / "data_mended.md"
-DEFAULTS = {"batch": 300, "sequence": 400, "episode": 500}
+DEFAULTS = {"batch": 300, "sequence": 400, "episode": 500, "multi": 400}
 
 
 def mended() -> dict[str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import data_batch_operations
 import data_episode_operations
+import data_multi_operations
 import data_player
 
 import lockstep
@@ -22,5 +23,5 @@ data_player.main(
         convert_ma_batch_to_sample_batch=data.convert_ma_batch_to_sample_batch,
         requirement=lambda name: name,
     ),
-    data_batch_operations.OPERATIONS | data_episode_operations.OPERATIONS,
+    data_batch_operations.OPERATIONS | data_episode_operations.OPERATIONS | data_multi_operations.OPERATIONS,
 )

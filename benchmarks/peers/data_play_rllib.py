@@ -6,6 +6,7 @@ import logging
 
 import data_batch_operations
 import data_episode_operations
+import data_multi_operations
 import data_player
 import ray
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -27,5 +28,5 @@ data_player.main(
         convert_ma_batch_to_sample_batch=sample_batch.convert_ma_batch_to_sample_batch,
         requirement=lambda name: ViewRequirement(data_col=name),
     ),
-    data_batch_operations.OPERATIONS | data_episode_operations.OPERATIONS,
+    data_batch_operations.OPERATIONS | data_episode_operations.OPERATIONS | data_multi_operations.OPERATIONS,
 )

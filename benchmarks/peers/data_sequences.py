@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 from data_episode_sequences import episode_sequence
+from data_multi_sequences import multi_sequence
 
 Step = dict[str, Any]
 Random = np.random.Generator
 
 
 def sequences(seed: int, counts: dict[str, int]) -> list[dict[str, Any]]:
-    """``counts`` of each kind: ``batch`` (rows), ``sequence`` (with seq_lens), ``episode``."""
+    """``counts`` of each kind: ``batch``, ``sequence`` (with seq_lens), ``episode``, ``multi`` (several agents)."""
     makers = {"batch": batch_sequence, "sequence": sequence_sequence, "episode": episode_sequence}
+    makers["multi"] = multi_sequence
     made = []
     for kind, count in counts.items():
         for number in range(count):
