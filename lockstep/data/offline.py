@@ -151,11 +151,11 @@ class OfflineMinibatches:
         self._dataset = dataset
         self._settings = {
             "num_rows": len(dataset),
-            "size": size,
-            "num_epochs": num_epochs,
-            "seed": seed,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
+            "size": int(size),
+            "num_epochs": None if num_epochs is None else int(num_epochs),
+            "seed": int(seed),
+            "shuffle": bool(shuffle),
+            "drop_last": bool(drop_last),
         }
         self._size, self._num_epochs, self._seed, self._shuffle = size, num_epochs, seed, shuffle
         self._rows_used = len(dataset) - (len(dataset) % size if drop_last else 0)

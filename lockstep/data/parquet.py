@@ -266,14 +266,12 @@ def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: 
         texts = _cells(chunks[key["name"]], math.prod(shape))
         return object_rows([decode_object(json.loads(text)) for text in texts]).reshape(shape)
 
-    return {name: _with_text_dtype(decode_column, item, get, get_objects) for name, item in note["columns"].items()}
+    def decoded(item: Mapping[str, Any]) -> Any:
+        if item["kind"] == "array" and not item["dtype"]:  # text from elsewhere: only the rows tell how wide it is
+            return get(item["key"])
+        return decode_column(item, get, get_objects)
 
-
-def _with_text_dtype(decode: Any, item: Any, get: Any, get_objects: Any) -> Any:
-    """Text from elsewhere is as wide as its longest row, which only the rows tell."""
-    if item["kind"] == "array" and not item["dtype"]:
-        return get(item["key"])
-    return decode(item, get, get_objects)
+    return {name: decoded(item) for name, item in note["columns"].items()}
 
 
 def _cells(chunks: list[Any], count: int) -> list[str]:
@@ -292,14 +290,16 @@ def _fill(out: np.ndarray, chunks: list[Any], how: str, name: str) -> None:
     done = 0
     for chunk in chunks:
         rows = chunk.slice(0, len(out) - done)
-        if rows.null_count:
-            raise ValueError(f"its column {name!r} has {rows.null_count} empty cells (null) among the rows")
+        cells = rows.flatten() if how == "list" else rows
+        nulls = rows.null_count or cells.null_count
+        if nulls:
+            raise ValueError(f"its column {name!r} has {nulls} empty cells (null) among the rows")
         if how == "bytes":
             size = rows.type.byte_width
             content = np.frombuffer(rows.buffers()[1], np.uint8) if len(rows) else np.empty(0, np.uint8)
             values = content[rows.offset * size : (rows.offset + len(rows)) * size].view(out.dtype)
         else:
-            values = (rows.flatten() if how == "list" else rows).to_numpy(zero_copy_only=False)
+            values = cells.to_numpy(zero_copy_only=False)
         out[done : done + len(rows)] = values.reshape((len(rows), *out.shape[1:]))
         done += len(rows)
     if done != len(out):

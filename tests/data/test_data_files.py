@@ -273,6 +273,9 @@ def test_a_plain_parquet_table_from_elsewhere_is_read_and_a_bad_column_named(tmp
     pa.parquet.write_table(pa.table({"r": [1.5, None]}), path)
     with pytest.raises(ValueError, match=r"t\.parquet .*column 'r' has 1 empty cells"):
         SampleBatch.from_parquet(path)
+    pa.parquet.write_table(pa.table({"o": pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2))}), path)
+    with pytest.raises(ValueError, match=r"t\.parquet .*column 'o' has 1 empty cells"):
+        SampleBatch.from_parquet(path)
     pa.parquet.write_table(pa.table({"r": [[1], [2, 3]]}), path)
     with pytest.raises(ValueError, match=r"t\.parquet .*column 'r' is of type list<.*allowed are numbers"):
         SampleBatch.from_parquet(path)
