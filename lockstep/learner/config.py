@@ -23,7 +23,7 @@ class TrainingSection:
     train_batch_size: int = 2048
     """environment steps in one update, over all learners"""
     minibatch_size: int | None = None
-    """rows in one gradient step, over all learners; `None`: the whole batch"""
+    """rows in one gradient step (sequences, where the module has memory), over all learners; `None`: the whole batch"""
     num_epochs: int = 1
     """passes over the batch in one update"""
     shuffle_batch_per_epoch: bool = True

@@ -1,5 +1,7 @@
 """Learning in sequences: what the learner makes of rollouts and batches for modules with memory."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -303,6 +305,18 @@ def test_episodes_shorter_and_longer_than_a_sequence_and_one_of_full_length():
             got = batch["advantages"][batch["loss_mask"]]
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, msg=f"{length} {end}")
             assert batch["seq_lens"].tolist() == [5] * (length // 5) + ([length % 5] if length % 5 else [])
+
+
+def test_without_notes_of_acting_sequences_begin_where_episodes_do():
+    """Trajectories of somebody else's store: after each end, and after rows that are no transitions."""
+    policy, collector = rollout(recurrent_config())
+    learner, told = policy.learner_group.learner, collector.buffer.trajectories()
+    assert int(told.starts[1:].sum()) > 3
+    with_notes = learner.prepare_batch(told, module_id=MODULE)
+    without = replace(told, starts=None, state_index=None, states=None)  # the first rollout begins with empty memories
+    for name, value in learner.prepare_batch(without, module_id=MODULE).items():
+        if name != "state_in":
+            torch.testing.assert_close(value, with_notes[name], rtol=0, atol=0)
 
 
 def test_batches_without_what_memory_needs_are_refused():
