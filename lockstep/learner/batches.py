@@ -16,6 +16,7 @@ from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
 from lockstep.data.trees import map_tree
+from lockstep.learner.batch_checks import check_columns
 from lockstep.learner.recurrent import columns_of_sequences
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ def tensors_of_batch(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> 
     """Columns by module id, as tensors on the learner's device; only of modules that have rows and are to learn.
 
     Raises `TypeError` for something that is no batch, `ValueError` for a `SampleBatch` where there are several
-    modules, `KeyError` for unknown modules and missing columns.
+    modules and for columns of wrong shapes, `KeyError` for unknown modules and missing columns.
     """
     columns: dict[str, TensorColumns] = {}
     parts = {module_id: part for module_id, part in _by_module(learner, batch).items() if len(part)}
     for module_id in _to_train(learner, parts):
         tensors = _columns_of(learner, module_id, parts[module_id])
-        _check_columns(learner, module_id, tensors)
+        check_columns(learner, module_id, tensors)
         if Columns.WEIGHTS_SEQ_NO in tensors:
             numbers, mask = tensors[Columns.WEIGHTS_SEQ_NO], tensors.get(Columns.LOSS_MASK)
             _note_sampler(learner, module_id, numbers if mask is None else numbers[mask])
@@ -132,12 +133,3 @@ def _by_module(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> Mappin
             f"a SampleBatch fits one module only, this learner has {sorted(learner.module)}; give a MultiAgentBatch"
         )
     return {next(iter(learner.module)): batch}
-
-
-def _check_columns(learner: Learner, module_id: str, columns: TensorColumns) -> None:
-    missing = [name for name in learner.required_columns(module_id) if name not in columns]
-    if missing:
-        raise KeyError(
-            f"the batch of module {module_id!r} lacks {missing} (it has {sorted(columns)}); add them, or override "
-            f"{type(learner).__name__}.compute_loss_for_module"
-        )

@@ -251,7 +251,7 @@ def test_error_in_the_thread_arrives_whole_with_the_next_call_before_anything_ne
     with pytest.raises(KeyError, match="value_targets") as caught:
         group.update_from_batch(value_batch(9), async_update=True)
     assert caught.value.__notes__ == ["in the asynchronous update with call_id=2"]
-    assert "_check_columns" in [entry.name for entry in caught.traceback]
+    assert "check_columns" in [entry.name for entry in caught.traceback]
     assert call_ids(group.drain()) == [1, 3]
     stats = group.get_stats()
     assert (stats["num_failed"], stats["num_steps_trained"], stats["num_steps_dropped"]) == (1, 6, 3)

@@ -1,0 +1,56 @@
+"""Columns that a loss needs: there, and of the shape that the module's spaces say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
+from torch import Tensor
+
+from lockstep.data.columns import Columns
+from lockstep.data.trees import leaves
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner, TensorColumns
+
+NUMBERS = (Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS, Columns.REWARDS)
+"""columns with one number for each row"""
+ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def check_columns(learner: Learner, module_id: str, columns: TensorColumns) -> None:
+    """Looks at the columns that `learner.required_columns(module_id)` names, and the mask.
+
+    Raises `KeyError` for missing columns and `ValueError` for wrong shapes, naming module, column, given shape,
+    expected shape, and the method to override.
+    """
+    required = learner.required_columns(module_id)
+    missing = [name for name in required if name not in columns]
+    method = f"{type(learner).__name__}.compute_loss_for_module"
+    if missing:
+        raise KeyError(
+            f"the batch of module {module_id!r} lacks {missing} (it has {sorted(columns)}); add them, or override "
+            f"{method}"
+        )
+    mask = columns.get(Columns.LOSS_MASK)
+    rows: tuple[int, ...] = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
+    if mask is None and learner.module[module_id].is_stateful():
+        return  # how long its sequences are is said by the mask alone
+    for name in required:
+        expected = _expected(learner, module_id, name, rows)
+        given = columns[name]
+        if expected is not None and isinstance(given, Tensor) and tuple(given.shape) != expected:
+            raise ValueError(
+                f"the batch of module {module_id!r}: column {name!r} has shape {tuple(given.shape)}, expected "
+                f"{expected}; reshape it, or override {type(learner).__name__}.required_columns and {method}"
+            )
+
+
+def _expected(learner: Learner, module_id: str, name: str, rows: tuple[int, ...]) -> tuple[int, ...] | None:
+    module: Any = learner.module[module_id]
+    if name in NUMBERS:
+        return rows
+    space: Any = {Columns.OBS: module.observation_space, Columns.ACTIONS: module.action_space}.get(name)
+    if name == Columns.OBS and not isinstance(space, spaces.Box):
+        return None  # trees, and numbers that an encoder may take in several forms
+    return (*rows, *space.shape) if isinstance(space, ARRAY_SPACES) else None
