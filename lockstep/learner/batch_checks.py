@@ -53,4 +53,7 @@ def _expected(learner: Learner, module_id: str, name: str, rows: tuple[int, ...]
     space: Any = {Columns.OBS: module.observation_space, Columns.ACTIONS: module.action_space}.get(name)
     if name == Columns.OBS and not isinstance(space, spaces.Box):
         return None  # trees, and numbers that an encoder may take in several forms
-    return (*rows, *space.shape) if isinstance(space, ARRAY_SPACES) else None
+    if not isinstance(space, ARRAY_SPACES):
+        return None
+    shape: Any = space.shape
+    return (*rows, *shape)
