@@ -27,6 +27,7 @@ from lockstep.connectors import (
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
+from lockstep.learner.reduction import Reducer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActionDist,
@@ -82,8 +83,10 @@ def find_spaces(config: AlgorithmConfig, env: Any, spaces: Spaces | None) -> Spa
             boundary.close()
 
 
-def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> Learner:
-    """A built learner with its module and connectors."""
+def build_learner(
+    config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None, reducer: Reducer | None = None
+) -> Learner:
+    """A built learner with its module and connectors; with a `reducer` one of several that act as one."""
     if config.env is None and env is None and spaces is None:
         spaces = declared_spaces(config)
     if config.env is None and (env is not None or spaces is not None):
@@ -116,6 +119,7 @@ def build_learner(config: AlgorithmConfig, env: Any = None, spaces: Spaces | Non
         module_configs={mid: training_with(training, given) for mid, given in overrides.items()},
         policies_to_train=config.sections["multi_agent"].policies_to_train,
         streams=streams.child("learner"),
+        reducer=reducer,
     )
     return learner.build()
 

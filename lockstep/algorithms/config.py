@@ -27,6 +27,7 @@ from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
 from lockstep.learner.option_types import ELSEWHERE, check_types
+from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
@@ -296,9 +297,14 @@ class AlgorithmConfig:
             kind == "mps" and not torch.backends.mps.is_available()
         )
 
-    def build_learner(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> Learner:
-        """A built learner in this process. `spaces`: (observation, action); else they are asked of the environment."""
-        return build_learner(self, env, spaces)
+    def build_learner(
+        self, env: Any = None, spaces: tuple[Any, Any] | None = None, reducer: Reducer | None = None
+    ) -> Learner:
+        """A built learner in this process. `spaces`: (observation, action); else they are asked of the environment.
+
+        With a `reducer` it is one of several learners that act as one; each is built from the same configuration.
+        """
+        return build_learner(self, env, spaces, reducer)
 
     def build_learner_group(
         self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None

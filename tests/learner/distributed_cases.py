@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from distributed_parts import Case, batch_of, build, episodes_of, report, shards_of
+from distributed_parts import Case, batch_of, build, episodes_of, report
 from learner_parts import ALL, MODULE, parameters, value_batch, value_learner
 
 from lockstep import SampleBatch
@@ -130,26 +130,6 @@ def custom_statistics(reducer):
     learner = build(Case(), reducer)
     learner.connectors[MODULE] = ModuleConnectors(obs=ObsPipeline([Own()], BOX), join=learner.connectors[MODULE].join)
     learner.update_from_episodes(episodes_of(np.random.default_rng(reducer.rank)))
-
-
-def go_on_from(reducer, state, case, first):
-    """Updates `first` and on, from the state of learners of another number."""
-    learner = build(case, reducer)
-    learner.set_state(state)
-    for update in range(first, first + 3):
-        shards = shards_of(case, update, 3)
-        own = [e for shard in shards for e in shard] if reducer.world_size == 1 else shards[reducer.rank]
-        results = learner.update_from_episodes(own, minibatch_size=16, num_epochs=2, shuffle_batch_per_epoch=True)
-    return report(learner, results)
-
-
-def state_after(reducer, case):
-    learner = build(case, reducer)
-    for update in range(3):
-        shards = shards_of(case, update, 2)
-        own = [e for shard in shards for e in shard] if reducer.world_size == 1 else shards[reducer.rank]
-        learner.update_from_episodes(own, minibatch_size=16, num_epochs=2, shuffle_batch_per_epoch=True)
-    return learner.get_state()
 
 
 # -- the reducer itself ---

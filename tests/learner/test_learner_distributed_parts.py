@@ -6,7 +6,6 @@ import socket
 import distributed_cases as cases
 import numpy as np
 import pytest
-from distributed_parts import Case
 
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 
@@ -84,15 +83,6 @@ def test_learners_that_are_called_differently_all_refuse(processes):
 def test_statistics_that_cannot_be_joined_are_refused(processes):
     for text in errors(processes.run(2, cases.custom_statistics)):
         assert "Own has statistics but no update_joined(data, join)" in text
-
-
-def test_the_state_of_two_learners_goes_on_as_one_and_as_three(processes):
-    case = Case(training={"lr": 1e-2, "kl_coeff": 0.2}, normalize=True)
-    state = values(processes.run(2, cases.state_after, case))[0]
-    one = cases.go_on_from(LocalReducer(), state, case, 3)
-    for learner in values(processes.run(3, cases.go_on_from, state, case, 3)):
-        assert_weights_near(one["weights"], learner["weights"])
-        assert learner["state"]["lifetime"] == one["state"]["lifetime"]
 
 
 # -- the reducer itself ---

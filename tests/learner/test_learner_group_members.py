@@ -1,0 +1,246 @@
+"""The rest of a group's methods: results, modules, state, number of learners; and several learners behind a group."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from learner_parts import (
+    ALL,
+    BOX,
+    MODULE,
+    THREE,
+    assert_same,
+    differs,
+    episodes,
+    parameters,
+    ppo_batch,
+    ppo_config,
+    spec,
+    value_batch,
+    value_learner,
+)
+
+from lockstep import LearnerGroup
+from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.learner.backend import LearnerBackend, update_learner
+from lockstep.learner.learner import Learner
+from lockstep.learner.reduction import DistributedReducer
+from lockstep.learner.requests import shards_of
+from lockstep.modules import MultiRLModuleSpec
+
+
+def ppo_group(seed=0, **learners):
+    return ppo_config().debugging(seed=seed).learners(**learners).build_learner_group()
+
+
+def both(seed=0):
+    return MultiAgentBatch({"a": value_batch(6, seed), "b": value_batch(4, seed + 1)}, 6)
+
+
+# -- results ---
+
+
+def test_results_are_one_dict_or_with_reduce_results_false_a_list_of_one_for_each_learner():
+    group = ppo_group()
+    reduced = group.update_from_episodes(episodes())
+    (single,) = group.update_from_episodes(episodes(), reduce_results=False)
+    assert reduced.keys() == single.keys() == {ALL, MODULE, "call_id"}
+    assert (reduced["call_id"], single["call_id"]) == (1, 2)
+
+
+def test_results_are_plain_python_numbers():
+    results = ppo_group().update_from_batch(ppo_batch(), minibatch_size=8, shuffle_batch_per_epoch=True)
+    values = [value for module_id in (ALL, MODULE) for value in results[module_id].values()]
+    assert values
+    assert {type(value) for value in values} <= {int, float}
+
+
+def test_update_takes_timesteps_for_schedules():
+    group = ppo_config(lr=[[0, 1e-2], [100, 0.0]]).build_learner_group()
+    for update in (group.update_from_batch, group.update_from_episodes):
+        given = ppo_batch() if update == group.update_from_batch else episodes()
+        results = update(given, timesteps={"num_env_steps_sampled_lifetime": 50})
+        assert results[MODULE]["default_optimizer_learning_rate"] == pytest.approx(5e-3)
+
+
+def test_stats_tell_calls_queue_drops_restarts_and_skips():
+    group = ppo_group()
+    group.update_from_batch(ppo_batch(24))
+    group.update_from_episodes([])
+    assert group.get_stats() == {
+        "num_in_flight": 0, "num_waiting": 0, "last_call_id": 2, "num_calls": 2, "num_dropped": 0, "num_failed": 0,
+        "num_steps_submitted": 24, "num_steps_trained": 24, "num_steps_dropped": 0, "num_restarts": 0,
+        "num_updates_skipped": 1,
+    }  # fmt: skip
+
+
+# -- modules ---
+
+
+def test_add_module_on_the_group_returns_the_new_spec_and_the_module_learns():
+    group = LearnerGroup(value_learner(modules=("a",)))
+    made = group.add_module(
+        module_id="b", module_spec=spec(), config_overrides={"lr": 0.5}, new_should_module_be_updated=["b"]
+    )
+    assert isinstance(made, MultiRLModuleSpec)
+    assert set(made.rl_module_specs) == {"a", "b"}
+    before = parameters(group.learner)
+    results = group.update_from_batch(both())
+    assert results["b"]["default_optimizer_learning_rate"] == 0.5
+    assert {name.split(".")[1] for name in differs(before, parameters(group.learner))} == {"b"}
+
+
+def test_remove_module_on_the_group_returns_the_new_spec_of_the_others():
+    group = LearnerGroup(value_learner(modules=("a", "b")))
+    made = group.remove_module("b", new_should_module_be_updated=["a"])
+    assert set(made.rl_module_specs) == set(group.get_weights()) == {"a"}
+    with pytest.raises(KeyError, match="there are rows for"):
+        group.update_from_batch(both())
+
+
+@pytest.mark.parametrize("module_id", ["a", "", "a/b", ALL])
+def test_duplicate_or_illegal_module_ids_are_refused_and_nothing_is_changed(module_id):
+    group = LearnerGroup(value_learner(modules=("a",)))
+    before = parameters(group.learner)
+    with pytest.raises(ValueError, match=r"there is a module|module id"):
+        group.add_module(module_id=module_id, module_spec=spec())
+    assert_same(parameters(group.learner), before)
+
+
+def test_removing_an_unknown_module_raises_with_those_that_exist():
+    with pytest.raises(KeyError, match=r"no module 'x'; there are \['a'\]"):
+        LearnerGroup(value_learner(modules=("a",))).remove_module("x")
+
+
+# -- state ---
+
+
+def test_inference_only_weights_and_state_leave_out_what_acting_does_not_need():
+    group = ppo_group()
+    whole, acting = group.get_weights()[MODULE], group.get_weights(inference_only=True)[MODULE]
+    assert set(acting) < set(whole)
+    assert any(name.startswith("value") for name in set(whole) - set(acting))
+    assert not any(name.startswith("value") for name in acting)
+    assert group.get_state(inference_only=True)["learner"]["rl_module"][MODULE].keys() == acting.keys()
+
+
+def test_not_components_leaves_out_one_module_or_everything():
+    group = LearnerGroup(value_learner(modules=("a", "b")))
+    state = group.get_state(not_components="learner/rl_module/a")["learner"]
+    assert state["rl_module"].keys() == {"b"}
+    assert "optimizer" in state
+    assert group.get_state(not_components="learner") == {}
+
+
+def test_resize_of_a_group_in_this_process_says_what_to_configure():
+    group = ppo_group()
+    for same in (0, 1):
+        group.resize(same)
+    with pytest.raises(ValueError, match=r"resize\(2\): .* with learners\(num_learners=2\)"):
+        group.resize(2)
+    assert len(group) == 1
+
+
+# -- several learners behind the same methods ---
+
+
+class ThreadBackend:
+    """Learners in threads of this process: what a backend has to do, in few lines."""
+
+    is_local = False
+
+    def __init__(self, folder, size, config):
+        self.pool = ThreadPoolExecutor(size)
+        made = [
+            self.pool.submit(lambda rank: config.build_learner(reducer=DistributedReducer(rank, size, folder)), rank)
+            for rank in range(size)
+        ]
+        self.learners = [future.result(30) for future in made]
+
+    def __len__(self):
+        return len(self.learners)
+
+    def _all(self, func, args):
+        return [future.result(30) for future in [self.pool.submit(func, *each) for each in args]]
+
+    def update(self, request):
+        shards = shards_of(request.data, len(self))
+        parts = [type(request)(request.kind, shard, request.options, request.return_state) for shard in shards]
+        return self._all(update_learner, zip(self.learners, parts))
+
+    def foreach(self, func, *args):
+        return self._all(func, [(learner, *args) for learner in self.learners])
+
+    def first(self, func, *args):
+        return func(self.learners[0], *args)
+
+    def resize(self, num_learners):
+        raise ValueError("not here")
+
+    def num_restarts(self):
+        return 0
+
+    def shutdown(self):
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def three(tmp_path):
+    backend: LearnerBackend = ThreadBackend(tmp_path / "store", 3, ppo_config().debugging(seed=0))
+    with LearnerGroup(backend) as group:
+        yield group
+
+
+def weights_near(group, other):
+    for name, array in other.get_weights()[MODULE].items():
+        np.testing.assert_allclose(group.get_weights()[MODULE][name], array, rtol=0, atol=1e-12, err_msg=name)
+
+
+def test_group_of_three_learners_trains_a_batch_as_one_learner_does(three):
+    one = ppo_group()
+    for seed in range(4):
+        options = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": bool(seed % 2)}
+        results = three.update_from_batch(ppo_batch(23, seed), **options)
+        expected = one.update_from_batch(ppo_batch(23, seed), **options)
+        assert results[MODULE]["policy_loss"] == pytest.approx(expected[MODULE]["policy_loss"], abs=1e-12)
+        assert results[ALL]["num_env_steps_trained"] == 46
+    weights_near(three, one)
+
+
+def test_group_of_three_learners_answers_every_method(three):
+    assert (three.is_local, three.is_remote, len(three)) == (False, True, 3)
+    results = three.update_from_episodes(episodes(), reduce_results=False, return_state=True)
+    assert [part[MODULE]["policy_loss"] for part in results] == [results[0][MODULE]["policy_loss"]] * 3
+    assert ["_rl_module_state_after_update" in part for part in results] == [True, False, False]
+    assert three.foreach_learner(lambda learner: learner.reducer.rank) == [0, 1, 2]
+    three.update_from_episodes(episodes(seed=1), async_update=True)
+    assert [part["call_id"] for part in three.drain()] == [2]
+    other = ppo_group(seed=1)
+    three.set_state(other.get_state())
+    weights_near(three, other)
+    three.add_module(module_id="more", module_spec=spec((4,)), new_should_module_be_updated=[MODULE])
+    assert three.foreach_learner(lambda learner: sorted(learner.module)) == [[MODULE, "more"]] * 3
+    three.remove_module("more")
+    assert three.update_from_episodes([])[ALL]["num_updates_skipped"] == 1
+    assert three.get_stats()["num_updates_skipped"] == other.get_stats()["num_updates_skipped"] + 1
+    with pytest.raises(RuntimeError, match="in other processes; use foreach_learner"):
+        three.learner
+
+
+def test_shards_hold_every_step_once_and_leave_the_data_unchanged():
+    given = episodes()
+    shards = shards_of(given, 5)
+    assert [len(episode) for episode in given] == [3, 5, 4]
+    assert sum(len(episode) for shard in shards for episode in shard) == 12
+    assert [sum(len(episode) for episode in shard) for shard in shards] == [2, 2, 2, 3, 3]
+    assert [len(part) for part in shards_of(value_batch(7), 3)] == [2, 2, 3]
+    assert [part.env_steps() for part in shards_of(both(), 2)] == [3, 3]
+
+
+def test_learner_of_a_configuration_can_be_one_of_several(tmp_path):
+    learner = ppo_config().build_learner(reducer=DistributedReducer(0, 1, tmp_path / "store"))
+    assert isinstance(learner, Learner)
+    assert learner.reducer.world_size == 1
+    assert learner.update_from_batch(ppo_batch())[MODULE]["num_module_steps_trained"] == 24
+    assert learner.module[MODULE].observation_space == BOX
+    assert learner.module[MODULE].action_space == THREE
