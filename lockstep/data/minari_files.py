@@ -8,6 +8,7 @@ JSON among the options of each episode; datasets without it are read by their sp
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -19,12 +20,14 @@ import numpy as np
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.leaf_codec import decode_object, encode_object
+from lockstep.data.minari_hdf5 import hdf5_of
 from lockstep.data.minari_infos import packed_infos, unpacked_infos
 from lockstep.data.sample_batch import SampleBatch, concat_samples
-from lockstep.data.trees import map_tree, zip_trees
+from lockstep.data.trees import zip_trees
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 
 _NOTE = "lockstep"
+_LONGEST_NOTE = 60_000
 _COLUMNS_NOTE = "lockstep_batch_columns"
 _BATCH_COLUMNS = (
     *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
@@ -34,7 +37,7 @@ _NEEDED = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Colu
 
 
 _MODULES = (
-    *("h5py", "PIL", "minari", "minari.data_collector", "minari.dataset.minari_dataset", "minari.namespace"),
+    *("h5py", "PIL", "minari", "minari.dataset.minari_dataset", "minari.namespace"),
     *("minari.dataset.minari_storage", "minari.serialization", "minari.storage"),
 )
 _DAMAGE = (*(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError), AssertionError)
@@ -70,7 +73,7 @@ def write_minari(
     Raises `ValueError` for a malformed or existing id (unless `overwrite`), missing spaces, data that do not fit
     them, episodes without steps, columns or extra model outputs that Minari has no place for, or a `new_obs` that
     is not the next row's `obs`; `TypeError` for objects in infos that JSON cannot say; `OSError` naming the dataset
-    where it cannot be written. Nothing half-written is left.
+    where it cannot be written. Nothing half-written is left. The file is made in memory first.
     """
     minari = _minari()
     namespace = _namespace_of(minari, dataset_id)
@@ -88,9 +91,8 @@ def write_minari(
     path = Path(minari.storage.get_dataset_path(dataset_id))
     if path.exists() and not overwrite:
         raise ValueError(f"there is a dataset {dataset_id!r} at {path} already; overwrite=True replaces it")
-    buffers = [
-        _buffer_of(minari, episode, number, observation_space, action_space) for number, episode in enumerate(episodes)
-    ]
+    parts = [_parts_of(episode, number, observation_space, action_space) for number, episode in enumerate(episodes)]
+    content = hdf5_of(parts)
     if namespace is not None and namespace not in minari.namespace.list_local_namespaces():
         minari.namespace.create_namespace(namespace)
     clear_stale(path.parent)
@@ -100,10 +102,15 @@ def write_minari(
         storage = minari.dataset.minari_storage.MinariStorage.new(
             temporary / "data", observation_space, action_space, data_format="hdf5", jpeg_encoding=False
         )
-        storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__, **extra})
-        storage.update_episodes(buffers)
+        with (temporary / "data" / "main_data.hdf5").open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        counts = {"total_episodes": len(episodes), "total_steps": sum(map(len, episodes))}
+        named = {"dataset_id": dataset_id, "minari_version": minari.__version__, "dataset_size": storage.get_size()}
+        storage.update_metadata({**counts, **named, **extra})
         move_into_place(temporary, path)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise OSError(f"the Minari dataset {dataset_id!r} cannot be written to {path}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -132,7 +139,8 @@ def _check_spaces(minari: Any, spaces: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {space}, which Minari cannot keep (it would be {kept})")
 
 
-def _buffer_of(minari: Any, episode: SingleAgentEpisode, number: int, observation_space: Any, action_space: Any) -> Any:
+def _parts_of(episode: SingleAgentEpisode, number: int, observation_space: Any, action_space: Any) -> dict[str, Any]:
+    """An episode as `hdf5_of` takes it; `ValueError` where Minari cannot hold it."""
     where = f"episode {number} ({episode.id_!r})"
     if not isinstance(episode, SingleAgentEpisode):
         raise TypeError(f"episode {number} is a {type(episode).__name__}; SingleAgentEpisode is needed")
@@ -160,21 +168,18 @@ def _buffer_of(minari: Any, episode: SingleAgentEpisode, number: int, observatio
         "actions": _skeleton(actions),
         "infos": described_infos,
     }
-    return minari.data_collector.EpisodeBuffer(
-        id=number,
-        options={_NOTE: json.dumps(note)},
-        observations=map_tree(_storable, observations),
-        actions=map_tree(_storable, actions),
-        rewards=episode.get_rewards(),
-        terminations=ends[0],
-        truncations=ends[1],
-        infos=infos,
-    )
-
-
-def _storable(leaf: np.ndarray) -> Any:
-    """Text as a list of str, which HDF5 takes."""
-    return leaf.tolist() if leaf.dtype.kind == "U" else leaf
+    text = json.dumps(note)
+    if len(text) > _LONGEST_NOTE:
+        raise ValueError(f"{where}: its custom_data and names take {len(text)} characters; Minari has room for 60,000")
+    return {
+        "attributes": {"total_steps": len(episode), f"options/{_NOTE}": text},
+        "observations": observations,
+        "actions": actions,
+        "rewards": episode.get_rewards(),
+        "terminations": ends[0],
+        "truncations": ends[1],
+        "infos": infos,
+    }
 
 
 def _check_fits(tree: Any, space: Any, name: str) -> None:

@@ -144,6 +144,7 @@ def test_infos_come_back_with_their_types(infos):
 
 def test_minari_itself_reads_what_is_written_and_infos_as_columns():
     import minari
+    from minari.data_collector import EpisodeBuffer
 
     written = episode(IMAGE, 3, infos=INFOS["numbers"], terminated=True)
     write_minari("mine-v0", [written], metadata={"algorithm_name": "random"})
@@ -157,6 +158,16 @@ def test_minari_itself_reads_what_is_written_and_infos_as_columns():
     assert found.terminations.tolist() == [False, False, True]
     assert found.infos["x"].tolist() == [0.0, 0.5, 1.0, 1.5]
     assert list(minari.list_local_datasets()) == ["mine-v0"]
+    assert dataset.storage.metadata["dataset_size"] > 0
+    more = EpisodeBuffer(
+        observations=written.get_observations(),
+        actions=written.get_actions(),
+        rewards=written.get_rewards(),
+        terminations=[False, False, True],
+        truncations=[False] * 3,
+    )
+    dataset.update_dataset_from_buffer([more])  # and adds to it
+    assert [len(episode) for episode in read_minari("mine-v0")] == [3, 3]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Minari asks for authors and the like
@@ -229,6 +240,10 @@ def test_what_minari_would_lose_is_refused_and_nothing_is_written(folder):
     ):
         with pytest.raises(ValueError, match=message):
             write_minari("bad-v0", data, **spaces)
+    chatty = episode(BOX, 1)
+    chatty.custom_data = {"log": "x" * 70_000}
+    with pytest.raises(ValueError, match=r"episode 0 \('e0'\): its custom_data and names take 70.*room for 60,000"):
+        write_minari("bad-v0", [chatty])
     with pytest.raises(TypeError, match=r"infos of episode 0 \('e0'\)\" holds a object"):
         write_minari("bad-v0", [episode(BOX, 1, infos=[{"x": object()}, {}])])
     with pytest.raises(ValueError, match="observation_space is needed: the first episode has none"):
@@ -250,7 +265,6 @@ def test_an_existing_dataset_is_kept_unless_overwrite(folder):
     assert [path.name for path in folder.iterdir()] == ["one-v0"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # HDF5 complains long after
 def test_a_full_disk_leaves_the_old_dataset_and_nothing_half_written(folder, file_size_limit):
     write_minari("one-v0", [episode(BOX, 2, 0)])
     with pytest.raises(OSError, match="the Minari dataset 'one-v0' cannot be written"), file_size_limit(20_000):
