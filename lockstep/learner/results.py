@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -98,10 +100,8 @@ class UpdateMetrics:
             logged, shares = (_joined([part[kind] for part in parts]) for kind in (0, 1))
         results: Results = {ALL_MODULES: {}}
         for (module_id, name), values in logged.items():
-            total = sum(rows for _, rows, _ in values)
-            mean = sum(value * rows for value, rows, _ in values if rows) / total if total else float("nan")
-            results.setdefault(module_id, {})[name] = mean
             self.series[module_id, name] = [value for value, _, _ in values]
+            results.setdefault(module_id, {})[name] = _weighted_mean(values)
         for module_id, fixed in self._fixed.items():
             results.setdefault(module_id, {}).update(fixed)
         for (module_id, name), values in shares.items():
@@ -117,8 +117,18 @@ class UpdateMetrics:
         tensors = [value for values in singles.values() for value, _, _ in values]
         remaining = iter(torch.stack(tensors).tolist() if tensors else [])
         for key, values in singles.items():
-            logged.setdefault(key, []).extend((next(remaining), rows, step) for _, rows, step in values)
+            _, rows_of, steps = zip(*values)
+            logged.setdefault(key, []).extend(zip(itertools.islice(remaining, len(values)), rows_of, steps))
         return logged
+
+
+def _weighted_mean(values: list[tuple[float, float, int]]) -> float:
+    """Of `(value, rows, step)` by rows; NaN where there are none."""
+    counted = [entry for entry in values if entry[1]]
+    if not counted:
+        return float("nan")
+    numbers, rows, _ = zip(*counted)
+    return sum(map(operator.mul, numbers, rows)) / sum(rows)
 
 
 def _packed(logged: Logged) -> Any:
