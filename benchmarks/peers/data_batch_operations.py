@@ -78,7 +78,6 @@ def _mark_slice(state: Play, batch: Any, start: int | None, stop: int | None, st
         rows = num_rows(batch)
         negative = (start or 0) < 0 or (stop is not None and stop < 0)
         state.mark("slice_of_sequences_beyond", (start or 0) > rows or negative)
-    state.mark("slice_of_time_major", bool(batch.time_major))
 
 
 def getitem_slice(state: Play, step: Step) -> Made:
@@ -189,7 +188,6 @@ def set_column(state: Play, step: Step) -> Made:
     length = len(given) if hasattr(given, "__len__") else 1
     state.mark("set_ragged_column", rows_now > 0 and rows_now != length and not batch.zero_padded)
     state.mark("set_column_of_padded", bool(batch.zero_padded))
-    state.mark("set_list", isinstance(given, list))
     state.mark("set_in_empty_batch", rows_now == 0)
     batch[step["name"]] = given
     return Made(batch, instead=step["on"])
@@ -341,6 +339,9 @@ def read_padded(state: Play, step: Step) -> Any:
     if step["what"] == "end":
         state.mark("end_of_padded", step["length"] > 2)
         return bool(batch.is_terminated_or_truncated())
+    if step["what"] == "single_step":
+        state.mark("single_step_of_padded", step["length"] > 2)
+        return batch.get_single_step_input_dict({"a": state.library.requirement("a")})["a"]
     state.mark("trajectory_of_padded", step["length"] > 2)
     return bool(batch.is_single_trajectory())
 
@@ -432,7 +433,6 @@ def multi_timeslices(state: Play, step: Step) -> Any:
     ids = [item for part in parts.values() for item in part["eps_id"].tolist()]
     firsts = list(dict.fromkeys(ids))
     state.mark("multi_order_of_episodes", firsts != sorted(firsts))
-    state.mark("multi_slices_of_nothing", not ids)
     pieces = list(state.library.MultiAgentBatch(parts, step["env_steps"]).timeslices(step["k"]))
     state.mark("multi_timeslices_columns", step["with_names"])
     if not step["with_names"]:

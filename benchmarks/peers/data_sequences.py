@@ -146,6 +146,7 @@ def _bounds(rng: Random) -> Step:
 
 
 NAMES = ["obs", "new_obs", "actions", "rewards", "dones", "infos", "eps_id", "nothing"]
+PADDED = ["rows", "end", "trajectory", "single_step"]
 KEYS = [None, None, "eps_id", "dones", "t"]
 
 
@@ -185,7 +186,7 @@ def batch_step(rng: Random, form: Form) -> Step:
             "index": some(rng, ["last", "last", 0, 1, -1, 12]),
             "names": ["obs", "prev_actions", "state_in_0"],
         },
-        "read_padded": lambda: {"what": some(rng, ["rows", "end", "trajectory"]), "length": int(rng.integers(2, 5))},
+        "read_padded": lambda: {"what": some(rng, PADDED), "length": int(rng.integers(2, 5))},
         "training": lambda: {"value": chance(rng, 0.5)},
         "compressed": lambda: {"bulk": chance(rng, 0.5)},
         "construct_with_wrong_key": lambda: {"key": some(rng, [3, None, "fine"])},

@@ -1,0 +1,47 @@
+"""What the pages beside the data layer's tests say of them, and of the comparison with RLlib, is true."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BENCHMARKS = HERE.parent.parent / "benchmarks"
+
+
+def existing_tests():
+    files = [*HERE.glob("test_*.py"), *(HERE.parent / "learner").glob("test_*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_that_the_table_of_rows_names_exists():
+    named = re.findall(r"`(test_\w+)`", (HERE / "ROWS.md").read_text(encoding="utf-8"))
+    assert len(named) > 100
+    assert sorted(set(named) - existing_tests()) == []
+
+
+def listed_situations():
+    lines = (BENCHMARKS / "data_mended.md").read_text(encoding="utf-8").splitlines()
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+
+
+def test_the_list_of_differences_from_rllib_has_just_the_situations_that_are_looked_for():
+    text = "".join(path.read_text(encoding="utf-8") for path in (BENCHMARKS / "peers").glob("data_*_operations.py"))
+    assert set(re.findall(r'state\.mark\(\s*"(\w+)"', text)) == set(listed_situations())
+
+
+def test_every_listed_difference_says_what_each_does_and_names_the_contract():
+    for name, line in listed_situations().items():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert len(cells) == 4, name
+        assert all(cells), name
+        assert re.match(r"[1-6](:|, section 1:)", cells[3]), name
+
+
+def test_the_published_comparison_with_rllib_found_nothing_that_is_not_listed():
+    record = json.loads((BENCHMARKS / "results" / "data_vs_rllib.json").read_text(encoding="utf-8"))
+    assert record["unlisted"] == []
+    assert record["listed_but_never_different"] == []
+    assert sum(record["sequences"].values()) >= 500
+    assert {name for name, counts in record["situations"].items() if counts["different"]} == set(listed_situations())
