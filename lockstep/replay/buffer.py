@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from lockstep.data.columns import Columns
+from lockstep.data.minari_files import read_minari_batch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import map_tree, to_numpy_leaf
 from lockstep.replay import files, states, transfer
@@ -338,6 +339,15 @@ class ReplayBuffer:
     def from_file(cls, path: str | Path, size: int | None = None, **options: Any) -> ReplayBuffer:
         """A buffer with the transitions of an `.npz` or `.parquet` file that `export` or `SampleBatch` wrote."""
         return files.make(cls, files.import_batch(path), size, options)
+
+    def to_minari(self, dataset_id: str, observation_space: Any, action_space: Any, **more: Any) -> Path:
+        """Writes `to_batch()` as a local Minari dataset; `more` and errors as `lockstep.data.write_minari`."""
+        return files.to_minari(self, dataset_id, observation_space, action_space, more)
+
+    @classmethod
+    def from_minari(cls, dataset_id: str, size: int | None = None, **options: Any) -> ReplayBuffer:
+        """A buffer with the transitions of a local Minari dataset; see `from_batch`."""
+        return files.make(cls, read_minari_batch(dataset_id), size, options)
 
     # ---- drawing -----------------------------------------------------------------------------------------
 

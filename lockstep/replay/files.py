@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.data.minari_files import write_minari
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.replay import transfer
 from lockstep.replay.hindsight import Hindsight
@@ -83,6 +84,14 @@ def export(buffer: ReplayBuffer, path: str | Path) -> Path:
     _check_suffix(path)
     batch = buffer.to_batch()
     return batch.to_npz(path) if path.suffix == ".npz" else batch.to_parquet(path)
+
+
+def to_minari(
+    buffer: ReplayBuffer, dataset_id: str, observation_space: Any, action_space: Any, more: dict[str, Any]
+) -> Path:
+    """See `ReplayBuffer.to_minari`."""
+    given = {"observation_space": observation_space, "action_space": action_space, **more}
+    return write_minari(dataset_id, buffer.to_batch(), **given)
 
 
 def import_batch(path: str | Path) -> SampleBatch:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_tools import check_counting, fill_from_counting, rows
+from replay_tools import EPISODES, check_counting, fill_from_counting, rows
 from test_replay_hindsight import fill, reach
 from test_replay_reference import Driver, check_everything
 
 from lockstep.data import SampleBatch
+from lockstep.envs.counting import CountingEnv
 from lockstep.replay import (
     HERReplayBuffer,
     Hindsight,
@@ -281,6 +282,16 @@ def test_export_and_import_as_npz_and_parquet_keep_transitions_and_boundaries(su
     assert sorted(spread.to_batch()["obs"].tolist()) == sorted(left["obs"].tolist())
     with pytest.raises(ValueError, match=r"\.npz, \.parquet"):
         buffer.export(tmp_path / "rows.hdf5")
+
+
+def test_minari_datasets_are_written_and_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    buffer = fill_from_counting(VectorReplayBuffer(30, 2), 26, cut_at=(17,))
+    env = CountingEnv(EPISODES)
+    buffer.to_minari("counting-v0", env.observation_space, env.action_space)
+    left, right = buffer.to_batch(), ReplayBuffer.from_minari("counting-v0").to_batch()
+    for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "eps_id"):
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
 def test_extend_takes_episodes_by_flags_or_by_eps_id_and_keeps_the_last_rows_that_fit():
