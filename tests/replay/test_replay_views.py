@@ -111,3 +111,11 @@ def test_n_step_keeps_the_kind_of_end_of_its_last_step():
     assert batch["discounts"].tolist() == [0.25, 0.5, 0.25, 0.5, 0.5]
     assert batch["new_obs"][:, 0].tolist() == [2, 2, 4, 4, 5]
     assert batch["rewards"].tolist() == [0.5, 1, 3.5, 3, 4]
+
+
+def test_last_observations_of_overwritten_episodes_make_room_again():
+    buffer = ReplayBuffer(12, ignore_obs_next=True)
+    for step in range(600):
+        buffer.add(rows(1, 10 * step, ends=["terminated" if step % 2 else "truncated"]))
+    assert len(buffer._shared.pool) == 16
+    assert buffer.all()["new_obs"][:, 0].tolist() == [10 * step + 1 for step in range(588, 600)]
