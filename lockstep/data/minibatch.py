@@ -177,13 +177,18 @@ def _shares(total: int, num_shards: int) -> list[slice]:
 
 
 def shard_episodes(
-    episodes: Sequence[SingleAgentEpisode], num_shards: int, len_lookback_buffer: int | None = None
+    episodes: Sequence[SingleAgentEpisode],
+    num_shards: int,
+    len_lookback_buffer: int | None = None,
+    *,
+    cut: bool = True,
 ) -> list[list[SingleAgentEpisode]]:
     """Episodes shared out so that the shards' steps differ by at most one; the longer shards come last.
 
     The longest episode goes to the shard with the fewest steps. One that would overshoot is cut there: both pieces
-    are views, and the second looks back as far as the whole one did (or `len_lookback_buffer` steps). The given
-    episodes are not changed. `ValueError` for `num_shards < 1`.
+    are views, and the second looks back as far as the whole one did (or `len_lookback_buffer` steps). With `cut=False`
+    episodes stay whole and the steps are balanced as far as that goes: a network with memory needs it, since its state
+    at a cut is not known. The given episodes are not changed. `ValueError` for `num_shards < 1`.
     """
     if num_shards < 1:
         raise ValueError(f"num_shards={num_shards}; it must be at least 1")
@@ -197,7 +202,7 @@ def shard_episodes(
         open_shards = [shard for shard in range(num_shards) if loads[shard] < room[shard]] or range(num_shards)
         shard = min(open_shards, key=loads.__getitem__)
         left = room[shard] - loads[shard]
-        if length > left:
+        if length > left and cut:
             rest = episode.slice(slice(left, length), len_lookback_buffer=len_lookback_buffer)
             insort(waiting, (length - left, order, rest), key=lambda w: w[:2])
             episode, length = episode.slice(slice(0, left)), left

@@ -57,5 +57,5 @@ def test_a_network_without_memory_cannot(algorithm):
 
 
 def test_stored_states_matter_where_sequences_are_shorter_than_the_delay():
-    """With sequences of one step no gradient flows through time, but what the state holds can be read out."""
+    """No gradient flows over the whole delay in sequences of two steps, but what the stored state holds is read."""
     assert last_actions(trained("ppo", "gru", max_seq_len=2)) == [0, 1]

@@ -210,6 +210,14 @@ def test_shard_episodes_cuts_one_that_would_overshoot_and_keeps_its_lookback():
     assert [second.len_lookback_buffer for _, (second,) in [shard_episodes([whole], 2, 1)]] == [1]
 
 
+def test_shard_episodes_without_cutting_keeps_them_whole_and_the_longest_first():
+    episodes = [episode(length) for length in (9, 2, 7, 4, 1)]
+    shards = shard_episodes(episodes, 2, cut=False)
+    assert [[len(piece) for piece in shard] for shard in shards] == [[9, 2], [7, 4, 1]]
+    assert {id(piece) for shard in shards for piece in shard} == {id(one) for one in episodes}
+    assert [len(shard) for shard in shard_episodes(episodes[:1], 3, cut=False)].count(1) == 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 30), max_size=12), shards=st.integers(1, 5))
 def test_shard_episodes_keeps_every_step_once_and_changes_no_episode(lengths, shards):
