@@ -33,7 +33,7 @@ CASES = {
         modules=("p0", "p1"),
         normalize=True,
         empty=True,
-        minibatch_size=8,
+        minibatch_size=20,
     ),
     "a2c, multi-agent batches": Case("a2c", CLIPPED, modules=("p0", "p1"), source="batch", shuffle=False),
     "a2c, shuffled": Case("a2c", {**CLIPPED, "normalize_advantages": True}, empty=True),
