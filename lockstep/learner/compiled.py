@@ -83,7 +83,7 @@ class CompiledUpdate:
         learner = self.learner
         reason = self._refusal()
         if reason is not None:
-            warnings.warn(f"compile=True: this gradient step runs eagerly, because {reason}", stacklevel=2)
+            _tell_eager(reason)
             return None
         from torch._inductor import compile as inductor_compile
         from torch._inductor import config as inductor_config
@@ -97,12 +97,18 @@ class CompiledUpdate:
 
         saved = [tensor.clone() for tensor in inputs]
         outer, learner.metrics = learner.metrics, type(learner.metrics)()
+        streams = learner.streams.get_state()
         try:
-            graph = make_fx(step)(*inputs)
+            with torch.random.fork_rng(devices=[]):
+                graph = make_fx(step)(*inputs)
         finally:
             learner.metrics = outer
+            learner.streams.set_state(streams)
             for tensor, before in zip(inputs, saved):
                 tensor.copy_(before)
+        if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
+            _tell_eager("it draws random numbers, and compiled code would not draw them from their streams")
+            return None
         for node in graph.graph.nodes:
             node.meta.clear()  # the trace's own shapes: the C++ wrapper would take them for the compiler's
         # tanh as 2 sigmoid(2x) - 1: its vector form is six times as fast, at an absolute error of 1e-7. The calls
@@ -122,7 +128,7 @@ class CompiledUpdate:
         other = [entry.key for entry in self.learner.optimizers if not entry.is_plain_adam]
         if other:
             return f"the optimizers {other} are not plain Adam"
-        if self.learner.config.nan_policy == "zero":
+        if any(self.learner.config_of(entry.module_id).nan_policy == "zero" for entry in self.learner.optimizers):
             return "nan_policy='zero' is not compiled"
         return None
 
@@ -162,6 +168,10 @@ class CompiledUpdate:
         finally:
             for entry, views in zip(entries, before):
                 entry.flat.grad_views = views
+
+
+def _tell_eager(reason: str) -> None:
+    warnings.warn(f"compile=True: this gradient step runs eagerly, because {reason}", stacklevel=2)
 
 
 class _Losses(nn.Module):

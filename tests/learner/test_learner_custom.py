@@ -162,9 +162,19 @@ class SgdLearner(MyLearner):
         self.register_optimizer(module_id=module_id, optimizer=torch.optim.SGD(params, lr=0.1), params=params)
 
 
+class NoisyLearner(MyLearner):
+    """Adds noise to its gradients, from a stream of its own."""
+
+    def postprocess_gradients(self, gradients):
+        stream = self.streams.torch("noise")
+        gradients = super().postprocess_gradients(gradients)
+        return {param: value + torch.randn(value.shape, generator=stream) for param, value in gradients.items()}
+
+
 @pytest.mark.parametrize(
     "cls, options, reason",
     [
+        (NoisyLearner, {}, "it draws random numbers"),
         (SgdLearner, {}, r"\['default_policy.default_optimizer'\] are not plain Adam"),
         (MyLearner, {"nan_policy": "zero"}, "nan_policy='zero' is not compiled"),
     ],
