@@ -403,3 +403,27 @@ def test_single_and_several_specs_modules_and_nothing_else_are_taken():
     with pytest.raises(TypeError, match=r"a MultiRLModuleSpec or a built module, not Linear; wrap_module\(\)"):
         ValueLearner(config=section, module_spec=nn.Linear(3, 3), framework=framework).build()
     assert differs(parameters(learner), parameters(value_learner(seed=4)))
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_step_where_the_host_must_not_wait_follows_the_same_policy(policy):
+    """The form of the step for a GPU, on the CPU: what is bad is found, counted and named without asking the device."""
+    learner = value_learner()
+    learner.update_from_batch(value_batch())
+    (entry,) = learner.optimizers
+    before, moments = parameters(learner), [tensor.clone() for tensor in entry.adam_state()]
+    for bad in (False, True):
+        entry.flat.grad.fill_(0.5)
+        if bad:
+            entry.flat.grad_views[2][0, 0] = float("inf")
+        skip = entry._look_on_device(policy)
+        assert (skip is None) == (policy == "zero")
+        if bad:
+            entry.fused_adam_(skip)
+            assert differs(before, parameters(learner)) == ([] if policy == "skip" else list(before))
+            same = [torch.equal(*pair) for pair in zip(moments, entry.adam_state())]
+            assert same == [policy == "skip"] * 3
+    assert float(entry.bad_steps) == 1
+    assert entry.flat.grad.isfinite().all() == (policy == "zero")
+    assert entry.take_bad_parameter() is entry.flat.params[2]
+    assert entry.take_bad_parameter() is None
