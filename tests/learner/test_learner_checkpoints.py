@@ -140,6 +140,17 @@ def test_results_after_restoring_are_those_without_it(tmp_path):
                 assert results[1][module_id][name] == number, (module_id, name)
 
 
+def test_registered_objects_are_copied_out_and_in():
+    learner, other = everything(updates=1), everything(seed=7, updates=0)
+    state = learner.get_state("registered")
+    advance(learner, 1)
+    assert len(state["registered"]["a/history"]["losses"]) == 1
+    other.set_state(state)
+    advance(other, 1)
+    assert len(state["registered"]["a/history"]["losses"]) == 1
+    assert len(other.registered["a/history"]["losses"]) == 2
+
+
 # -- components ---
 
 
