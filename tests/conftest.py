@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background of a shell inherits "ignore"
+
 
 @pytest.fixture
 def file_size_limit() -> Callable[[int], AbstractContextManager[None]]:

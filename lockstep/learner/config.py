@@ -114,12 +114,18 @@ class FrameworkSection:
     """compile the whole gradient step (about 10-20 s once, then under 2 s from the compiler's cache)"""
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
+    mixed_precision: bool = False
+    """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
     num_threads: int | None = None
     """threads of torch in this process; `None`: 1, which is fastest for small networks"""
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""
         choice("dtype", self.dtype, ("float32", "float64"))
+        if self.mixed_precision and self.dtype != "float32":
+            raise ValueError(
+                f"framework.mixed_precision=True needs framework.dtype='float32', not {self.dtype!r}; switch one off"
+            )
         if self.num_threads is not None:
             require("num_threads", self.num_threads, self.num_threads >= 1, "at least 1, or None")
 

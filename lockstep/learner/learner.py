@@ -15,6 +15,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, num_rows_of
+from lockstep.data.trees import map_tree
 from lockstep.learner import checkpointing, members, optimizer_methods
 from lockstep.learner.batches import tensors_of_batch, trajectories_by_module
 from lockstep.learner.compiled import CompiledUpdate
@@ -201,8 +202,12 @@ class Learner:
         return fwd_out, losses
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
-        """`{module_id: forward outputs}`."""
-        return {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
+        """`{module_id: forward outputs}`; computed in bfloat16 with `mixed_precision`, and float32 again after it."""
+        if not self.framework.mixed_precision:
+            return {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
+        with torch.autocast(self.device.type, torch.bfloat16):
+            outputs = {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
+        return map_tree(self.to_tensor, outputs)
 
     # -- hooks ---
 
