@@ -113,7 +113,7 @@ class RolloutStore:
         """`size` vector steps are written, and `obs` follows the last one; returns it from the store's own memory."""
         self.size = size
         self.write_obs(size, obs)
-        return _rows(self.obs, size)
+        return rows_of(self.obs, size)
 
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
         """Which rows of vector step `t` are transitions that count."""
@@ -185,7 +185,7 @@ class RolloutStore:
             truncated = ~flat_terminated[index]
             if truncated.any():
                 pieces_index.append(index[truncated])
-                pieces_obs.append(_rows(obs, truncated))
+                pieces_obs.append(rows_of(obs, truncated))
         return Trajectories(
             obs=map_tree(lambda leaf: leaf[:size], self.obs),
             actions=self.actions[:size],
@@ -206,7 +206,7 @@ class RolloutStore:
         return RolloutEpisodes(self)
 
     def _obs_at(self, t: int, envs: np.ndarray) -> Tree:
-        return _rows(self.obs, (t, envs))
+        return rows_of(self.obs, (t, envs))
 
     def _ends(self) -> np.ndarray:
         """[T, B] bool: an episode ended here, or was left by a reset."""
@@ -270,7 +270,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
         if self._items is None:
             store = self.store
             final = {
-                int(row): _rows(obs, k)
+                int(row): rows_of(obs, k)
                 for index, obs in zip(store.final_index, store.final_obs)
                 for k, row in enumerate(index)
             }
@@ -297,8 +297,8 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
             first = number == 0
             episode = SingleAgentEpisode.view(
                 id_=str(int(store.episode_ids[b]) if first else first_new + number - 1),
-                observations=_rows(store.obs, (slice(start, stop), b)),
-                last_observation=_rows(store.obs, (stop, b)) if last is None else last,
+                observations=rows_of(store.obs, (slice(start, stop), b)),
+                last_observation=rows_of(store.obs, (stop, b)) if last is None else last,
                 actions=store.actions[start:stop, b],
                 rewards=store.rewards[start:stop, b],
                 terminated=bool(store.terminateds[stop - 1, b]),
@@ -309,7 +309,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
             )
             episode._source = self
             if start == 0 and store.state_in is not None:
-                episode.custom_data[Columns.STATE_IN] = {"t": episode.t_started, "state": _rows(store.state_in, b)}
+                episode.custom_data[Columns.STATE_IN] = {"t": episode.t_started, "state": rows_of(store.state_in, b)}
             yield episode
 
 
@@ -323,6 +323,6 @@ def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:
     return np.empty((*leading, *space.shape), space.dtype)
 
 
-def _rows(tree: Tree, index: Any) -> Tree:
+def rows_of(tree: Tree, index: Any) -> Tree:
     """`leaf[index]` of every leaf."""
     return map_tree(lambda leaf: leaf[index], tree)

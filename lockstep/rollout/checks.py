@@ -11,8 +11,11 @@ from lockstep.data.trees import named_leaves
 from lockstep.rollout.errors import MalformedBufferError
 
 
-def check_finite(store: RolloutStore, first: int) -> None:
-    """Raises `MalformedBufferError` naming environment, step and column; looks at the new rows only."""
+def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None:
+    """Raises `MalformedBufferError` naming environment, step and column; looks at the new rows only.
+
+    `steps_before`: vector steps of this collect that are not in the store any more.
+    """
     new = slice(first, store.size)
     columns = [("rewards", store.rewards[new]), ("actions", store.actions[new])]
     columns += [(name, leaf[first : store.size + 1]) for name, leaf in named_leaves("obs", store.obs)]
@@ -20,13 +23,13 @@ def check_finite(store: RolloutStore, first: int) -> None:
         where = _not_finite(column)
         if where is not None:
             t, b = (int(i) for i in where[:2])
-            _refuse(name, t, b, column[t, b])
+            _refuse(name, steps_before + t, b, column[t, b])
     for index, obs in zip(store.final_index, store.final_obs):
         for name, leaf in named_leaves("final_obs", obs):
             where = _not_finite(leaf)
             if where is not None and index[where[0]] >= first * store.num_envs:
                 t, b = divmod(int(index[where[0]]), store.num_envs)
-                _refuse(name, t - first, b, leaf[where[0]])
+                _refuse(name, steps_before + t - first, b, leaf[where[0]])
 
 
 def _not_finite(column: np.ndarray) -> np.ndarray | None:

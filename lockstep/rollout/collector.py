@@ -13,8 +13,10 @@ from lockstep.connectors import FrameStack
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
+from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import check_finite
 from lockstep.rollout.memory import Memory, RememberingPolicy
+from lockstep.rollout.replay_writer import ReplayWriter
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -63,15 +65,15 @@ class Collector:
     `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
     stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
     everywhere where `exploration_noise` is set. `on_step_hook(step_result)` and
-    `on_episode_done_hook(env_index, episode_return, length)` observe. A collect that fails leaves no row behind; the
-    next one begins new episodes.
+    `on_episode_done_hook(env_index, episode_return, length)` observe. A collect that fails leaves no row behind (of a
+    `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece); the next one begins new episodes.
     """
 
     def __init__(
         self,
         policy: ActingPolicy,
         env: Any,
-        buffer: RolloutStore | None = None,
+        buffer: RolloutStore | ReplayBuffer | None = None,
         exploration_noise: bool = False,
         on_step_hook: Callable[[StepResult], None] | None = None,
         on_episode_done_hook: Callable[[int, float, int], None] | None = None,
@@ -86,17 +88,15 @@ class Collector:
         self.frame_stack = FrameStack(frame_stack, space) if frame_stack > 1 else None
         self.observation_space = space if self.frame_stack is None else self.frame_stack.observation_space
         policy.check_spaces(self.env.observation_space, self.env.action_space)
-        if buffer is not None and buffer.num_envs != self.num_envs:
-            raise ValueError(f"buffer.num_envs={buffer.num_envs} does not fit the {self.num_envs} environments")
+        self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
+        remembers = getattr(policy, "is_stateful", False)
+        self.memory = Memory(cast(RememberingPolicy, policy), self.num_envs) if remembers else None
         self.buffer = buffer
         self.exploration_noise = exploration_noise
         self.on_step_hook = on_step_hook
         self.on_episode_done_hook = on_episode_done_hook
-        self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
         self.streams = streams or RandomStreams(0)
         self.num_resets = 0
-        remembers = getattr(policy, "is_stateful", False)
-        self.memory = Memory(cast(RememberingPolicy, policy), self.num_envs) if remembers else None
         self._obs: Any = None
         self._returns = np.zeros(self.num_envs, np.float64)
         self._lengths = np.zeros(self.num_envs, np.int64)
@@ -108,6 +108,25 @@ class Collector:
     def num_envs(self) -> int:
         """Number of environments."""
         return self.env.num_envs
+
+    @property
+    def buffer(self) -> RolloutStore | ReplayBuffer | None:
+        """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects."""
+        return self.store.buffer if isinstance(self.store, ReplayWriter) else self.store
+
+    @buffer.setter
+    def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
+        self.store: RolloutStore | None
+        if isinstance(buffer, ReplayBuffer):
+            if self.memory is not None:
+                raise ValueError("a recurrent policy cannot collect into a replay buffer; use a RolloutStore")
+            spaces = self.observation_space, self.env.action_space
+            check = self.raise_on_nan_in_buffer
+            self.store = ReplayWriter(buffer, NOISE_CHUNK, self.num_envs, *spaces, raise_on_nan=check)
+        elif buffer is not None and buffer.num_envs != self.num_envs:
+            raise ValueError(f"buffer.num_envs={buffer.num_envs} does not fit the {self.num_envs} environments")
+        else:
+            self.store = buffer
 
     # -- resets ---
 
@@ -129,16 +148,18 @@ class Collector:
         self._lengths[:] = 0
         if self.memory is not None:
             self.memory.forget()
-        if self.buffer is not None:
-            if self.buffer.size:
-                self.buffer.cut()
+        if self.store is not None:
+            if self.store.size:
+                self.store.cut()
             else:
-                self.buffer.restart()
+                self.store.restart()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empties the buffer."""
-        if self.buffer is not None:
-            self.buffer.clear()
+        if self.store is not None:
+            self.store.clear()
+        if isinstance(self.store, ReplayWriter):
+            self.store.buffer.reset(keep_statistics)
         if not keep_statistics:
             self._ended.clear()
 
@@ -183,15 +204,15 @@ class Collector:
                 steps = self._collect_steps(-(-amount // self.num_envs), random)
             else:
                 steps = self._collect_episodes(amount, random)
-            if self.buffer is not None and self.raise_on_nan_in_buffer:
-                check_finite(self.buffer, first)
+            if self.store is not None and self.raise_on_nan_in_buffer:
+                check_finite(self.store, first)
         except BaseException:
             self._obs = None
-            if self.buffer is not None:
-                self.buffer.drop_after(first)
+            if self.store is not None:
+                self.store.drop_after(first)
             raise
         if self.memory is not None:
-            self.memory.end_collect(self.buffer)
+            self.memory.end_collect(self.store)
         seconds = time.perf_counter() - started
         self.collect_step += steps
         self.collect_episode += len(self._ended)
@@ -209,12 +230,14 @@ class Collector:
     def _begin_collect(self) -> int:
         """Rows that are in the buffer already; an empty one is told what came before its first row."""
         if self.memory is not None:
-            self.memory.begin_collect(self.buffer)
-        if self.buffer is None:
+            self.memory.begin_collect(self.store)
+        if self.store is None:
             return 0
-        if self.buffer.size == 0:
-            self.buffer.t_started[:] = self._lengths
-        return self.buffer.size
+        if self.store.size == 0:
+            self.store.t_started[:] = self._lengths
+        if isinstance(self.store, ReplayWriter):
+            self.store.steps_before = 0
+        return self.store.size
 
     def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
         """The policy's `act` and the environments' `step`; of a recurrent policy, with its memory around them."""
@@ -261,7 +284,7 @@ class Collector:
 
     def _run(self, num_vector_steps: int, random: bool) -> int:
         """The hot loop: act, step, store."""
-        policy, store, counting, num_envs = self.policy, self.buffer, self._counting, self.num_envs
+        policy, store, counting, num_envs = self.policy, self.store, self._counting, self.num_envs
         to_env, clock, (act, env_step) = policy.to_env, time.perf_counter, self._act_and_step()
         returns, lengths, obs = self._returns, self._lengths, self._obs
         noise = None
@@ -317,9 +340,9 @@ class Collector:
         if final is None:
             return obs
         indices, final_obs = final
-        if self.buffer is not None:
-            self.buffer.final_index.append(t * self.num_envs + np.asarray(indices, np.int64))
-            self.buffer.final_obs.append(map_tree(np.copy, final_obs))
+        if self.store is not None:
+            self.store.final_index.append(t * self.num_envs + np.asarray(indices, np.int64))
+            self.store.final_obs.append(map_tree(np.copy, final_obs))
         for b in indices:
             episode = (float(self._returns[b]), int(self._lengths[b]))
             self._returns[b], self._lengths[b] = 0.0, 0
@@ -347,7 +370,7 @@ class Collector:
 
     def get_state(self) -> dict[str, Any]:
         """Environments (None where they cannot tell their state), running episodes, random streams, counters."""
-        if self.buffer is not None and self.buffer.size:
+        if self.store is not None and self.store.size:
             raise ValueError(
                 "a collector can be saved between an update and the next collect only, not with data in it"
             )
@@ -360,7 +383,7 @@ class Collector:
             "num_resets": self.num_resets,
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
             "frame_stack": None if self.frame_stack is None else self.frame_stack.get_state(),
-            "buffer": None if self.buffer is None else self.buffer.get_state(),
+            "buffer": None if self.store is None else self.store.get_state(),
             "memory": None if self.memory is None else self.memory.get_state(),
         }
 
@@ -369,8 +392,8 @@ class Collector:
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
-        if self.buffer is not None and state["buffer"] is not None:
-            self.buffer.set_state(state["buffer"])
+        if self.store is not None and state["buffer"] is not None:
+            self.store.set_state(state["buffer"])
         self._obs = None  # without a state of the environments the next collect begins new episodes
         if state["env"] is None:
             return

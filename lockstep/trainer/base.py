@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lockstep.algorithms.policy import Policy
+from lockstep.data.rollout import RolloutStore
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.rollout.collector import Collector
 from lockstep.tracking import BaseLogger, LazyLogger
@@ -161,7 +162,8 @@ class BaseTrainer:
         if reset_collectors:
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
-                    collector.reset(reset_buffer=reset_buffer or collector is self.train_collector)
+                    rollout = collector is self.train_collector and isinstance(collector.buffer, RolloutStore)
+                    collector.reset(reset_buffer=reset_buffer or rollout)
 
     def run(self) -> InfoStats:
         """Runs to the end. Ctrl-C ends it in the same orderly way; any other error after a last checkpoint, too."""

@@ -65,6 +65,8 @@ class OnpolicyTrainer(BaseTrainer):
             train_collector.buffer = RolloutStore(
                 num_steps, envs, train_collector.observation_space, train_collector.env.action_space
             )
+        if not isinstance(train_collector.buffer, RolloutStore):
+            raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
         self.buffer = train_collector.buffer
 
     def _training_step(self) -> None:

@@ -1,0 +1,92 @@
+"""`ReplayWriter`: takes what a collector writes, as a rollout store does, and hands it on to a replay buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.data.columns import Columns
+from lockstep.data.rollout import RolloutStore, rows_of
+from lockstep.data.trees import leaves, map_tree
+from lockstep.replay import ReplayBuffer
+from lockstep.rollout.checks import check_finite
+
+Tree = Any
+
+
+class ReplayWriter(RolloutStore):
+    """The rollout store of a collector whose buffer is a `ReplayBuffer`.
+
+    It holds the vector steps of one piece of a collect (at most `num_steps`). When the observation after the last of
+    them is known (`end`), each becomes one `add`: with the true final observations, without the rows that only reset an
+    environment or do not count. Then it is empty again. With `raise_on_nan` the piece is looked at before, and a piece
+    with a value that is not finite is not stored at all.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        num_steps: int,
+        num_envs: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        raise_on_nan: bool = True,
+    ) -> None:
+        if buffer.buffer_num != num_envs:
+            raise ValueError(
+                f"the buffer has {buffer.buffer_num} sub-buffers, and there are {num_envs} environments; "
+                f"use VectorReplayBuffer(total_size, buffer_num={num_envs})"
+            )
+        super().__init__(num_steps, num_envs, observation_space, action_space)
+        self.buffer, self.raise_on_nan = buffer, raise_on_nan
+        self.steps_before = 0
+        """vector steps of the present collect that were handed on already"""
+
+    def end(self, size: int, obs: Tree) -> Tree:
+        """Hands the `size` vector steps on, of which `obs` follows the last. Raises `MalformedBufferError`."""
+        following = super().end(size, obs)
+        if self.raise_on_nan:
+            check_finite(self, 0, self.steps_before)
+        self._hand_on()
+        self.steps_before += size
+        self._empty()
+        return following
+
+    def _hand_on(self) -> None:
+        finals = {int(index[0]) // self.num_envs: (index, obs) for index, obs in zip(self.final_index, self.final_obs)}
+        for t in range(self.size):
+            following = rows_of(self.obs, t + 1)
+            if t in finals:
+                index, final_obs = finals[t]
+                following = map_tree(np.copy, following)
+                for leaf, final in zip(leaves(following), leaves(final_obs)):
+                    leaf[index - t * self.num_envs] = final
+            batch = {
+                Columns.OBS: rows_of(self.obs, t),
+                Columns.ACTIONS: self.actions[t],
+                Columns.REWARDS: self.rewards[t],
+                Columns.TERMINATEDS: self.terminateds[t],
+                Columns.TRUNCATEDS: self.truncateds[t],
+                Columns.NEXT_OBS: following,
+            }
+            rows = None if self.all_valid else np.flatnonzero(self.valid[t])
+            if rows is None or len(rows) == self.num_envs:
+                self.buffer.add(batch)
+            elif len(rows):
+                self.buffer.add(rows_of(batch, rows), rows)
+
+    def restart(self) -> None:
+        """The environments begin new episodes: nothing in the buffer reaches across."""
+        super().restart()
+        self.buffer.cut()
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing: the buffer is saved beside the collector."""
+        return {}
+
+    def set_state(self, state: Any) -> None:
+        """Empty, as it always is between two collects."""
+        self._empty()
