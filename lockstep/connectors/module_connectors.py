@@ -35,7 +35,7 @@ class ModuleConnectors:
         """Rewards `[T, B]` as the estimator reads them; takes them into the statistics first."""
         if self.rewards is None:
             return trajectories.rewards
-        seen = self.rewards.moments_of(trajectories.rewards, trajectories.dones, trajectories.valid)
+        seen = self.rewards.moments_of(trajectories.rewards, trajectories.dones, trajectories.valid, trajectories.owned)
         self.rewards.moments.merge(seen if self.join is None else self.join(seen))
         return self.rewards.scale(trajectories.rewards)
 

@@ -49,8 +49,17 @@ class NormalizeRewards:
         """
         self.moments.merge(self.moments_of(rewards, dones, valid))
 
-    def moments_of(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> RunningMoments:
-        """Moments of the running returns of these steps alone, to be merged into `moments`. Moves the returns."""
+    def moments_of(
+        self,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        valid: np.ndarray | None = None,
+        counting: np.ndarray | None = None,
+    ) -> RunningMoments:
+        """Moments of the running returns of these steps alone, to be merged into `moments`. Moves the returns.
+
+        `counting`: None, or bool `[T, B]`; other rows are part of the returns, but another learner counts them.
+        """
         if rewards.ndim != 2 or dones.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
             shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
             raise ValueError(f"NormalizeRewards takes arrays of one shape [T, B], got {shapes}")
@@ -65,7 +74,8 @@ class NormalizeRewards:
             running = running * keeps[t]
         self._returns = np.array(running)
         seen = RunningMoments()
-        seen.update(returns.reshape(-1) if valid is None else returns[valid])
+        chosen = valid if counting is None else counting if valid is None else counting & valid
+        seen.update(returns.reshape(-1) if chosen is None else returns[chosen])
         return seen
 
     def scale(self, rewards: np.ndarray) -> np.ndarray:

@@ -48,6 +48,10 @@ class Trajectories:
     """[P] int64 indices into the flat rows: pieces that begin with a stored recurrent state"""
     states: Tree = None
     """{name: [P, ...]} those states, as they were before the rows"""
+    owned: np.ndarray | None = None
+    """[T, B] bool: the rows to train on, where the others only complete their episodes; None for all"""
+    positions: np.ndarray | None = None
+    """[N] int64: the numbers of the own transitions in the whole that they are a shard of; None: one after another"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,12 +60,15 @@ class Trajectories:
 
     @property
     def num_rows(self) -> int:
-        """Number of real transitions."""
-        return self.rewards.size if self.valid is None else int(np.count_nonzero(self.valid))
+        """Number of real transitions to train on."""
+        rows = self.rows()
+        return self.rewards.size if rows is None else len(rows)
 
     def rows(self) -> np.ndarray | None:
-        """Flat indices of the real transitions, `None` for all of them."""
-        return None if self.valid is None else np.flatnonzero(self.valid)
+        """Flat indices of the real transitions to train on, `None` for all rows."""
+        if self.owned is None:
+            return None if self.valid is None else np.flatnonzero(self.valid)
+        return np.flatnonzero(self.owned if self.valid is None else self.owned & self.valid)
 
     def flat_obs(self) -> Tree:
         """Observations `[T * B, ...]`, a view."""

@@ -95,3 +95,8 @@ def update_learner(learner: Learner, request: UpdateRequest) -> Results:
     if request.return_state and learner.reducer.rank == 0:
         results[STATE_AFTER_UPDATE] = {mid: module.get_state() for mid, module in learner.module.items()}
     return results
+
+
+def modules_with_memory(learner: Learner) -> dict[str, bool]:
+    """`{module_id: has it memory?}`, as `shards_of` needs it."""
+    return {module_id: module.is_stateful() for module_id, module in learner.module.items()}

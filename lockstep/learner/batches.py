@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from lockstep.data.columns import Columns, is_state_column
-from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
-from lockstep.data.multi_agent_episode import MultiAgentEpisode
-from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
+from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner.batch_checks import check_columns
 from lockstep.learner.recurrent import columns_of_sequences
+from lockstep.learner.shards import EpisodeParts, parts_of_episodes
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -44,37 +42,19 @@ def tensors_of_batch(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> 
 def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[dict[str, Trajectories], int]:
     """Trajectories of the modules that have steps and are to learn, in the learner's order, and the environment steps.
 
-    `episodes`: `SingleAgentEpisode`s (each for its `module_id`, or for the only module), `MultiAgentEpisode`s (each
-    agent's steps for its module; an environment step counts once, however many agents acted), or the views on one
-    rollout store, which are read without a copy. Raises `TypeError` for something else, `KeyError` for unknown
-    modules, `ValueError` where an episode does not say which of several modules it is for.
+    `episodes` and errors: see `parts_of_episodes`; and `KeyError` for unknown modules.
     """
-    if isinstance(episodes, RolloutEpisodes):
-        steps = episodes.num_steps()
-        ids = _to_train(learner, {_only_module(learner, "episodes of a rollout store"): None}) if steps else []
-        for module_id in ids:
-            _note_sampler(learner, module_id, np.full(steps, episodes.store.weights_seq_no))
-        return {module_id: episodes.trajectories() for module_id in ids}, steps
-    pieces: dict[str, list[SingleAgentEpisode]] = {}
-    env_steps = 0
-    for position, episode in enumerate(episodes):
-        for module_id, piece in _pieces_of(learner, episode, position):
-            if len(piece):
-                pieces.setdefault(module_id, []).append(piece)
-        env_steps += episode.env_steps()
-    ids = _to_train(learner, pieces)
-    for module_id in ids:
-        versions = [version for piece in pieces[module_id] if (version := _versions_of(piece)) is not None]
-        if versions:
-            _note_sampler(learner, module_id, np.concatenate(versions))
-    return {mid: trajectories_from_episodes(pieces[mid]) for mid in ids}, env_steps
-
-
-def _versions_of(piece: SingleAgentEpisode) -> np.ndarray | None:
-    try:
-        return np.asarray(piece.get_extra_model_outputs(Columns.WEIGHTS_SEQ_NO))
-    except KeyError:
-        return None
+    given: Any = episodes  # of a group: the learner's share as arrays
+    parts = (
+        given
+        if isinstance(given, EpisodeParts)
+        else parts_of_episodes(given, learner.module, lambda ids: _to_train(learner, ids))
+    )
+    ids = _to_train(learner, parts.trajectories)
+    for module_id, versions in parts.versions.items():
+        if module_id in learner.module and learner.should_module_be_updated(module_id):
+            _note_sampler(learner, module_id, versions)
+    return {mid: parts.trajectories[mid] for mid in ids}, parts.env_steps
 
 
 def _note_sampler(learner: Learner, module_id: str, versions: np.ndarray | torch.Tensor) -> None:
@@ -83,26 +63,7 @@ def _note_sampler(learner: Learner, module_id: str, versions: np.ndarray | torch
     learner.metrics.set_share(module_id, len(versions), diff_num_grad_updates_vs_sampler_policy=ago)
 
 
-def _pieces_of(learner: Learner, episode: Any, position: int) -> list[tuple[str, SingleAgentEpisode]]:
-    if isinstance(episode, SingleAgentEpisode):
-        named = episode.module_id
-        return [
-            (named or _only_module(learner, f"the episode at position {position}, which has no module_id"), episode)
-        ]
-    if isinstance(episode, MultiAgentEpisode):
-        return [(episode.module_for(agent), piece) for agent, piece in episode.agent_episodes.items()]
-    raise TypeError(
-        f"position {position} is a {type(episode).__name__}; a SingleAgentEpisode or MultiAgentEpisode is needed"
-    )
-
-
-def _only_module(learner: Learner, what: str) -> str:
-    if len(learner.module) != 1:
-        raise ValueError(f"this learner has the modules {sorted(learner.module)}; {what} fits one module only")
-    return next(iter(learner.module))
-
-
-def _to_train(learner: Learner, parts: Mapping[str, Any]) -> list[str]:
+def _to_train(learner: Learner, parts: Collection[str]) -> list[str]:
     """Ids of the modules that have a part and are to learn, in the learner's order; `KeyError` for unknown ones."""
     unknown = sorted(set(parts) - set(learner.module))
     if unknown:

@@ -90,7 +90,7 @@ def run_update(
     `trajectories`: by module, what the columns were made from (if anything); statistics take them in at the end.
     """
     started = time.perf_counter()
-    plan = plan_update(learner, columns, agreed.stand_ins)
+    plan = plan_update(learner, columns, agreed.stand_ins, trajectories)
     learner.before_gradient_based_update(timesteps=options.timesteps)
     trained = dict.fromkeys(columns, 0)
     shuffle = options.shuffle_batch_per_epoch and options.minibatch_size is not None

@@ -1,8 +1,8 @@
 """What the learners agree on before an update, so that none waits for one that left.
 
 Each learner holds one shard of the rows (maybe none). They tell one another how many rows of which module they have;
-the rows of all shards, one after another by rank, are numbered globally, and each minibatch is a set of global
-numbers. A learner trains on those that lie in its shard.
+the rows of all shards are numbered globally (one after another by rank, or as the shard of a whole rollout says), and
+each minibatch is a set of global numbers. A learner trains on those that lie in its shard.
 
 A learner that has no row of a module in a minibatch still makes the same calls: on a copy of some real row that weighs
 nothing (a *stand-in*). So a loss sees at least one row, and everybody meets in the same sums.
@@ -129,8 +129,10 @@ def _donor(counts: list[int]) -> int:
     return min((rank for rank, rows in enumerate(counts) if rows), key=counts.__getitem__)
 
 
-def plan_update(learner: Learner, columns: Parts, stand_ins: frozenset[str]) -> UpdatePlan:
-    """Numbers the rows of all learners; `columns` are this learner's."""
+def plan_update(
+    learner: Learner, columns: Parts, stand_ins: frozenset[str], trajectories: Mapping[str, Trajectories]
+) -> UpdatePlan:
+    """Numbers the rows of all learners; `columns` are this learner's, made from `trajectories` (if anything)."""
     own = {mid: 0 if mid in stand_ins else num_rows_of(next(iter(part.values()))) for mid, part in columns.items()}
     reducer = learner.reducer
     if reducer.world_size == 1:
@@ -141,7 +143,9 @@ def plan_update(learner: Learner, columns: Parts, stand_ins: frozenset[str]) -> 
     for mid, rows in own.items():
         begin = sum(item[mid] for item in counts[: reducer.rank])
         lookup[mid] = np.full(total[mid], -1, np.int64)
-        lookup[mid][begin : begin + rows] = np.arange(rows)
+        part = None if mid in stand_ins else trajectories.get(mid)
+        given = None if part is None else part.positions
+        lookup[mid][slice(begin, begin + rows) if given is None else given] = np.arange(rows)
     return UpdatePlan(total, own, stand_ins, lookup)
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lockstep.data.minibatch import shard_batch, shard_episodes
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
@@ -40,16 +39,6 @@ def num_steps_of(data: Any) -> int:
     if hasattr(data, "env_steps"):
         return int(data.env_steps())
     return sum(num_steps_of(item) for item in data) if isinstance(data, list | tuple) else 0
-
-
-def shards_of(data: Any, num_learners: int, *, cut: bool = True) -> list[Any]:
-    """One shard for each learner: episodes balanced by steps, batches by rows (or sequences); some may be empty.
-
-    Views where possible; the data are not changed. `cut=False` keeps episodes whole, for modules with memory.
-    """
-    if isinstance(data, SampleBatch | MultiAgentBatch):
-        return shard_batch(data, num_learners)
-    return shard_episodes(list(data), num_learners, cut=cut)
 
 
 def frozen_data(data: Any) -> Any:

@@ -20,12 +20,12 @@ from learner_parts import (
     value_learner,
 )
 
-from lockstep import LearnerGroup
+from lockstep import LearnerGroup, RolloutStore
 from lockstep.data.multi_agent_batch import MultiAgentBatch
-from lockstep.learner.backend import LearnerBackend, update_learner
+from lockstep.learner.backend import LearnerBackend, modules_with_memory, update_learner
 from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer
-from lockstep.learner.requests import shards_of
+from lockstep.learner.shards import shards_of
 from lockstep.modules import MultiRLModuleSpec
 
 
@@ -151,11 +151,10 @@ class ThreadBackend:
 
     def __init__(self, folder, size, config):
         self.pool = ThreadPoolExecutor(size)
-        made = [
-            self.pool.submit(lambda rank: config.build_learner(reducer=DistributedReducer(rank, size, folder)), rank)
-            for rank in range(size)
-        ]
-        self.learners = [future.result(30) for future in made]
+        self.learners = []
+        reducers = self._all(lambda rank: DistributedReducer(rank, size, folder), [(rank,) for rank in range(size)])
+        for reducer in reducers:  # one after another: initial weights are drawn from torch's one generator
+            self.learners.append(config.build_learner(reducer=reducer))
 
     def __len__(self):
         return len(self.learners)
@@ -164,7 +163,7 @@ class ThreadBackend:
         return [future.result(30) for future in [self.pool.submit(func, *each) for each in args]]
 
     def update(self, request):
-        shards = shards_of(request.data, len(self))
+        shards = shards_of(request.data, len(self), self.first(modules_with_memory))
         parts = [type(request)(request.kind, shard, request.options, request.return_state) for shard in shards]
         return self._all(update_learner, zip(self.learners, parts))
 
@@ -189,6 +188,59 @@ def three(tmp_path):
     backend: LearnerBackend = ThreadBackend(tmp_path / "store", 3, ppo_config().debugging(seed=0))
     with LearnerGroup(backend) as group:
         yield group
+
+
+def assert_trains_as_one(folder, config, size, updates, data, *, atol=1e-12, **options):
+    """A group of `size` learners and one learner, handed the same `data(update)`, end with the same parameters."""
+    one = config.build_learner_group()
+    with LearnerGroup(ThreadBackend(folder, size, config)) as several:
+        for update in range(updates):
+            given = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": update % 2 == 0, **options}
+            results = several.update_from_episodes(data(update), **given)
+            expected = one.update_from_episodes(data(update), **given)
+        for name in ("policy_loss", "vf_explained_var", "num_module_steps_trained"):
+            assert results[MODULE][name] == pytest.approx(expected[MODULE][name], abs=1e-9), name
+        assert results[ALL]["num_env_steps_trained"] == expected[ALL]["num_env_steps_trained"]
+        weights_near(several, one)
+
+
+@pytest.mark.parametrize(("size", "memory"), [(2, None), (3, None), (3, "lstm")])
+def test_group_trains_one_list_of_unequal_episodes_as_one_learner_does(tmp_path, size, memory):
+    config = ppo_config(normalize_advantages="batch", grad_clip=0.1, lr=1e-2).debugging(seed=0)
+    config.environment(normalize_observations=True, normalize_rewards=True)
+    if memory:
+        config.rl_module(model_config={"recurrent": memory, "recurrent_size": 4, "max_seq_len": 4})
+
+    def given(update):
+        rng = np.random.default_rng(update)
+        lengths = [int(rng.integers(1, 9)), 25, *(int(n) for n in rng.integers(1, 6, size=3))]
+        return episodes(lengths, ("open", "truncated", "terminated", "truncated", "open"), seed=update)
+
+    assert_trains_as_one(tmp_path / "store", config, size, 20, given)
+
+
+@pytest.mark.parametrize(("size", "num_envs", "listed"), [(2, 3, False), (3, 2, True), (3, 1, False)])
+def test_group_trains_a_whole_rollout_as_one_learner_does(tmp_path, size, num_envs, listed):
+    config = ppo_config(normalize_advantages="batch", lr=1e-2).debugging(seed=0)
+
+    def given(update):
+        rng = np.random.default_rng(update)
+        store = RolloutStore(10, num_envs, BOX, THREE)
+        for t in range(10):
+            store.write_obs(t, rng.normal(size=(num_envs, 3)).astype(np.float32))
+            ended = rng.random(num_envs) < 0.2
+            store.write_step(
+                t, rng.integers(3, size=num_envs), rng.normal(size=num_envs), ended, np.zeros(num_envs, bool)
+            )
+            if ended.any():
+                store.final_index.append(t * num_envs + np.flatnonzero(ended))
+                store.final_obs.append(rng.normal(size=(int(ended.sum()), 3)).astype(np.float32))
+            if t in (3, 7):
+                store.mark_valid(t, np.arange(num_envs) > 0, None)
+        store.end(10, rng.normal(size=(num_envs, 3)).astype(np.float32))
+        return list(store.episodes()) if listed else store.episodes()
+
+    assert_trains_as_one(tmp_path / "store", config, size, 20, given)
 
 
 def weights_near(group, other):
@@ -229,12 +281,13 @@ def test_group_of_three_learners_answers_every_method(three):
 
 def test_shards_hold_every_step_once_and_leave_the_data_unchanged():
     given = episodes()
-    shards = shards_of(given, 5)
+    shards = shards_of(given, 5, {MODULE: False})
     assert [len(episode) for episode in given] == [3, 5, 4]
-    assert sum(len(episode) for shard in shards for episode in shard) == 12
-    assert [sum(len(episode) for episode in shard) for shard in shards] == [2, 2, 2, 3, 3]
-    assert [len(part) for part in shards_of(value_batch(7), 3)] == [2, 2, 3]
-    assert [part.env_steps() for part in shards_of(both(), 2)] == [3, 3]
+    owned = [shard.trajectories[MODULE].num_rows for shard in shards]
+    assert owned == [shard.env_steps for shard in shards] == [2, 2, 3, 2, 3]
+    assert np.concatenate([shard.trajectories[MODULE].positions for shard in shards]).tolist() == list(range(12))
+    assert [len(part) for part in shards_of(value_batch(7), 3, {})] == [2, 2, 3]
+    assert [part.env_steps() for part in shards_of(both(), 2, {})] == [3, 3]
 
 
 def test_learner_of_a_configuration_can_be_one_of_several(tmp_path):
