@@ -87,7 +87,10 @@ def build_learner(
     config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None, reducer: Reducer | None = None
 ) -> Learner:
     """A built learner with its module and connectors; with a `reducer` one of several that act as one."""
+    if spaces is not None and not (isinstance(spaces, tuple | list) and len(spaces) == 2):
+        raise TypeError(f"spaces={spaces!r}; give (observation space, action space)")
     if config.env is None and env is None and spaces is None:
+        config.sections["rl_module"].validate()
         spaces = declared_spaces(config)
     if config.env is None and (env is not None or spaces is not None):
         section = config.sections["environment"]
@@ -109,6 +112,8 @@ def build_learner(
         raise ValueError(f"algorithm_config_overrides_per_module names {unknown}; the modules are {sorted(modules)}")
     training = config.sections["training"]
     learner_class = training.learner_class or config.learner_class
+    if not issubclass(learner_class, Learner):
+        raise TypeError(f"training.learner_class={learner_class.__name__} must be a subclass of Learner")
     learner = learner_class(
         config=training,
         module_spec=config.rl_module_spec

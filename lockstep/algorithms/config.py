@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy as copying
 import difflib
-import importlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from gymnasium.spaces import Space
-
 from lockstep.algorithms.build import build_collector, build_learner, build_policy
 from lockstep.algorithms.module_specs import check_multi_agent, checked_policies, module_specs
+from lockstep.algorithms.plain_values import from_plain, to_plain
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import (
     FrameworkSection,
@@ -31,7 +29,6 @@ from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.spaces import space_from_dict, space_to_dict
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.tracking.config import CheckpointingSection, DebuggingSection, ReportingSection
 
@@ -100,7 +97,9 @@ class AlgorithmConfig:
         if isinstance(given, Mapping):
             now = self.sections["rl_module"].model_config
             own_network = options.get("rl_module_spec") or self.sections["rl_module"].rl_module_spec
-            if own_network is None and isinstance(now, ModelConfig):
+            if given.keys() == ModelConfig().to_dict().keys():  # whole, as `to_dict` writes it
+                options = {**options, "model_config": ModelConfig.of(given)}
+            elif own_network is None and isinstance(now, ModelConfig):
                 options = {**options, "model_config": ModelConfig.of({**now.to_dict(), **given})}
         return self.set_section("rl_module", options)
 
@@ -235,7 +234,7 @@ class AlgorithmConfig:
         """All options as plain JSON values: `{"algorithm": ..., section: {option: value}}`."""
         out: dict[str, Any] = {"algorithm": self.algorithm}
         for name, section in self.sections.items():
-            out[name] = {f.name: _plain(f"{name}.{f.name}", getattr(section, f.name)) for f in fields(section)}
+            out[name] = {f.name: to_plain(f"{name}.{f.name}", getattr(section, f.name)) for f in fields(section)}
         return out
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -254,7 +253,7 @@ class AlgorithmConfig:
                 continue
             if name not in self.sections or not isinstance(options, Mapping):
                 raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
-            getattr(self, name)(**{key: _revived(value) for key, value in options.items()})
+            getattr(self, name)(**{key: from_plain(value) for key, value in options.items()})
         return self
 
     # -- checks and builds ---
@@ -353,39 +352,5 @@ class AlgorithmConfig:
     @staticmethod
     def _suggest(name: str, known: list[str]) -> str:
         elsewhere = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
-        near = elsewhere or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        near = elsewhere or difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.5)
         return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are {', '.join(sorted(known))}"
-
-
-def _plain(path: str, value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(path, asdict(value))
-    if isinstance(value, Space):  # before Mapping, which a Dict space is too
-        return {"__space__": space_to_dict(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(f"{path}.{key}", part) for key, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(path, part) for part in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    name = getattr(value, "__qualname__", "")
-    if name and "<" not in name and getattr(value, "__module__", "") not in ("", "__main__"):
-        return {"__import__": f"{value.__module__}:{name}"}
-    raise ValueError(
-        f"{path}={value!r} cannot be written to JSON; use plain values, or a class or function that can "
-        "be imported by name"
-    )
-
-
-def _revived(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if set(value) == {"__import__"}:
-            module, _, name = value["__import__"].partition(":")
-            found: Any = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-            return found
-        if set(value) == {"__space__"}:
-            return space_from_dict(value["__space__"])
-        return {key: _revived(part) for key, part in value.items()}
-    return value

@@ -87,8 +87,6 @@ def check_multi_agent(config: AlgorithmConfig) -> None:
             f"multi_agent.policies={ids}; give a function (agent_id, episode) -> module id"
         )
     allowed = config.policies_to_train
-    if isinstance(allowed, str):
-        raise TypeError(f"policies_to_train={allowed!r} is one text; give a list of module ids, e.g. [{allowed!r}]")
     for name, given in (
         ("multi_agent.policies_to_train", [] if allowed is None or callable(allowed) else list(allowed)),
         ("rl_module.algorithm_config_overrides_per_module", list(config.algorithm_config_overrides_per_module)),
@@ -117,8 +115,13 @@ def module_specs(config: AlgorithmConfig) -> dict[str, RLModuleSpec | RLModule]:
 
 
 def declared_spaces(config: AlgorithmConfig) -> Spaces | None:
-    """`({module_id: space}, {module_id: space})` where several modules all bring their own, else None."""
-    if config.policies is None and not isinstance(config.rl_module_spec, MultiRLModule | MultiRLModuleSpec):
+    """`({module_id: space}, {module_id: space})` where all modules bring their own, else None.
+
+    A single module's are those of the environment where that is not configured, unless frames are stacked between.
+    """
+    several = config.policies is not None or isinstance(config.rl_module_spec, MultiRLModule | MultiRLModuleSpec)
+    configured = config.observation_space is not None and config.action_space is not None
+    if not several and (configured or config.frame_stack > 1):
         return None
     specs = module_specs(config)
     observation = {mid: spec.observation_space for mid, spec in specs.items()}

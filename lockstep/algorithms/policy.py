@@ -255,9 +255,9 @@ class Policy:
         self.timesteps = {name: int(value) for name, value in state["timesteps"].items()}
         self._rng.bit_generator.state = state["rng"]
 
-    def save_to_path(self, path: str | Path) -> str:
-        """Writes a checkpoint folder; returns its path."""
-        return str(write_checkpoint(Path(path), self.checkpoint_folders()))
+    def save_to_path(self, path: str | Path | None = None) -> str:
+        """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""
+        return str(write_checkpoint(path, self.checkpoint_folders()))
 
     def restore_from_path(self, path: str | Path) -> None:
         """Restores from a checkpoint folder."""

@@ -86,9 +86,12 @@ def _apply(learner: Learner, state: Mapping[str, Any]) -> None:
         learner.policies_to_train = allowed if allowed is None else list(allowed)
 
 
-def save_to_path(self: Learner, path: str | Path) -> str:
-    """Writes a checkpoint folder (safetensors and JSON, SHA-256 manifest); returns its absolute path."""
-    return str(write_checkpoint(Path(path), checkpoint_folders(self, "learner")))
+def save_to_path(self: Learner, path: str | Path | None = None) -> str:
+    """Writes a checkpoint folder (safetensors and JSON, SHA-256 manifest); returns its absolute path.
+
+    `path` None: a new temporary folder.
+    """
+    return str(write_checkpoint(path, checkpoint_folders(self, "learner")))
 
 
 def restore_from_path(self: Learner, path: str | Path, component: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,6 +57,10 @@ class TrainingSection:
                 )
         if self.grad_clip is not None:
             require("grad_clip", self.grad_clip, self.grad_clip > 0, "above 0, or None to switch clipping off")
+        if self.learner_class is not None and not isinstance(self.learner_class, type):
+            raise TypeError(f"training.learner_class={self.learner_class!r} must be a subclass of Learner, or None")
+        if not isinstance(self.learner_config_dict, Mapping):
+            raise TypeError(f"training.learner_config_dict={self.learner_config_dict!r} must be a dict")
         choice("grad_clip_by", self.grad_clip_by, ("value", "norm", "global_norm"))
         choice("nan_policy", self.nan_policy, ("skip", "stop", "zero"))
 
@@ -85,7 +89,11 @@ class LearnersSection:
         )
         require("num_cpus_per_learner", self.num_cpus_per_learner, self.num_cpus_per_learner >= 0, "at least 0")
         require("num_gpus_per_learner", self.num_gpus_per_learner, self.num_gpus_per_learner >= 0, "at least 0")
-        for name, amount in self.custom_resources_per_learner.items():
+        resources = self.custom_resources_per_learner
+        numbers = isinstance(resources, Mapping) and all(isinstance(v, int | float) for v in resources.values())
+        if not numbers:
+            raise TypeError(f"learners.custom_resources_per_learner={resources!r} must be a dict {{name: amount}}")
+        for name, amount in resources.items():
             require(f"custom_resources_per_learner[{name!r}]", amount, amount >= 0, "at least 0")
         limit = self.max_requests_in_flight_per_learner
         require("max_requests_in_flight_per_learner", limit, limit >= 1, "at least 1")
@@ -147,10 +155,21 @@ class MultiAgentSection:
     def validate(self) -> None:
         """Raises `ValueError` or `TypeError` naming the option; how ids fit together is checked with the whole."""
         choice("count_steps_by", self.count_steps_by, ("env_steps", "agent_steps"))
+        check_policies_to_train(self.policies_to_train)
         if self.policy_mapping_fn is not None and not callable(self.policy_mapping_fn):
             raise TypeError(
                 f"policy_mapping_fn={self.policy_mapping_fn!r} must be a function (agent_id, episode) -> module id"
             )
+
+
+def check_policies_to_train(allowed: object) -> None:
+    """Raises `TypeError` unless it is a collection of module ids, a function, or None."""
+    if isinstance(allowed, str):
+        raise TypeError(f"policies_to_train={allowed!r} is one text; give a list of module ids, e.g. [{allowed!r}]")
+    if not (allowed is None or callable(allowed) or isinstance(allowed, Collection)):
+        raise TypeError(
+            f"policies_to_train={allowed!r}; give a list of module ids, a function (module_id, batch) -> bool, or None"
+        )
 
 
 def require(name: str, value: object, condition: bool, allowed: str) -> None:

@@ -16,6 +16,7 @@ from lockstep.learner.backend import LearnerBackend, LocalBackend
 from lockstep.learner.checkpointing import checkpoint_folders, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
 from lockstep.learner.learner import Learner
+from lockstep.learner.loop import update_options
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.requests import OnFull, RequestQueue, UpdateRequest, frozen_data, num_steps_of
 from lockstep.learner.results import Results
@@ -206,7 +207,7 @@ class LearnerGroup:
             self._backend.foreach(Learner.set_state, state["learner"])
 
     def get_weights(
-        self, module_ids: Collection[str] | None = None, inference_only: bool = False
+        self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
         """`{module_id: {name: array}}`; copies. `inference_only`: without what acting does not need."""
         with self._queue.between_updates():
@@ -252,9 +253,9 @@ class LearnerGroup:
         with self._queue.between_updates():
             self._backend.foreach(Learner.set_state, state)
 
-    def save_to_path(self, path: str | Path) -> str:
-        """Writes a checkpoint folder; returns its path."""
-        return str(write_checkpoint(Path(path), self.checkpoint_folders()))
+    def save_to_path(self, path: str | Path | None = None) -> str:
+        """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""
+        return str(write_checkpoint(path, self.checkpoint_folders()))
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Restores all, or one component such as `"learner/rl_module/default_policy"`."""
@@ -292,12 +293,14 @@ class LearnerGroup:
 def _options(
     timesteps: Mapping[str, int] | None, num_epochs: int, minibatch_size: int | None, shuffle: bool
 ) -> dict[str, Any]:
-    return {
-        "timesteps": None if timesteps is None else dict(timesteps),
+    given = {
+        "timesteps": dict(timesteps) if isinstance(timesteps, Mapping) else timesteps,
         "num_epochs": num_epochs,
         "minibatch_size": minibatch_size,
         "shuffle_batch_per_epoch": shuffle,
     }
+    update_options(given)  # type: ignore[arg-type]  # refused in this call, not in that of a thread
+    return given
 
 
 def _below_learner(components: Collection[str] | str | None) -> list[str] | None:
@@ -315,8 +318,9 @@ def _get_state(learner: Learner, inside: Any, without: Any, inference_only: bool
     return learner.get_state(inside, not_components=without, inference_only=inference_only)
 
 
-def _get_weights(learner: Learner, module_ids: Collection[str] | None, inference_only: bool) -> dict[str, Any]:
+def _get_weights(learner: Learner, module_ids: Collection[str] | str | None, inference_only: bool) -> dict[str, Any]:
     ids = list(learner.module) if module_ids is None else list(module_ids)
+    ids = [module_ids] if isinstance(module_ids, str) else ids
     unknown = [mid for mid in ids if mid not in learner.module]
     if unknown:
         raise KeyError(f"no modules {unknown}; there are {sorted(learner.module)}")

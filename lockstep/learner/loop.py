@@ -41,7 +41,10 @@ class UpdateOptions:
             if not whole and not (value is None and name == "minibatch_size"):
                 allowed = "at least 1" + (", or None for the whole batch" if name == "minibatch_size" else "")
                 raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, {allowed}")
-        if not isinstance(self.timesteps, Mapping):
+        if not isinstance(self.shuffle_batch_per_epoch, bool | np.bool_):
+            raise TypeError(f"shuffle_batch_per_epoch={self.shuffle_batch_per_epoch!r} must be True or False")
+        steps = self.timesteps.values() if isinstance(self.timesteps, Mapping) else [None]
+        if not all(isinstance(value, int | float | np.integer) for value in steps):
             raise TypeError(
                 f"timesteps must be a dict such as {{'num_env_steps_sampled_lifetime': 40_000}}, not {self.timesteps!r}"
             )

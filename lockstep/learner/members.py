@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstep.connectors import ModuleConnectors
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import TrainingSection, check_policies_to_train
 from lockstep.learner.means import statistics_join
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.modules import (
@@ -45,6 +45,8 @@ def built_modules(spec: MultiRLModuleSpec | MultiRLModule | RLModuleSpec | RLMod
 
 def checked_modules(learner: Learner, module: MultiRLModule) -> MultiRLModule:
     """`module` on the learner's device; `ValueError` naming what cannot be trained and ids that are unknown."""
+    if not len(module):
+        raise ValueError("the module spec has no modules; a learner needs at least one")
     wrong = [mid for mid in module if not learner._is_module_compatible_with_learner(module[mid])]
     if wrong:
         raise ValueError(
@@ -56,9 +58,8 @@ def checked_modules(learner: Learner, module: MultiRLModule) -> MultiRLModule:
 
 
 def check_who_learns(allowed: WhoLearns, module_ids: Collection[str]) -> None:
-    """Raises `ValueError` for ids that are no module's, `TypeError` for one text."""
-    if isinstance(allowed, str):
-        raise TypeError(f"policies_to_train={allowed!r} is one text; give a list of module ids, e.g. [{allowed!r}]")
+    """Raises `ValueError` for ids that are no module's, `TypeError` for what cannot say who learns."""
+    check_policies_to_train(allowed)
     unknown = [] if allowed is None or callable(allowed) else sorted(set(allowed) - set(module_ids))
     if unknown:
         raise ValueError(f"policies_to_train={list(allowed)} names {unknown}; the modules are {sorted(module_ids)}")  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from lockstep.modules.rl_module import RLModule, RLModuleSpec
 
 
 @dataclass
@@ -23,6 +25,12 @@ class RLModuleSection:
 
     def validate(self) -> None:
         """A dict becomes a `ModelConfig` where the default network is used; raises what that raises."""
+        spec = self.rl_module_spec
+        if spec is not None and not isinstance(spec, RLModuleSpec | RLModule | MultiRLModuleSpec | MultiRLModule):
+            raise TypeError(
+                "rl_module_spec must be an RLModuleSpec, a MultiRLModuleSpec, a built module of one of these, or None, "
+                f"not {type(spec).__name__}; wrap_module() takes a plain nn.Module"
+            )
         if self.rl_module_spec is None:
             self.model_config = ModelConfig.of(self.model_config)
         if not isinstance(self.algorithm_config_overrides_per_module, Mapping):

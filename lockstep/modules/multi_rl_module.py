@@ -140,9 +140,9 @@ class MultiRLModule(nn.Module):
         """The recipe that builds such modules."""
         return MultiRLModuleSpec({module_id: module.spec() for module_id, module in self.items()})
 
-    def save_to_path(self, path: str | os.PathLike[str]) -> str:
+    def save_to_path(self, path: str | os.PathLike[str] | None = None) -> str:
         """One checkpoint with a folder for each module, which is usable by itself; returns its absolute
-        path.
+        path. `path` None: a new temporary folder.
         """
         folders = {module_id: module.state_tree() for module_id, module in self.items()}
         return str(write_checkpoint(path, {"": {}, **folders}))

@@ -169,8 +169,11 @@ class RLModule(nn.Module):
             type(self), self.observation_space, self.action_space, self.inference_only, self.model_config
         )
 
-    def save_to_path(self, path: str | os.PathLike[str]) -> str:
-        """Write a checkpoint (`weights.safetensors`, `spec.json`, manifest) and return its absolute path."""
+    def save_to_path(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Write a checkpoint (`weights.safetensors`, `spec.json`, manifest) and return its absolute path.
+
+        `path` None: a new temporary folder.
+        """
         return str(write_checkpoint(path, {"": self.state_tree()}))
 
     def restore_from_path(self, path: str | os.PathLike[str]) -> None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,7 @@ class CheckpointError(ValueError):
 
 
 def write_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     folders: Mapping[str, Mapping[str, Any]],
     *,
     metadata: Mapping[str, Any] | None = None,
@@ -48,6 +49,7 @@ def write_checkpoint(
     (plain JSON values) goes into the manifest. What `read_checkpoint` returns equals what was given, types
     included; dict subclasses come back as dict, tensors on the CPU.
 
+    `path` None: a new folder below the system's folder for temporary files.
     An older checkpoint at `path` is replaced at once (atomically where the system can swap two names); any
     other non-empty file or directory there is refused.
 
@@ -55,6 +57,7 @@ def write_checkpoint(
         CheckpointError: a value that has no safe form on disk, an illegal name, something else at `path`,
             or the disk's refusal (full, read-only, no such place). Nothing half-written is left.
     """
+    path = Path(tempfile.mkdtemp(prefix="lockstep_")) / "checkpoint" if path is None else path
     target = Path(path).absolute()
     _check_target(target)
     temporary = None

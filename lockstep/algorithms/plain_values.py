@@ -1,0 +1,78 @@
+"""Options of a configuration as plain JSON values, and back."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from gymnasium.spaces import Space
+
+from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
+from lockstep.modules.spaces import space_from_dict, space_to_dict
+
+
+def to_plain(path: str, value: Any) -> Any:
+    """`value` as JSON can hold it; tuples become lists. `ValueError` naming `path` for what cannot be written."""
+    if isinstance(value, RLModuleSpec):
+        return {"__spec__": _plain_spec(path, value)}
+    if isinstance(value, MultiRLModuleSpec):
+        return {"__multi_spec__": {mid: _plain_spec(path, spec) for mid, spec in value.rl_module_specs.items()}}
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_plain(path, asdict(value))
+    if isinstance(value, Space):  # before Mapping, which a Dict space is too
+        return {"__space__": space_to_dict(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(f"{path}.{key}", part) for key, part in value.items()}
+    if isinstance(value, set | frozenset):
+        return {"__set__": sorted(to_plain(path, part) for part in value)}
+    if isinstance(value, list | tuple):
+        return [to_plain(path, part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return {"__import__": _import_path(path, value)}
+
+
+def from_plain(value: Any) -> Any:
+    """The inverse of `to_plain`."""
+    if isinstance(value, list):
+        return [from_plain(part) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"__import__"}:
+        module, _, name = value["__import__"].partition(":")
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+    if set(value) == {"__space__"}:
+        return space_from_dict(value["__space__"])
+    if set(value) == {"__set__"}:
+        return set(value["__set__"])
+    if set(value) == {"__spec__"}:
+        return _spec(value["__spec__"])
+    if set(value) == {"__multi_spec__"}:
+        return MultiRLModuleSpec({mid: _spec(spec) for mid, spec in value["__multi_spec__"].items()})
+    return {key: from_plain(part) for key, part in value.items()}
+
+
+def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
+    if spec.module_class is not None:
+        _import_path(f"{path}.module_class", spec.module_class)
+    plain = spec.to_dict()
+    return {**plain, "model_config": to_plain(f"{path}.model_config", plain["model_config"])}
+
+
+def _spec(plain: Mapping[str, Any]) -> RLModuleSpec:
+    return RLModuleSpec.from_dict({**plain, "model_config": from_plain(plain["model_config"])})
+
+
+def _import_path(path: str, value: Any) -> str:
+    name = getattr(value, "__qualname__", "")
+    if name and "<" not in name and getattr(value, "__module__", "") not in ("", "__main__"):
+        return f"{value.__module__}:{name}"
+    raise ValueError(
+        f"{path}={value!r} cannot be written to JSON; use plain values, or a class or function that can "
+        "be imported by name"
+    )
