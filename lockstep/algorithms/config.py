@@ -30,7 +30,7 @@ from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
-from lockstep.tracking.config import CheckpointingSection, DebuggingSection, ReportingSection
+from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
 
@@ -63,6 +63,7 @@ class AlgorithmConfig:
             "checkpointing": CheckpointingSection(),
             "debugging": DebuggingSection(),
             "framework": FrameworkSection(),
+            "callbacks": CallbacksSection(),
         }
         object.__setattr__(self, "sections", sections)
         object.__setattr__(self, "_frozen", False)
@@ -137,6 +138,10 @@ class AlgorithmConfig:
     def framework(self, **options: Any) -> Self:
         """Compile, device, threads: see `FrameworkSection`."""
         return self.set_section("framework", options)
+
+    def callbacks(self, callbacks_class: Any = None, **options: Any) -> Self:
+        """Who watches the run: see `CallbacksSection`."""
+        return self.set_section("callbacks", {"callbacks_class": callbacks_class, **options})
 
     def set_section(self, name: str, options: Mapping[str, Any]) -> Self:
         """Sets options of one section; unknown names raise `ValueError` with a suggestion."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 LOGGERS = ("jsonl", "tensorboard")
 
@@ -55,3 +57,27 @@ class DebuggingSection:
         """Raises `ValueError` naming the option."""
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"debugging.seed={self.seed!r} must be a whole number, at least 0")
+
+
+@dataclass
+class CallbacksSection:
+    """Who watches the run."""
+
+    callbacks_class: type | list[type] | None = None
+    """a subclass of `lockstep.trainer.Callback`, or several; the trainer makes one of each, without arguments (those
+    with arguments are given to `build_trainer(callbacks=[...])`)"""
+
+    @property
+    def classes(self) -> list[type]:
+        """All of them, in order."""
+        given: Any = self.callbacks_class
+        return [] if given is None else list(given) if isinstance(given, Iterable) else [given]
+
+    def validate(self) -> None:
+        """Raises `TypeError` for what is no class of callbacks."""
+        for given in self.classes:
+            if not isinstance(given, type) or not callable(getattr(given, "on_event", None)):
+                raise TypeError(
+                    f"callbacks.callbacks_class={given!r} is not allowed; it must be a subclass of "
+                    "lockstep.trainer.Callback (give callbacks that are made already to build_trainer(callbacks=[...]))"
+                )

@@ -45,7 +45,7 @@ def build_onpolicy_trainer(
         stop_fn=None if stop_return is None else lambda score: score >= stop_return,
         logger=LazyLogger() if folder is None else make_logger(config, folder, resume=resume),
         checkpoint_interval=config.checkpoint_interval,
-        callbacks=callbacks,
+        callbacks=[*(make() for make in config.sections["callbacks"].classes), *callbacks],
     )
     if folder is not None:
         keep_files(trainer, folder, config.num_to_keep)
