@@ -95,6 +95,8 @@ def _check_seq_lens(batch: Any, num_sequences: int, name: str, rows: int) -> Non
     seq_lens = seq_lens_of(batch)
     if seq_lens is None or seq_lens.ndim != 1 or seq_lens.dtype.kind not in "iu":
         raise ValueError("seq_lens must be one integer for each sequence")
+    if num_sequences and int(seq_lens.min()) < 0:
+        raise ValueError(f"seq_lens[{int(seq_lens.argmin())}] is {int(seq_lens.min())}; a length cannot be negative")
     longest = int(seq_lens.max()) if num_sequences else 0
     if batch.time_major:
         length = rows // num_sequences if num_sequences else 0

@@ -52,7 +52,9 @@ def positions_of(
         start, stop, step = slice_bounds(indices, lookback, stored, neg_index_as_lookback)
         if fill:
             positions = np.arange(start, stop, step, dtype=np.int64)
-            inside = not len(positions) or (positions.min() >= 0 and positions.max() < stored)
+            if not len(positions):
+                return slice(0, 0)  # a stop before the first item would count from the end
+            inside = positions.min() >= 0 and positions.max() < stored
             return slice(start, stop) if inside and step == 1 else positions
         if step > 0:
             return slice(max(start, 0), min(max(stop, 0), stored), step)

@@ -91,9 +91,19 @@ class EpisodeColumns:
         return self._lookback
 
     def _pack(self) -> None:
-        """Moves the steps added since the last read into the arrays."""
+        """Moves the steps added since the last read into the arrays; all of them, or on an error none."""
         if not self._new_obs:
             return
+        before = self._obs, self._actions, self._rewards, dict(self._extras), self._last_obs
+        try:
+            self._append_new()
+        except (ValueError, TypeError, KeyError):
+            self._obs, self._actions, self._rewards, self._extras, self._last_obs = before
+            self._spare = {}
+            raise
+        self._new_obs, self._new_steps = [], []
+
+    def _append_new(self) -> None:
         self._source = None
         if self._last_obs is not None:
             self._join()
@@ -108,7 +118,6 @@ class EpisodeColumns:
                 self._extras[key], spare[f"extra/{key}"] = append_rows(
                     self._extras.get(key), spare.get(f"extra/{key}"), rows, key
                 )
-        self._new_obs, self._new_steps = [], []
 
     def _join(self) -> None:
         """Puts a last observation that is kept apart behind the others (copies them once)."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import SampleBatch
+
+EpisodeT = TypeVar("EpisodeT", SingleAgentEpisode, MultiAgentEpisode)
 
 
 def minibatch_indices(
@@ -177,12 +180,12 @@ def _shares(total: int, num_shards: int) -> list[slice]:
 
 
 def shard_episodes(
-    episodes: Sequence[SingleAgentEpisode],
+    episodes: Sequence[EpisodeT],
     num_shards: int,
     len_lookback_buffer: int | None = None,
     *,
     cut: bool = True,
-) -> list[list[SingleAgentEpisode]]:
+) -> list[list[EpisodeT]]:
     """Episodes shared out so that the shards' steps differ by at most one; the longer shards come last.
 
     The longest episode goes to the shard with the fewest steps. One that would overshoot is cut there: both pieces
@@ -195,7 +198,7 @@ def shard_episodes(
     share, longer = divmod(sum(len(episode) for episode in episodes), num_shards)
     room = [share + (shard >= num_shards - longer) for shard in range(num_shards)]
     loads = [0] * num_shards
-    shards: list[list[SingleAgentEpisode]] = [[] for _ in range(num_shards)]
+    shards: list[list[EpisodeT]] = [[] for _ in range(num_shards)]
     waiting = sorted(((len(episode), -order, episode) for order, episode in enumerate(episodes)), key=lambda w: w[:2])
     while waiting:
         length, order, episode = waiting.pop()

@@ -137,7 +137,7 @@ class SampleBatch(dict[str, Any], Columns):
     # ---- a dict that keeps its columns sound -------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is str:
+        if isinstance(key, str):
             return super().__getitem__(key)
         return batch_views.select(self, key)
 

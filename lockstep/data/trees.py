@@ -108,7 +108,17 @@ def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
             return torch.stack(list(rows))
         return np.array(rows)
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(f"the rows of {name!r} cannot be stacked: {error}") from None
+        raise ValueError(f"the rows of {name!r} cannot be stacked: {_odd_row(rows) or error}") from None
+
+
+def _odd_row(rows: Sequence[Any]) -> str | None:
+    """Words for the first row whose shape is not that of row 0; None where that is not the reason."""
+    try:
+        shapes = [tuple(row.shape) if hasattr(row, "shape") else np.shape(row) for row in rows]
+    except ValueError:  # a row that is ragged itself
+        return None
+    odd = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
+    return None if odd is None else f"row {odd} has shape {shapes[odd]}, row 0 has {shapes[0]}"
 
 
 def index_leaf(leaf: Any, index: slice | np.ndarray) -> Any:

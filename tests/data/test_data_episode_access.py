@@ -321,3 +321,10 @@ def test_a_view_that_goes_on_growing_keeps_its_last_observation():
     tail.add_env_step({"x": np.full(3, 9, np.float32)}, 3, 1.0)
     assert tail.get_observations()["x"][:, 0].tolist() == [8, 9]
     assert tail.get_actions(slice(-1, None), neg_index_as_lookback=True).tolist() == [8, 3]
+
+
+def test_a_slice_that_stops_before_the_first_item_is_empty_with_fill_too():
+    episode = SingleAgentEpisode(observations=np.arange(11.0), actions=np.arange(10), rewards=np.arange(10.0))
+    for arguments in ({"indices": slice(3, -12)}, {"indices": slice(3, -2), "neg_index_as_lookback": True}):
+        assert len(episode.get_rewards(**arguments)) == len(episode.get_rewards(**arguments, fill=0.0)) == 0
+        assert episode.get_infos(**arguments, fill={}) == []

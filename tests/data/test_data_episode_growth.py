@@ -187,3 +187,14 @@ def test_to_numpy_returns_self_and_readers_give_views():
     assert episode.to_numpy() is episode
     assert episode.is_numpy
     assert np.shares_memory(episode.get_observations(), episode.get_observations(slice(1, 2)))
+
+
+def test_steps_that_cannot_be_packed_leave_the_episode_as_it_was():
+    episode = SingleAgentEpisode("A")
+    episode.add_env_reset(np.zeros(2))
+    episode.add_env_step(np.zeros(2), action=0, reward=1.0)
+    episode.add_env_step(np.zeros(2), action=[0, 1], reward=1.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"'actions' cannot be stacked: row 1 has shape \(2,\), row 0 has \(\)"):
+            episode.get_observations()
+        assert episode._obs is None

@@ -115,8 +115,12 @@ def test_wrong_types_and_uneven_lists_name_the_column():
         SampleBatch(actions={1, 2})
     with pytest.raises(TypeError, match="'actions' is a NoneType"):
         SampleBatch(actions=None)
-    with pytest.raises(ValueError, match="'obs' cannot be stacked"):
+    with pytest.raises(ValueError, match=r"'obs' cannot be stacked: row 1 has shape \(1,\), row 0 has \(2,\)"):
         SampleBatch(obs=[[1, 2], [3]])
+    with pytest.raises(ValueError, match=r"row 2 has shape \(3,\)"):
+        SampleBatch(obs=[np.zeros(2), np.zeros(2), np.zeros(3)])
+    with pytest.raises(ValueError, match=r"seq_lens\[1\] is -1"):
+        SampleBatch(obs=[1, 2, 3], seq_lens=[4, -1])
     with pytest.raises(KeyError, match="no column 'rewards'; columns are"):
         make()["rewards"]
 
@@ -353,3 +357,8 @@ def test_concat_of_two_is_concat_samples():
     assert first.concat(second)["actions"].tolist() == [0, 1, 0, 1, 2]
     assert SampleBatch.concat_samples([first, second])["actions"].tolist() == [0, 1, 0, 1, 2]
     assert len(concat_samples([])) == 0
+
+
+def test_a_column_name_may_be_of_a_subclass_of_str():
+    batch = SampleBatch({np.str_("obs"): [1, 2]})
+    assert batch[np.str_("obs")].tolist() == batch["obs"].tolist() == [1, 2]
