@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces as gym_spaces
@@ -25,6 +26,7 @@ from lockstep.connectors import (
     RescaleActions,
 )
 from lockstep.envs import VectorBoundary, make_vector
+from lockstep.learner.backend import LearnerBackend
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
 from lockstep.learner.reduction import Reducer
@@ -129,6 +131,25 @@ def build_learner(
     return learner.build()
 
 
+def build_learners(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> LearnerBackend:
+    """Learners in processes of their own, each from the same configuration. `ImportError` without ray."""
+    config.validate()
+    try:
+        from lockstep.cluster.ray_learners import RayLearnerBackend
+
+        build = partial(build_learner, config.copy(), env, spaces)
+        return RayLearnerBackend(
+            build, config.sections["learners"], strategy=config.sections["resources"].placement_strategy
+        )
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ImportError(
+            f"learners.num_learners={config.num_learners} needs Ray: pip install 'lockstep-rl[ray]', or "
+            "set num_learners=0"
+        ) from error
+
+
 def build_module(
     config: AlgorithmConfig,
     spec: RLModuleSpec | RLModule,
@@ -185,6 +206,11 @@ def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None
         raise ValueError(
             f"a Policy acts with the one module {DEFAULT_MODULE_ID!r}, this configuration has {modules}; use "
             "build_learner_group(), which learns with all of them"
+        )
+    if config.num_learners:
+        raise ValueError(
+            f"learners.num_learners={config.num_learners}: a Policy learns in this process; set num_learners=0, or use "
+            "build_learner_group()"
         )
     spaces = find_spaces(config, env, spaces)
     return Policy(config, config.build_learner_group(env, spaces), observation_space=spaces[0], action_space=spaces[1])

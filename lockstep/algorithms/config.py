@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from lockstep.algorithms.build import build_collector, build_learner, build_policy
+from lockstep.algorithms.build import build_collector, build_learner, build_learners, build_policy
 from lockstep.algorithms.module_specs import check_multi_agent, checked_policies, module_specs
 from lockstep.algorithms.plain_values import from_plain, to_plain
 from lockstep.envs.config import EnvironmentSection
@@ -316,7 +316,10 @@ class AlgorithmConfig:
         """The group of learners. `rl_module_spec` takes the place of the configured one."""
         if rl_module_spec is not None:
             return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
-        return LearnerGroup(self.build_learner(env, spaces), self.sections["learners"])
+        section = self.sections["learners"]
+        return LearnerGroup(
+            build_learners(self, env, spaces) if section.num_learners else self.build_learner(env, spaces), section
+        )
 
     def build_policy(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> Any:
         """A policy that acts and learns."""

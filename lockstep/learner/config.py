@@ -78,15 +78,13 @@ class LearnersSection:
     max_requests_in_flight_per_learner: int = 3
     never_skip_update: bool = False
     """an empty update raises instead of being counted as skipped"""
+    learner_timeout_s: float = 300.0
+    """seconds that one call on learners in other processes may take; after that they count as hanging"""
 
     def validate(self) -> None:
         """Raises `ValueError` for what this machine or this version cannot give."""
-        require(
-            "num_learners",
-            self.num_learners,
-            self.num_learners == 0,
-            "0 (remote learners need `lockstep.cluster`)",
-        )
+        require("num_learners", self.num_learners, self.num_learners >= 0, "at least 0")
+        require("learner_timeout_s", self.learner_timeout_s, self.learner_timeout_s > 0, "above 0 seconds")
         require("num_cpus_per_learner", self.num_cpus_per_learner, self.num_cpus_per_learner >= 0, "at least 0")
         require("num_gpus_per_learner", self.num_gpus_per_learner, self.num_gpus_per_learner >= 0, "at least 0")
         resources = self.custom_resources_per_learner

@@ -37,6 +37,11 @@ class LearnerGroup:
     def __init__(self, learner: Learner | LearnerBackend, section: LearnersSection | None = None) -> None:
         self.section = section or LearnersSection()
         self.section.validate()
+        if isinstance(learner, Learner) and self.section.num_learners:
+            raise ValueError(
+                f"num_learners={self.section.num_learners}, but one learner in this process was given; "
+                "build_learner_group() of a configuration starts others (lockstep.cluster)"
+            )
         self._backend: LearnerBackend = LocalBackend(learner) if isinstance(learner, Learner) else learner
         self._queue = RequestQueue(self._run, self.section.max_requests_in_flight_per_learner)
         self._last_call_id = 0

@@ -183,7 +183,7 @@ def test_update_from_dict_refuses_other_algorithms_and_unknown_names():
         ("framework", {"device": "warp_drive"}, "framework.device='warp_drive' is not there"),
         ("framework", {"dtype": "float16"}, "dtype='float16' is not allowed; choose one of 'float32', 'float64'"),
         ("framework", {"num_threads": 0}, "num_threads=0"),
-        ("learners", {"num_learners": 2}, "num_learners=2 is not allowed.*lockstep.cluster"),
+        ("learners", {"num_learners": -1}, "num_learners=-1 is not allowed; it must be at least 0"),
         ("learners", {"num_gpus_per_learner": 1}, "num_gpus_per_learner=1, but framework.device='cpu'"),
         ("env_runners", {"num_env_runners": 2}, "num_env_runners=2 is not allowed.*lockstep.cluster"),
         ("env_runners", {"vectorize_mode": "fast"}, "vectorize_mode='fast' is not allowed"),

@@ -29,11 +29,12 @@ def ppo_group(seed=0, **learners):
 def test_local_group_is_one_learner_and_starts_no_ray():
     import sys
 
+    loaded = "ray" in sys.modules  # by other tests of this process
     with ppo_group() as group:
         assert isinstance(group, LearnerGroup)
         assert (group.is_local, group.is_remote, len(group)) == (True, False, 1)
         assert isinstance(group.learner, Learner)
-    assert "ray" not in sys.modules
+    assert loaded or "ray" not in sys.modules
 
 
 def test_group_builds_its_learner():
@@ -44,7 +45,7 @@ def test_group_builds_its_learner():
 
 
 def test_remote_learners_are_refused_with_what_they_need():
-    with pytest.raises(ValueError, match=r"num_learners=2 is not allowed.*lockstep\.cluster"):
+    with pytest.raises(ValueError, match=r"num_learners=2, but one learner in this process.*lockstep\.cluster"):
         LearnerGroup(value_learner(), LearnersSection(num_learners=2))
 
 
