@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import traceback
 import warnings
 from collections.abc import Callable
@@ -28,6 +27,8 @@ class Answer:
     error: BaseException | None = None
     trace: str = ""
     """of the error, as it was in the learner's process"""
+    is_own: bool = True
+    """the learner's own error, not one that says that another learner failed"""
 
 
 class LearnerWorker:
@@ -128,13 +129,12 @@ def _answer(work: Callable[[], Any]) -> Answer:
         return Answer(work())
     except BaseException as error:
         trace = traceback.format_exc()
-        error.__traceback__ = error.__context__ = error.__cause__ = None
-        return Answer(error=_sendable(error), trace=trace)
+        return Answer(error=_plain(error), trace=trace, is_own=not isinstance(error, LearnerError))
 
 
-def _sendable(error: BaseException) -> BaseException:
-    try:
-        pickle.dumps(error)
-    except Exception:
-        return LearnerError(f"{type(error).__name__}: {error}")
-    return error
+def _plain(error: BaseException) -> BaseException:
+    """`error` without its frames; one of a kind that another process may not know as a `LearnerError`."""
+    plain = all(isinstance(arg, str | int | float) for arg in error.args)
+    if type(error).__module__ == "builtins" and plain:
+        return type(error)(*error.args)
+    return LearnerError(f"{type(error).__name__}: {error}")

@@ -238,7 +238,7 @@ class RayLearnerBackend:
 
 def _raise_first(errors: dict[int, Any], num_learners: int) -> None:
     """What all learners refuse alike is the caller's mistake, raised as it is; another error is a `LearnerError`."""
-    own = {rank: answer for rank, answer in errors.items() if not isinstance(answer.error, LearnerError)}
+    own = {rank: answer for rank, answer in errors.items() if answer.is_own}
     rank, answer = next(iter((own or errors).items()))
     error = answer.error
     if len(own) == num_learners and len({type(each.error) for each in own.values()}) == 1:
