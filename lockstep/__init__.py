@@ -10,6 +10,7 @@ from lockstep.algorithms import (
     ALGORITHMS,
     A2CConfig,
     AlgorithmConfig,
+    DQNConfig,
     Policy,
     PPOConfig,
     get_config,
@@ -20,7 +21,7 @@ from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner import Learner, LearnerGroup
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.rollout import Collector
-from lockstep.trainer import BaseTrainer, OnpolicyTrainer
+from lockstep.trainer import BaseTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.run import TrainResult, load_policy, train
 
 __all__ = [
@@ -29,11 +30,13 @@ __all__ = [
     "AlgorithmConfig",
     "BaseTrainer",
     "Collector",
+    "DQNConfig",
     "Learner",
     "LearnerGroup",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",
+    "OffpolicyTrainer",
     "OnpolicyTrainer",
     "PPOConfig",
     "Policy",

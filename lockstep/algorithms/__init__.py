@@ -4,10 +4,11 @@ import difflib
 
 from lockstep.algorithms.a2c import A2CConfig, A2CLearner
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 
-ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (PPOConfig, A2CConfig)
+ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (PPOConfig, A2CConfig, DQNConfig)
 
 
 def get_config(algorithm: str) -> AlgorithmConfig:
@@ -25,6 +26,8 @@ __all__ = [
     "A2CConfig",
     "A2CLearner",
     "AlgorithmConfig",
+    "DQNConfig",
+    "DQNLearner",
     "PPOConfig",
     "PPOLearner",
     "Policy",

@@ -36,9 +36,9 @@ from lockstep.modules import (
     MultiRLModule,
     RLModule,
     RLModuleSpec,
-    default_module_class,
 )
 from lockstep.modules.model_config import ModelConfig
+from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.state.streams import RandomStreams
 
@@ -162,7 +162,7 @@ def build_module(
         return spec
     section = config.sections["rl_module"]
     model_config = spec.model_config if spec.model_config is not None else section.model_config
-    module_class = spec.module_class or default_module_class(model_config)
+    module_class = spec.module_class or config.default_module_class(model_config)
     if issubclass(module_class, OWN_CONFIG):
         model_config = ModelConfig.of(model_config)  # a network of your own may have a dict of its own
     filled = RLModuleSpec(
@@ -222,9 +222,25 @@ def build_collector(config: AlgorithmConfig, policy: Policy) -> Collector:
     return Collector(
         policy,
         envs,
+        build_replay_buffer(config, envs.num_envs) if config.is_off_policy else None,
         exploration_noise=config.explore,
         frame_stack=config.frame_stack,
         streams=RandomStreams(config.seed).child("train_collector"),
+    )
+
+
+def build_replay_buffer(config: AlgorithmConfig, num_envs: int) -> ReplayBuffer:
+    """An empty replay buffer with a sub-buffer for each environment; its random numbers come from the seed."""
+    section = config.sections["replay"]
+    return ReplayBuffer(
+        section.capacity,
+        buffer_num=num_envs,
+        n_step=section.n_step,
+        gamma=config.gamma,
+        ignore_obs_next=section.ignore_obs_next,
+        storage=section.storage,
+        priorities={"alpha": section.alpha, "beta": section.beta} if section.prioritized else None,
+        seed=RandomStreams(config.seed).seed("replay"),
     )
 
 

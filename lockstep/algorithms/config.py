@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lockstep.algorithms.build import build_collector, build_learner, build_learners, build_policy
-from lockstep.algorithms.module_specs import check_multi_agent, checked_policies, module_specs
+from lockstep.algorithms.module_specs import check_multi_agent, check_off_policy, checked_policies, module_specs
 from lockstep.algorithms.plain_values import from_plain, to_plain
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import (
@@ -26,9 +26,10 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
 from lockstep.learner.option_types import ELSEWHERE, check_types
 from lockstep.learner.reduction import Reducer
-from lockstep.modules import DEFAULT_MODULE_ID
+from lockstep.modules import DEFAULT_MODULE_ID, EpsilonGreedy, RLModule, default_module_class
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
+from lockstep.replay.config import ReplaySection
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
@@ -46,6 +47,8 @@ class AlgorithmConfig:
     algorithm: ClassVar[str] = ""
     learner_class: ClassVar[type[Learner]] = Learner
     training_class: ClassVar[type[TrainingSection]] = TrainingSection
+    is_off_policy: ClassVar[bool] = False
+    """does it learn from a replay buffer? Then there is a section `replay`"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
@@ -65,6 +68,8 @@ class AlgorithmConfig:
             "framework": FrameworkSection(),
             "callbacks": CallbacksSection(),
         }
+        if self.is_off_policy:
+            sections["replay"] = ReplaySection()
         object.__setattr__(self, "sections", sections)
         object.__setattr__(self, "_frozen", False)
 
@@ -107,6 +112,12 @@ class AlgorithmConfig:
     def training(self, **options: Any) -> Self:
         """The update: see the algorithm's training section."""
         return self.set_section("training", options)
+
+    def replay(self, **options: Any) -> Self:
+        """What is remembered, and how often it is learned from: see `ReplaySection`."""
+        if not self.is_off_policy:
+            raise ValueError(f"{self.algorithm} has no replay section: it learns from what it has just collected")
+        return self.set_section("replay", options)
 
     def multi_agent(self, **options: Any) -> Self:
         """Which modules there are, whose steps go where, who learns: see `MultiAgentSection`."""
@@ -282,12 +293,23 @@ class AlgorithmConfig:
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None
+        if self.is_off_policy:
+            check_off_policy(self)
+            return
         batch, envs = self.train_batch_size, self.num_envs_per_env_runner
         if batch < envs:
             raise ValueError(
                 f"training.train_batch_size={batch} is smaller than env_runners.num_envs_per_env_runner={envs}; "
                 "one update needs at least one step of every environment"
             )
+
+    def default_module_class(self, model_config: Any) -> type[RLModule]:
+        """The class of the network where none is configured."""
+        return default_module_class(model_config)
+
+    def exploration(self, action_space: Any) -> EpsilonGreedy | None:
+        """How actions are drawn while collecting; None: from the policy's own distribution."""
+        return None
 
     def framework_device_missing(self) -> bool:
         """Is the device one that torch cannot see?"""

@@ -96,6 +96,26 @@ def check_multi_agent(config: AlgorithmConfig) -> None:
             raise ValueError(f"{name} names {unknown}; multi_agent.policies={ids}")
 
 
+def check_off_policy(config: AlgorithmConfig) -> None:
+    """Refuses with `ValueError` what learning from a replay buffer cannot do."""
+    section = config.sections["environment"]
+    for name in ("normalize_observations", "normalize_rewards"):
+        if getattr(section, name):
+            raise ValueError(
+                f"environment.{name}=True is not allowed for {config.algorithm}: what was stored long ago would "
+                "get other statistics than what acts; wrap the environment instead"
+            )
+    if config.compile:
+        raise ValueError(
+            f"framework.compile=True is not allowed for {config.algorithm}: its target network is not compiled"
+        )
+    if config.capacity < config.num_envs_per_env_runner:
+        raise ValueError(
+            f"replay.capacity={config.capacity} is less than one transition for each of "
+            f"env_runners.num_envs_per_env_runner={config.num_envs_per_env_runner} environments"
+        )
+
+
 def module_specs(config: AlgorithmConfig) -> dict[str, RLModuleSpec | RLModule]:
     """The spec (or the built module) of each module, by id; one spec serves all policies that have none."""
     spec, policies = config.rl_module_spec, config.policies

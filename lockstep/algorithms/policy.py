@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.algorithms.replaying import update_from_replay
 from lockstep.connectors import FrameStack
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
@@ -19,6 +20,7 @@ from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.modules import DEFAULT_MODULE_ID, RecurrentActor, RLModule, make_actor
+from lockstep.replay import ReplayBuffer
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats
@@ -52,6 +54,9 @@ class Policy:
         self._actor = make_actor(self.module, self.connectors.obs)
         self.is_stateful = self.module.is_stateful()
         self._dist = self.module.action_dist_cls
+        self._exploration = config.exploration(action_space)
+        self.last_batch: SampleBatch | None = None
+        """the last sample of a replay buffer that was learned from"""
         self._training = False
         self._rng = RandomStreams(config.seed).child("policy").numpy("compute_actions")
         self.act = self._actor.act
@@ -79,7 +84,7 @@ class Policy:
         if self.observation_space.shape is not None:
             obs = np.asarray(obs)  # lists and tensors too
         rows = self._check_obs(obs)
-        noise = self._dist.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
+        noise = self.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
         if not self.is_stateful:
             return self.to_env(self.act(obs, noise)).copy()
         actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
@@ -122,6 +127,8 @@ class Policy:
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
         """Random numbers for `act`, for many steps at once."""
+        if self._exploration is not None:
+            return self._exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])
         return self._dist.draw_noise(rng, leading_shape)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
@@ -172,14 +179,21 @@ class Policy:
             self._training = before
 
     def update(
-        self, sample_size: int, buffer: RolloutStore, batch_size: int | None = None, repeat: int | None = None
+        self,
+        sample_size: int,
+        buffer: RolloutStore | ReplayBuffer,
+        batch_size: int | None = None,
+        repeat: int | None = None,
     ) -> TrainingStats:
-        """Gradient steps on the whole rollout in `buffer` (`sample_size=0`), `repeat` passes in minibatches.
+        """Gradient steps on the whole rollout in `buffer` (`sample_size=0`), `repeat` passes in minibatches; or on a
+        replay buffer, each of `repeat` steps on a fresh sample of `sample_size` (see `update_from_replay`).
 
-        Raises `RuntimeError` outside of a training step, `ValueError` for a sample size (that is for replay buffers).
+        Raises `RuntimeError` outside of a training step, `ValueError` for a sample size of a rollout.
         """
         if not self._training:
             raise RuntimeError("update() outside of a training step; use `with policy_within_training_step(policy):`")
+        if isinstance(buffer, ReplayBuffer):
+            return update_from_replay(self, sample_size, buffer, batch_size, repeat)
         if sample_size != 0:
             raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
         started = time.perf_counter()
@@ -190,6 +204,10 @@ class Policy:
             minibatch_size=batch_size,
             shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
         )
+        return self.training_stats(results, started)
+
+    def training_stats(self, results: dict[str, Any], started: float) -> TrainingStats:
+        """Statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
         self.last_results = results
         series = self.learner_group.learner.last_series
         metrics = {name: SequenceSummaryStats.from_sequence(values) for (_, name), values in series.items()}

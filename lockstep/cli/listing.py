@@ -131,7 +131,7 @@ def markdown() -> Iterator[str]:
     for config_class in ALGORITHMS:
         yield from ("", f"## Options of {config_class.algorithm}", "")
         for section, options in options_of(config_class):
-            if section == "training":
+            if section in ("training", "replay"):
                 yield from _markdown_options(section, options)
             elif config_class is ALGORITHMS[0]:
                 shared.append((section, options))

@@ -10,36 +10,56 @@ import numpy as np
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.trees import leaves
-from lockstep.trainer import OnpolicyTrainer
+from lockstep.trainer import OffpolicyTrainer, OnpolicyTrainer
+from lockstep.trainer.build import Trainer
 
 
-def plan_of(trainer: OnpolicyTrainer, config: AlgorithmConfig, sources: Sequence[str]) -> dict[str, str]:
+def plan_of(trainer: Trainer, config: AlgorithmConfig, sources: Sequence[str]) -> dict[str, str]:
     """The plan by subject, in words."""
     import torch
 
     policy, collector = trainer.policy, trainer.collector
     envs = collector.env
     left = max(0, trainer.max_epoch * trainer.step_per_epoch - trainer.env_step)
-    per_update = trainer.step_per_collect or trainer.buffer.num_steps * envs.num_envs
-    num_updates = math.ceil(left / per_update)
-    minibatch = trainer.batch_size or per_update
-    per_pass = math.ceil(per_update / minibatch)
-    gradient_steps = num_updates * trainer.repeat_per_collect * per_pass
+    facts = _rollout_facts(trainer, left) if isinstance(trainer, OnpolicyTrainer) else _replay_facts(trainer, left)
     parameters = [p for p in policy.module.parameters() if p.requires_grad]
     threads = torch.get_num_threads()
     return {
         "settings": "; ".join(sources),
         "environments": f"{envs.num_envs} x {_name(config.env)} ({envs.backend}, {envs.autoreset_mode}): "
         f"{_space_text(envs.observation_space)} -> {_space_text(envs.action_space)}",
-        "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all",
-        "gradient steps": f"{gradient_steps:,}: for each update {_count(trainer.repeat_per_collect, 'pass', 'passes')} "
-        f"over {_count(per_pass, 'minibatch', 'minibatches')} of {minibatch:,}",
+        **facts,
         "networks": f"{sum(p.numel() for p in parameters):,} parameters "
         f"({size_text(sum(p.numel() * p.element_size() for p in parameters))})",
-        "rollout store": f"{trainer.buffer.num_steps:,} x {envs.num_envs} steps, {size_text(store_bytes(trainer))}",
         "device": f"{config.device}, {config.dtype}, {_count(threads, 'thread', 'threads')}, "
         + ("compiled (the first update takes 10-20 s longer)" if config.compile else "eager"),
         "evaluation": _evaluation_text(trainer, config),
+    }
+
+
+def _rollout_facts(trainer: OnpolicyTrainer, left: int) -> dict[str, str]:
+    num_envs = trainer.collector.num_envs
+    per_update = trainer.step_per_collect or trainer.buffer.num_steps * num_envs
+    num_updates = math.ceil(left / per_update)
+    minibatch = trainer.batch_size or per_update
+    per_pass = math.ceil(per_update / minibatch)
+    gradient_steps = num_updates * trainer.repeat_per_collect * per_pass
+    return {
+        "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all",
+        "gradient steps": f"{gradient_steps:,}: for each update {_count(trainer.repeat_per_collect, 'pass', 'passes')} "
+        f"over {_count(per_pass, 'minibatch', 'minibatches')} of {minibatch:,}",
+        "rollout store": f"{trainer.buffer.num_steps:,} x {num_envs} steps, {size_text(store_bytes(trainer))}",
+    }
+
+
+def _replay_facts(trainer: OffpolicyTrainer, left: int) -> dict[str, str]:
+    learned = max(0, left - max(0, trainer.learning_starts - trainer.env_step))
+    return {
+        "updates": f"{trainer.update_per_step:g} gradient steps for each of {left:,} environment steps, after "
+        f"{trainer.learning_starts:,} random ones",
+        "gradient steps": f"{int(trainer.update_per_step * learned):,} on "
+        f"{trainer.batch_size or 'all'} transitions each",
+        "replay buffer": f"{trainer.buffer.maxsize:,} transitions, {len(trainer.buffer):,} in it",
     }
 
 
@@ -62,7 +82,7 @@ def size_text(num_bytes: int) -> str:
     return f"{size:.1f} GiB"
 
 
-def _evaluation_text(trainer: OnpolicyTrainer, config: AlgorithmConfig) -> str:
+def _evaluation_text(trainer: Trainer, config: AlgorithmConfig) -> str:
     if trainer.test_collector is None:
         return "none"
     every = trainer.step_per_epoch * trainer.test_interval

@@ -14,7 +14,7 @@ from lockstep.cli.report import make_console, say, say_facts, show_result, show_
 from lockstep.cli.settings import settings_of
 from lockstep.envs.check import check_environment
 from lockstep.tracking import RunFolder
-from lockstep.trainer import OnpolicyTrainer
+from lockstep.trainer.build import Trainer
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
 
@@ -76,7 +76,7 @@ def run(config: AlgorithmConfig, sources: Sequence[str], *, root: Path) -> tuple
 
 
 def _run(
-    trainer: OnpolicyTrainer,
+    trainer: Trainer,
     folder: RunFolder,
     config: AlgorithmConfig,
     sources: Sequence[str],

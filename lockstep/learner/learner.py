@@ -84,6 +84,8 @@ class Learner:
         self.seconds = StageSeconds()
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
+        self.row_errors: dict[str, Tensor] = {}
+        """by module: error [N] of each own row of the last gradient step, where the loss leaves them for priorities"""
         self.first_bad_tensor: str | None = None
         """name of the tensor whose gradient was not finite last, see `nan_policy`"""
         self.compiled: CompiledUpdate | None = None

@@ -2,9 +2,11 @@
 
 from lockstep.modules.acting import Actor, NumpyActor, TorchActor, make_actor
 from lockstep.modules.action_dist import ActionDist
+from lockstep.modules.action_values import DefaultQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.batched import BatchedMLP
 from lockstep.modules.encoders import Encoder
+from lockstep.modules.exploration import EpsilonGreedy
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
@@ -25,7 +27,9 @@ __all__ = [
     "Actor",
     "BatchedMLP",
     "DefaultActorCriticModule",
+    "DefaultQModule",
     "Encoder",
+    "EpsilonGreedy",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",

@@ -30,6 +30,8 @@ class ModelConfig:
     """Of the hidden layers: tanh, relu, gelu, silu or elu."""
     share_value_network: bool = False
     """One encoder for policy and value (usual for images), or one for each."""
+    dueling: bool = False
+    """Of networks of action values: a value and advantages instead of one number for each action (Wang et al. 2016)."""
     orthogonal_init: bool = True
     """Orthogonal weights with the gains below and zero biases; False leaves torch's own initialisation."""
     hidden_gain: float = math.sqrt(2.0)

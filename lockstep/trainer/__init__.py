@@ -2,20 +2,23 @@
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.build import build_onpolicy_trainer, restore_trainer, save_trainer
+from lockstep.trainer.build import build_onpolicy_trainer, build_trainer, restore_trainer, save_trainer
 from lockstep.trainer.callbacks import Callback, EarlyStop, LoggingCallback
 from lockstep.trainer.evaluation import gather_info, test_episode
+from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
 
-AlgorithmConfig.trainer_factory = staticmethod(build_onpolicy_trainer)  # the one upward wire: see docs/architecture.md
+AlgorithmConfig.trainer_factory = staticmethod(build_trainer)  # the one upward wire: see docs/architecture.md
 
 __all__ = [
     "BaseTrainer",
     "Callback",
     "EarlyStop",
     "LoggingCallback",
+    "OffpolicyTrainer",
     "OnpolicyTrainer",
     "build_onpolicy_trainer",
+    "build_trainer",
     "gather_info",
     "restore_trainer",
     "save_trainer",

@@ -248,7 +248,7 @@ class BaseTrainer:
 
     def _training_step(self) -> None:
         """One collect and one update."""
-        raise TypeError(f"{type(self).__name__} has no training step; use OnpolicyTrainer")
+        raise TypeError(f"{type(self).__name__} has no training step; use OnpolicyTrainer or OffpolicyTrainer")
 
     def _count_collect(self, stats: CollectStats) -> None:
         self.env_step += stats.n_collected_steps
@@ -374,6 +374,13 @@ class BaseTrainer:
     def get_state(self) -> dict[str, Any]:
         """Counters, statistics, best tracker, collectors, callbacks and logger (the policy is saved beside it)."""
         return trainer_state(self)
+
+    def own_folders(self) -> dict[str, dict[str, Any]]:
+        """Further folders of a checkpoint, for large things: a replay buffer."""
+        return {}
+
+    def set_own_folders(self, folders: Mapping[str, Any]) -> None:
+        """Restores what `own_folders` gave, from all folders of a checkpoint."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from `get_state`: the next iteration goes on where that run was."""

@@ -4,52 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.tracking import BaseLogger, JsonlLogger, LazyLogger, MultiLogger, RunFolder, TensorboardLogger
+from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.callbacks import Callback
+from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
 
+Trainer = OnpolicyTrainer | OffpolicyTrainer
 
-def build_onpolicy_trainer(
+
+def build_trainer(
     config: AlgorithmConfig,
     *,
     folder: RunFolder | None = None,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
-) -> OnpolicyTrainer:
-    """Policy, collectors and trainer of a configuration. With `folder`: loggers, checkpoints and the best policy."""
+) -> Trainer:
+    """Policy, collectors and trainer of a configuration. With `folder`: loggers, checkpoints and the best policy.
+
+    The trainer is the one that the algorithm needs.
+    """
     config.validate()
     set_num_threads(config)
     policy = config.build_policy()
-    num_envs = config.num_envs_per_env_runner
-    fragment = config.rollout_fragment_length or -(-config.train_batch_size // num_envs)
-    per_update = fragment * num_envs
+    per_update = steps_per_update(config)
     per_epoch = epoch_length(config, per_update)
     evaluate = config.evaluation_interval > 0
     stop_return = config.stop_return
-    trainer = OnpolicyTrainer(
-        policy,
-        max_epoch=-(-config.total_steps // per_epoch),
-        batch_size=config.minibatch_size,
-        train_collector=config.build_collector(policy),
-        test_collector=build_test_collector(config, policy) if evaluate else None,
-        step_per_epoch=per_epoch,
-        repeat_per_collect=config.num_epochs,
-        step_per_collect=per_update,
-        episode_per_test=config.evaluation_episodes if evaluate else None,
-        test_interval=config.evaluation_interval or 1,
-        stop_fn=None if stop_return is None else lambda score: score >= stop_return,
-        logger=LazyLogger() if folder is None else make_logger(config, folder, resume=resume),
-        checkpoint_interval=config.checkpoint_interval,
-        callbacks=[*(make() for make in config.sections["callbacks"].classes), *callbacks],
-    )
+    options: dict[str, Any] = {
+        "max_epoch": -(-config.total_steps // per_epoch),
+        "train_collector": config.build_collector(policy),
+        "test_collector": build_test_collector(config, policy) if evaluate else None,
+        "step_per_epoch": per_epoch,
+        "step_per_collect": per_update,
+        "episode_per_test": config.evaluation_episodes if evaluate else None,
+        "test_interval": config.evaluation_interval or 1,
+        "stop_fn": None if stop_return is None else lambda score: score >= stop_return,
+        "logger": LazyLogger() if folder is None else make_logger(config, folder, resume=resume),
+        "checkpoint_interval": config.checkpoint_interval,
+        "callbacks": [*(make() for make in config.sections["callbacks"].classes), *callbacks],
+    }
+    trainer: Trainer
+    if config.is_off_policy:
+        options |= {"update_per_step": config.update_per_step, "learning_starts": config.learning_starts}
+        trainer = OffpolicyTrainer(policy, batch_size=config.train_batch_size, **options)
+    else:
+        options["repeat_per_collect"] = config.num_epochs
+        trainer = OnpolicyTrainer(policy, batch_size=config.minibatch_size, **options)
     if folder is not None:
         keep_files(trainer, folder, config.num_to_keep)
     return trainer
+
+
+def build_onpolicy_trainer(config: AlgorithmConfig, **options: Any) -> OnpolicyTrainer:
+    """As `build_trainer`; `ValueError` for an algorithm that learns from a replay buffer."""
+    if config.is_off_policy:
+        raise ValueError(f"{config.algorithm} learns from a replay buffer; use build_trainer")
+    trainer = build_trainer(config, **options)
+    assert isinstance(trainer, OnpolicyTrainer)
+    return trainer
+
+
+def steps_per_update(config: AlgorithmConfig) -> int:
+    """Environment steps in one collect: as configured, else a train batch (off-policy: one vector step)."""
+    num_envs = config.num_envs_per_env_runner
+    default = 1 if config.is_off_policy else -(-config.train_batch_size // num_envs)
+    return int((config.rollout_fragment_length or default) * num_envs)
 
 
 def epoch_length(config: AlgorithmConfig, per_update: int) -> int:
@@ -76,7 +102,7 @@ def make_logger(config: AlgorithmConfig, folder: RunFolder, *, resume: bool = Fa
     return loggers[0] if len(loggers) == 1 else MultiLogger(loggers)
 
 
-def keep_files(trainer: OnpolicyTrainer, folder: RunFolder, num_to_keep: int) -> None:
+def keep_files(trainer: BaseTrainer, folder: RunFolder, num_to_keep: int) -> None:
     """Checkpoints after each epoch, and the best policy."""
 
     def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path:
@@ -91,25 +117,30 @@ def keep_files(trainer: OnpolicyTrainer, folder: RunFolder, num_to_keep: int) ->
     trainer.save_best_fn = save_best
 
 
-def save_trainer(trainer: OnpolicyTrainer, path: str | Path) -> Path:
+def save_trainer(trainer: BaseTrainer, path: str | Path) -> Path:
     """A full checkpoint: policy and all its state in its own folders, the trainer's in `trainer`.
 
     Records that the logger holds back for its next interval are part of the state, so that saving changes no record.
     """
-    folders = {**trainer.policy.checkpoint_folders(), "trainer": {"state": trainer.get_state()}}
+    folders = {
+        **trainer.policy.checkpoint_folders(),
+        "trainer": {"state": trainer.get_state()},
+        **trainer.own_folders(),
+    }
     if trainer.bad_batch is not None:
         folders["bad_batch"] = {"batch": trainer.bad_batch}
     counters = {name: getattr(trainer, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
     return write_checkpoint(path, folders, metadata=counters)
 
 
-def restore_trainer(trainer: OnpolicyTrainer, path: str | Path) -> None:
+def restore_trainer(trainer: BaseTrainer, path: str | Path) -> None:
     """Continues a run bit by bit from a full checkpoint. `ValueError` where it is damaged or of another shape."""
     folders = read_checkpoint(path)
     if "trainer" not in folders:
         raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
     trainer.policy.set_checkpoint_folders(folders)
     state = folders["trainer"]["state"]
+    trainer.set_own_folders(folders)
     trainer.set_state(state)
     # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
     epoch, env_step, gradient_step = state["saved_at"]

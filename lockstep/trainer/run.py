@@ -15,9 +15,8 @@ from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
-from lockstep.trainer.build import build_onpolicy_trainer, epoch_length, restore_trainer
+from lockstep.trainer.build import Trainer, build_trainer, epoch_length, restore_trainer, steps_per_update
 from lockstep.trainer.callbacks import Callback
-from lockstep.trainer.onpolicy import OnpolicyTrainer
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ def train(
 
 def prepare_run(
     config: AlgorithmConfig, root: str | Path = "runs", *, callbacks: Sequence[Callback] = ()
-) -> tuple[OnpolicyTrainer, RunFolder]:
+) -> tuple[Trainer, RunFolder]:
     """The trainer of a new run and its folder. Where the trainer cannot be built, no folder is left."""
     config.validate()
     folder = new_folder(config, root)
     try:
-        return build_onpolicy_trainer(config, folder=folder, callbacks=callbacks), folder
+        return build_trainer(config, folder=folder, callbacks=callbacks), folder
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
@@ -89,7 +88,7 @@ def new_folder(config: AlgorithmConfig, root: str | Path) -> RunFolder:
     return RunFolder.create(root, algo=config.algorithm, env=str(name), seed=config.seed, config=plain)
 
 
-def run_in_folder(trainer: OnpolicyTrainer, folder: RunFolder) -> TrainResult:
+def run_in_folder(trainer: Trainer, folder: RunFolder) -> TrainResult:
     """Runs to the end; writes `summary.json` and `curve.png` and ends the environments whatever ends the run."""
     try:
         info = trainer.run()
@@ -106,7 +105,7 @@ def run_in_folder(trainer: OnpolicyTrainer, folder: RunFolder) -> TrainResult:
     return TrainResult(trainer.policy, info, folder.path)
 
 
-def close_environments(trainer: OnpolicyTrainer) -> None:
+def close_environments(trainer: Trainer) -> None:
     """Ends the environments that the run made; one that the caller handed over stays open."""
     if isinstance(trainer.policy.config.env, str) or callable(trainer.policy.config.env):
         for collector in (trainer.train_collector, trainer.test_collector):
@@ -114,7 +113,7 @@ def close_environments(trainer: OnpolicyTrainer) -> None:
                 collector.close()
 
 
-def write_summary(trainer: OnpolicyTrainer, folder: RunFolder) -> None:
+def write_summary(trainer: Trainer, folder: RunFolder) -> None:
     """Returns, speed by stage, how the run ended; and the curve where matplotlib is installed."""
     info = trainer.info()
     timing = info.timing
@@ -154,7 +153,7 @@ def resume(path: str | Path, *, total_steps: int | None = None, callbacks: Seque
 
 def load_trainer(
     path: str | Path, *, total_steps: int | None = None, callbacks: Sequence[Callback] = ()
-) -> tuple[OnpolicyTrainer, RunFolder]:
+) -> tuple[Trainer, RunFolder]:
     """The trainer of a run's folder at its newest intact checkpoint. `ValueError` where there is none."""
     folder = RunFolder.open(path)
     config = get_config(folder.algo).update_from_dict(folder.config)
@@ -163,16 +162,14 @@ def load_trainer(
     checkpoint = folder.newest_checkpoint()
     if checkpoint is None:
         raise ValueError(f"{folder.path} has no intact checkpoint to go on from; start a new run")
-    trainer = build_onpolicy_trainer(config, folder=folder, callbacks=callbacks, resume=True)
+    trainer = build_trainer(config, folder=folder, callbacks=callbacks, resume=True)
     restore_trainer(trainer, checkpoint)
     return trainer, folder
 
 
 def _epoch_of(config: AlgorithmConfig) -> int:
     """The length of an epoch as the run began, which a new total must not change."""
-    num_envs = config.num_envs_per_env_runner
-    fragment = config.rollout_fragment_length or -(-config.train_batch_size // num_envs)
-    return epoch_length(config, fragment * num_envs)
+    return epoch_length(config, steps_per_update(config))
 
 
 def find_policy(path: str | Path) -> Path:

@@ -11,18 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep import A2CConfig, PPOConfig
+from lockstep import A2CConfig, DQNConfig, PPOConfig
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.records import read_metrics
 from lockstep.trainer import Callback
 
 
 def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_steps=512, **sections):
-    """Networks of 8 units, 64 steps an update, 128 an epoch; both normalisers on."""
-    config = {"ppo": PPOConfig, "a2c": A2CConfig}[algorithm]()
-    config.environment(env, normalize_observations=True, normalize_rewards=True)
+    """Networks of 8 units, 64 steps an update, 128 an epoch; both normalisers on. DQN: prioritised, three steps."""
+    config = {"ppo": PPOConfig, "a2c": A2CConfig, "dqn": DQNConfig}[algorithm]()
+    on = algorithm != "dqn"
+    config.environment(env, normalize_observations=on, normalize_rewards=on)
     config.env_runners(num_envs_per_env_runner=num_envs)
-    config.training(train_batch_size=64)
+    config.training(train_batch_size=64 if on else 16)
+    if algorithm == "dqn":
+        config.env_runners(rollout_fragment_length=2)
+        config.replay(capacity=200, learning_starts=64, update_per_step=0.3, n_step=3, prioritized=True)
+        config.training(target_update_interval=7)
     if algorithm == "ppo":
         config.training(minibatch_size=32, num_epochs=2)
     config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)
@@ -128,7 +133,7 @@ def run_in(
 ) -> Any:
     """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer."""
     from lockstep.tracking import RunFolder
-    from lockstep.trainer import build_onpolicy_trainer, restore_trainer
+    from lockstep.trainer import build_trainer, restore_trainer
 
     config = config_for(algorithm, num_envs=num_envs, total_steps=total_steps, **sections)
     if (folder / "config.json").exists():
@@ -137,7 +142,7 @@ def run_in(
         made = RunFolder.create(folder.parent, algo=algorithm, env="CartPole-v1", seed=3, config=config.to_dict())
         made.path.rename(folder)
         run, resume = RunFolder.open(folder), False
-    trainer = build_onpolicy_trainer(config, folder=run, callbacks=callbacks, resume=resume)
+    trainer = build_trainer(config, folder=run, callbacks=callbacks, resume=resume)
     newest = run.newest_checkpoint()
     if newest is not None:
         restore_trainer(trainer, newest)

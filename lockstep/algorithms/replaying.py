@@ -1,0 +1,68 @@
+"""How a policy learns from a replay buffer: gradient steps on fresh samples, new priorities."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.data.columns import Columns
+from lockstep.data.sample_batch import SampleBatch
+from lockstep.learner.learner import Learner
+from lockstep.modules import DEFAULT_MODULE_ID
+from lockstep.replay import ReplayBuffer
+from lockstep.tracking.statistics import TrainingStats, merge_training_stats
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.policy import Policy
+
+MOST_STEPS = 64
+"""gradient steps whose samples are drawn together where the order of drawing and learning changes nothing"""
+UNUSED = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
+
+
+def update_from_replay(
+    policy: Policy, sample_size: int, buffer: ReplayBuffer, batch_size: int | None, repeat: int | None
+) -> TrainingStats:
+    """`repeat` gradient steps (None: one), each on a fresh sample of `sample_size` transitions; 0: on all of them.
+
+    The statistics are of all steps. A prioritised buffer gets the errors of each step before the next sample is drawn.
+    Raises `ValueError` for an empty buffer and for a `batch_size` other than `sample_size`.
+    """
+    steps = 1 if repeat is None else repeat
+    for name, value, least in (("sample_size", sample_size, 0), ("repeat", steps, 1)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}")
+    if batch_size not in (None, sample_size):
+        raise ValueError(
+            f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
+        )
+    at_once = MOST_STEPS if sample_size and buffer.priorities is None else 1
+    parts = []
+    for start in range(0, steps, at_once):
+        now = min(at_once, steps - start)
+        batch = buffer.sample(now * sample_size) if sample_size else buffer[buffer.permutation()]
+        policy.last_batch = batch
+        started = time.perf_counter()
+        needed = SampleBatch._trusted({name: column for name, column in batch.items() if name not in UNUSED})
+        results = policy.learner_group.update_from_batch(
+            needed, timesteps=policy.timesteps, minibatch_size=sample_size or None
+        )
+        parts.append(policy.training_stats(results, started))
+        if buffer.priorities is not None:
+            errors = np.concatenate(policy.learner_group.foreach_learner(_row_errors, DEFAULT_MODULE_ID))
+            sound = np.isfinite(errors)  # what is done about the others, nan_policy says
+            if sound.any():
+                buffer.update_weight(batch[Columns.BATCH_INDEXES][sound], errors[sound])
+    return parts[0] if len(parts) == 1 else merge_training_stats(parts)
+
+
+def _row_errors(learner: Learner, module_id: str) -> Any:
+    """Errors [N] of the learner's rows in the last gradient step."""
+    if module_id not in learner.row_errors:
+        raise ValueError(
+            f"{type(learner).__name__} leaves no errors for the priorities; set self.row_errors[module_id] in its loss"
+        )
+    errors = learner.row_errors[module_id].cpu().numpy()
+    return errors[:0] if module_id in learner.stand_ins else errors

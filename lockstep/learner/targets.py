@@ -1,0 +1,61 @@
+"""`TargetNetwork`: a copy of a module that follows it, for targets that stand still meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.learner.optimizers import OptimizerSet
+from lockstep.modules import RLModule
+
+
+class TargetNetwork:
+    """A copy of `module` whose parameters lie in one flat tensor, so that following is one operation.
+
+    To be registered as state of the learner (`register_state`), so that checkpoints hold it.
+    """
+
+    def __init__(self, module: RLModule) -> None:
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
+        own = dict(self.module.named_parameters())
+        params = [own[name] for name in self._names]
+        self.flat = torch.cat([p.detach().reshape(-1) for p in params])
+        for param, part in zip(params, self.flat.split([p.numel() for p in params])):
+            param.data = part.view(param.shape)
+        self.num_steps = 0
+        """gradient steps that it was told of"""
+
+    def after_gradient_step(self, source: Tensor, interval: int, tau: float) -> None:
+        """Each `interval`-th call: `tau` of the way to `source`, the parameters that learn, as one flat tensor."""
+        self.num_steps += 1
+        if self.num_steps % interval == 0:
+            if tau == 1.0:
+                self.flat.copy_(source)
+            else:
+                self.flat.lerp_(source, tau)
+
+    def get_state(self) -> dict[str, Any]:
+        """Parameters (a copy) and the count."""
+        return {"flat": self.flat.cpu().numpy().copy(), "num_steps": self.num_steps}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what `get_state` gave; `ValueError` for another number of parameters."""
+        given = torch.as_tensor(state["flat"])
+        if given.shape != self.flat.shape:
+            raise ValueError(f"the target network has {self.flat.numel()} parameters, the state {given.numel()}")
+        self.flat.copy_(given)
+        self.num_steps = int(state["num_steps"])
+
+
+def flat_parameters(optimizers: OptimizerSet, module_id: str, module: RLModule) -> Tensor:
+    """The trainable parameters of a module as one flat tensor: the optimizer's own where it has all of them."""
+    params = [p for p in module.parameters() if p.requires_grad]
+    for entry in optimizers.of_module(module_id):
+        if len(entry.flat.params) == len(params) and all(a is b for a, b in zip(entry.flat.params, params)):
+            return entry.flat.data
+    return torch.cat([p.detach().reshape(-1) for p in params])

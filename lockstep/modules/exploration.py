@@ -1,0 +1,34 @@
+"""Exploration that is not drawn from the policy's own distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.state.schedules import Schedule, ScheduleLike
+
+LARGE = np.float32(1e8)
+"""outweighs every difference of action values, but not what forbids an action (-1e9)"""
+
+
+class EpsilonGreedy:
+    """With probability `epsilon` any action, each equally likely; else the best one.
+
+    As random numbers that are added to the action values before the largest is taken: zeros for the best action, large
+    ones for any. `epsilon`: a number, or a schedule over sampled environment steps.
+    """
+
+    def __init__(self, epsilon: ScheduleLike, num_actions: int) -> None:
+        self.epsilon = Schedule(epsilon, "epsilon")
+        self.num_actions = num_actions
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> npt.NDArray[np.float32]:
+        """`[*leading_shape, num_actions]`, with the epsilon of `step`; `ValueError` where that is none."""
+        epsilon = self.epsilon(step)
+        if not 0.0 <= epsilon <= 1.0:
+            raise ValueError(f"epsilon={epsilon!r} at step {step} is not allowed; it must be between 0 and 1")
+        noise = rng.random((*leading_shape, self.num_actions), np.float32)
+        noise *= LARGE * (rng.random((*leading_shape, 1)) < epsilon)
+        return noise

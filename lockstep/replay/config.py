@@ -1,0 +1,47 @@
+"""The section of a configuration about what is remembered, and how often it is learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lockstep.state.schedules import Schedule, ScheduleLike
+
+
+@dataclass
+class ReplaySection:
+    """Options of the `replay` section; only algorithms that learn from a replay buffer have it."""
+
+    capacity: int = 100_000
+    """transitions that are remembered, over all environments"""
+    learning_starts: int = 1_000
+    """environment steps with random actions before the first gradient step"""
+    update_per_step: float = 0.25
+    """gradient steps for each collected step after that; fractions are carried over"""
+    n_step: int = 1
+    """rewards of so many steps are summed up before a target bootstraps"""
+    prioritized: bool = False
+    """draw transitions in proportion to their errors (Schaul et al. 2016)"""
+    alpha: float = 0.6
+    """how much errors matter when drawing; 0: not at all"""
+    beta: ScheduleLike = field(default_factory=lambda: [[0, 0.4], [100_000, 1.0]])
+    """how much of that the weights in the loss make up for: a number, or a schedule over steps remembered"""
+    ignore_obs_next: bool = False
+    """store each observation once (half the memory; drawing takes a little longer)"""
+    storage: Literal["memory", "memmap"] = "memory"
+    """where: "memmap" in temporary files"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        rules = {
+            "capacity": (self.capacity >= 1, "at least 1"),
+            "learning_starts": (self.learning_starts >= 0, "at least 0"),
+            "update_per_step": (self.update_per_step > 0, "above 0"),
+            "n_step": (self.n_step >= 1, "at least 1"),
+            "alpha": (self.alpha >= 0, "at least 0"),
+            "storage": (self.storage in ("memory", "memmap"), "'memory' or 'memmap'"),
+        }
+        for name, (right, allowed) in rules.items():
+            if not right:
+                raise ValueError(f"replay.{name}={getattr(self, name)!r} is not allowed; it must be {allowed}")
+        Schedule(self.beta, "replay.beta")

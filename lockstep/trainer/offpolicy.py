@@ -1,0 +1,144 @@
+"""`OffpolicyTrainer`: collect some steps, learn from samples of all that is remembered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.replay import ReplayBuffer, VectorReplayBuffer
+from lockstep.rollout.collector import Collector
+from lockstep.rollout.errors import MalformedBufferError
+from lockstep.trainer.base import BaseTrainer
+from lockstep.trainer.checks import check_whole
+
+ELSEWHERE = {
+    "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
+    "reward_metric": "trains one agent, whose return is one number already",
+}
+"""parameters of other trainers, and what this one does instead"""
+CAPACITY = 100_000
+
+
+class OffpolicyTrainer(BaseTrainer):
+    """Trains a policy on what it remembers.
+
+    After each collect of `step_per_collect` environment steps (or `episode_per_collect` whole episodes: exactly one of
+    the two) come `update_per_step` gradient steps for each collected step, each on a fresh sample of `batch_size`
+    transitions (`None`: on all of them, once each). Fractions are carried over to the next collect. The first
+    `learning_starts` steps take random actions and are not learned from at once. `buffer`: transitions to begin with.
+    The replay buffer is the train collector's (one is made where it has none) and part of the checkpoint. Other
+    parameters: `BaseTrainer`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_epoch: int,
+        batch_size: int | None,
+        train_collector: Collector,
+        test_collector: Collector | None = None,
+        step_per_epoch: int,
+        update_per_step: float = 1.0,
+        step_per_collect: int | None = None,
+        episode_per_collect: int | None = None,
+        learning_starts: int = 0,
+        buffer: ReplayBuffer | None = None,
+        **options: Any,
+    ) -> None:
+        foreign = [name for name in ELSEWHERE if options.pop(name, None) is not None]
+        if foreign:
+            raise ValueError(f"{foreign[0]} does not apply to OffpolicyTrainer: it {ELSEWHERE[foreign[0]]}")
+        if (step_per_collect is None) == (episode_per_collect is None):
+            raise ValueError(
+                f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
+                f"{episode_per_collect}"
+            )
+        check_whole("step_per_collect", step_per_collect, 1, optional=True)
+        check_whole("episode_per_collect", episode_per_collect, 1, optional=True)
+        check_whole("learning_starts", learning_starts, 0)
+        number = isinstance(update_per_step, int | float) and not isinstance(update_per_step, bool)
+        if not number or not 0 < update_per_step < math.inf:
+            raise ValueError(f"update_per_step={update_per_step!r} is not allowed; it must be a number above 0")
+        if train_collector.buffer is not None and not isinstance(train_collector.buffer, ReplayBuffer):
+            raise ValueError(
+                "OffpolicyTrainer learns from a replay buffer, train_collector has a rollout store; give "
+                f"Collector(..., buffer=VectorReplayBuffer(size, {train_collector.num_envs}))"
+            )
+        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
+        self.collector = train_collector
+        self.update_per_step, self.learning_starts = float(update_per_step), learning_starts
+        self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
+        if train_collector.buffer is None:
+            train_collector.buffer = VectorReplayBuffer(CAPACITY, train_collector.num_envs)
+        self.buffer: ReplayBuffer = train_collector.buffer
+        if buffer is not None:
+            self._begin_with(buffer)
+
+    def _zero(self) -> None:
+        super()._zero()
+        self.steps_learned_from = 0
+        """collected steps that gradient steps were made for"""
+
+    def _training_step(self) -> None:
+        """One collect, and the gradient steps that are due for it."""
+        random = self.env_step < self.learning_starts
+        with policy_within_training_step(self.policy):
+            stats = self.collector.collect(
+                n_step=self.step_per_collect, n_episode=self.episode_per_collect, random=random
+            )
+        self._count_collect(stats)
+        if random:
+            return
+        before = self._num_due()
+        self.steps_learned_from += stats.n_collected_steps
+        due = self._num_due() - before
+        if due == 0:
+            return
+        try:
+            with policy_within_training_step(self.policy):
+                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
+            self._count_update(training)
+        except FloatingPointError:
+            self.bad_batch = None if self.policy.last_batch is None else dict(self.policy.last_batch.items())
+            raise
+
+    def _num_due(self) -> int:
+        """Gradient steps due for all steps so far; one product, so that no fraction is lost to rounding."""
+        return math.floor(self.update_per_step * self.steps_learned_from + 1e-9)
+
+    def _begin_with(self, given: Any) -> None:
+        if not isinstance(given, ReplayBuffer) or len(given) == 0:
+            what = "an empty replay buffer" if isinstance(given, ReplayBuffer) else f"a {type(given).__name__}"
+            raise MalformedBufferError(f"buffer is {what}; give a ReplayBuffer with transitions, or leave it out")
+        if given.hasnull():
+            raise MalformedBufferError("buffer has transitions with NaN; call its dropnull() first")
+        self.policy.process_buffer(given)
+        if given is not self.buffer:
+            try:
+                self.buffer.update(given)
+            except (KeyError, ValueError) as error:
+                raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
+
+    # -- state ---
+
+    def get_state(self) -> dict[str, Any]:
+        """As `BaseTrainer.get_state`, and the steps learned from; the buffer is a folder of its own."""
+        return {**super().get_state(), "steps_learned_from": self.steps_learned_from}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from `get_state`."""
+        super().set_state(state)
+        self.steps_learned_from = int(state["steps_learned_from"])
+
+    def own_folders(self) -> dict[str, dict[str, Any]]:
+        """The replay buffer."""
+        return {"replay": self.buffer.checkpoint_state()}
+
+    def set_own_folders(self, folders: Mapping[str, Any]) -> None:
+        """Restores the replay buffer. `ValueError` where there is none or it does not fit."""
+        if "replay" not in folders:
+            raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
+        self.buffer.set_state(folders["replay"])

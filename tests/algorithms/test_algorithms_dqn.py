@@ -1,0 +1,260 @@
+"""DQN: the loss against numbers worked out by hand, the target network, priorities, exploration, the probes."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep import DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
+from lockstep.envs.probes import PROBES
+from lockstep.modules import DefaultQModule, EpsilonGreedy
+from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
+
+MODULE = "default_policy"
+SPACES = spaces.Discrete(3), spaces.Discrete(2)
+ONLINE = np.array([[1.0, 2.0], [4.0, 3.0], [0.5, 0.0]])  # [state, action]
+TARGET = np.array([[10.0, 20.0], [30.0, 40.0], [5.0, 7.0]])
+GAMMA = 0.9
+
+
+def learner_of(training=None, **model):
+    """A learner whose network is the table `ONLINE` and whose target network is `TARGET`."""
+    config = DQNConfig().framework(dtype="float64")
+    config.training(gamma=GAMMA, lr=0.1, huber_delta=None, grad_clip=None)
+    config.training(**(training or {}))
+    config.rl_module(model_config={"hiddens": (), **model})
+    learner = config.build_learner(spaces=SPACES)
+    if not model:
+        target = learner.registered[f"{MODULE}/target"].module
+        for module, table in ((learner.module[MODULE], ONLINE), (target, TARGET)):
+            with torch.no_grad():
+                module.policy_head.weight.copy_(torch.from_numpy(table.T))
+                module.policy_head.bias.zero_()
+    return learner
+
+
+def batch_of(**more):
+    """Three steps from states 0, 1, 2: one goes on, one is truncated, one terminated."""
+    return SampleBatch(
+        {
+            "obs": np.array([0, 1, 2]),
+            "actions": np.array([0, 1, 0]),
+            "rewards": np.array([1.0, 2.0, 3.0]),
+            "terminateds": np.array([False, False, True]),
+            "truncateds": np.array([False, True, False]),
+            "new_obs": np.array([1, 2, 0]),
+            **more,
+        }
+    )
+
+
+def loss_and_errors(learner, batch):
+    results = learner.update_from_batch(batch)
+    return results[MODULE]["total_loss"], learner.row_errors[MODULE].numpy()
+
+
+def test_double_q_picks_by_the_network_that_learns_and_asks_the_target_network():
+    # next states 1, 2: ONLINE prefers actions 0, 0, which TARGET gives 30 and 5
+    loss, errors = loss_and_errors(learner_of(), batch_of())
+    np.testing.assert_allclose(errors, [1.0 - (1 + 0.9 * 30), 3.0 - (2 + 0.9 * 5), 0.5 - 3.0])
+    assert loss == pytest.approx(np.mean(0.5 * errors**2))
+
+
+def test_without_double_q_the_target_network_picks_itself():
+    _, errors = loss_and_errors(learner_of({"double_q": False}), batch_of())
+    np.testing.assert_allclose(errors, [1.0 - (1 + 0.9 * 40), 3.0 - (2 + 0.9 * 7), 0.5 - 3.0])
+
+
+def test_n_step_discounts_of_the_buffer_take_the_place_of_gamma():
+    _, errors = loss_and_errors(learner_of(), batch_of(discounts=np.array([0.729, 0.81, 0.9])))
+    np.testing.assert_allclose(errors, [1.0 - (1 + 0.729 * 30), 3.0 - (2 + 0.81 * 5), 0.5 - 3.0])
+
+
+def test_errors_beyond_delta_count_linearly_and_rows_by_their_weights():
+    weights = np.array([0.5, 1.0, 0.25])
+    loss, errors = loss_and_errors(learner_of({"huber_delta": 1.0}), batch_of(weights=weights))
+    each = np.abs(errors) - 0.5  # all are beyond 1
+    assert loss == pytest.approx(np.mean(weights * each))
+
+
+def test_dueling_values_are_value_plus_advantages_without_their_mean():
+    for shared in (False, True):
+        learner = learner_of(dueling=True, share_value_network=shared)
+        module = learner.module[MODULE]
+        batch = {"obs": torch.tensor([0, 1, 2])}
+        advantages = module._forward(batch)["action_dist_inputs"]
+        encoder = module.value_encoder or module.encoder
+        value = module.value_head(encoder(batch["obs"], torch.float64))
+        expected = value + advantages - advantages.mean(-1, keepdim=True)
+        values = module.forward_train(batch)["q_values"]
+        torch.testing.assert_close(values, expected)
+        assert torch.equal(values.argmax(-1), advantages.argmax(-1))  # acting needs the advantages only
+        assert sum(p.numel() for p in module.parameters()) == (3 + 1) * 2 + (3 + 1)
+
+
+@pytest.mark.parametrize("interval, tau", [(3, 1.0), (1, 0.25), (2, 0.5)])
+def test_the_target_network_follows_after_every_intervalth_gradient_step(interval, tau):
+    learner = learner_of({"target_update_interval": interval, "tau": tau})
+    target = learner.registered[f"{MODULE}/target"]
+    expected = target.flat.clone()
+    for step in range(1, 7):
+        learner.update_from_batch(batch_of())
+        if step % interval == 0:
+            online = torch.cat([p.detach().reshape(-1) for p in learner.module[MODULE].parameters()])
+            expected += tau * (online - expected)
+        torch.testing.assert_close(target.flat, expected)
+        assert torch.equal(target.module.policy_head.weight.reshape(-1), target.flat[:6])
+
+
+def test_the_target_network_is_part_of_the_learners_state():
+    one, other = learner_of({"target_update_interval": 2}), learner_of({"target_update_interval": 2})
+    for _ in range(3):
+        one.update_from_batch(batch_of())
+    other.set_state(one.get_state())
+    for learner in (one, other):
+        learner.update_from_batch(batch_of())
+    flats = [learner.registered[f"{MODULE}/target"].flat for learner in (one, other)]
+    assert torch.equal(*flats)
+
+
+def policy_and_buffer(kind=VectorReplayBuffer, **training):
+    config = DQNConfig().training(**training).rl_module(model_config={"hiddens": (8,)})
+    policy = config.build_policy(spaces=(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)))
+    buffer, rng = kind(400, 4, seed=1), np.random.default_rng(0)
+    for _ in range(50):
+        batch = {name: rng.random((4, 3), np.float32) for name in ("obs", "new_obs")}
+        batch |= {"actions": rng.integers(0, 2, 4), "rewards": rng.random(4, np.float32)}
+        buffer.add(batch | {"terminateds": rng.random(4) < 0.1, "truncateds": np.zeros(4, bool)})
+    return policy, buffer
+
+
+def test_each_of_the_gradient_steps_has_a_fresh_sample_and_all_are_in_the_statistics():
+    """Many steps in one call are the same as one call for each."""
+    (one, first), (other, second) = policy_and_buffer(), policy_and_buffer()
+    with policy_within_training_step(one), policy_within_training_step(other):
+        stats = one.update(16, first, repeat=70)
+        for _ in range(70):
+            other.update(16, second)
+    assert stats.gradient_steps == 70
+    assert stats.metrics["qf_loss"].count == 70
+    for name, weight in one.module.state_dict().items():
+        assert torch.equal(weight, other.module.state_dict()[name])
+
+
+def test_a_prioritised_buffer_gets_the_errors_of_each_step():
+    policy, buffer = policy_and_buffer(PrioritizedVectorReplayBuffer)
+    with policy_within_training_step(policy):
+        policy.update(16, buffer, repeat=3)
+    rows = policy.last_batch["batch_indexes"]
+    errors = np.abs(policy.learner_group.learner.row_errors[MODULE].numpy())
+    last = dict(zip(rows, errors))  # of a row drawn twice the last counts
+    for row, error in last.items():
+        assert buffer.priorities.tree[np.array([row])][0] == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
+    assert "weights" in policy.last_batch
+
+
+def test_no_sample_size_is_one_step_on_everything():
+    policy, buffer = policy_and_buffer()
+    with policy_within_training_step(policy):
+        stats = policy.update(0, buffer)
+    assert stats.gradient_steps == 1
+    assert sorted(policy.last_batch["batch_indexes"]) == list(range(200))
+
+
+def test_what_cannot_be_learned_from_a_replay_buffer_is_refused():
+    policy, buffer = policy_and_buffer()
+    with pytest.raises(RuntimeError, match="outside of a training step"):
+        policy.update(16, buffer)
+    with policy_within_training_step(policy):
+        for given, message in (
+            ((-1, buffer), "sample_size=-1 is not allowed"),
+            ((16, buffer, 8), "batch_size=8: a gradient step takes a whole sample of 16"),
+            ((16, buffer, None, 0), "repeat=0 is not allowed"),
+            ((16, VectorReplayBuffer(10, 2)), "the buffer is empty"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                policy.update(*given)
+
+
+def test_epsilon_is_the_share_of_chance_actions_and_follows_the_sampled_steps():
+    policy, _ = policy_and_buffer(epsilon=[[0, 1.0], [100, 0.0]])
+    obs, rng = np.random.default_rng(1).random((20_000, 3), np.float32), np.random.default_rng(2)
+    best = policy.compute_actions(obs, explore=False)
+    for step, share in ((0, 0.5), (50, 0.25), (100, 0.0)):
+        policy.timesteps["num_env_steps_sampled_lifetime"] = step
+        actions = policy.act(obs, policy.draw_noise(rng, (len(obs),)))
+        assert np.mean(actions != best) == pytest.approx(share, abs=0.015)  # half of the chance actions are the best
+        again = policy.act(obs, policy.draw_noise(np.random.default_rng(3), (len(obs),)))
+        assert np.array_equal(again, policy.act(obs, policy.draw_noise(np.random.default_rng(3), (len(obs),))))
+    with pytest.raises(ValueError, match=r"epsilon=1\.5 at step 0 is not allowed"):
+        EpsilonGreedy(1.5, 2).draw_noise(rng, (1,), 0)
+
+
+def test_forbidden_actions_are_never_taken():
+    space = spaces.Dict({"observations": spaces.Box(-1.0, 1.0, (2,)), "action_mask": spaces.MultiBinary(3)})
+    policy = DQNConfig().training(epsilon=1.0).build_policy(spaces=(space, spaces.Discrete(3)))
+    masks = np.tile(np.array([[1, 0, 1], [0, 1, 0]], np.int8), (500, 1))
+    obs = {"observations": np.zeros((1000, 2), np.float32), "action_mask": masks}
+    with policy_within_training_step(policy):
+        actions = policy.compute_actions(obs)
+    assert masks[np.arange(1000), actions].all()
+    assert set(actions[::2]) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "section, options, message",
+    [
+        ("training", {"minibatch_size": 8}, "minibatch_size=8 is not allowed"),
+        ("training", {"num_epochs": 2}, "num_epochs=2 is not allowed"),
+        ("training", {"epsilon": 1.5}, "epsilon=1.5 is not allowed"),
+        ("training", {"huber_delta": 0.0}, "huber_delta=0.0 is not allowed"),
+        ("training", {"tau": 0.0}, "tau=0.0 is not allowed"),
+        ("training", {"target_update_interval": 0}, "target_update_interval=0 is not allowed"),
+        ("replay", {"update_per_step": 0}, "replay.update_per_step=0 is not allowed"),
+        ("replay", {"capacity": 3}, "replay.capacity=3 is less than one transition for each"),
+        ("replay", {"learning_starts": -1}, "replay.learning_starts=-1 is not allowed"),
+        ("replay", {"n_step": 0}, "replay.n_step=0 is not allowed"),
+        ("replay", {"alpha": -1.0}, "replay.alpha=-1.0 is not allowed"),
+        ("replay", {"capacit": 3}, "did you mean 'capacity'"),
+        ("environment", {"normalize_observations": True}, "normalize_observations=True is not allowed for dqn"),
+        ("framework", {"compile": True}, "compile=True is not allowed for dqn"),
+    ],
+)
+def test_wrong_options_are_refused_with_name_and_value(section, options, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(DQNConfig().environment("CartPole-v1"), section)(**options).validate()
+
+
+def test_spaces_and_networks_without_action_values_are_refused():
+    with pytest.raises(ValueError, match="action values need a Discrete action space"):
+        DQNConfig().build_learner(spaces=(SPACES[0], spaces.Box(-1, 1, (2,))))
+    with pytest.raises(ValueError, match="recurrent='lstm': action values are learned without memory"):
+        DQNConfig().rl_module(model_config={"recurrent": "lstm"}).build_learner(spaces=SPACES)
+    with pytest.raises(ValueError, match="ppo has no replay section"):
+        PPOConfig().replay(capacity=10)
+
+
+def test_the_configuration_survives_json():
+    config = DQNConfig().environment("CartPole-v1").replay(capacity=77, prioritized=True).training(tau=0.5)
+    assert DQNConfig().update_from_dict(config.to_dict()).to_dict() == config.to_dict()
+    assert isinstance(config.build_learner().module[MODULE], DefaultQModule)
+
+
+DISCRETE = [probe for probe in PROBES if not probe.continuous]
+
+
+@pytest.mark.parametrize("probe", DISCRETE, ids=lambda probe: probe.__name__)
+def test_dqn_learns_every_probe_with_discrete_actions(probe):
+    config = DQNConfig().environment(probe).env_runners(num_envs_per_env_runner=4)
+    config.training(gamma=0.5, lr=1e-2, epsilon=0.3, target_update_interval=20)
+    config.replay(learning_starts=100, update_per_step=1.0, capacity=1_000)
+    config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0).reporting(total_steps=1_000)
+    policy = config.build_trainer()
+    policy.run()
+    policy, env = policy.policy, probe()
+    obs = np.array(probe.observations, np.float32)
+    with torch.no_grad():
+        values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
+    np.testing.assert_allclose(values, [env.exact_value(row, 0.5) for row in obs], atol=0.05)
+    if env.best_action(obs[0]) is not None:
+        np.testing.assert_array_equal(policy.compute_actions(obs, explore=False), [env.best_action(row) for row in obs])

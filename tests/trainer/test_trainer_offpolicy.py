@@ -1,0 +1,264 @@
+"""`OffpolicyTrainer`: the order of events, how many gradient steps, what is refused, what a checkpoint holds."""
+
+import numpy as np
+import pytest
+from trainer_tools import Recorder, RecordingLogger, Stops, config_for, digest
+
+from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer, RolloutStore
+from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from lockstep.rollout import MalformedBufferError
+from lockstep.state.checkpoint import read_checkpoint
+from lockstep.trainer import build_onpolicy_trainer, restore_trainer, save_trainer
+
+NUM_ENVS = 4
+
+
+def trainer_of(test=False, max_epoch=2, **options):
+    config = DQNConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=NUM_ENVS)
+    config.rl_module(model_config={"hiddens": (8,)}).replay(capacity=400)
+    policy = config.build_policy()
+    given = {"batch_size": 8, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.25, **options}
+    given.setdefault("train_collector", config.build_collector(policy))
+    if test:
+        given |= {"test_collector": Collector(policy, "CartPole-v1"), "episode_per_test": 1}
+    if given.get("episode_per_collect"):
+        given.pop("step_per_collect")
+    return OffpolicyTrainer(policy, max_epoch=max_epoch, **given)
+
+
+def test_events_come_in_the_order_of_the_contract():
+    log = []
+    trainer = trainer_of(
+        test=True,
+        max_epoch=1,
+        learning_starts=8,
+        step_per_epoch=24,
+        logger=RecordingLogger(log),
+        callbacks=[Recorder(log)],
+        train_fn=lambda epoch, step: log.append(f"train_fn {epoch} {step}"),
+        test_fn=lambda epoch, step: log.append(f"test_fn {epoch} {step}"),
+        stop_fn=lambda score: log.append("stop_fn"),
+        save_best_fn=lambda policy: log.append("save_best"),
+        save_checkpoint_fn=lambda *where: log.append(f"checkpoint {where}"),
+        compute_score_fn=lambda stats: log.append("score") or float(len(log)),
+    )
+    trainer.run()
+    evaluation = ["score", "EvaluationEnd", "save_best", "stop_fn"]
+    kept = [entry for entry in log if not entry.startswith("log ")]
+    assert kept == [
+        "RunStart",
+        "test_fn 0 0",
+        *evaluation,
+        "train_fn 1 0",
+        "CollectEnd",  # random actions: not learned from
+        "train_fn 1 8",
+        "CollectEnd",
+        "UpdateEnd",
+        "train_fn 1 16",
+        "CollectEnd",
+        "UpdateEnd",
+        "test_fn 1 24",
+        *evaluation,
+        "checkpoint (1, 24, 4)",
+        "EpochEnd",
+        "RunEnd",
+        "finalize",
+    ]
+
+
+@pytest.mark.parametrize(
+    "update_per_step, step_per_collect, expected",
+    [
+        (0.25, 4, [1, 2, 3, 4, 5, 6]),
+        (0.25, 8, [2, 4, 6]),
+        (0.1, 4, [0, 0, 1, 1, 2, 2]),
+        (3, 4, [12, 24, 36]),
+        (0.29, 4, [1, 2, 3, 4, 5, 6, 8]),
+        (0.01, 4, [0] * 24 + [1]),
+    ],
+)
+def test_the_fraction_of_update_per_step_is_carried_over(update_per_step, step_per_collect, expected):
+    total = step_per_collect * len(expected)
+    trainer = trainer_of(
+        max_epoch=1, update_per_step=update_per_step, step_per_collect=step_per_collect, step_per_epoch=total
+    )
+    trainer.reset()
+    done = []
+    for _ in expected:
+        trainer._training_step()
+        done.append(trainer.gradient_step)
+    assert done == expected
+
+
+def test_the_first_steps_are_random_and_not_learned_from():
+    seen = []
+
+    class Watched(Collector):
+        def collect(self, *args, random=False, **options):
+            seen.append(random)
+            return super().collect(*args, random=random, **options)
+
+    base = trainer_of()
+    collector = Watched(base.policy, "CartPole-v1", buffer=ReplayBuffer(200))
+    trainer = OffpolicyTrainer(
+        base.policy,
+        max_epoch=2,
+        batch_size=8,
+        train_collector=collector,
+        step_per_epoch=20,
+        step_per_collect=4,
+        learning_starts=10,
+    )
+    info = trainer.run()
+    assert seen == [True] * 3 + [False] * 7
+    assert info.gradient_step == 28
+    assert len(collector.buffer) == info.train_step == 40
+
+
+def test_episodes_can_be_collected_instead_of_steps():
+    trainer = trainer_of(episode_per_collect=2, max_epoch=1, step_per_epoch=60)
+    info = trainer.run()
+    assert info.train_episode % 2 == 0
+    assert info.gradient_step == info.train_step // 4
+    assert len(trainer.buffer) == info.train_step
+
+
+def test_steps_beyond_the_epoch_are_counted_and_carried_into_the_next():
+    trainer = trainer_of(max_epoch=3, step_per_epoch=20)
+    steps = [stats.train_collect_stat.n_collected_steps for stats in trainer]
+    assert steps == [24, 16, 24]
+    assert trainer.env_step == 64
+
+
+def test_all_gradient_steps_are_in_the_statistics_of_the_epoch():
+    (stats,) = list(trainer_of(max_epoch=1, update_per_step=2))
+    assert stats.training_stat.gradient_steps == 32
+    assert stats.training_stat.metrics["qf_loss"].count == 32
+
+
+def test_a_reset_keeps_the_buffer_unless_asked_and_begins_new_episodes():
+    trainer = trainer_of(max_epoch=1)
+    trainer.run()
+    trainer.run()
+    assert (trainer.env_step, trainer.gradient_step, len(trainer.buffer)) == (16, 4, 32)
+    trainer.reset(reset_buffer=True)
+    assert len(trainer.buffer) == 0
+    trainer.run()
+    assert len(trainer.buffer) == 16
+
+
+def test_max_epoch_zero_trains_nothing():
+    info = trainer_of(max_epoch=0, test=True).run()
+    assert (info.train_step, info.gradient_step, info.test_step) == (0, 0, 0)
+
+
+def test_a_buffer_to_begin_with_is_learned_from():
+    source = trainer_of(max_epoch=1)
+    source.run()
+    trainer = trainer_of(max_epoch=1, buffer=source.buffer)
+    assert len(trainer.buffer) == 16
+    trainer.run()
+    assert len(trainer.buffer) == 32
+
+
+def test_an_empty_or_malformed_buffer_is_refused():
+    with pytest.raises(MalformedBufferError, match="buffer is an empty replay buffer"):
+        trainer_of(buffer=VectorReplayBuffer(10, 2))
+    with pytest.raises(MalformedBufferError, match="buffer is a list"):
+        trainer_of(buffer=[1])
+    source = trainer_of(max_epoch=1)
+    source.run()
+    source.buffer._store.trees["rewards"][0] = np.nan
+    with pytest.raises(MalformedBufferError, match="transitions with NaN"):
+        trainer_of(buffer=source.buffer)
+
+
+def test_batch_size_none_learns_from_everything_once():
+    trainer = trainer_of(max_epoch=1, batch_size=None, step_per_epoch=8)
+    trainer.run()
+    assert sorted(trainer.policy.last_batch["batch_indexes"]) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"repeat_per_collect": 2}, "repeat_per_collect does not apply to OffpolicyTrainer"),
+        ({"reward_metric": len}, "reward_metric does not apply to OffpolicyTrainer"),
+        ({"update_per_step": 0}, "update_per_step=0 is not allowed"),
+        ({"update_per_step": -0.5}, r"update_per_step=-0\.5 is not allowed"),
+        ({"update_per_step": True}, "update_per_step=True is not allowed"),
+        ({"update_per_step": float("inf")}, "update_per_step=inf is not allowed"),
+        ({"step_per_collect": 0}, "step_per_collect=0 is not allowed"),
+        ({"step_per_collect": None}, "exactly one of step_per_collect and episode_per_collect, not None and None"),
+        ({"learning_starts": -1}, "learning_starts=-1 is not allowed"),
+        ({"batch_size": 0}, "batch_size=0 is not allowed"),
+        ({"step_per_epoch": 0}, "step_per_epoch=0 is not allowed"),
+        ({"max_epoch": -1}, "max_epoch=-1 is not allowed"),
+    ],
+)
+def test_wrong_parameters_are_refused_with_name_and_value(options, message):
+    with pytest.raises(ValueError, match=message):
+        trainer_of(**options)
+
+
+def test_each_trainer_refuses_the_others_buffers_and_configurations():
+    trainer = trainer_of()
+    collector, policy = trainer.collector, trainer.policy
+    common = {"max_epoch": 1, "batch_size": 8, "step_per_epoch": 8, "step_per_collect": 8}
+    with pytest.raises(ValueError, match="OnpolicyTrainer learns from rollouts"):
+        OnpolicyTrainer(policy, train_collector=collector, repeat_per_collect=1, **common)
+    collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, collector.env.action_space)
+    with pytest.raises(ValueError, match="OffpolicyTrainer learns from a replay buffer"):
+        OffpolicyTrainer(policy, train_collector=collector, **common)
+    with pytest.raises(ValueError, match="dqn learns from a replay buffer; use build_trainer"):
+        build_onpolicy_trainer(DQNConfig().environment("CartPole-v1"))
+
+
+def test_build_trainer_makes_the_trainer_that_the_algorithm_needs():
+    config = config_for("dqn")
+    trainer = config.build_trainer()
+    assert isinstance(trainer, OffpolicyTrainer)
+    assert isinstance(A2CConfig().environment("CartPole-v1").build_trainer(), OnpolicyTrainer)
+    assert (trainer.step_per_collect, trainer.update_per_step, trainer.learning_starts) == (8, 0.3, 64)
+    assert (trainer.buffer.maxsize, trainer.buffer.options.n_step) == (200, 3)
+    assert trainer.buffer.priorities is not None
+    plain = DQNConfig().environment("CartPole-v1").build_trainer()
+    assert plain.collector.buffer is plain.buffer
+    assert plain.buffer.priorities is None
+
+
+def test_the_replay_buffer_is_part_of_the_checkpoint(folder):
+    trainer = config_for("dqn", total_steps=256).build_trainer()
+    trainer.run()
+    path = save_trainer(trainer, folder / "checkpoint")
+    assert "replay" in read_checkpoint(path)
+    other = config_for("dqn", total_steps=256, debugging={"seed": 9}).build_trainer()
+    restore_trainer(other, path)
+    assert digest(other.buffer.get_state()) == digest(trainer.buffer.get_state())
+    assert other.steps_learned_from == trainer.steps_learned_from == 192
+    assert np.array_equal(other.buffer.sample_indices(50), trainer.buffer.sample_indices(50))
+    with pytest.raises(ValueError, match="no replay buffer"):
+        other.set_own_folders({"trainer": {}})
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch():
+    class Bad(PrioritizedVectorReplayBuffer):
+        def sample(self, n):
+            batch = super().sample(n)
+            batch["rewards"][:] = np.nan
+            return batch
+
+    base = trainer_of()
+    collector = Collector(base.policy, base.collector.env, buffer=Bad(100, NUM_ENVS))
+    trainer = trainer_of(train_collector=collector, max_epoch=1)
+    trainer.policy = base.policy
+    with pytest.raises(FloatingPointError, match="not finite"), pytest.warns(RuntimeWarning, match="not finite"):
+        trainer.run()
+    assert np.isnan(trainer.bad_batch["rewards"]).all()
+    assert trainer.stop_reason == "error"
+
+
+def test_a_callback_can_stop_the_run():
+    trainer = trainer_of(callbacks=[Stops("UpdateEnd", at=2)], max_epoch=5)
+    assert trainer.run().stop_reason == "enough"
+    assert trainer.gradient_step == 4
