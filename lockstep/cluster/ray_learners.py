@@ -101,10 +101,10 @@ class RayLearnerBackend:
             raise ValueError(f"resize({num_learners}): learners in other processes are at least 1")
         if num_learners == len(self):
             return
-        state = self.first(Learner.get_state)
+        like = self.first(_whole)
         self._stop()
         self._start(num_learners)
-        self.foreach(Learner.set_state, state)
+        self.foreach(_become, like)
 
     def num_restarts(self) -> int:
         """Learners that were started again."""
@@ -187,9 +187,8 @@ class RayLearnerBackend:
         self._restarts += len(lost)
         self._join()
         if lost:
-            state = self._values([self._workers[survivors[0]].apply.remote(Learner.get_state)])[0]
-            given = self._ray.put(state)
-            self._values([self._workers[rank].apply.remote(Learner.set_state, given) for rank in lost])
+            like = self._ray.put(self._values([self._workers[survivors[0]].apply.remote(_whole)])[0])
+            self._values([self._workers[rank].apply.remote(_become, like) for rank in lost])
 
     def _stop(self) -> None:
         from ray.util.placement_group import remove_placement_group
@@ -234,6 +233,28 @@ class RayLearnerBackend:
         if errors:
             _raise_first(errors, len(answers))
         return [answer.value for answer in answers]
+
+
+def _whole(learner: Learner) -> dict[str, Any]:
+    """All that another learner needs to go on as this one: modules (they may have been added since), and state."""
+    return {
+        "specs": learner.module.spec().rl_module_specs,
+        "configs": learner.module_configs,
+        "policies_to_train": learner.policies_to_train,
+        "state": learner.get_state(),
+    }
+
+
+def _become(learner: Learner, like: dict[str, Any]) -> None:
+    """Makes a new learner equal to the one that `_whole` describes."""
+    for module_id, spec in like["specs"].items():
+        if module_id not in learner.module:
+            learner.add_module(module_id=module_id, module_spec=spec, config_overrides=like["configs"].get(module_id))
+    for module_id in list(learner.module):
+        if module_id not in like["specs"]:
+            learner.remove_module(module_id)
+    learner.policies_to_train = like["policies_to_train"]
+    learner.set_state(like["state"])
 
 
 def _raise_first(errors: dict[int, Any], num_learners: int) -> None:

@@ -13,7 +13,9 @@ from gymnasium import spaces
 from lockstep import PPOConfig, SampleBatch
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.learner.errors import LearnerError
+from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec
 
 ray = pytest.importorskip("ray")
 MODULE, ALL = "default_policy", "__all_modules__"
@@ -159,15 +161,20 @@ def test_a_learner_that_raises_gives_its_traceback_and_no_learner_is_updated(fau
 def test_a_learner_killed_during_an_update_is_started_again_and_the_update_is_made_once(faulty):
     one = ppo().build_learner_group()
     faulty.set_state(one.get_state())
+    faulty.add_module(
+        module_id="more", module_spec=RLModuleSpec(DefaultActorCriticModule, BOX, THREE, model_config=ModelConfig())
+    )
     faulty.foreach_learner(set_fault, "slow")
     victim = faulty._backend.process_ids()[1]
     killer = threading.Timer(0.7, os.kill, (victim, signal.SIGKILL))
     killer.start()
-    faulty.update_from_batch(batch(), minibatch_size=4, shuffle_batch_per_epoch=True)
+    given = MultiAgentBatch({MODULE: batch()}, 23)
+    faulty.update_from_batch(given, minibatch_size=4, shuffle_batch_per_epoch=True)
     killer.join()
     one.update_from_batch(batch(), minibatch_size=4, shuffle_batch_per_epoch=True)
     assert faulty.get_stats()["num_restarts"] == 1
     assert victim not in faulty._backend.process_ids()
+    assert faulty.foreach_learner(lambda learner: list(learner.module)) == [[MODULE, "more"]] * 2
     assert_near(faulty, one)
 
 
