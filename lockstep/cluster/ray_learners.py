@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from lockstep.cluster.learner_worker import Answer, BuildLearner, LearnerWorker
 from lockstep.learner.backend import modules_with_memory
 from lockstep.learner.config import LearnersSection
@@ -232,7 +234,16 @@ class RayLearnerBackend:
         errors = {rank: answer for rank, answer in enumerate(answers) if answer.error is not None}
         if errors:
             _raise_first(errors, len(answers))
-        return [answer.value for answer in answers]
+        return [_own_copy(answer.value) for answer in answers]
+
+
+def _own_copy(value: Any) -> Any:
+    """Arrays in dicts and lists as copies that the caller may write to, not views of Ray's object store."""
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    if type(value) is dict:
+        return {key: _own_copy(part) for key, part in value.items()}
+    return [_own_copy(part) for part in value] if type(value) is list else value
 
 
 def _whole(learner: Learner) -> dict[str, Any]:

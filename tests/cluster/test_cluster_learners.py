@@ -111,6 +111,7 @@ def test_every_method_of_the_group_works_remotely(two, tmp_path):
     two.restore_from_path(path)
     two.set_weights(other.get_weights())
     assert_near(two, other)
+    assert all(array.flags.writeable for array in two.get_weights()[MODULE].values())
     assert two.update_from_episodes([])[ALL]["num_updates_skipped"] == 1
     with pytest.raises(RuntimeError, match="in other processes; use foreach_learner"):
         two.learner
