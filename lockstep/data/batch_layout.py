@@ -174,3 +174,21 @@ def unpad(batch: Any) -> None:
     dict.update(batch, columns)
     batch.zero_padded = batch.time_major = False
     batch.max_seq_len = None
+
+
+def as_mapping(given: Any) -> dict[str, Any]:
+    """`given` as a dict of columns; `TypeError` for what is none."""
+    try:
+        return {} if given is None else dict(given)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"a batch is made from columns, SampleBatch({{'obs': ...}}) or SampleBatch(obs=...), not from {given!r:.80}"
+        ) from None
+
+
+def known_device(device: Any) -> torch.device:
+    """`ValueError` for a name that torch does not know."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device={device!r} is not known; give one such as 'cpu' or 'cuda:0'") from None

@@ -12,7 +12,7 @@ import torch
 from lockstep.data.batch_layout import is_per_sequence, num_sequences_of, seq_lens_of
 from lockstep.data.columns import Columns
 from lockstep.data.sequences import rows_of_sequences, sequence_starts
-from lockstep.data.trees import index_leaf, map_tree, row_of, tensor_index, to_numpy_leaf
+from lockstep.data.trees import index_leaf, map_tree, row_of, tensor_index, to_numpy_leaf, whole
 
 if TYPE_CHECKING:
     from lockstep.data.sample_batch import SampleBatch
@@ -220,13 +220,10 @@ def timeslices(batch: SampleBatch, size: int | None, num_slices: int | None) -> 
         raise ValueError(f"exactly one of size and num_slices is needed, got size={size}, num_slices={num_slices}")
     total = len(batch)
     if size is not None:
-        if size < 1:
-            raise ValueError(f"size={size}; it must be at least 1")
+        size = whole("size", size, 1)
         slices = [batch[start : start + size] for start in range(0, total, size)]
         return [part for part in slices if len(part)]
-    count = num_slices or 0
-    if count < 1:
-        raise ValueError(f"num_slices={num_slices}; it must be at least 1")
+    count = whole("num_slices", num_slices, 1)
     share, longer = divmod(total, count)
     bounds = [share * i + max(0, i - count + longer) for i in range(count + 1)]
     return [batch[a:b] for a, b in pairwise(bounds)]
@@ -236,10 +233,8 @@ def split(
     batch: SampleBatch, size: int, shuffle: bool, generator: np.random.Generator | int | None
 ) -> Iterator[SampleBatch]:
     """Batches of `size` rows (with sequences: slices that snap), in random order with `shuffle`."""
-    if size < 1:
-        raise ValueError(f"size={size}; it must be at least 1")
-    whole = batch._trusted(permuted(batch, generator), batch) if shuffle else batch
-    return iter(timeslices(whole, size, None))
+    source = batch._trusted(permuted(batch, generator), batch) if shuffle else batch
+    return iter(timeslices(source, size, None))
 
 
 def permuted(batch: SampleBatch, generator: np.random.Generator | int | None) -> dict[str, Any]:

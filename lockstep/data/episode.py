@@ -13,6 +13,7 @@ from lockstep.data import episode_edit as edit
 from lockstep.data.episode_access import as_rows
 from lockstep.data.episode_columns import EpisodeColumns
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.trees import whole
 
 Tree = Any
 Slice = slice  # the method of this name hides the type in the class
@@ -231,7 +232,8 @@ class SingleAgentEpisode(EpisodeColumns):
             raise ValueError(f"episode {self.id_} ended at t={self.t}; it has no successor")
         if not self.is_reset:
             raise ValueError(f"episode {self.id_} has no observation yet; call add_env_reset first")
-        return edit.piece(self, len(self), len(self), min(len_lookback_buffer, self._lookback + len(self)))
+        wanted = whole("len_lookback_buffer", len_lookback_buffer, 0)
+        return edit.piece(self, len(self), len(self), min(wanted, self._lookback + len(self)))
 
     def slice(self, slice_: Slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
         """Steps `slice_` as a new episode of views, with `t_started` moved.
@@ -242,7 +244,7 @@ class SingleAgentEpisode(EpisodeColumns):
         start, stop, step = slice_.indices(len(self))
         if step != 1:
             raise ValueError(f"an episode is a run of steps; slice step {step} is not allowed")
-        wanted = self._lookback if len_lookback_buffer is None else len_lookback_buffer
+        wanted = self._lookback if len_lookback_buffer is None else whole("len_lookback_buffer", len_lookback_buffer, 0)
         part = edit.piece(self, start, max(start, stop), max(0, min(wanted, self._lookback + start)))
         if stop < start:
             part.is_terminated = part.is_truncated = False

@@ -284,13 +284,14 @@ class EpisodeColumns:
             if num_items(rows):
                 raise IndexError(f"new {name} have {num_items(rows)} items, and the episode has no {name}")
             return None
-        if space is not None:
+        if space is not None or name == "rewards":
             rows = zip_trees(same_kind, [rows, old], name)
             check_in_space(rows, space, name)
         return written(old, np.array([where]) if isinstance(where, int) else where, rows, name)
 
 
 def same_kind(pair: list[np.ndarray]) -> np.ndarray:
-    """New values in the stored precision (a float64 list for a float32 column)."""
+    """New values in the stored precision (a float64 list for a float32 column, whole numbers for floats)."""
     new, old = pair
-    return new.astype(old.dtype) if new.dtype.kind == old.dtype.kind else new
+    fits = new.dtype.kind == old.dtype.kind or (old.dtype.kind == "f" and new.dtype.kind in "iu")
+    return new.astype(old.dtype) if fits else new

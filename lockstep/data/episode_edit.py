@@ -15,7 +15,7 @@ from lockstep.data.episode_access import (
     trees_equal,
 )
 from lockstep.data.space_codec import describe_space, space_from
-from lockstep.data.trees import as_column, concat_leaves, map_tree, stack_rows, zip_trees
+from lockstep.data.trees import as_column, concat_leaves, map_tree, row_of, stack_rows, zip_trees
 
 if TYPE_CHECKING:
     from lockstep.data.episode import SingleAgentEpisode
@@ -96,6 +96,8 @@ def piece(episode: SingleAgentEpisode, start: int, stop: int, lookback: int) -> 
 
 def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
     """Appends `other` in place."""
+    if not isinstance(other, type(episode)):
+        raise TypeError(f"concat_episode takes a {type(episode).__name__}, not {other!r}")
     check_contiguous(episode, other)
     if episode._infos is not None or other._infos is not None:
         episode._infos = episode._all_infos()[:-1] + other._all_infos()[other._lookback :]
@@ -210,6 +212,7 @@ def arguments_from_batch(batch: SampleBatch) -> dict[str, Any]:
     if not batch.is_single_trajectory():
         raise ValueError("the batch holds more than one episode; use split_by_episode() first")
     flat = batch.copy(shallow=True).unpad().to_numpy()
+    _check_steps(flat)
     tail = map_tree(lambda leaf: leaf[-1:], flat[Columns.NEXT_OBS])
     observations = _joined(flat[Columns.OBS], tail, Columns.OBS)
     arguments: dict[str, Any] = {
@@ -228,6 +231,25 @@ def arguments_from_batch(batch: SampleBatch) -> dict[str, Any]:
             value = flat[column][0]
             arguments[name] = value.item() if isinstance(value, np.generic) else value
     return arguments
+
+
+def _check_steps(flat: SampleBatch) -> None:
+    """`ValueError` naming the first row that does not follow the one before."""
+    if Columns.T in flat:
+        jumps = np.flatnonzero(np.diff(flat[Columns.T]) != 1)
+        if len(jumps):
+            row = int(jumps[0])
+            times = flat[Columns.T][row : row + 2].tolist()
+            raise ValueError(
+                f"column 't', row {row + 1}: {times[1]} does not follow {times[0]}; steps must be in order"
+            )
+    before = map_tree(lambda leaf: leaf[:-1], flat[Columns.NEXT_OBS])
+    after = map_tree(lambda leaf: leaf[1:], flat[Columns.OBS])
+    if not trees_equal(before, after):
+        row = next(i for i in range(len(flat) - 1) if not trees_equal(row_of(before, i), row_of(after, i)))
+        raise ValueError(
+            f"column 'new_obs', row {row} is not column 'obs', row {row + 1}: they are not steps one after another"
+        )
 
 
 _PLAIN = ("id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t", "t_started")

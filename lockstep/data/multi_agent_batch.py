@@ -25,6 +25,8 @@ class MultiAgentBatch:
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
         for module_id, batch in policy_batches.items():
+            if not isinstance(module_id, str):
+                raise TypeError(f"module id {module_id!r} is a {type(module_id).__name__}; give a string")
             if not isinstance(batch, SampleBatch):
                 raise TypeError(f"module {module_id!r} has a {type(batch).__name__}; a SampleBatch is needed")
         if env_steps < 0:

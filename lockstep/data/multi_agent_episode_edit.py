@@ -193,6 +193,8 @@ def _step_of(single: SingleAgentEpisode, position: int) -> Waiting:
 
 def concat(episode: MultiAgentEpisode, other: MultiAgentEpisode) -> None:
     """Appends `other` in place."""
+    if not isinstance(other, type(episode)):
+        raise TypeError(f"concat_episode takes a {type(episode).__name__}, not {other!r}")
     _check_fit(episode, other)
     boundary = episode.env_t
     for agent, theirs in other._tracks.items():

@@ -42,8 +42,7 @@ class SampleBatch(dict[str, Any], Columns):
 
     `len(batch)` is the number of real rows: the sum of `seq_lens` if there is one, else the rows.
 
-    Raises `TypeError` for a name that is no string or a value that is no column, `ValueError` for columns of
-    different lengths.
+    Raises `TypeError` for a name that is no string or a value that is no column, `ValueError` for unequal lengths.
     """
 
     __slots__ = ("_max_seq_len", "is_training", "num_grad_updates", "time_major", "zero_padded")
@@ -65,7 +64,7 @@ class SampleBatch(dict[str, Any], Columns):
         self._max_seq_len = _max_seq_len
         self.is_training = _is_training
         self.num_grad_updates = _num_grad_updates
-        given = dict(mapping) if mapping is not None else {}
+        given = batch_layout.as_mapping(mapping)
         given.update(columns)
         for name, value in given.items():
             _check_name(name)
@@ -311,13 +310,14 @@ class SampleBatch(dict[str, Any], Columns):
 
         float64 becomes float32 unless `keep_dtype`. `infos`, strings and objects stay as they are.
         """
+        device = batch_layout.known_device(device)
 
         def move(leaf: Any) -> Any:
             if not is_numeric(leaf):
                 return leaf
             tensor = to_torch_leaf(leaf)
             dtype = torch.float32 if tensor.dtype == torch.float64 and not keep_dtype else tensor.dtype
-            if pin_memory and tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+            if pin_memory and tensor.device.type == "cpu" and device.type == "cuda":
                 tensor = tensor.pin_memory()
             return tensor.to(device=device, dtype=dtype, non_blocking=non_blocking)
 

@@ -43,5 +43,5 @@ def describe_leaf(leaf: Any) -> str:
 
 
 def _short(item: Any) -> str:
-    text = repr(item)
+    text = repr(item.item() if isinstance(item, np.generic) else item)
     return text if len(text) <= 40 else text[:37] + "..."

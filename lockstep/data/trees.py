@@ -18,6 +18,15 @@ from lockstep.data.columns import Columns
 Tree = Any
 
 
+def whole(name: str, value: Any, least: int) -> int:
+    """`value` as an int; `TypeError` or `ValueError` naming it unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}={value!r}; it must be a whole number, at least {least}")
+    if value < least:
+        raise ValueError(f"{name}={value}; it must be at least {least}")
+    return int(value)
+
+
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """The same tree with `function(leaf)` in place of each leaf."""
     if isinstance(tree, dict):
@@ -86,13 +95,25 @@ def as_column(name: str, value: Any) -> Tree:
     if isinstance(value, tuple):
         return _same_tuple(value, [as_column(f"{name}/{i}", part) for i, part in enumerate(value)])
     if isinstance(value, list):
-        return _object_array(value) if name == Columns.INFOS else stack_rows(name, value)
+        return _object_array(value) if name == Columns.INFOS else _checked(name, stack_rows(name, value), value)
     if isinstance(value, bool | int | float | complex | str | np.generic):
         return np.asarray([value])
     raise TypeError(
         f"column {name!r} is a {type(value).__name__}; allowed are numpy arrays, torch tensors, lists, "
         "numbers, and dicts or tuples of them"
     )
+
+
+def _checked(name: str, column: Tree, rows: list[Any]) -> Tree:
+    """`TypeError` where numpy made objects of a list, or text of numbers among texts."""
+    if isinstance(column, np.ndarray) and column.dtype.kind in "OUS":
+        for number, row in enumerate(rows):
+            if column.dtype.kind == "O" or not isinstance(row, str | bytes | list | np.ndarray | np.generic):
+                raise TypeError(
+                    f"column {name!r}, row {number}: {row!r} does not go with the others into one column of numbers or "
+                    "of text; only infos may hold objects (give them as an array of dtype object)"
+                )
+    return column
 
 
 def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
@@ -102,13 +123,19 @@ def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
     """
     first = rows[0] if len(rows) else None
     if isinstance(first, dict | tuple):
-        return zip_trees(lambda parts: stack_rows(name, parts), rows, name)
+        return _stack_trees(name, rows)
     try:
         if isinstance(first, torch.Tensor):
             return torch.stack(list(rows))
         return np.array(rows)
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"the rows of {name!r} cannot be stacked: {_odd_row(rows) or error}") from None
+
+
+def _stack_trees(name: str, rows: Sequence[Any]) -> Tree:
+    """As `stack_rows`, of dicts or tuples: each leaf is named by its path."""
+    paths = iter([path for path, _ in named_leaves(name, rows[0])])
+    return zip_trees(lambda parts: stack_rows(next(paths), parts), rows, name)
 
 
 def _odd_row(rows: Sequence[Any]) -> str | None:
