@@ -42,7 +42,7 @@ class DQNTraining(TrainingSection):
     huber_delta: float | None = 1.0
     """errors count by their square up to here, and linearly beyond; `None`: always by their square"""
     target_update_interval: int = 250
-    """gradient steps between two updates of the target network (not environment steps, as elsewhere; at 10 the values of
+    """gradient steps between two updates of the target network (not environment steps; at 10 the values of
     CartPole grow without bound)"""
     tau: float = 1.0
     """how far an update takes the target network towards the one that learns; 1: all the way"""
