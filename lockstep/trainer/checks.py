@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.tracking import BaseLogger
@@ -16,6 +16,27 @@ def check_whole(name: str, value: Any, least: int, *, optional: bool = False) ->
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         none = ", or None" if optional else ""
         raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}{none}")
+
+
+def check_foreign(trainer: str, elsewhere: Mapping[str, str], options: dict[str, Any]) -> None:
+    """Takes the parameters of other trainers out of `options`; raises `ValueError` for one that is set.
+
+    `elsewhere`: `{parameter: what this trainer does instead}`.
+    """
+    foreign = [name for name in elsewhere if options.pop(name, None) is not None]
+    if foreign:
+        raise ValueError(f"{foreign[0]} does not apply to {trainer}: it {elsewhere[foreign[0]]}")
+
+
+def check_amount(step_per_collect: Any, episode_per_collect: Any) -> None:
+    """Raises `ValueError` unless exactly one of the two is given, a whole number of at least 1."""
+    if (step_per_collect is None) == (episode_per_collect is None):
+        raise ValueError(
+            f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
+            f"{episode_per_collect}"
+        )
+    check_whole("step_per_collect", step_per_collect, 1, optional=True)
+    check_whole("episode_per_collect", episode_per_collect, 1, optional=True)
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:

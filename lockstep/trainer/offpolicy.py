@@ -11,7 +11,7 @@ from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_whole
+from lockstep.trainer.checks import check_amount, check_foreign, check_whole
 
 ELSEWHERE = {
     "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
@@ -48,16 +48,8 @@ class OffpolicyTrainer(BaseTrainer):
         buffer: ReplayBuffer | None = None,
         **options: Any,
     ) -> None:
-        foreign = [name for name in ELSEWHERE if options.pop(name, None) is not None]
-        if foreign:
-            raise ValueError(f"{foreign[0]} does not apply to OffpolicyTrainer: it {ELSEWHERE[foreign[0]]}")
-        if (step_per_collect is None) == (episode_per_collect is None):
-            raise ValueError(
-                f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
-                f"{episode_per_collect}"
-            )
-        check_whole("step_per_collect", step_per_collect, 1, optional=True)
-        check_whole("episode_per_collect", episode_per_collect, 1, optional=True)
+        check_foreign("OffpolicyTrainer", ELSEWHERE, options)
+        check_amount(step_per_collect, episode_per_collect)
         check_whole("learning_starts", learning_starts, 0)
         number = isinstance(update_per_step, int | float) and not isinstance(update_per_step, bool)
         if not number or not 0 < update_per_step < math.inf:

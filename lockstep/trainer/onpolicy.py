@@ -12,7 +12,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.rollout.collector import Collector
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_whole
+from lockstep.trainer.checks import check_amount, check_foreign, check_whole
 
 ELSEWHERE = {
     "buffer": "learns from its train_collector's rollouts only",
@@ -44,16 +44,8 @@ class OnpolicyTrainer(BaseTrainer):
         episode_per_collect: int | None = None,
         **options: Any,
     ) -> None:
-        foreign = [name for name in ELSEWHERE if options.pop(name, None) is not None]
-        if foreign:
-            raise ValueError(f"{foreign[0]} does not apply to OnpolicyTrainer: it {ELSEWHERE[foreign[0]]}")
-        if (step_per_collect is None) == (episode_per_collect is None):
-            raise ValueError(
-                f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
-                f"{episode_per_collect}"
-            )
-        check_whole("step_per_collect", step_per_collect, 1, optional=True)
-        check_whole("episode_per_collect", episode_per_collect, 1, optional=True)
+        check_foreign("OnpolicyTrainer", ELSEWHERE, options)
+        check_amount(step_per_collect, episode_per_collect)
         check_whole("repeat_per_collect", repeat_per_collect, 1)
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self.collector = train_collector
