@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup setup-dev train test test-learning lint bench docs clean
+.PHONY: setup setup-dev train test test-faults test-learning lint bench docs clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -24,7 +24,10 @@ train: $(VENV)/.core        ## PPO on CartPole-v1 until the mean evaluation retu
 	$(BIN)/lockstep train ppo CartPole-v1 --stop-return 475
 
 test: $(VENV)/.dev          ## the fast suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-faults: $(VENV)/.dev   ## kills real processes again and again, many minutes
+	$(BIN)/python -m pytest -m faults
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s

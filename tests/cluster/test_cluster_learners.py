@@ -144,7 +144,6 @@ def faulty(two):
         yield group
 
 
-@pytest.mark.faults
 def test_a_learner_that_raises_gives_its_traceback_and_no_learner_is_updated(faulty):
     before = ppo().build_learner_group()
     faulty.set_state(before.get_state())
@@ -158,7 +157,6 @@ def test_a_learner_that_raises_gives_its_traceback_and_no_learner_is_updated(fau
     assert_near(faulty, before)
 
 
-@pytest.mark.faults
 def test_a_learner_killed_during_an_update_is_started_again_and_the_update_is_made_once(faulty):
     one = ppo().build_learner_group()
     faulty.set_state(one.get_state())

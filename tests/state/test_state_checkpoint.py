@@ -223,7 +223,7 @@ Point = namedtuple("Point", "x y")
         ({True: 3}, "keys must be str or int"),
         (b"bytes", "builtins.bytes"),
     ],
-    ids=repr,
+    ids=["set", "objects", "records", "sparse", "namedtuple", "complex", "tuple-key", "bool-key", "bytes"],
 )
 def test_what_has_no_safe_form_is_refused_with_its_place(tmp_path: Path, value: object, complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint) as caught:

@@ -72,7 +72,6 @@ def check(path: Path, reported: int) -> int:
     return int(step)
 
 
-@pytest.mark.faults
 def test_kill_9_while_saving_always_leaves_a_newest_checkpoint_that_loads(
     tmp_path: Path, run_and_kill: Callable[..., int]
 ) -> None:
@@ -88,7 +87,6 @@ def test_kill_9_while_saving_always_leaves_a_newest_checkpoint_that_loads(
     assert interrupted >= 3  # the kills did hit saves under way
 
 
-@pytest.mark.faults
 def test_kill_9_while_replacing_leaves_the_old_or_the_new(tmp_path: Path, run_and_kill: Callable[..., int]) -> None:
     step = 0
     for kill in range(15):
