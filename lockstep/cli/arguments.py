@@ -71,7 +71,7 @@ class Train:
     """JSON file of options by section, or the config.json of a run."""
     stop_return: MaybeNumber = None
     """End the run when an evaluation's mean return reaches this."""
-    logger: UseAppendAction[tuple[Literal["jsonl", "tensorboard"], ...]] = ()
+    logger: UseAppendAction[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...]] = ()
     """Where records go, beside metrics.jsonl. May be repeated."""
     compile: bool = False
     """Compile the gradient step."""

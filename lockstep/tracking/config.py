@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-LOGGERS = ("jsonl", "tensorboard")
+LOGGERS = ("jsonl", "tensorboard", "wandb", "mlflow")
 
 
 @dataclass
@@ -18,7 +18,9 @@ class ReportingSection:
     steps_per_epoch: int | None = None
     """environment steps between evaluations; `None`: a tenth of the run, at least one update"""
     loggers: list[str] = field(default_factory=lambda: ["jsonl"])
-    """any of "jsonl", "tensorboard" """
+    """any of "jsonl", "tensorboard", "wandb", "mlflow" """
+    logger_config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """arguments of the loggers' classes by name: `{"wandb": {"project": "poles"}, "jsonl": {"train_interval": 100}}`"""
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""
@@ -29,6 +31,12 @@ class ReportingSection:
         wrong = [name for name in self.loggers if name not in LOGGERS]
         if wrong:
             raise ValueError(f"reporting.loggers={wrong} are unknown; choose from {LOGGERS}")
+        for name, options in self.logger_config.items():
+            if name not in LOGGERS or not isinstance(options, dict):
+                raise ValueError(
+                    f"reporting.logger_config={{{name!r}: {options!r}}} is not allowed; give a dict of "
+                    f"arguments for any of {LOGGERS}"
+                )
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.tracking import BaseLogger, JsonlLogger, LazyLogger, MultiLogger, RunFolder, TensorboardLogger
+from lockstep.tracking import (
+    BaseLogger,
+    JsonlLogger,
+    LazyLogger,
+    MLflowLogger,
+    MultiLogger,
+    RunFolder,
+    TensorboardLogger,
+    WandbLogger,
+)
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.offpolicy import OffpolicyTrainer
@@ -92,13 +102,16 @@ def epoch_length(config: AlgorithmConfig, per_update: int) -> int:
 
 
 def make_logger(config: AlgorithmConfig, folder: RunFolder, *, resume: bool = False) -> BaseLogger:
-    """The loggers that the configuration names, writing into the run's folder."""
-    loggers: list[BaseLogger] = []
-    for name in config.loggers:
-        if name == "jsonl":
-            loggers.append(JsonlLogger(folder.metrics_path, resume=resume))
-        else:
-            loggers.append(TensorboardLogger(folder.path / "tensorboard"))
+    """The loggers that the configuration names, writing into the run's folder (W&B and MLflow: under its name)."""
+    run = folder.path
+    makers: dict[str, Callable[..., BaseLogger]] = {
+        "jsonl": partial(JsonlLogger, folder.metrics_path, resume=resume),
+        "tensorboard": partial(TensorboardLogger, run / "tensorboard"),
+        "wandb": partial(WandbLogger, name=run.name, dir=run, config=folder.config),
+        "mlflow": partial(MLflowLogger, run_name=run.name, config=folder.config),
+    }
+    options = config.sections["reporting"].logger_config
+    loggers = [makers[name](**options.get(name, {})) for name in config.loggers]
     return loggers[0] if len(loggers) == 1 else MultiLogger(loggers)
 
 

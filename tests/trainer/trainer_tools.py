@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep import A2CConfig, DQNConfig, PPOConfig
+from lockstep import A2CConfig, DQNConfig, PPOConfig, get_config
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.records import read_metrics
 from lockstep.trainer import Callback
@@ -33,6 +33,30 @@ def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_
     config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)
     config.rl_module(model_config={"hiddens": (8,)})
     config.reporting(total_steps=total_steps, steps_per_epoch=128)
+    config.debugging(seed=seed)
+    for name, options in sections.items():
+        getattr(config, name)(**options)
+    return config
+
+
+def smallest_config(algorithm: str, *, num_envs: int = 4, seed: int = 3, **sections: Any) -> Any:
+    """Any algorithm of the list, on the first small task whose spaces it takes; two epochs of a few updates."""
+    config = get_config(algorithm)
+    config.environment("CartPole-v1")
+    try:
+        config.copy().build_learner()
+    except ValueError:
+        config.environment("Pendulum-v1")
+    config.env_runners(num_envs_per_env_runner=num_envs)
+    config.rl_module(model_config={"hiddens": (8,)})
+    config.training(train_batch_size=16)
+    if config.is_off_policy:
+        config.env_runners(rollout_fragment_length=8 // num_envs)
+        config.replay(capacity=200, learning_starts=16, update_per_step=0.5)
+    elif hasattr(config.sections["training"], "minibatch_size") and algorithm == "ppo":
+        config.training(minibatch_size=8, num_epochs=2)
+    config.evaluation(evaluation_episodes=1, evaluation_num_envs=1)
+    config.reporting(total_steps=64, steps_per_epoch=32)
     config.debugging(seed=seed)
     for name, options in sections.items():
         getattr(config, name)(**options)
@@ -107,11 +131,13 @@ def learned(trainer: Any) -> str:
     return digest(trainer.policy.get_state())
 
 
-def collected(trainer: Any) -> str:
+def collected(trainer: Any, environments: bool = True) -> str:
     """Hash of environments, running episodes and random streams of both collectors, wall time left out."""
     states = [c.get_state() for c in (trainer.train_collector, trainer.test_collector) if c is not None]
     for state in states:
         state["counters"] = state["counters"][:2]
+        if not environments:
+            state.pop("env")
     return digest(states)
 
 

@@ -1,0 +1,134 @@
+"""The logger of MLflow. mlflow (an extra) is imported when the first record is written."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.tracking.logger import RestoredData
+from lockstep.tracking.numbered import NumberedLogger
+from lockstep.tracking.records import flatten
+
+_RECORDS, _SAVE = "lockstep.records", "lockstep.save"
+_LONGEST_TEXT = 5000
+_MOST_PARAMS = 100
+
+
+class MLflowLogger(NumberedLogger):
+    """Sends records to a run of MLflow: numbers as metrics over their scope's step, text as tags.
+
+    One request for each record, which holds the number of records too, so that a kill cannot part them.
+
+    Args:
+        experiment_name: made where there is none.
+        run_name: shown in the list of runs.
+        tracking_uri: a server, a database (`sqlite:///mlflow.db`) or a folder; None: as MLflow is set up
+            (`MLFLOW_TRACKING_URI`). MLflow 3 takes folders on request only (`MLFLOW_ALLOW_FILE_STORE`): naming one here
+            is that request.
+        run_id: the run to continue; None begins one.
+        config: the run's parameters.
+        tags: further tags.
+        intervals: as `BaseLogger`.
+
+    Raises:
+        ImportError: at the first record, when mlflow is not installed.
+    """
+
+    def __init__(
+        self,
+        experiment_name: str = "lockstep",
+        run_name: str | None = None,
+        *,
+        tracking_uri: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+        **intervals: Any,
+    ) -> None:
+        super().__init__(run_id, config, **intervals)
+        self.experiment_name, self.run_name = experiment_name, run_name
+        self.tracking_uri = None if tracking_uri is None else os.fspath(tracking_uri)
+        self.tags = dict(tags or {})
+        self._connected: Any = None
+        self._is_running = False
+
+    @property
+    def client(self) -> Any:
+        """MLflow's client."""
+        if self._connected is None:
+            if self.tracking_uri is not None and _is_folder(self.tracking_uri):
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            try:
+                from mlflow.tracking import MlflowClient
+            except ImportError as error:
+                raise ImportError("MLflowLogger needs mlflow: pip install 'lockstep-rl[mlflow]'") from error
+            self._connected = MlflowClient(tracking_uri=self.tracking_uri)
+        return self._connected
+
+    def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
+        """Every number in the run of the id `path`: scoped name -> `{"step": [...], "value": [...]}`."""
+        restored: RestoredData = {}
+        for name in self.client.get_run(os.fspath(path)).data.metrics:
+            history = self.client.get_metric_history(os.fspath(path), name)
+            restored[name] = {"step": [m.step for m in history], "value": [m.value for m in history]}
+        return restored
+
+    def _progress(self) -> Mapping[str, Any]:
+        if self.run_id is None:
+            return {}
+        from mlflow.exceptions import MlflowException
+
+        try:
+            tags = self.client.get_run(self.run_id).data.tags
+        except MlflowException:
+            self._warn_lost(self.tracking_uri or "the tracking server")
+            self.run_id = None
+            return {"records": self._number or 0}  # the numbers go on; those before are not sent again
+        save = tags.get(_SAVE)
+        return {"records": int(tags.get(_RECORDS, 0)), **({} if save is None else {"save": json.loads(save)})}
+
+    def _send(
+        self, number: int, step_type: str, step: int, values: dict[str, Any], progress: Mapping[str, Any]
+    ) -> None:
+        self._begin()
+        from mlflow.entities import Metric, RunTag
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, float(v), now, step) for name, v in values.items() if isinstance(v, int | float)]
+        tags = [RunTag(name, v[:_LONGEST_TEXT]) for name, v in values.items() if isinstance(v, str)]
+        tags.append(RunTag(_RECORDS, str(progress["records"])))
+        if "save" in progress:
+            tags.append(RunTag(_SAVE, json.dumps(progress["save"])))
+        self.client.log_batch(self.run_id, metrics=metrics, tags=tags)
+
+    def _begin(self) -> None:
+        """A new run, or the one there is, as running."""
+        if self._is_running:
+            return
+        client = self.client
+        if self.run_id is None:
+            found = client.get_experiment_by_name(self.experiment_name)
+            experiment = client.create_experiment(self.experiment_name) if found is None else found.experiment_id
+            self.run_id = client.create_run(experiment, run_name=self.run_name, tags=self.tags).info.run_id
+            self._send_config()
+        else:
+            client.update_run(self.run_id, status="RUNNING")
+        self._is_running = True
+
+    def _send_config(self) -> None:
+        from mlflow.entities import Param
+
+        flat = flatten(self.config, exclude_arrays=False)
+        params = [Param(name, str(value)[:_LONGEST_TEXT]) for name, value in flat.items()]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self.client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMS])
+
+    def _close(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            self.client.set_terminated(self.run_id, "FINISHED")
+
+
+def _is_folder(uri: str) -> bool:
+    return "://" not in uri or uri.startswith("file:")

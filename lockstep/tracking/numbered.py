@@ -1,0 +1,102 @@
+"""Loggers whose records lie with a service and cannot be taken back: they are numbered, so that none is doubled."""
+
+import uuid
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.tracking.logger import BaseLogger
+from lockstep.tracking.records import flatten
+
+COUNTERS = ("epoch", "env_step", "gradient_step")
+
+
+class NumberedLogger(BaseLogger):
+    """Base of the loggers of W&B and MLflow.
+
+    The run there keeps how many records it has. A run that is resumed from a checkpoint makes the records after it
+    anew, with the numbers they had: those that are there already are not sent again.
+
+    Args:
+        run_id: the run to continue there; None begins one.
+        config: what the run was made with; shown beside it.
+        intervals: as `BaseLogger`.
+    """
+
+    def __init__(self, run_id: str | None = None, config: Mapping[str, Any] | None = None, **intervals: Any) -> None:
+        super().__init__(**intervals)
+        self.run_id = run_id
+        self.config = dict(config or {})
+        self._number: int | None = None  # of the next record; None: after those that are there
+        self._num_there: int | None = None  # None: not asked yet
+
+    def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Send one record, unless the run has it already; None is left out, and so are arrays."""
+        if self._num_there is None:
+            self._num_there = int(self._progress().get("records", 0))
+        number = self._num_there if self._number is None else self._number
+        self._number = number + 1
+        if number < self._num_there:
+            return
+        values = {name: value for name, value in flatten(data, exclude_arrays=True).items() if value is not None}
+        progress: dict[str, Any] = {"records": number + 1}
+        if "save/epoch" in values:
+            progress["save"] = [*(int(values[f"save/{name}"]) for name in COUNTERS), number + 1]
+        self._send(number, step_type, int(step), values, progress)
+        self._num_there = number + 1
+
+    def restore_data(self) -> tuple[int, int, int]:
+        """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
+
+        What was recorded after that save stays as it is, and is not recorded a second time.
+        """
+        save = self._progress().get("save")
+        if save is None:
+            return 0, 0, 0
+        epoch, env_step, gradient_step, self._number = (int(value) for value in save)
+        self._continue_from(epoch, env_step, gradient_step)
+        return epoch, env_step, gradient_step
+
+    def get_state(self) -> dict[str, Any]:
+        """As the base, with the run's id and the number of the next record."""
+        return {**super().get_state(), "run_id": self.run_id, "number": self._number or 0}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue the same run there."""
+        super().set_state(state)
+        if state["run_id"] != self.run_id:
+            self._close()
+            self.run_id = state["run_id"]
+        self._number, self._num_there = int(state["number"]), None
+
+    def finalize(self) -> None:
+        """Send what is waiting and end the run there; logging more afterwards takes it up again."""
+        super().finalize()
+        self._close()
+
+    def _warn_lost(self, where: str) -> None:
+        warnings.warn(
+            f"there is no run {self.run_id} at {where}: its records go to a new run, earlier ones are not in it",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    @abstractmethod
+    def _progress(self) -> Mapping[str, Any]:
+        """`records`: how many the run has; `save`: the counters of the last save and the records up to it."""
+
+    @abstractmethod
+    def _send(
+        self, number: int, step_type: str, step: int, values: dict[str, Any], progress: Mapping[str, Any]
+    ) -> None:
+        """Send one record together with the new progress."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End the run there."""
+
+
+def new_run_id() -> str:
+    """Eight characters; from the system, not from a generator that training might use."""
+    return uuid.uuid4().hex[:8]

@@ -1,0 +1,104 @@
+"""`torch_param_hash`, `TraceLogger`, `RunningMeanStd`."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lockstep.tracking import MultiLogger, RunningMeanStd, TraceLogger, torch_param_hash
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(2, 3), nn.BatchNorm1d(3)
+        self.register_buffer("secret", torch.zeros(2), persistent=False)
+        self.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+
+
+def changed(change: Any) -> str:
+    net = Net()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.5)
+        change(net)
+    return torch_param_hash(net)
+
+
+@torch.no_grad()
+def rename(net: Net) -> None:
+    net.second = net.first
+    del net.first
+
+
+def test_the_hash_is_of_names_shapes_dtypes_values_and_buffers() -> None:
+    plain = changed(lambda net: None)
+    assert plain == changed(lambda net: None)
+    others = {
+        "name": changed(rename),
+        "shape": changed(lambda net: setattr(net.first, "weight", nn.Parameter(torch.full((2, 3), 0.5)))),
+        "dtype": changed(lambda net: net.first.bfloat16()),
+        "value": changed(lambda net: net.first.bias[0].add_(1e-7)),
+        "sign of zero": changed(lambda net: net.secret.mul_(-1)),
+        "buffer": changed(lambda net: net.norm.running_mean.add_(1)),
+        "buffer of another kind": changed(lambda net: net.norm.num_batches_tracked.add_(1)),
+        "buffer that is not saved": changed(lambda net: net.secret.add_(1)),
+        "order of values": changed(lambda net: net.first.weight.copy_(torch.arange(6.0).view(3, 2))),
+    }
+    assert len({plain, *others.values()}) == len(others) + 1
+    assert plain == changed(lambda net: net.eval())
+    assert plain == changed(lambda net: net.requires_grad_(False))
+    assert torch_param_hash(copy.deepcopy(net := Net())) == torch_param_hash(net)
+
+
+def test_a_trace_has_every_record_without_clocks_and_the_hash_after_each_update() -> None:
+    net = nn.Linear(1, 1)
+    one, two = TraceLogger(net), TraceLogger({"module": net})
+    for trace, wait in ((one, 0.1), (two, 0.2)):
+        trace.log_train_data({"n_collected_steps": 4, "collect_time": wait, "collect_speed": 1 / wait}, 4)
+        trace.log_update_data({"loss": float("nan")}, 1)
+        trace.save_data(1, 4, 1, lambda *where, wait=wait: f"place {wait}")
+    assert one.lines == two.lines
+    assert one.digest() == two.digest()
+    assert one.first_difference(two) is None
+    assert one.lines[0] == 'train 4 {"n_collected_steps": 4}'
+    assert one.lines[1] == f'update 1 {{"hash/module": "{torch_param_hash(net)}", "loss": "NaN"}}'
+    with torch.no_grad():
+        net.weight += 1
+    one.log_update_data({"loss": 0.0}, 2)
+    assert one.first_difference(two) == "one trace has 4 lines, the other 3"
+    two.log_update_data({"loss": 1.0}, 2)
+    assert str(one.first_difference(two)).startswith("line 4:\n  update 2")
+    assert one.digest() != two.digest()
+
+
+def test_a_trace_goes_on_from_its_state_and_stands_beside_other_loggers() -> None:
+    one = TraceLogger()
+    one.log_info_data({"x": 1}, 1)
+    two = TraceLogger()
+    two.set_state(one.get_state())
+    MultiLogger([two]).log_info_data({"x": 2}, 2)
+    assert two.lines == ['info 1 {"x": 1}', 'info 2 {"x": 2}']
+
+
+def test_running_mean_std_scales_by_all_rows_seen_however_they_were_cut() -> None:
+    rows = np.random.default_rng(3).normal(5.0, 2.0, (100, 3))
+    whole, parts = RunningMeanStd((3,)), RunningMeanStd((3,))
+    assert np.array_equal(whole.norm(rows[0]), np.clip(rows[0] / np.sqrt(1 + 1e-8), -10, 10))
+    whole.update(rows)
+    for part in np.split(rows, [1, 40]):
+        parts.update(part)
+    for stats in (whole, parts):
+        assert stats.count == 100
+        assert stats.mean == pytest.approx(rows.mean(0))
+        assert stats.var == pytest.approx(rows.var(0))
+        assert stats.norm(rows) == pytest.approx((rows - rows.mean(0)) / rows.std(0))
+    assert np.abs(whole.norm(rows * 1e3)).max() == 10.0
+    assert np.abs(RunningMeanStd((3,), clip_max=None).norm(rows * 1e3)).max() > 10.0
+    with pytest.raises(ValueError, match=r"rows of shape \[N, \*\(3,\)\]"):
+        whole.update(np.zeros((2, 4)))
+    with pytest.raises(ValueError, match="eps=0 is not allowed"):
+        RunningMeanStd(eps=0)

@@ -1,0 +1,39 @@
+"""The same seed gives the same bits: every algorithm, 1 and 4 environments, sync and async vectorisation."""
+
+import pytest
+from trainer_tools import collected, learned, smallest_config
+
+from lockstep import ALGORITHMS
+from lockstep.tracking import TraceLogger
+
+
+def trace_of(algorithm: str, num_envs: int, seed: int = 11, vectorize_mode: str = "auto"):
+    """The trace of a short run, and the hashes of all that it left in memory."""
+    config = smallest_config(algorithm, num_envs=num_envs, seed=seed)
+    config.env_runners(vectorize_mode=vectorize_mode)
+    trainer = config.build_trainer()
+    trace = TraceLogger(trainer.policy.module)
+    trainer.logger = trace
+    trainer.callbacks[0].logger = trace
+    trainer.run()
+    hashes = learned(trainer), collected(trainer, environments=vectorize_mode != "async")
+    for collector in (trainer.train_collector, trainer.test_collector):
+        if collector is not None:
+            collector.close()
+    return trace, hashes
+
+
+@pytest.mark.parametrize("num_envs", [1, 4])
+@pytest.mark.parametrize("algorithm", [config.algorithm for config in ALGORITHMS])
+def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
+    (one, hashes), (two, again) = trace_of(algorithm, num_envs), trace_of(algorithm, num_envs)
+    assert one.first_difference(two) is None
+    assert (one.digest(), hashes) == (two.digest(), again)
+    scopes = {line.split()[0] for line in one.lines}
+    assert {"train", "test", "update", "info"} <= scopes
+    assert sum("hash/module" in line for line in one.lines) >= 2
+    if num_envs == 4:
+        spawned, _ = trace_of(algorithm, num_envs, vectorize_mode="async")
+        assert one.first_difference(spawned) is None
+        other, _ = trace_of(algorithm, num_envs, seed=12)
+        assert one.digest() != other.digest()
