@@ -40,6 +40,7 @@ from lockstep.modules import (
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
+from lockstep.rollout.whole_episodes import WholeEpisodeCollector
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -139,7 +140,10 @@ def build_learners(config: AlgorithmConfig, env: Any = None, spaces: Spaces | No
 
         build = partial(build_learner, config.copy(), env, spaces)
         return RayLearnerBackend(
-            build, config.sections["learners"], strategy=config.sections["resources"].placement_strategy
+            build,
+            config.sections["learners"],
+            strategy=config.sections["resources"].placement_strategy,
+            limits=config.sections["fault_tolerance"].learner_limits,
         )
     except ModuleNotFoundError as error:
         if error.name != "ray":
@@ -219,7 +223,8 @@ def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None
 def build_collector(config: AlgorithmConfig, policy: Policy) -> Collector:
     """The training collector."""
     envs = make_envs(config, config.num_envs_per_env_runner)
-    return Collector(
+    whole = config.batch_mode == "complete_episodes"
+    return (WholeEpisodeCollector if whole else Collector)(
         policy,
         envs,
         build_replay_buffer(config, envs.num_envs) if config.is_off_policy else None,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import copy as copying
 import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, cast
 
 from lockstep.algorithms.build import build_collector, build_learner, build_learners, build_policy
 from lockstep.algorithms.module_specs import check_multi_agent, check_off_policy, checked_policies, module_specs
 from lockstep.algorithms.plain_values import from_plain, to_plain
+from lockstep.data import OfflineDataset
+from lockstep.data.config import OfflineDataSection
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import (
+    FaultToleranceSection,
     FrameworkSection,
     LearnersSection,
     MultiAgentSection,
@@ -31,6 +34,7 @@ from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay.config import ReplaySection
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
+from lockstep.state.sections import FROZEN
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
@@ -62,9 +66,11 @@ class AlgorithmConfig:
             "training": self.training_class(),
             "multi_agent": MultiAgentSection(),
             "evaluation": EvaluationSection(),
+            "offline_data": OfflineDataSection(),
             "reporting": ReportingSection(),
             "checkpointing": CheckpointingSection(),
             "debugging": DebuggingSection(),
+            "fault_tolerance": FaultToleranceSection(),
             "framework": FrameworkSection(),
             "callbacks": CallbacksSection(),
         }
@@ -73,7 +79,7 @@ class AlgorithmConfig:
         object.__setattr__(self, "sections", sections)
         object.__setattr__(self, "_frozen", False)
 
-    sections: dict[str, Section]
+    sections: Mapping[str, Section]
 
     # -- section methods ---
 
@@ -134,6 +140,10 @@ class AlgorithmConfig:
         """Evaluation: see `EvaluationSection`."""
         return self.set_section("evaluation", options)
 
+    def offline_data(self, **options: Any) -> Self:
+        """Data that was collected before: see `OfflineDataSection`."""
+        return self.set_section("offline_data", options)
+
     def reporting(self, **options: Any) -> Self:
         """Length of the run and loggers: see `ReportingSection`."""
         return self.set_section("reporting", options)
@@ -145,6 +155,10 @@ class AlgorithmConfig:
     def debugging(self, **options: Any) -> Self:
         """Seeds: see `DebuggingSection`."""
         return self.set_section("debugging", options)
+
+    def fault_tolerance(self, **options: Any) -> Self:
+        """How often what failed is started again: see `FaultToleranceSection`."""
+        return self.set_section("fault_tolerance", options)
 
     def framework(self, **options: Any) -> Self:
         """Compile, device, threads: see `FrameworkSection`."""
@@ -187,14 +201,14 @@ class AlgorithmConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._check_not_frozen()
-        for section in self.sections.values():
-            if name in section.__dict__:
-                setattr(section, name, value)
+        for section_name, section in self.sections.items():
+            if name in section.__dict__ and not name.startswith("_"):
+                getattr(self, section_name)(**{name: value})
                 return
         raise AttributeError(f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_options())}")
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.sections == other.sections
+        return type(self) is type(other) and dict(self.sections) == dict(other.sections)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -232,7 +246,7 @@ class AlgorithmConfig:
     def copy(self) -> Self:
         """An independent, unfrozen copy."""
         new = type(self)()
-        object.__setattr__(new, "sections", copying.deepcopy(self.sections))
+        object.__setattr__(new, "sections", {name: section.copy() for name, section in self.sections.items()})
         return new
 
     def with_sections(self, **sections: Any) -> Self:
@@ -242,7 +256,10 @@ class AlgorithmConfig:
         return new
 
     def freeze(self) -> Self:
-        """From now on setting anything raises."""
+        """From now on setting anything raises `ValueError`, in its sections too and in dicts and lists of options."""
+        for section in self.sections.values():
+            section.freeze()
+        object.__setattr__(self, "sections", MappingProxyType(self.sections))
         object.__setattr__(self, "_frozen", True)
         return self
 
@@ -351,6 +368,10 @@ class AlgorithmConfig:
         """The collector of training data, on environments of its own."""
         return build_collector(self, policy or self.build_policy())
 
+    def build_offline_data(self) -> OfflineDataset:
+        """The data set that `offline_data` names. `ValueError` where it names none."""
+        return cast(OfflineDataSection, self.sections["offline_data"]).build()
+
     def build_trainer(self, **options: Any) -> Any:
         """The trainer with its policy, collectors, evaluation and (with `folder=`) the run's files."""
         factory = type(self).trainer_factory
@@ -362,7 +383,7 @@ class AlgorithmConfig:
 
     def _check_not_frozen(self) -> None:
         if self.__dict__.get("_frozen"):
-            raise ValueError("this configuration is frozen; change a copy()")
+            raise ValueError(FROZEN)
 
     def _changed_training(self, given: Any) -> Any:
         """Overrides as a dict: of a whole configuration, the training options that differ from its defaults."""

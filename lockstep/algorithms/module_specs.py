@@ -68,7 +68,8 @@ def _checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
 def check_multi_agent(config: AlgorithmConfig) -> None:
     """Refuses with `ValueError` what does not fit together: policies, mapping, who learns, specs, overrides."""
     policies, spec = checked_policies(config.policies), config.rl_module_spec
-    config.sections["multi_agent"].policies = policies
+    if policies != config.policies:
+        config.sections["multi_agent"].policies = policies
     named = list(spec) if isinstance(spec, MultiRLModule) else None
     named = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else named
     if policies is not None and named is not None and set(named) != set(policies):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from gymnasium.spaces import Space
@@ -29,6 +30,8 @@ def to_plain(path: str, value: Any) -> Any:
         return {"__set__": sorted(to_plain(path, part) for part in value)}
     if isinstance(value, list | tuple):
         return [to_plain(path, part) for part in value]
+    if isinstance(value, Path):
+        return {"__path__": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return {"__import__": _import_path(path, value)}
@@ -46,6 +49,8 @@ def from_plain(value: Any) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
         return found
+    if set(value) == {"__path__"}:
+        return Path(value["__path__"])
     if set(value) == {"__space__"}:
         return space_from_dict(value["__space__"])
     if set(value) == {"__set__"}:

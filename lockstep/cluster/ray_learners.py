@@ -20,11 +20,11 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.requests import UpdateRequest
 from lockstep.learner.results import Results
 from lockstep.learner.shards import shards_of
+from lockstep.state.restarts import RestartBudget, RestartLimits
 
 GRACE_S = 5.0
 """seconds that the others have to answer when one learner failed, before they are ended"""
-MAX_RESTARTS = 3
-"""times that learners are started again in one update"""
+DEFAULT_LIMITS = RestartLimits()
 
 
 class RayLearnerBackend:
@@ -32,13 +32,20 @@ class RayLearnerBackend:
 
     Starts Ray on this machine where it does not run yet. A learner that dies during an update is started again with
     the state of another one, and the update is repeated: on all learners or on none. `LearnerError` where the cluster
-    has no room, when no learner is left, after `MAX_RESTARTS`, and for a call that takes longer than
+    has no room, when no learner is left, beyond `limits` of restarts, and for a call that takes longer than
     `section.learner_timeout_s`.
     """
 
     is_local = False
 
-    def __init__(self, build: BuildLearner, section: LearnersSection, *, strategy: str = "PACK") -> None:
+    def __init__(
+        self,
+        build: BuildLearner,
+        section: LearnersSection,
+        *,
+        strategy: str = "PACK",
+        limits: RestartLimits = DEFAULT_LIMITS,
+    ) -> None:
         import ray
 
         if section.num_learners < 1:
@@ -46,7 +53,7 @@ class RayLearnerBackend:
         self._ray, self._build, self._section, self._strategy = ray, build, section, strategy
         self._workers: list[Any] = []
         self._group: Any = None
-        self._times_joined = self._restarts = 0
+        self._times_joined, self._restarts = 0, RestartBudget(limits)
         self._modules: dict[str, bool] | None = None
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
@@ -68,7 +75,6 @@ class RayLearnerBackend:
             self._modules = self.first(modules_with_memory)
         shards = [self._ray.put(shard) for shard in shards_of(request.data, len(self), self._modules)]
         order = replace(request, data=None)
-        restarts = 0
         while True:
             calls = [worker.update.remote(order, shard) for worker, shard in zip(self._workers, shards)]
             answers = self._wait(calls)
@@ -78,14 +84,9 @@ class RayLearnerBackend:
                     worker.accept.remote()
                 return [answer.value for answer in answers if answer is not None]
             dead = [rank for rank, answer in errors.items() if answer is None]
-            restarts += len(dead)
             self._heal()
             if not dead:
                 _raise_first(errors, len(self))
-            if restarts > MAX_RESTARTS:
-                raise LearnerError(
-                    f"learners died {restarts} times in one update (the last: {dead}); it is not applied"
-                )
 
     def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
         """`[func(learner, *args)]`, in order; raises what a learner raises."""
@@ -110,7 +111,7 @@ class RayLearnerBackend:
 
     def num_restarts(self) -> int:
         """Learners that were started again."""
-        return self._restarts
+        return self._restarts.num_restarts
 
     def process_ids(self) -> list[int]:
         """Of the learners, in order."""
@@ -184,9 +185,15 @@ class RayLearnerBackend:
             raise LearnerError("all learners died; restore the last checkpoint with a new group")
         lost = [rank for rank in range(len(self)) if rank not in survivors]
         for rank in lost:
+            refused = self._restarts.take(rank)
+            if refused is not None:
+                raise LearnerError(
+                    f"learner {rank} of {len(self)} died and is not started again: {refused} (fault_tolerance); the "
+                    "update is not applied. Restore the last checkpoint with a new group"
+                )
+        for rank in lost:
             self._ray.kill(self._workers[rank])
             self._workers[rank] = self._new_worker(rank)
-        self._restarts += len(lost)
         self._join()
         if lost:
             like = self._ray.put(self._values([self._workers[survivors[0]].apply.remote(_whole)])[0])

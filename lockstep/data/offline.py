@@ -23,7 +23,7 @@ class OfflineDataset:
 
     Args:
         paths: one file or several, all with the same columns.
-        columns: the columns to give (default: all).
+        columns: the columns to give (default: all); as a dict `{name here: name in the files}`.
         max_memory_bytes: size up to which the rows are held in memory; 0: never.
 
     Raises `FileNotFoundError` or `ValueError` naming the file that is missing, damaged, foreign, or has other columns
@@ -34,7 +34,7 @@ class OfflineDataset:
         self,
         paths: str | Path | Iterable[str | Path],
         *,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
         max_memory_bytes: int = 256 << 20,
     ) -> None:
         given = [paths] if isinstance(paths, str | Path) else list(paths)
@@ -51,10 +51,12 @@ class OfflineDataset:
                     f"{self._layout.fields}; files of one data set have the same columns, types and shapes"
                 )
         present = list(self._layout.columns)
-        missing = [name for name in columns or () if name not in present]
+        wanted = present if columns is None else columns
+        self._sources = dict(wanted) if isinstance(wanted, Mapping) else dict(zip(wanted, wanted))
+        missing = [name for name in self._sources.values() if name not in present]
         if missing:
             raise KeyError(f"{self._files[0].path} has no column {missing[0]!r}; columns are {sorted(present)}")
-        self.columns: tuple[str, ...] = tuple(present if columns is None else columns)
+        self.columns: tuple[str, ...] = tuple(self._sources)
         self._starts = np.cumsum([0, *(file.num_rows for file in self._files)])
         self._in_memory = self.size_bytes() <= max_memory_bytes
         self._records: np.ndarray | None = None
@@ -94,7 +96,8 @@ class OfflineDataset:
 
     def _rows(self, index: np.ndarray) -> SampleBatch:
         """Rows by number, not checked."""
-        return SampleBatch._trusted(self._layout.unpacked(self._read(index), self.columns))
+        columns = self._layout.unpacked(self._read(index), self._sources.values())
+        return SampleBatch._trusted({name: columns[source] for name, source in self._sources.items()})
 
     def _read(self, index: np.ndarray) -> np.ndarray:
         if self._in_memory:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.state.sections import Section
+
 
 @dataclass
-class EnvironmentSection:
+class EnvironmentSection(Section):
     """Which environment, and what its observations and actions go through."""
 
     env: Any = None

@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lockstep.state.restarts import RestartLimits
 from lockstep.state.schedules import ScheduleLike
+from lockstep.state.sections import Section
 
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]
 
 
 @dataclass
-class TrainingSection:
+class TrainingSection(Section):
     """What every update needs; an algorithm's own section adds its coefficients."""
 
     lr: ScheduleLike = 3e-4
@@ -66,7 +68,7 @@ class TrainingSection:
 
 
 @dataclass
-class LearnersSection:
+class LearnersSection(Section):
     """Where learners run."""
 
     num_learners: int = 0
@@ -98,7 +100,7 @@ class LearnersSection:
 
 
 @dataclass
-class ResourcesSection:
+class ResourcesSection(Section):
     """What the main process of a run takes of a cluster."""
 
     num_cpus_for_main_process: int = 1
@@ -113,7 +115,52 @@ class ResourcesSection:
 
 
 @dataclass
-class FrameworkSection:
+class FaultToleranceSection(Section):
+    """How often what died, hangs or raises is started again, before the run ends with its error.
+
+    The limits of a run count all learners together (all env runners, all environments); the limit within a time
+    counts each learner, env runner or environment by itself.
+    """
+
+    max_learner_restarts: int = 10
+    """of learners in other processes, in a run; 0: never"""
+    restart_failed_env_runners: bool = True
+    max_env_runner_restarts: int = 10
+    """of env runners in other processes, in a run"""
+    restart_failed_envs: bool = True
+    """environments in processes of their own"""
+    max_env_restarts: int = 10
+    """of environments in processes of their own, in a run"""
+    max_restarts_in_window: int = 1
+    """of the same one within `restart_window_s`"""
+    restart_window_s: float = 60.0
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option."""
+        for name in ("max_learner_restarts", "max_env_runner_restarts", "max_env_restarts", "max_restarts_in_window"):
+            require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        require("restart_window_s", self.restart_window_s, self.restart_window_s > 0, "above 0 seconds")
+
+    @property
+    def learner_limits(self) -> RestartLimits:
+        """For learners in other processes."""
+        return RestartLimits(self.max_learner_restarts, self.max_restarts_in_window, self.restart_window_s)
+
+    @property
+    def env_runner_limits(self) -> RestartLimits:
+        """For env runners; none are allowed where `restart_failed_env_runners=False`."""
+        in_run = self.max_env_runner_restarts if self.restart_failed_env_runners else 0
+        return RestartLimits(in_run, self.max_restarts_in_window, self.restart_window_s)
+
+    @property
+    def env_limits(self) -> RestartLimits:
+        """For environments; none are allowed where `restart_failed_envs=False`."""
+        in_run = self.max_env_restarts if self.restart_failed_envs else 0
+        return RestartLimits(in_run, self.max_restarts_in_window, self.restart_window_s)
+
+
+@dataclass
+class FrameworkSection(Section):
     """How the arithmetic is done."""
 
     compile: bool = False
@@ -137,7 +184,7 @@ class FrameworkSection:
 
 
 @dataclass
-class MultiAgentSection:
+class MultiAgentSection(Section):
     """Who learns what."""
 
     policies: Any = None

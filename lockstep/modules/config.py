@@ -9,10 +9,11 @@ from typing import Any
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from lockstep.modules.rl_module import RLModule, RLModuleSpec
+from lockstep.state.sections import Section
 
 
 @dataclass
-class RLModuleSection:
+class RLModuleSection(Section):
     """Which networks."""
 
     rl_module_spec: Any = None
@@ -31,7 +32,7 @@ class RLModuleSection:
                 "rl_module_spec must be an RLModuleSpec, a MultiRLModuleSpec, a built module of one of these, or None, "
                 f"not {type(spec).__name__}; wrap_module() takes a plain nn.Module"
             )
-        if self.rl_module_spec is None:
+        if self.rl_module_spec is None and not isinstance(self.model_config, ModelConfig):
             self.model_config = ModelConfig.of(self.model_config)
         if not isinstance(self.algorithm_config_overrides_per_module, Mapping):
             raise TypeError(

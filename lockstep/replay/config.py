@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.sections import Section
 
 
 @dataclass
-class ReplaySection:
+class ReplaySection(Section):
     """Options of the `replay` section; only algorithms that learn from a replay buffer have it."""
 
     capacity: int = 100_000

@@ -250,14 +250,19 @@ class Collector:
         if len(given) != 1:
             raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
         name, amount = given[0]
-        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
-            raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
+        self._checked_count(name, amount)
         if name == "n_step" and amount % self.num_envs:
             rounded = -(-amount // self.num_envs) * self.num_envs
             warnings.warn(
                 f"n_step={amount} is no multiple of the {self.num_envs} environments: {rounded} steps are collected",
                 stacklevel=3,
             )
+        return int(amount)
+
+    @staticmethod
+    def _checked_count(name: str, amount: int) -> int:
+        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
+            raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
         return int(amount)
 
     def _collect_steps(self, num_vector_steps: int, random: bool) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.state.sections import Section
+
 VECTORIZE_MODES = ("auto", "sync", "async", "vector", "envpool")
+BATCH_MODES = ("truncate_episodes", "complete_episodes")
 
 
 @dataclass
-class EnvRunnersSection:
+class EnvRunnersSection(Section):
     """How data is collected."""
 
     num_env_runners: int = 0
@@ -19,6 +22,8 @@ class EnvRunnersSection:
     """who steps the environments; "auto": our own vectoriser in this process"""
     rollout_fragment_length: int | None = None
     """vector steps before an update; `None`: the train batch divided by the number of environments"""
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    """"complete_episodes": a collect goes on until it has its steps in whole episodes, which begin with it"""
     explore: bool = True
     """draw actions while collecting; False takes the most likely ones"""
     step_timeout: float | None = None
@@ -37,10 +42,12 @@ class EnvRunnersSection:
             raise ValueError(
                 f"env_runners.vectorize_mode={self.vectorize_mode!r} is not allowed; choose one of {VECTORIZE_MODES}"
             )
+        if self.batch_mode not in BATCH_MODES:
+            raise ValueError(f"env_runners.batch_mode={self.batch_mode!r} is not allowed; choose one of {BATCH_MODES}")
 
 
 @dataclass
-class EvaluationSection:
+class EvaluationSection(Section):
     """Evaluation on environments and random streams of its own."""
 
     evaluation_interval: int = 1

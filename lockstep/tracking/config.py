@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.state.sections import Section
+
 LOGGERS = ("jsonl", "tensorboard", "wandb", "mlflow")
 
 
 @dataclass
-class ReportingSection:
+class ReportingSection(Section):
     """Loggers and epochs."""
 
     total_steps: int = 100_000
@@ -40,7 +42,7 @@ class ReportingSection:
 
 
 @dataclass
-class CheckpointingSection:
+class CheckpointingSection(Section):
     """Checkpoints of a run."""
 
     checkpoint_interval: int = 1
@@ -55,7 +57,7 @@ class CheckpointingSection:
 
 
 @dataclass
-class DebuggingSection:
+class DebuggingSection(Section):
     """Seeds."""
 
     seed: int = 0
@@ -68,7 +70,7 @@ class DebuggingSection:
 
 
 @dataclass
-class CallbacksSection:
+class CallbacksSection(Section):
     """Who watches the run."""
 
     callbacks_class: type | list[type] | None = None

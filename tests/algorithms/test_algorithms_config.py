@@ -107,18 +107,34 @@ def test_copy_is_independent_and_equal():
 
 
 def test_frozen_config_refuses_every_way_of_setting_and_its_copy_is_free():
-    config = small().freeze()
+    config = small().environment(env_config={"sizes": [1, 2]}).freeze()
     before = config.copy()
     for change in (
         lambda: config.training(lr=1.0),
         lambda: setattr(config, "lr", 1.0),
         lambda: config.set_path("training.lr", 1.0),
         lambda: config.update_from_dict({"training": {"lr": 1.0}}),
+        lambda: setattr(config.sections["training"], "lr", 1.0),
+        lambda: config.learner_config_dict.update(a=1),
+        lambda: config.env_config["sizes"].append(3),
+        lambda: config.sections["environment"].env_config.__setitem__("a", 1),
     ):
         with pytest.raises(ValueError, match="frozen; change a copy"):
             change()
+    with pytest.raises(TypeError):
+        config.sections["training"] = None
     assert config == before
     assert config.copy().training(lr=1.0).lr == 1.0
+    free = config.copy()
+    free.env_config["sizes"].append(3)
+    assert free.env_config == {"sizes": [1, 2, 3]}
+
+
+def test_frozen_config_validates_builds_and_is_written_like_any_other():
+    config = small().multi_agent(policies=["default_policy"]).freeze()
+    config.validate()
+    assert set(config.build_learner().module) == {"default_policy"}
+    assert PPOConfig().update_from_dict(json.loads(config.to_json())) == config
 
 
 def test_configs_of_different_algorithms_are_never_equal():

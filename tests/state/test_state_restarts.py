@@ -1,0 +1,20 @@
+"""`RestartBudget`: limits of a run and of a time."""
+
+from lockstep.state.restarts import RestartBudget, RestartLimits
+
+
+def test_one_worker_is_started_again_once_in_the_window_and_all_together_at_most_so_often_in_a_run():
+    now = [0.0]
+    budget = RestartBudget(RestartLimits(in_run=3, in_window=1, window_s=60.0), clock=lambda: now[0])
+    assert budget.take("a") is None
+    assert budget.take("a") == "1 restarts in the last 60 s, at most 1 are allowed"
+    assert budget.take("b") is None
+    now[0] = 60.0
+    assert budget.take("a") is None
+    assert budget.take("c") == "3 restarts in this run, at most 3 are allowed"
+    assert budget.num_restarts == 3
+
+
+def test_no_restart_is_allowed_where_a_limit_is_zero():
+    assert RestartBudget(RestartLimits(in_run=0)).take(0) == "0 restarts in this run, at most 0 are allowed"
+    assert RestartBudget(RestartLimits(in_window=0)).take(0) is not None
