@@ -3,12 +3,14 @@
 import difflib
 
 from lockstep.algorithms.a2c import A2CConfig, A2CLearner
+from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
+from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 
-ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (PPOConfig, A2CConfig, DQNConfig)
+ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (PPOConfig, A2CConfig, DQNConfig, C51Config, QRDQNConfig)
 
 
 def get_config(algorithm: str) -> AlgorithmConfig:
@@ -26,11 +28,15 @@ __all__ = [
     "A2CConfig",
     "A2CLearner",
     "AlgorithmConfig",
+    "C51Config",
+    "C51Learner",
     "DQNConfig",
     "DQNLearner",
     "PPOConfig",
     "PPOLearner",
     "Policy",
+    "QRDQNConfig",
+    "QRDQNLearner",
     "get_config",
     "policy_within_training_step",
 ]

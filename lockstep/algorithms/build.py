@@ -168,7 +168,8 @@ def build_module(
     model_config = spec.model_config if spec.model_config is not None else section.model_config
     module_class = spec.module_class or config.default_module_class(model_config)
     if issubclass(module_class, OWN_CONFIG):
-        model_config = ModelConfig.of(model_config)  # a network of your own may have a dict of its own
+        # A network of your own may have a dict of its own.
+        model_config = config.complete_model_config(ModelConfig.of(model_config))
     filled = RLModuleSpec(
         module_class=module_class,
         observation_space=spec.observation_space or observation_space,

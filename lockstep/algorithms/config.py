@@ -324,6 +324,10 @@ class AlgorithmConfig:
         """The class of the network where none is configured."""
         return default_module_class(model_config)
 
+    def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
+        """What the algorithm adds to the configuration of its default network."""
+        return model_config
+
     def exploration(self, action_space: Any) -> EpsilonGreedy | None:
         """How actions are drawn while collecting; None: from the policy's own distribution."""
         return None

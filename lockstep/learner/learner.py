@@ -340,6 +340,9 @@ class Learner:
             if entry.has_loss:  # a module without rows stays as it is, whatever its moments say
                 entry.step(self.config_of(entry.module_id).nan_policy)
 
+    def after_gradient_step(self) -> None:
+        """After each gradient step, compiled ones too: target networks follow."""
+
     def should_module_be_updated(self, module_id: str, batch: Any = None) -> bool:
         """Does `policies_to_train` name this module?"""
         allowed = self.policies_to_train

@@ -144,9 +144,9 @@ def run_minibatch(
     tensors: dict[str, Any] = {
         m: None if i is None else torch.from_numpy(i).to(learner.device) for m, i in indices.items()
     }
-    if learner.compiled is not None:
-        started = time.perf_counter()
-        if learner.compiled.run(columns, tensors):
-            learner.seconds.forward_backward += time.perf_counter() - started
-            return
-    learner._update(gather(columns, tensors))
+    started = time.perf_counter()
+    if learner.compiled is not None and learner.compiled.run(columns, tensors):
+        learner.seconds.forward_backward += time.perf_counter() - started
+    else:
+        learner._update(gather(columns, tensors))
+    learner.after_gradient_step()

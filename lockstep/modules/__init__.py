@@ -2,7 +2,7 @@
 
 from lockstep.modules.acting import Actor, NumpyActor, TorchActor, make_actor
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.action_values import DefaultQModule
+from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.batched import BatchedMLP
 from lockstep.modules.encoders import Encoder
@@ -28,6 +28,7 @@ __all__ = [
     "BatchedMLP",
     "DefaultActorCriticModule",
     "DefaultQModule",
+    "DistributionalQModule",
     "Encoder",
     "EpsilonGreedy",
     "ModelConfig",

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from lockstep.modules.action_values import DistributionalQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.plain import ACTIVATIONS, is_plain, tanh_
 from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
@@ -24,6 +25,7 @@ from lockstep.ops.distributions import DiagGaussian
 
 MAX_PLANS = 16
 _METHODS = ("_forward", "_run", "_policy", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
+_OF_MEANS = ("value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked")
 
 
 class Pipeline(Protocol):
@@ -95,6 +97,7 @@ class NumpyActor:
         self._shape = cast(spaces.Box, module.observation_space).shape
         self._is_gaussian = module.action_dist_cls.dist_class is DiagGaussian
         self._num_actions = module.action_dist_cls.noise_size
+        self._mean = module.mean_of_array if isinstance(module, DistributionalQModule) else None
         activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
         self._activate = ACTIVATIONS[type(activations[0])] if activations else tanh_
         self.rebind()
@@ -105,7 +108,12 @@ class NumpyActor:
         heads than Categorical and Gaussian, other activations than tanh and relu, overridden methods, hooks,
         another device, or networks so large that there is nothing to gain.
         """
-        if not is_plain(module, DefaultActorCriticModule, _METHODS):
+        if isinstance(module, DistributionalQModule):
+            # With dueling the order of the advantages' means is not that of the values' means.
+            fits = module.value_head is None and is_plain(module, DistributionalQModule, (*_METHODS, *_OF_MEANS))
+        else:
+            fits = is_plain(module, DefaultActorCriticModule, _METHODS)
+        if not fits:
             return None
         return cls(cast(DefaultActorCriticModule, module), obs_pipeline)
 
@@ -142,6 +150,8 @@ class NumpyActor:
         np.add(out, bias, out)
         if self._is_gaussian:
             return self._gaussian(out, noise)
+        if self._mean is not None:
+            out = self._mean(out)
         if noise is not None:
             np.add(out, noise, out)
         return cast(np.ndarray, out.argmax(1))

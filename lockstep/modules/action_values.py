@@ -1,12 +1,16 @@
-"""The default network of algorithms that learn action values: one number for each of the discrete actions."""
+"""The default networks of algorithms that learn action values: a number or a distribution for each of the actions."""
 
 from __future__ import annotations
 
+from typing import cast
+
+import numpy as np
+import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.modules.actor_critic import DefaultActorCriticModule
-from lockstep.modules.layers import mask_logits
+from lockstep.modules.layers import initialise, mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
 from lockstep.modules.spaces import ACTION_MASK
@@ -33,18 +37,90 @@ class DefaultQModule(DefaultActorCriticModule):
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """`"q_values"` `[N, A]`."""
-        if self.value_head is None:
-            values = self._run(batch, (self.encoder, self.policy_head))[0]
-        else:
-            if self.value_encoder is None:
-                features = self.encoder(*self._inputs(batch))
-                advantages, value = self.policy_head(features), self.value_head(features)
-            else:
-                both = (self.encoder, self.policy_head), (self.value_encoder, self.value_head)
-                advantages, value = self._run(batch, *both)
-            values = value + advantages - advantages.mean(-1, keepdim=True)
-        return {"q_values": mask_logits(values, batch["obs"][ACTION_MASK]) if self.is_masked else values}
+        return {"q_values": self.masked(batch, self.value_outputs(batch))}
+
+    def value_outputs(self, batch: Batch) -> Tensor:
+        """`[N, A]`: the action values, those of forbidden actions too."""
+        advantages, value = self._advantages_and_value(batch)
+        return advantages if value is None else value + advantages - advantages.mean(-1, keepdim=True)
+
+    def mean_values(self, outputs: Tensor) -> Tensor:
+        """`[N, A]`: the action values that `value_outputs` stand for, here themselves."""
+        return outputs
 
     def compute_values(self, batch: Batch) -> Tensor:
         """The value `[N]` of the best action."""
-        return self.forward_train(batch)["q_values"].amax(-1)
+        return self.masked(batch, self.mean_values(self.value_outputs(batch))).amax(-1)
+
+    def masked(self, batch: Batch, values: Tensor) -> Tensor:
+        """Values `[N, A]`, very low ones where the observations' mask forbids the action."""
+        return mask_logits(values, batch["obs"][ACTION_MASK]) if self.is_masked else values
+
+    def _advantages_and_value(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """What the two heads give out; without `dueling` there is one."""
+        if self.value_head is None:
+            return self._run(batch, (self.encoder, self.policy_head))[0], None
+        if self.value_encoder is None:
+            features = self.encoder(*self._inputs(batch))
+            return self.policy_head(features), self.value_head(features)
+        first, second = self._run(batch, (self.encoder, self.policy_head), (self.value_encoder, self.value_head))
+        return first, second
+
+
+class DistributionalQModule(DefaultQModule):
+    """A distribution of the return for each action, `num_value_outputs` numbers: logits of as many returns at equal
+    distances within `value_range` (Bellemare et al. 2017, arXiv:1707.06887), or, without a range, quantiles (Dabney et
+    al. 2018, arXiv:1710.10044).
+
+    With `dueling` the numbers are put together as `DefaultQModule` does with values. Acting takes the largest mean.
+    """
+
+    def setup(self) -> None:
+        super().setup()
+        config = ModelConfig.of(self.model_config)
+        self.num_outputs, self.value_range = config.num_value_outputs, config.value_range
+        if self.num_outputs < 2:
+            raise ValueError(
+                f"num_value_outputs={self.num_outputs}: a distribution needs at least 2 numbers; C51Config and "
+                "QRDQNConfig set them"
+            )
+        gains = (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
+        width, num_actions = self.encoder.output_size, int(cast(spaces.Discrete, self.action_space).n)
+        self.policy_head = initialise(nn.Linear(width, num_actions * self.num_outputs), gains[0])
+        if self.value_head is not None:
+            self.value_head = initialise(nn.Linear(width, self.num_outputs), gains[1])
+        low, high = self.value_range or (0.0, 0.0)
+        self.atoms: Tensor
+        self.register_buffer("atoms", torch.linspace(low, high, self.num_outputs), persistent=False)
+
+    def _forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Acting: `"action_dist_inputs"` `[N, A]`, the means."""
+        return {"action_dist_inputs": self.masked(batch, self.mean_values(self.value_outputs(batch)))}
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """`"value_outputs"` `[N, A, K]`."""
+        return {"value_outputs": self.value_outputs(batch)}
+
+    def value_outputs(self, batch: Batch) -> Tensor:
+        """`[N, A, K]`: logits of the atoms, or quantiles."""
+        advantages, value = self._advantages_and_value(batch)
+        outputs = advantages.unflatten(-1, (-1, self.num_outputs))
+        if value is not None:
+            outputs = value.unsqueeze(-2) + outputs - outputs.mean(-2, keepdim=True)
+        return outputs
+
+    def mean_values(self, outputs: Tensor) -> Tensor:
+        """`[..., K]` -> `[...]`."""
+        return outputs.mean(-1) if self.value_range is None else self.mean_of_probs(outputs.softmax(-1))
+
+    def mean_of_probs(self, probs: Tensor) -> Tensor:
+        """`[..., K]` probabilities of the atoms -> their mean `[...]`."""
+        return probs @ self.atoms.to(probs.dtype)
+
+    def mean_of_array(self, outputs: np.ndarray) -> np.ndarray:
+        """As `mean_values`, of what the head gives out: `[N, A * K]` -> `[N, A]`."""
+        outputs = outputs.reshape(len(outputs), -1, self.num_outputs)
+        if self.value_range is None:
+            return np.asarray(outputs.mean(-1))
+        probs = np.exp(outputs - outputs.max(-1, keepdims=True))
+        return np.asarray(probs @ self.atoms.numpy().astype(probs.dtype, copy=False) / probs.sum(-1))

@@ -32,6 +32,10 @@ class ModelConfig:
     """One encoder for policy and value (usual for images), or one for each."""
     dueling: bool = False
     """Of networks of action values: a value and advantages instead of one number for each action (Wang et al. 2016)."""
+    num_value_outputs: int = 1
+    """Of distributions of action values: numbers for each action. Set by C51 (atoms) and QR-DQN (quantiles)."""
+    value_range: tuple[float, float] | None = None
+    """Of distributions of action values: the first and the last atom. Set by C51."""
     orthogonal_init: bool = True
     """Orthogonal weights with the gains below and zero biases; False leaves torch's own initialisation."""
     hidden_gain: float = math.sqrt(2.0)
@@ -73,12 +77,14 @@ class ModelConfig:
             raise ValueError(
                 f"recurrent={self.recurrent!r} is not one of {', '.join(RECURRENT)}, or None for no memory"
             )
-        for name in ("recurrent_size", "max_seq_len"):
+        for name in ("recurrent_size", "max_seq_len", "num_value_outputs"):
             if not _is_count(getattr(self, name)):
                 raise ValueError(f"{name} must be a positive whole number, got {getattr(self, name)!r}")
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
+        if self.value_range is not None:
+            object.__setattr__(self, "value_range", tuple(map(float, self.value_range)))
         if self.conv_filters is not None:
             filters = tuple(tuple(layer) for layer in self.conv_filters)
             if not filters or not all(len(layer) == 3 and all(map(_is_count, layer)) for layer in filters):

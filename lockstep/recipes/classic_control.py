@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import A2CConfig, PPOConfig
+from lockstep.algorithms import A2CConfig, DQNConfig, PPOConfig
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
 
@@ -31,6 +31,27 @@ def a2c_cartpole() -> A2CConfig:
             normalize_advantages=True,
         )
         .reporting(total_steps=200_000)
+    )
+
+
+def dqn_cartpole() -> DQNConfig:
+    """One gradient step for 2 environment steps. A target network that follows slowly keeps the values from growing
+    without bound, the learning rate that falls to zero keeps the pole up once it stands.
+    """
+    return (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=25)
+        .training(
+            lr=[[0, 1e-3], [50_000, 0.0]],
+            train_batch_size=64,
+            epsilon=[[0, 1.0], [8_000, 0.04]],
+            target_update_interval=1,
+            tau=0.01,
+        )
+        .replay(update_per_step=0.5, n_step=3)
+        .rl_module(model_config={"hiddens": (128, 128), "activation": "relu", "orthogonal_init": False})
+        .reporting(total_steps=50_000)
     )
 
 
@@ -68,6 +89,7 @@ def ppo_pendulum() -> PPOConfig:
 CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, band=475.0),
+    Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
 )

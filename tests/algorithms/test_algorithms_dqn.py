@@ -6,7 +6,6 @@ import torch
 from gymnasium import spaces
 
 from lockstep import DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
-from lockstep.envs.probes import PROBES
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 
@@ -238,23 +237,3 @@ def test_the_configuration_survives_json():
     config = DQNConfig().environment("CartPole-v1").replay(capacity=77, prioritized=True).training(tau=0.5)
     assert DQNConfig().update_from_dict(config.to_dict()).to_dict() == config.to_dict()
     assert isinstance(config.build_learner().module[MODULE], DefaultQModule)
-
-
-DISCRETE = [probe for probe in PROBES if not probe.continuous]
-
-
-@pytest.mark.parametrize("probe", DISCRETE, ids=lambda probe: probe.__name__)
-def test_dqn_learns_every_probe_with_discrete_actions(probe):
-    config = DQNConfig().environment(probe).env_runners(num_envs_per_env_runner=4)
-    config.training(gamma=0.5, lr=1e-2, epsilon=0.3, target_update_interval=20)
-    config.replay(learning_starts=100, update_per_step=1.0, capacity=1_000)
-    config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0).reporting(total_steps=1_000)
-    policy = config.build_trainer()
-    policy.run()
-    policy, env = policy.policy, probe()
-    obs = np.array(probe.observations, np.float32)
-    with torch.no_grad():
-        values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
-    np.testing.assert_allclose(values, [env.exact_value(row, 0.5) for row in obs], atol=0.05)
-    if env.best_action(obs[0]) is not None:
-        np.testing.assert_array_equal(policy.compute_actions(obs, explore=False), [env.best_action(row) for row in obs])

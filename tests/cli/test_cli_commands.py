@@ -123,7 +123,9 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
         (line,) = re.findall(rf"^ *{config_class.algorithm}  +\S.*MultiBinary.*$", said.out, re.MULTILINE)
         assert "Dict, Tuple" in line
         actions = (
-            "Tuple   Discrete " if config_class.algorithm == "dqn" else "Discrete, MultiDiscrete, MultiBinary, Box"
+            "Tuple   Discrete "
+            if config_class.algorithm in ("dqn", "c51", "qrdqn")
+            else "Discrete, MultiDiscrete, MultiBinary, Box"
         )
         assert actions in line
         assert "Text" not in line

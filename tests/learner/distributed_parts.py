@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from learner_parts import BOX, MODULE, THREE, parameters
 
-from lockstep import SampleBatch
+from lockstep import C51Config, DQNConfig, QRDQNConfig, SampleBatch
 from lockstep.algorithms.a2c import A2CLearner, A2CTraining
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
 from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
@@ -50,6 +50,8 @@ LEARNERS = {
     "a2c": (A2CLearner, A2CTraining),
     "shard_mean": (ShardMeanPPO, PPOTraining),
 }
+REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig}
+"""learn from batches with next observations"""
 
 
 @dataclass
@@ -74,6 +76,9 @@ class Case:
 
 
 def build(case, reducer):
+    if case.algorithm in REPLAYED:
+        config = REPLAYED[case.algorithm]().training(**case.training).framework(dtype=case.dtype).debugging(seed=5)
+        return config.rl_module(model_config={"hiddens": (8,)}).build_learner(spaces=(BOX, THREE), reducer=reducer)
     cls, section = LEARNERS[case.algorithm]
     streams = RandomStreams(5)
     connectors = {}
@@ -144,6 +149,19 @@ def batch_of(rng, rows):
     )
 
 
+def sampled_of(rng, rows):
+    """What a prioritised replay buffer with three steps gives out."""
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        new_obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        actions=rng.integers(3, size=rows),
+        rewards=rng.normal(size=rows),
+        terminateds=rng.random(rows) < 0.2,
+        discounts=0.9 ** rng.integers(1, 4, size=rows),
+        weights=rng.random(rows),
+    )
+
+
 def cuts(number, world_size, case, update, rng):
     """Where `number` items are cut into unequal shards, now and then empty ones."""
     if case.empty and update % 2:
@@ -158,7 +176,7 @@ def shards_of(case, update, world_size):
         sizes = [50] if len(case.modules) == 1 else [50, 23]
         parts = {}
         for module_id, rows in zip(case.modules, sizes):
-            batch = batch_of(rng, rows)
+            batch = (sampled_of if case.algorithm in REPLAYED else batch_of)(rng, rows)
             ends = cuts(rows, world_size, case, update, rng)
             parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
         if len(case.modules) == 1:

@@ -9,6 +9,7 @@ from distributed_parts import UPDATES, Case, LocalReducer, case_alone, case_in_p
 ALL = "__all_modules__"
 CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
 PPO = {**CLIPPED, "normalize_advantages": "minibatch", "entropy_coeff": 0.01}
+FOLLOWED = {"target_update_interval": 4, "tau": 0.5}
 CASES = {
     "ppo, shuffled, advantages normalised per minibatch": Case(training=PPO),
     "ppo, unshuffled, advantages normalised per batch": Case(
@@ -42,6 +43,12 @@ CASES = {
     ),
     "a2c, whole batch, each tensor clipped": Case("a2c", {**CLIPPED, "grad_clip_by": "norm"}, minibatch_size=None),
     "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
+    "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
+    "dqn, samples on one learner now and then": Case(
+        "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True
+    ),
+    "c51": Case("c51", {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0}, source="batch"),
+    "qrdqn": Case("qrdqn", {**CLIPPED, **FOLLOWED, "num_quantiles": 5}, source="batch"),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep import ALGORITHMS, get_config
 from lockstep.recipes import RECIPES, find_recipe
+from lockstep.trainer.build import steps_per_update
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
@@ -21,7 +22,7 @@ def test_recipes_are_found_by_algorithm_and_environment():
     for recipe in RECIPES:
         assert find_recipe(recipe.algorithm, recipe.env) is recipe
     assert find_recipe("ppo", "CartPole-v0") is None
-    assert find_recipe("dqn", "CartPole-v1") is None
+    assert find_recipe("dqn", "Pendulum-v1") is None
     assert find_recipe("ppo", gym.make) is None
 
 
@@ -65,6 +66,8 @@ def test_a_run_ends_at_its_very_last_step(recipe):
     """Rollouts divide epochs and minibatches divide rollouts; a learning rate that falls ends at zero there."""
     config = recipe.config()
     batch, envs = config.train_batch_size, config.num_envs_per_env_runner
+    if config.is_off_policy:
+        batch = steps_per_update(config)  # what is collected at once; samples have a size of their own
     assert batch % envs == 0
     assert (recipe.total_steps // 10) % batch == 0
     assert batch % (config.minibatch_size or batch) == 0

@@ -15,7 +15,9 @@ from lockstep.tracking import RunFolder
 from lockstep.trainer import OnpolicyTrainer, restore_trainer, save_trainer
 from lockstep.trainer.callbacks import Callback, EarlyStop
 
-RUNS = {"ppo_4": ("ppo", 4), "ppo_1": ("ppo", 1), "a2c_4": ("a2c", 4), "dqn_4": ("dqn", 4)}
+RUNS = {"ppo_4": ("ppo", 4), "ppo_1": ("ppo", 1), "a2c_4": ("a2c", 4), "dqn_4": ("dqn", 4)} | {
+    f"{name}_4": (name, 4) for name in ("c51", "qrdqn")
+}
 HALF, WHOLE = 256, 512
 LONG = 20 * 128
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep import A2CConfig, DQNConfig, PPOConfig, get_config
+from lockstep import get_config
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.records import read_metrics
 from lockstep.trainer import Callback
@@ -19,15 +19,19 @@ from lockstep.trainer import Callback
 
 def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_steps=512, **sections):
     """Networks of 8 units, 64 steps an update, 128 an epoch; both normalisers on. DQN: prioritised, three steps."""
-    config = {"ppo": PPOConfig, "a2c": A2CConfig, "dqn": DQNConfig}[algorithm]()
-    on = algorithm != "dqn"
+    config = get_config(algorithm)
+    on = not config.is_off_policy
     config.environment(env, normalize_observations=on, normalize_rewards=on)
     config.env_runners(num_envs_per_env_runner=num_envs)
     config.training(train_batch_size=64 if on else 16)
-    if algorithm == "dqn":
+    if config.is_off_policy:
         config.env_runners(rollout_fragment_length=2)
         config.replay(capacity=200, learning_starts=64, update_per_step=0.3, n_step=3, prioritized=True)
         config.training(target_update_interval=7)
+    if algorithm == "c51":
+        config.training(num_atoms=5, v_min=0.0, v_max=40.0)
+    if algorithm == "qrdqn":
+        config.training(num_quantiles=5)
     if algorithm == "ppo":
         config.training(minibatch_size=32, num_epochs=2)
     config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)

@@ -1,0 +1,106 @@
+"""C51: the distribution of returns on fixed atoms (Bellemare et al. 2017, "A Distributional Perspective on
+Reinforcement Learning", https://arxiv.org/abs/1707.06887).
+
+The network gives for each action the probabilities of `num_atoms` returns between `v_min` and `v_max`; actions are
+judged by their means. Options as DQN's: double, dueling, n-step returns and prioritised replay, which with noise in the
+weights left out is Hessel et al. 2018 (https://arxiv.org/abs/1710.02298).
+
+Defaults: 51 atoms as in the paper; their range is that of returns of up to 100, which the paper's -10 to 10 (of games
+whose rewards are clipped) is not. Returns outside of it are taken for its ends: set it to what your task can give.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.learner import action_values
+from lockstep.learner.action_values import ActionValueTraining
+from lockstep.learner.config import require
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
+from lockstep.ops import project_on_atoms
+
+
+@dataclass
+class C51Training(ActionValueTraining):
+    """Options of `C51Config.training(...)`."""
+
+    num_atoms: int = 51
+    """returns that have a probability"""
+    v_min: float = -100.0
+    """the lowest of them"""
+    v_max: float = 100.0
+    """the highest of them"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        require("num_atoms", self.num_atoms, self.num_atoms >= 2, "at least 2")
+        require("v_min", self.v_min, math.isfinite(self.v_min), "a finite number")
+        finite = math.isfinite(self.v_max) and self.v_max > self.v_min
+        require("v_max", self.v_max, finite, f"a finite number above v_min={self.v_min}")
+
+
+class C51Learner(Learner):
+    """The update of C51."""
+
+    def setup_module(self, module_id: str) -> None:
+        """The target network is part of the learner's state."""
+        action_values.set_up_target(self, module_id)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads (`discounts` and `weights` only where they are there)."""
+        return action_values.COLUMNS
+
+    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
+        """Logits of the atoms at the observations."""
+        return {mid: self.module[mid].forward_train({Columns.OBS: part[Columns.OBS]}) for mid, part in batch.items()}
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """How far the distribution of `Q(s, a)` is from that of `r + gamma Q'(s', best)` on the same atoms: the
+        Kullback-Leibler divergence, whose gradient is that of the paper's cross entropy.
+        """
+        log_probs = action_values.of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
+        following = action_values.of_best_next_action(self, module_id, config.double_q, batch).softmax(-1)
+        discounts = action_values.discounts_of(batch, config.gamma, log_probs.dtype)
+        module: Any = self.module[module_id]
+        v_min, v_max = module.value_range
+        targets = project_on_atoms(following, batch[Columns.REWARDS], discounts, v_min=v_min, v_max=v_max)
+        each = F.kl_div(log_probs, targets, reduction="none").sum(-1)
+        self.log(module_id, q_mean=self.masked_mean(module.mean_of_probs(log_probs.detach().exp()), batch))
+        return action_values.loss_of_rows(self, module_id, batch, each, each)
+
+    def after_gradient_step(self) -> None:
+        """The target network follows."""
+        action_values.follow_targets(self)
+
+
+class C51Config(AlgorithmConfig):
+    """`C51Config().environment("CartPole-v1").training(v_min=0, v_max=100).build_trainer().run()`."""
+
+    algorithm = "c51"
+    learner_class = C51Learner
+    training_class = C51Training
+    is_off_policy = True
+
+    def default_module_class(self, model_config: Any) -> Any:
+        """Distributions of action values."""
+        return DistributionalQModule
+
+    def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
+        """The atoms."""
+        return replace(model_config, num_value_outputs=self.num_atoms, value_range=(self.v_min, self.v_max))
+
+    def exploration(self, action_space: Any) -> EpsilonGreedy | None:
+        """Epsilon-greedy."""
+        return EpsilonGreedy(self.epsilon, int(action_space.n))
+
+
+__all__ = ["C51Config", "C51Learner", "C51Training"]

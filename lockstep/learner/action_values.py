@@ -1,0 +1,100 @@
+"""What learners of action values share: options, target networks, the next action, the loss of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lockstep.data.columns import Columns
+from lockstep.learner.config import TrainingSection, require
+from lockstep.learner.targets import TargetNetwork, flat_parameters
+from lockstep.state.schedules import Schedule, ScheduleLike
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner, TensorColumns
+
+COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
+"""what the losses read, and `discounts` and `weights` where they are there"""
+
+
+@dataclass
+class ActionValueTraining(TrainingSection):
+    """Options that DQN, C51 and QR-DQN have in common."""
+
+    lr: ScheduleLike = 5e-4
+    train_batch_size: int = 32
+    """transitions in one gradient step, over all learners"""
+    grad_clip: float | None = 10.0
+    epsilon: ScheduleLike = field(default_factory=lambda: [[0, 1.0], [10_000, 0.05]])
+    """share of actions that are taken by chance while collecting: a number, or a schedule over sampled steps"""
+    double_q: bool = True
+    """the network that learns picks the next action, the target network says what it is worth"""
+    target_update_interval: int = 250
+    """gradient steps between two updates of the target network (not environment steps; with `tau=1` at 10 the values
+    of CartPole grow without bound)"""
+    tau: float = 1.0
+    """how far an update takes the target network towards the one that learns; 1: all the way"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        require("minibatch_size", self.minibatch_size, self.minibatch_size is None, "None (use train_batch_size)")
+        require("num_epochs", self.num_epochs, self.num_epochs == 1, "1 (use replay.update_per_step)")
+        first = Schedule(self.epsilon, "epsilon").value
+        require("epsilon", self.epsilon, 0.0 <= first <= 1.0, "between 0 and 1")
+        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
+        interval = self.target_update_interval
+        require("target_update_interval", interval, interval >= 1, "at least 1")
+
+
+def set_up_target(learner: Learner, module_id: str) -> None:
+    """The target network is part of the learner's state, as `<module id>/target`."""
+    learner.register_state(f"{module_id}/target", TargetNetwork(learner.module[module_id]))
+
+
+def follow_targets(learner: Learner) -> None:
+    """After a gradient step: the target networks of the modules that took part are told."""
+    for module_id in dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss):
+        config: Any = learner.config_of(module_id)
+        source = flat_parameters(learner.optimizers, module_id, learner.module[module_id])
+        target: TargetNetwork = learner.registered[f"{module_id}/target"]
+        target.after_gradient_step(source, config.target_update_interval, config.tau)
+
+
+def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:
+    """`[N, A, ...]` and actions `[N]` -> `[N, ...]`."""
+    index = actions.long().reshape(-1, *(1,) * (outputs.dim() - 1))
+    return outputs.gather(1, index.expand(-1, 1, *outputs.shape[2:])).squeeze(1)
+
+
+@torch.no_grad()
+def of_best_next_action(learner: Learner, module_id: str, double_q: bool, batch: TensorColumns) -> Tensor:
+    """`[N, ...]`: what the target network gives out for the best next action, which with `double_q` the network that
+    learns picks (van Hasselt et al. 2016), else the target network itself.
+    """
+    module: Any = learner.module[module_id]
+    after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+    outputs = learner.registered[f"{module_id}/target"].module.value_outputs(after)
+    picking = module.value_outputs(after) if double_q else outputs
+    return of_actions(outputs, module.masked(after, module.mean_values(picking)).argmax(-1))
+
+
+def discounts_of(batch: TensorColumns, gamma: float, dtype: torch.dtype) -> Tensor:
+    """`[N]`: what the value of the next observation is multiplied with. 0 where the episode terminated, not where it
+    was truncated; of n steps as the buffer says.
+    """
+    going_on = (~batch[Columns.TERMINATEDS].bool()).to(dtype)
+    return going_on * batch.get(Columns.DISCOUNTS, gamma)
+
+
+def loss_of_rows(learner: Learner, module_id: str, batch: TensorColumns, each: Tensor, errors: Tensor) -> Tensor:
+    """The mean of `each` `[N]` with the rows' weights, if there are any; `errors` `[N]` are left for the priorities."""
+    if Columns.WEIGHTS in batch:
+        each = each * batch[Columns.WEIGHTS]
+    loss = learner.masked_mean(each, batch)
+    learner.row_errors[module_id] = errors.detach()
+    learner.log(module_id, qf_loss=loss, td_error_mean=learner.masked_mean(errors.detach().abs(), batch))
+    return loss
