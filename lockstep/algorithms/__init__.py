@@ -3,14 +3,24 @@
 import difflib
 
 from lockstep.algorithms.a2c import A2CConfig, A2CLearner
+from lockstep.algorithms.appo import APPOConfig, APPOLearner
 from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner
+from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 
-ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (PPOConfig, A2CConfig, DQNConfig, C51Config, QRDQNConfig)
+ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
+    PPOConfig,
+    A2CConfig,
+    IMPALAConfig,
+    APPOConfig,
+    DQNConfig,
+    C51Config,
+    QRDQNConfig,
+)
 
 
 def get_config(algorithm: str) -> AlgorithmConfig:
@@ -27,11 +37,15 @@ __all__ = [
     "ALGORITHMS",
     "A2CConfig",
     "A2CLearner",
+    "APPOConfig",
+    "APPOLearner",
     "AlgorithmConfig",
     "C51Config",
     "C51Learner",
     "DQNConfig",
     "DQNLearner",
+    "IMPALAConfig",
+    "IMPALALearner",
     "PPOConfig",
     "PPOLearner",
     "Policy",

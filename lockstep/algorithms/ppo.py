@@ -20,6 +20,7 @@ from lockstep.learner.config import TrainingSection, choice, require
 from lockstep.learner.fused import fused_loss, load_fused_loss
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import (
+    adapt_kl_coefficient,
     evaluate_trajectories,
     load_kernels,
     log_explained_variance,
@@ -177,16 +178,12 @@ class PPOLearner(Learner):
         return False
 
     def after_gradient_based_update(self, *, timesteps: Any) -> None:
-        """Adapts the KL penalty (section 4): doubled above 1.5 times the target, halved below a 1.5th of it."""
+        """Adapts the KL penalty (section 4)."""
         for module_id in self.module:
             config: Any = self.config_of(module_id)
             if config.kl_coeff > 0:
-                coefficient = self.registered[f"{module_id}/kl_coeff"]
                 mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
-                if mean_kl > 1.5 * config.kl_target:
-                    coefficient.mul_(2.0)
-                elif mean_kl < config.kl_target / 1.5:
-                    coefficient.mul_(0.5)
+                adapt_kl_coefficient(self.registered[f"{module_id}/kl_coeff"], mean_kl, config.kl_target)
 
 
 class PPOConfig(AlgorithmConfig):

@@ -62,6 +62,8 @@ class RolloutStore:
         """of a recurrent policy: its state before the first row, `{name: [num_envs, ...]}`"""
         self.weights_seq_no = 0
         """version of the weights that acted"""
+        self.action_logp: np.ndarray | None = None
+        """[T, B] log-probabilities under the policy that acted; None where it is the one that learns"""
 
     def __len__(self) -> int:
         """Number of real transitions."""
@@ -141,7 +143,7 @@ class RolloutStore:
     def _empty(self) -> None:
         self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
         self.times_emptied += 1
-        self.starts, self.state_in = [], None
+        self.starts, self.state_in, self.action_logp = [], None, None
         self.valid[:] = True
 
     def drop_after(self, size: int) -> None:
@@ -199,6 +201,7 @@ class RolloutStore:
             starts=np.concatenate(self.starts) if self.starts else None,
             state_index=None if self.state_in is None else np.arange(num_envs),
             states=self.state_in,
+            action_logp=self.action_logp,
         )
 
     def episodes(self) -> RolloutEpisodes:

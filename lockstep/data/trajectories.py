@@ -52,6 +52,8 @@ class Trajectories:
     """[T, B] bool: the rows to train on, where the others only complete their episodes; None for all"""
     positions: np.ndarray | None = None
     """[N] int64: the numbers of the own transitions in the whole that they are a shard of; None: one after another"""
+    action_logp: np.ndarray | None = None
+    """[T, B] log-probability of each action under the policy that acted; NaN (or None for all): the one that learns"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,6 +85,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     """Episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
 
     All episodes of one rollout, in any order, are read as the store's own columns `[T, B]`, without a copy.
+    What the policy that acted gave its actions is read from the extra output `action_logp` `[T]`, where there is one.
     The recurrent state before the first step is read from the extra output `state_in` `{name: [T, ...]}`, or from
     `custom_data["state_in"]`, `{"t": step, "state": {name: [...]}}`; without one episodes begin with the initial one.
     Raises `ValueError` for an empty list or when no episode has a step.
@@ -125,7 +128,17 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         starts=starts,
         state_index=np.flatnonzero(starts)[kept] if kept else None,
         states=zip_trees(np.stack, [stored[i] for i in kept], Columns.STATE_IN) if kept else None,
+        action_logp=_action_logp(data),
     )
+
+
+def _action_logp(data: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
+    """[T, 1], NaN in pieces without one; None where no piece has one."""
+    if not any(Columns.ACTION_LOGP in item for item in data):
+        return None
+    lengths = [len(item[Columns.REWARDS]) for item in data]
+    parts = [np.asarray(item.get(Columns.ACTION_LOGP, np.full(n, np.nan))) for item, n in zip(data, lengths)]
+    return np.concatenate(parts)[:, None]
 
 
 def _state_before(piece: SingleAgentEpisode, data: Mapping[str, Any]) -> Tree:

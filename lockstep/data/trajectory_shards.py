@@ -96,6 +96,7 @@ def _window(trajectories: Trajectories, times: slice, envs: slice) -> Trajectori
         starts=part(trajectories.starts),
         state_index=state_index,
         states=states,
+        action_logp=part(trajectories.action_logp),
     )
 
 

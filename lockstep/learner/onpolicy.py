@@ -15,6 +15,7 @@ from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.means import explained_variance_over_learners
 from lockstep.learner.minibatches import take_rows
 from lockstep.learner.recurrent import SequenceRows, evaluate_sequences
+from lockstep.modules import RLModule
 from lockstep.ops import gae
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Evaluated:
     """[T, B] value of the true next observation; the estimator ignores it where the episode terminated"""
     sequences: SequenceRows | None = None
     """of a module with memory: the sequences to train on"""
+    bootstrap_obs: Any = None
+    """[K, ...] tensors, after the observation pipeline; None for K = 0"""
 
 
 @torch.no_grad()
@@ -74,7 +77,26 @@ def evaluate_trajectories(learner: Learner, module_id: str, trajectories: Trajec
     if bootstrap is not None:
         next_values.reshape(-1)[trajectories.bootstrap_index] = bootstrap.cpu().numpy()
     logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
-    return Evaluated(obs, actions, inputs, logp, values, next_values, sequences)
+    return Evaluated(obs, actions, inputs, logp, values, next_values, sequences, last)
+
+
+@torch.no_grad()
+def inputs_under(learner: Learner, module: RLModule, trajectories: Trajectories, rollout: Evaluated) -> Tensor:
+    """`[T * B, D]` action distribution inputs under another module, such as a target network, with its own memory."""
+    if module.is_stateful():
+        out = evaluate_sequences(learner, module, trajectories, rollout.obs, rollout.bootstrap_obs)[0]
+    else:
+        out = module.forward_train({Columns.OBS: rollout.obs})
+    inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
+    return inputs
+
+
+def adapt_kl_coefficient(coefficient: Tensor, mean_kl: float, target: float) -> None:
+    """Of a KL penalty (PPO, section 4): doubled above 1.5 times the target, halved below a 1.5th of it. In place."""
+    if mean_kl > 1.5 * target:
+        coefficient.mul_(2.0)
+    elif mean_kl < target / 1.5:
+        coefficient.mul_(0.5)
 
 
 def train_columns(columns: dict[str, Any], rollout: Evaluated, trajectories: Trajectories) -> dict[str, Any]:

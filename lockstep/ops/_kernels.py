@@ -89,6 +89,7 @@ def vtrace(
     clip_rho,
     clip_c,
     clip_pg_rho,
+    weighted,
     vs,
     pg_advantages,
 ):
@@ -107,4 +108,5 @@ def vtrace(
                     correction = gamma * lambda_ * carry[b]
             carry[b] = min(clip_rho, ratio) * one_step + min(clip_c, ratio) * correction
             vs[t, b] = value + carry[b]
-            pg_advantages[t, b] = min(clip_pg_rho, ratio) * (one_step + correction)
+            weight = min(clip_pg_rho, ratio) if weighted else 1.0
+            pg_advantages[t, b] = weight * (one_step + correction)

@@ -23,6 +23,7 @@ def vtrace(
     clip_rho: float | None = 1.0,
     clip_c: float | None = 1.0,
     clip_pg_rho: float | None = 1.0,
+    weighted: bool = True,
 ) -> tuple[FloatArray, FloatArray]:
     """V-trace (Espeholt et al. 2018, arXiv:1802.01561, equations 1 and 4; remark 2 for `lambda_`).
 
@@ -44,6 +45,8 @@ def vtrace(
         gamma: discount in [0, 1].
         lambda_: in [0, 1].
         clip_rho, clip_c, clip_pg_rho: upper limits of the importance weights, > 0; None: no limit.
+        weighted: False leaves the factor `min(clip_pg_rho, ratio)` out of `pg_advantages`, for a loss that puts
+            in that of the policy as it is by then.
 
     Returns:
         `(vs, pg_advantages)`, each `[T, B]`.
@@ -54,7 +57,7 @@ def vtrace(
     from lockstep.ops import _kernels
 
     check_unit_interval(gamma=gamma, lambda_=lambda_)
-    limits = []
+    limits: list[float] = []
     for name, limit in (("clip_rho", clip_rho), ("clip_c", clip_c), ("clip_pg_rho", clip_pg_rho)):
         if limit is not None and not limit > 0.0:
             raise ValueError(f"{name} must be greater than 0, or None for no limit; got {limit!r}.")
@@ -62,5 +65,5 @@ def vtrace(
     shape, floats = prepare_floats(log_ratios=log_ratios, rewards=rewards, values=values, next_values=next_values)
     flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
     vs, pg_advantages = np.empty_like(floats[0]), np.empty_like(floats[0])
-    _kernels.vtrace(*floats, *flags, float(gamma), float(lambda_), *limits, vs, pg_advantages)
+    _kernels.vtrace(*floats, *flags, float(gamma), float(lambda_), *limits, bool(weighted), vs, pg_advantages)
     return vs.reshape(shape), pg_advantages.reshape(shape)

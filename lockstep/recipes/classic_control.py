@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import A2CConfig, DQNConfig, PPOConfig
+from lockstep.algorithms import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
 
@@ -55,6 +55,35 @@ def dqn_cartpole() -> DQNConfig:
     )
 
 
+def impala_cartpole() -> IMPALAConfig:
+    """Each batch twice, in minibatches: once, as in the paper, takes more steps and falls back more often."""
+    return (
+        IMPALAConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=16)
+        .training(lr=[[0, 1e-3], [200_000, 0.0]], lambda_=0.95, train_batch_size=800, minibatch_size=200, num_epochs=2)
+        .reporting(total_steps=200_000)
+    )
+
+
+def appo_cartpole() -> APPOConfig:
+    """As PPO's recipe; with fewer passes for each batch some seeds fall back."""
+    return (
+        APPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(
+            lr=[[0, 1e-3], [100_000, 0.0]],
+            lambda_=0.95,
+            clip_param=0.2,
+            train_batch_size=1000,
+            minibatch_size=250,
+            num_epochs=10,
+        )
+        .reporting(total_steps=100_000)
+    )
+
+
 def ppo_acrobot() -> PPOConfig:
     """16 environments; normalised observations."""
     return (
@@ -90,6 +119,8 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, band=475.0),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
+    Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, band=475.0),
+    Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, band=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
 )

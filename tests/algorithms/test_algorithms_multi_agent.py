@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep import A2CConfig, PPOConfig
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.modules import (
     DefaultActorCriticModule,
@@ -100,7 +100,7 @@ def test_spaces_of_a_pettingzoo_environment_are_those_of_the_agents_of_each_modu
         made.environment(Game, env_config={"odd": True}).build_learner()
 
 
-@pytest.mark.parametrize("algorithm", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("algorithm", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
 def test_configured_group_learns_from_multi_agent_episodes(algorithm):
     made = config(algorithm, policies_to_train=["b"]).rl_module(
         algorithm_config_overrides_per_module={"b": {"lr": 0.5}}

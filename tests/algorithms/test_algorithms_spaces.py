@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from space_envs import BOX, SpaceEnv
 
-from lockstep import A2CConfig, PPOConfig, RolloutStore, policy_within_training_step
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, RolloutStore, policy_within_training_step
 
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 OBSERVATIONS = {
@@ -52,7 +52,7 @@ def train(config, observation_space=BOX, action_space=None, updates=2, num_steps
     return policy, before, policy.last_results
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
 @pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
 def test_every_observation_space_trains_two_updates(config, space):
     policy, before, results = train(config(), space)
@@ -65,7 +65,7 @@ def test_every_observation_space_trains_two_updates(config, space):
     assert policy.action_space.contains(action)
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
 @pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS)
 def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_kind_of_action(config, space):
     policy, before, results = train(config(), BOX, space)

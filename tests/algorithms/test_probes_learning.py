@@ -1,4 +1,4 @@
-"""PPO and A2C learn every probe: values and policy against the exact answers.
+"""PPO, A2C, IMPALA and APPO learn every probe: values and policy against the exact answers.
 
 Which probe fails tells what is wrong; see `lockstep.envs.probes`.
 """
@@ -11,16 +11,18 @@ from lockstep import get_config
 from lockstep.envs.probes import PROBES
 
 GAMMA = 0.5
-TOTAL_STEPS = {"ppo": 8_000, "a2c": 16_000}
+TOTAL_STEPS = {"ppo": 8_000, "a2c": 16_000, "impala": 10_000, "appo": 8_000}
 SETTINGS = {
     "ppo": {"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 64, "num_epochs": 4},
     "a2c": {"lr": 1e-2, "train_batch_size": 40, "entropy_coeff": 0.0},
+    "impala": {"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 64, "num_epochs": 2, "entropy_coeff": 0.0},
+    "appo": {"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 64, "num_epochs": 4, "entropy_coeff": 0.0},
 }
 REGRESSION_TOLERANCE = 0.02
 """of a value where the policy does not matter"""
-POLICY_TOLERANCE = {"ppo": 0.02, "a2c": 0.1}
+POLICY_TOLERANCE = {"ppo": 0.02, "a2c": 0.1, "impala": 0.1, "appo": 0.02}
 """of a value under the learned policy, which still explores a little (A2C takes one gradient step for each rollout)"""
-ACTION_TOLERANCE = {"ppo": 0.05, "a2c": 0.15}
+ACTION_TOLERANCE = {"ppo": 0.05, "a2c": 0.15, "impala": 0.15, "appo": 0.05}
 
 
 def learned_policy(algorithm, probe, seed=0):
@@ -39,8 +41,17 @@ def learned_policy(algorithm, probe, seed=0):
     return trainer.policy
 
 
-@pytest.mark.parametrize("algorithm", sorted(SETTINGS))
-@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.__name__)
+SHORT = {"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"}
+"""what the fast suite runs of algorithms that are made of parts of the others"""
+CASES = [
+    pytest.param(algorithm, probe, id=f"{probe.__name__}-{algorithm}", marks=marks)
+    for probe in PROBES
+    for algorithm in SETTINGS
+    for marks in [() if algorithm in ("ppo", "a2c") or probe.__name__ in SHORT else pytest.mark.learning]
+]
+
+
+@pytest.mark.parametrize(("algorithm", "probe"), CASES)
 def test_values_and_actions_become_the_exact_ones(algorithm, probe):
     env = probe()
     policy = learned_policy(algorithm, probe)

@@ -12,6 +12,8 @@ from learner_parts import BOX, MODULE, THREE, parameters
 
 from lockstep import C51Config, DQNConfig, QRDQNConfig, SampleBatch
 from lockstep.algorithms.a2c import A2CLearner, A2CTraining
+from lockstep.algorithms.appo import APPOLearner, APPOTraining
+from lockstep.algorithms.impala import IMPALALearner, IMPALATraining
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
 from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
 from lockstep.data.episode import SingleAgentEpisode
@@ -48,6 +50,8 @@ class ShardMeanPPO(PPOLearner):
 LEARNERS = {
     "ppo": (PPOLearner, PPOTraining),
     "a2c": (A2CLearner, A2CTraining),
+    "impala": (IMPALALearner, IMPALATraining),
+    "appo": (APPOLearner, APPOTraining),
     "shard_mean": (ShardMeanPPO, PPOTraining),
 }
 REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig}
@@ -73,6 +77,8 @@ class Case:
     """several: multi-agent episodes and batches"""
     empty: bool = False
     """every second update all rows are on the last learner"""
+    behaviour: bool = False
+    """episodes carry the log-probabilities of the policy that acted"""
 
 
 def build(case, reducer):
@@ -100,11 +106,12 @@ def build(case, reducer):
     ).build()
 
 
-def episodes_of(rng):
+def episodes_of(rng, behaviour=False):
     """Seven episodes of 1 to 12 steps."""
     made = []
     for _ in range(7):
         length, end = int(rng.integers(1, 13)), rng.integers(3)
+        extra = {"action_logp": np.log(rng.uniform(0.1, 0.9, length))} if behaviour else None
         made.append(
             SingleAgentEpisode(
                 observations=rng.normal(1.0, 2.0, size=(length + 1, 3)).astype(np.float32),
@@ -114,6 +121,7 @@ def episodes_of(rng):
                 truncated=end == 1,
                 observation_space=BOX,
                 action_space=THREE,
+                extra_model_outputs=extra,
             )
         )
     return made
@@ -183,7 +191,7 @@ def shards_of(case, update, world_size):
             return parts[MODULE]
         shards = [{mid: pieces[rank] for mid, pieces in parts.items()} for rank in range(world_size)]
         return [MultiAgentBatch(shard, max(map(len, shard.values()))) for shard in shards]
-    made = episodes_of(rng) if len(case.modules) == 1 else multi_agent_episodes_of(rng, case.modules)
+    made = episodes_of(rng, case.behaviour) if len(case.modules) == 1 else multi_agent_episodes_of(rng, case.modules)
     ends = cuts(len(made), world_size, case, update, rng)
     return [made[start:stop] for start, stop in itertools.pairwise(ends)]
 

@@ -49,6 +49,13 @@ CASES = {
     ),
     "c51": Case("c51", {**CLIPPED, **FOLLOWED, "num_atoms": 7, "v_min": -3.0, "v_max": 3.0}, source="batch"),
     "qrdqn": Case("qrdqn", {**CLIPPED, **FOLLOWED, "num_quantiles": 5}, source="batch"),
+    "impala, older policies acted, empty shards": Case("impala", CLIPPED, behaviour=True, empty=True),
+    "impala, sequences of an LSTM": Case("impala", CLIPPED, memory="lstm", behaviour=True, minibatch_size=4),
+    "appo, older policies acted, KL penalty": Case(
+        "appo", {**CLIPPED, "use_kl_loss": True, "kl_target": 1e-3, "tau": 0.5}, normalize=True, behaviour=True
+    ),
+    "appo, multi-agent, absent modules": Case("appo", CLIPPED, modules=("p0", "p1"), empty=True, minibatch_size=20),
+    "appo, from batches": Case("appo", CLIPPED, source="batch"),
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from learner_parts import ALL, BOX, THREE, assert_same, differs, parameters
 
-from lockstep import A2CConfig, PPOConfig
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
 from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
@@ -90,7 +90,7 @@ def pieces_of(episodes, agents):
 
 
 @pytest.mark.parametrize("minibatch_size", [None, 4])
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
 @pytest.mark.parametrize("recurrent", [(), ("a", "b")], ids=["feed-forward", "with memory"])
 def test_modules_updated_together_are_what_each_is_alone(minibatch_size, config, recurrent):
     """Nothing is shared, so the parameters are the same; minibatches in order, so that both runs have the same rows."""

@@ -9,7 +9,7 @@ import torch
 from learner_parts import ALL, MODULE, assert_same, differs, parameters
 from sequence_parts import recurrent_config, rollout, stepwise
 
-from lockstep import A2CConfig, PPOConfig, SampleBatch
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
 
@@ -116,7 +116,7 @@ def test_log_probabilities_before_the_update_are_those_of_acting(kind, has_reset
     assert results[ALL]["num_env_steps_trained"] == results[MODULE]["num_module_steps_trained"] == len(store)
 
 
-@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
 def test_own_episodes_give_the_same_sequences_as_the_rollout_store(config):
     policy, collector = rollout(recurrent_config(config=config()), 40, 2)
     views = list(collector.buffer.episodes())

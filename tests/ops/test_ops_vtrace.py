@@ -146,3 +146,14 @@ def test_columns_are_independent_and_float32_stays_float32():
 def test_limits_must_be_positive(name):
     with pytest.raises(ValueError, match=f"{name} must be greater than 0"):
         vtrace(LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5, **{name: 0.0})
+
+
+@settings(max_examples=30, deadline=None)
+@given(trace=traces(), limit_of_gradient=st.sampled_from([0.5, 2.0, None]))
+def test_vtrace_unweighted_advantages_lack_exactly_the_clipped_ratio(trace, limit_of_gradient):
+    options = {"gamma": 0.9, "clip_pg_rho": limit_of_gradient}
+    vs, weighted = vtrace(*trace, **options)
+    same, plain = vtrace(*trace, **options, weighted=False)
+    np.testing.assert_array_equal(same, vs)
+    most = np.inf if limit_of_gradient is None else limit_of_gradient
+    np.testing.assert_allclose(np.minimum(most, np.exp(trace[0])) * plain, weighted, atol=1e-12)

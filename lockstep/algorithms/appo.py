@@ -1,0 +1,162 @@
+"""APPO: asynchronous proximal policy optimisation (IMPACT: Luo et al. 2020, https://arxiv.org/abs/1912.00167).
+
+IMPALA's corrected advantages with PPO's clipped surrogate. The surrogate stays near a target network, which follows
+every few updates: those that acted may be older, each by another number of updates.
+
+Defaults: clip 0.4, limit 2 of the weight between the one who acted and the target network, target network at every
+second update; value loss, entropy, gradient norm and learning rate as in IMPALA. Adam.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
+from lockstep.learner.config import TrainingSection, require
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.onpolicy import adapt_kl_coefficient, evaluate_trajectories, inputs_under, train_columns
+from lockstep.learner.targets import TargetNetwork, flat_parameters
+from lockstep.learner.vtrace import check_vtrace_options, correct, load_vtrace
+from lockstep.ops import clipped_surrogate_loss
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class APPOTraining(TrainingSection):
+    """Options of `APPOConfig.training(...)`."""
+
+    lr: ScheduleLike = 5e-4
+    train_batch_size: int = 500
+    grad_clip: float | None = 40.0
+    vtrace: bool = True
+    """correct for the policy that acted; `False`: GAE, as if the target network had acted"""
+    vtrace_clip_rho_threshold: float | None = 1.0
+    """upper limit of the importance weights of the value targets; `None`: no limit"""
+    vtrace_clip_pg_rho_threshold: float | None = 1.0
+    """the same in the advantages"""
+    lambda_: float = 1.0
+    """how far the corrections reach; lambda of GAE with `vtrace=False`"""
+    clip_param: ScheduleLike = 0.4
+    """epsilon of the clipped surrogate"""
+    target_worker_clipping: float = 2.0
+    """upper limit of the ratio between the policy that acted and the target network (the paper's rho)"""
+    vf_loss_coeff: float = 0.5
+    entropy_coeff: ScheduleLike = 0.01
+    use_kl_loss: bool = False
+    """penalise the KL divergence from the target network"""
+    kl_coeff: float = 1.0
+    """start of the adaptive penalty"""
+    kl_target: float = 0.01
+    """the penalty's target"""
+    target_network_update_freq: int = 2
+    """updates between two of the target network"""
+    tau: float = 1.0
+    """how far an update takes the target network towards the one that learns; 1: all the way"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        check_vtrace_options(self)
+        clip = self.clip_param
+        require("clip_param", clip, not isinstance(clip, int | float) or clip > 0, "above 0")
+        limit = self.target_worker_clipping
+        require("target_worker_clipping", limit, limit >= 1, "at least 1")
+        require("kl_coeff", self.kl_coeff, self.kl_coeff >= 0, "at least 0")
+        require("kl_target", self.kl_target, self.kl_target > 0, "above 0")
+        every = self.target_network_update_freq
+        require("target_network_update_freq", every, every >= 1, "at least 1")
+        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
+
+
+class APPOLearner(Learner):
+    """The update of APPO."""
+
+    scheduled = ("clip_param", "entropy_coeff")
+
+    def setup_module(self, module_id: str) -> None:
+        """The target network and the coefficient of the KL penalty are part of the learner's state."""
+        load_vtrace(self)
+        self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
+        config: Any = self.config_of(module_id)
+        start = torch.tensor(config.kl_coeff, dtype=self.dtype, device=self.device)
+        self.register_state(f"{module_id}/kl_coeff", start)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads."""
+        names = (Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
+        config: Any = self.config_of(module_id)
+        return (*names, Columns.ACTION_DIST_INPUTS) if config.use_kl_loss else names
+
+    def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
+        """V-trace from the policy that acted to the target network; log-probabilities to compare the new ones with."""
+        config: Any = self.config_of(module_id)
+        rollout = evaluate_trajectories(self, module_id, trajectories)
+        target = self.registered[f"{module_id}/target"].module
+        target_inputs = inputs_under(self, target, trajectories, rollout)
+        dist_cls = self.module[module_id].action_dist_cls
+        target_logp = dist_cls.from_inputs(target_inputs).log_prob(rollout.actions)
+        corrected = correct(self, module_id, trajectories, rollout, target_logp=target_logp, weighted=True)
+        # Equation 4: new / max(target, acted / limit), so that one who acted far from the target weighs no more.
+        floor = corrected.behaviour_logp - math.log(config.target_worker_clipping)
+        columns = {
+            Columns.OBS: rollout.obs,
+            Columns.ACTIONS: rollout.actions,
+            Columns.ACTION_LOGP: torch.maximum(target_logp, floor),
+            Columns.ADVANTAGES: corrected.advantages,
+            Columns.VALUE_TARGETS: corrected.value_targets,
+        }
+        if config.use_kl_loss:
+            columns[Columns.ACTION_DIST_INPUTS] = target_inputs
+        return train_columns(columns, rollout, trajectories)
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """Algorithm 1: clipped surrogate around the target network, squared value error, entropy bonus, KL penalty."""
+        dist_cls = self.module[module_id].action_dist_cls
+        dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        surrogate = clipped_surrogate_loss(
+            dist.log_prob(batch[Columns.ACTIONS]),
+            batch[Columns.ACTION_LOGP],
+            batch[Columns.ADVANTAGES],
+            clip_param=self.coefficient(module_id, "clip_param"),
+        )
+        policy_loss = self.masked_mean(surrogate, batch)
+        value_error = 0.5 * (fwd_out[Columns.VF_PREDS] - batch[Columns.VALUE_TARGETS]).square()
+        vf_loss = self.masked_mean(value_error, batch)
+        entropy = self.masked_mean(dist.entropy(), batch)
+        loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
+        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy)
+        if config.use_kl_loss:
+            target = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
+            mean_kl = self.masked_mean(target.kl(dist), batch)
+            loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
+            self.log(module_id, mean_kl_loss=mean_kl)
+        return loss
+
+    def after_gradient_based_update(self, *, timesteps: Any) -> None:
+        """Target networks follow, KL penalties adapt."""
+        for module_id in self.module:
+            config: Any = self.config_of(module_id)
+            if config.use_kl_loss:
+                mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
+                adapt_kl_coefficient(self.registered[f"{module_id}/kl_coeff"], mean_kl, config.kl_target)
+            target: TargetNetwork = self.registered[f"{module_id}/target"]
+            source = flat_parameters(self.optimizers, module_id, self.module[module_id])
+            target.after_gradient_step(source, config.target_network_update_freq, config.tau)
+
+
+class APPOConfig(AlgorithmConfig):
+    """`APPOConfig().environment("CartPole-v1").build_trainer().run()`."""
+
+    algorithm = "appo"
+    learner_class = APPOLearner
+    training_class = APPOTraining
+
+
+__all__ = ["APPOConfig", "APPOLearner", "APPOTraining"]

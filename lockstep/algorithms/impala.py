@@ -1,0 +1,106 @@
+"""IMPALA: importance weighted actor-learner architecture (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561).
+
+The policy that learns may be ahead of the one that acted: V-trace corrects for it. Value targets and advantages are
+computed once for each update, with the parameters that it begins with; the importance weight of the policy gradient is
+that of the parameters at each gradient step. With one gradient step for each update (the default) that is the paper's.
+
+Defaults: value loss 0.5 and entropy 0.01 beside the paper's (table D.3), gradient norm 40, Adam instead of RMSprop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
+from lockstep.learner.config import TrainingSection
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.onpolicy import evaluate_trajectories, train_columns
+from lockstep.learner.vtrace import check_vtrace_options, correct, load_vtrace
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class IMPALATraining(TrainingSection):
+    """Options of `IMPALAConfig.training(...)`."""
+
+    lr: ScheduleLike = 5e-4
+    train_batch_size: int = 500
+    grad_clip: float | None = 40.0
+    vtrace: bool = True
+    """correct for the policy that acted; `False`: take its steps for those of the policy that learns"""
+    vtrace_clip_rho_threshold: float | None = 1.0
+    """upper limit of the importance weights of the value targets (the paper's rho-bar); `None`: no limit"""
+    vtrace_clip_pg_rho_threshold: float | None = 1.0
+    """the same in the policy gradient"""
+    lambda_: float = 1.0
+    """how far the corrections reach (remark 2 of the paper)"""
+    vf_loss_coeff: float = 0.5
+    entropy_coeff: ScheduleLike = 0.01
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        check_vtrace_options(self)
+
+
+class IMPALALearner(Learner):
+    """The update of IMPALA."""
+
+    scheduled = ("entropy_coeff",)
+
+    def setup_module(self, module_id: str) -> None:
+        """Kernels are loaded before the first update."""
+        load_vtrace(self)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads."""
+        names = (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
+        config: Any = self.config_of(module_id)
+        return (*names, Columns.ACTION_LOGP) if config.vtrace else names
+
+    def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
+        """V-trace targets and advantages of a rollout (section 4.1)."""
+        config: Any = self.config_of(module_id)
+        rollout = evaluate_trajectories(self, module_id, trajectories)
+        corrected = correct(self, module_id, trajectories, rollout)
+        columns = {
+            Columns.OBS: rollout.obs,
+            Columns.ACTIONS: rollout.actions,
+            Columns.ADVANTAGES: corrected.advantages,
+            Columns.VALUE_TARGETS: corrected.value_targets,
+        }
+        if config.vtrace:
+            columns[Columns.ACTION_LOGP] = corrected.behaviour_logp
+        return train_columns(columns, rollout, trajectories)
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """Section 4.2: policy gradient with clipped importance weights, squared value error, entropy bonus."""
+        dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        logp, advantages = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ADVANTAGES]
+        if config.vtrace:
+            ratios = (logp.detach() - batch[Columns.ACTION_LOGP]).exp()
+            self.log(module_id, mean_importance_weight=self.masked_mean(ratios, batch))
+            limit = config.vtrace_clip_pg_rho_threshold
+            advantages = (ratios if limit is None else ratios.clamp(max=limit)) * advantages
+        policy_loss = -self.masked_mean(logp * advantages, batch)
+        value_error = 0.5 * (fwd_out[Columns.VF_PREDS] - batch[Columns.VALUE_TARGETS]).square()
+        vf_loss = self.masked_mean(value_error, batch)
+        entropy = self.masked_mean(dist.entropy(), batch)
+        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy)
+        return policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
+
+
+class IMPALAConfig(AlgorithmConfig):
+    """`IMPALAConfig().environment("CartPole-v1").build_trainer().run()`."""
+
+    algorithm = "impala"
+    learner_class = IMPALALearner
+    training_class = IMPALATraining
+
+
+__all__ = ["IMPALAConfig", "IMPALALearner", "IMPALATraining"]
