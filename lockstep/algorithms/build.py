@@ -27,6 +27,8 @@ from lockstep.connectors import (
 )
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.learner.backend import LearnerBackend
+from lockstep.learner.config import LearnersSection
+from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
 from lockstep.learner.reduction import Reducer
@@ -41,6 +43,7 @@ from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.whole_episodes import WholeEpisodeCollector
+from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -135,23 +138,30 @@ def build_learner(
 def build_learners(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> LearnerBackend:
     """Learners in processes of their own, each from the same configuration. `ImportError` without ray."""
     config.validate()
+    build = partial(build_learner, config.copy(), env, spaces)
+    strategy = config.sections["resources"].placement_strategy
+    limits = config.sections["fault_tolerance"].learner_limits
+    return start_learners(build, config.sections["learners"], strategy=strategy, limits=limits)
+
+
+def start_learners(
+    build: Any, section: LearnersSection, *, strategy: str = "PACK", limits: RestartLimits | None = None
+) -> LearnerBackend:
+    """`section.num_learners` learners `build(reducer=...)` in processes of their own. `ImportError` without ray."""
     try:
         from lockstep.cluster.ray_learners import RayLearnerBackend
 
-        build = partial(build_learner, config.copy(), env, spaces)
-        return RayLearnerBackend(
-            build,
-            config.sections["learners"],
-            strategy=config.sections["resources"].placement_strategy,
-            limits=config.sections["fault_tolerance"].learner_limits,
-        )
+        return RayLearnerBackend(build, section, strategy=strategy, limits=limits)
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise ImportError(
-            f"learners.num_learners={config.num_learners} needs Ray: pip install 'lockstep-rl[ray]', or "
+            f"learners.num_learners={section.num_learners} needs Ray: pip install 'lockstep-rl[ray]', or "
             "set num_learners=0"
         ) from error
+
+
+LearnerGroup.start_learners = staticmethod(start_learners)
 
 
 def build_module(

@@ -275,7 +275,8 @@ class Policy:
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""
-        return str(write_checkpoint(path, self.checkpoint_folders()))
+        self.learner_group.last_checkpoint = str(write_checkpoint(path, self.checkpoint_folders()))
+        return self.learner_group.last_checkpoint
 
     def restore_from_path(self, path: str | Path) -> None:
         """Restores from a checkpoint folder."""

@@ -6,17 +6,21 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lockstep.learner.backend import update_learner
+from lockstep.learner.backend import modules_with_memory, update_learner
 from lockstep.learner.errors import LearnerError
 from lockstep.learner.learner import Learner
-from lockstep.learner.reduction import DistributedReducer, Reducer, distributed
+from lockstep.learner.reduction import DistributedReducer, LocalReducer, Reducer, distributed
 from lockstep.learner.requests import UpdateRequest
 
 BuildLearner = Callable[..., Learner]
 """`build(reducer=...)`: a built learner, the same in each process"""
+Whole = dict[str, Any]
+"""all that another learner needs to go on as this one"""
+CONTROL = "control"
+"""Ray's name for the thread in which a learner answers while it works on a call"""
 
 
 @dataclass(frozen=True)
@@ -29,17 +33,24 @@ class Answer:
     """of the error, as it was in the learner's process"""
     is_own: bool = True
     """the learner's own error, not one that says that another learner failed"""
+    is_alive: bool = True
+    """is there still a process that answers?"""
+    modules: dict[str, bool] = field(default_factory=dict)
+    """the learner's modules, and whether each has memory"""
 
 
 class LearnerWorker:
-    """One remote learner. Its methods answer with an `Answer`: no error is mistaken for a dead process."""
+    """One remote learner. Its methods answer with an `Answer`: no error is mistaken for a dead process.
+
+    `progress`, `peek` and `before` are called in the thread `CONTROL`, beside the work; all others one after another.
+    """
 
     def __init__(self) -> None:
         # What comes through the object store is read where it lies, and must not be written to; no learner does.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self._learner: Learner | None = None
         self._store: Any = None
-        self._before: dict[str, Any] | None = None
+        self._before: Whole | None = None
 
     @property
     def learner(self) -> Learner:
@@ -48,9 +59,15 @@ class LearnerWorker:
             raise RuntimeError("this learner has not joined the others yet")
         return self._learner
 
-    def process_id(self) -> int:
-        """Of the learner's process."""
-        return os.getpid()
+    def process(self) -> Answer:
+        """`(process id, node id)`."""
+
+        def work() -> tuple[int, str]:
+            import ray
+
+            return os.getpid(), ray.get_runtime_context().get_node_id()
+
+        return _answer(work)
 
     def serve(self, num_learners: int) -> Answer:
         """Opens the store where all learners find each other; its address."""
@@ -65,45 +82,81 @@ class LearnerWorker:
         return _answer(work)
 
     def join(self, build: BuildLearner, rank: int, num_learners: int, address: str, options: dict[str, Any]) -> Answer:
-        """Becomes learner `rank`: built if it is new, otherwise as it was before an update that failed."""
+        """Becomes learner `rank`; builds its learner if it is new."""
 
-        def work() -> None:
+        def work() -> dict[str, bool]:
             store = self._store if rank == 0 else address
-            reducer = DistributedReducer(rank, num_learners, store, **options)
+            reducer: Reducer = LocalReducer()
+            if num_learners > 1:
+                reducer = DistributedReducer(rank, num_learners, store, **options)
             if self._learner is None:
                 self._learner = build(reducer=reducer)
-                return
             self._learner.reducer = reducer
+            return modules_with_memory(self._learner)
+
+        return _answer(work)
+
+    def update(self, request: UpdateRequest, data: Any) -> Answer:
+        """The learner's part in an update."""
+        return self._try(lambda: update_learner(self.learner, replace(request, data=data)))
+
+    def apply(self, func: Callable[..., Any], *args: Any) -> Answer:
+        """`func(learner, *args)`, which may change the learner."""
+        return self._try(lambda: func(self.learner, *args))
+
+    def read(self, func: Callable[..., Any], *args: Any) -> Answer:
+        """`func(learner, *args)`, which leaves the learner as it is."""
+        return _answer(lambda: func(self.learner, *args))
+
+    def accept(self) -> None:
+        """All learners have done it: what was before is not needed any more."""
+        self._before = None
+
+    def set_back(self) -> Answer:
+        """Undoes a call that was not accepted. The learner must join the others anew."""
+
+        def work() -> None:
+            self._leave()
             if self._before is not None:
-                self._learner.set_state(self._before)
+                become(self.learner, self._before)
                 self._before = None
 
         return _answer(work)
 
-    def is_built(self) -> bool:
-        """Has it a learner, whose state counts?"""
-        return self._learner is not None
+    # -- beside the work ---
 
-    def update(self, request: UpdateRequest, data: Any) -> Answer:
-        """The learner's part in an update. After an error it leaves the others, so that none of them waits for it."""
+    def progress(self) -> tuple[int, bool]:
+        """How often the learner met the others, and whether it waits for them now."""
+        reducer = None if self._learner is None else self._learner.reducer
+        return (reducer.num_calls, reducer.is_waiting) if isinstance(reducer, DistributedReducer) else (0, False)
 
-        def work() -> Any:
-            self._before = self.learner.get_state()
-            return update_learner(self.learner, replace(request, data=data))
+    def peek(self, func: Callable[..., Any], *args: Any) -> Answer:
+        """`func(learner, *args)`, which reads a number or two."""
+        return _answer(lambda: func(self.learner, *args))
 
-        answer = _answer(work)
-        if answer.error is not None and self._learner is not None:
+    def before(self) -> Whole | None:
+        """The learner as it was before the call that it works on."""
+        return self._before
+
+    # -- inside ---
+
+    def _try(self, work: Callable[[], Any]) -> Answer:
+        """After an error the learner leaves the others, so that none of them waits for it."""
+
+        def kept() -> Any:
+            self._before = whole_of(self.learner)
+            return work()
+
+        answer = _answer(kept)
+        if answer.error is not None:
+            self._leave()
+            return answer
+        return replace(answer, modules=modules_with_memory(self.learner))
+
+    def _leave(self) -> None:
+        if self._learner is not None and not isinstance(self._learner.reducer, _Left):
             self._learner.reducer.close()
             self._learner.reducer = _Left()
-        return answer
-
-    def accept(self) -> None:
-        """All learners have made the update: what was before is not needed any more."""
-        self._before = None
-
-    def apply(self, func: Callable[..., Any], *args: Any) -> Answer:
-        """`func(learner, *args)`."""
-        return _answer(lambda: func(self.learner, *args))
 
 
 class _Left(Reducer):
@@ -122,6 +175,28 @@ class _Left(Reducer):
 
     def close(self) -> None:
         """Nothing is left to close."""
+
+
+def whole_of(learner: Learner) -> Whole:
+    """Modules (they may have been added since the learner was built), and state."""
+    return {
+        "specs": learner.module.spec().rl_module_specs,
+        "configs": dict(learner.module_configs),
+        "policies_to_train": learner.policies_to_train,
+        "state": learner.get_state(),
+    }
+
+
+def become(learner: Learner, like: Whole) -> None:
+    """Makes a learner equal to the one that `whole_of` describes."""
+    for module_id in list(learner.module):
+        if module_id not in like["specs"]:
+            learner.remove_module(module_id)
+    for module_id, spec in like["specs"].items():
+        if module_id not in learner.module:
+            learner.add_module(module_id=module_id, module_spec=spec, config_overrides=like["configs"].get(module_id))
+    learner.policies_to_train = like["policies_to_train"]
+    learner.set_state(like["state"])
 
 
 def _answer(work: Callable[[], Any]) -> Answer:

@@ -1,39 +1,48 @@
 """`RayLearnerBackend`: n learners in Ray actors behind a `LearnerGroup`.
 
 Ray starts the processes and carries batches and calls; gradients go over `torch.distributed`, between the learners.
+
+A call is made on all learners or on none: each keeps what it was before until all have answered. Where one died, hangs
+or raised what the others did not, all go back to that, the lost ones are started again with the state of another, and
+the call is made anew, as often as `RestartLimits` allow.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from lockstep.cluster.learner_worker import Answer, BuildLearner, LearnerWorker
-from lockstep.learner.backend import modules_with_memory
+from lockstep.cluster.learner_processes import Answers, LearnerProcesses, failures
+from lockstep.cluster.learner_worker import BuildLearner, become, whole_of
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import map_tree
 from lockstep.learner.config import LearnersSection
 from lockstep.learner.errors import LearnerError
-from lockstep.learner.learner import Learner
 from lockstep.learner.requests import UpdateRequest
 from lockstep.learner.results import Results
-from lockstep.learner.shards import shards_of
+from lockstep.learner.shards import EpisodeParts, shards_of
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
-GRACE_S = 5.0
-"""seconds that the others have to answer when one learner failed, before they are ended"""
-DEFAULT_LIMITS = RestartLimits()
+MISTAKES = (ValueError, TypeError, KeyError)
+"""what data or options of the caller lead to; starting a learner again would not help"""
+
+
+@dataclass(frozen=True)
+class StoredShards:
+    """References to the learners' shards in Ray's object store, by rank."""
+
+    shards: list[Any]
 
 
 class RayLearnerBackend:
     """`section.num_learners` learners, each `build(reducer=...)` in an actor of its own.
 
-    Starts Ray on this machine where it does not run yet. A learner that dies during an update is started again with
-    the state of another one, and the update is repeated: on all learners or on none. `LearnerError` where the cluster
-    has no room, when no learner is left, beyond `limits` of restarts, and for a call that takes longer than
-    `section.learner_timeout_s`.
+    Starts Ray on this machine where it does not run yet. `LearnerError` where the cluster has no room, when no learner
+    is left that knows the state, beyond the limit of restarts (the learners that are left can still be read and saved),
+    and where the object store is full; it names the rank, the traceback and `last_checkpoint`.
     """
 
     is_local = False
@@ -44,204 +53,267 @@ class RayLearnerBackend:
         section: LearnersSection,
         *,
         strategy: str = "PACK",
-        limits: RestartLimits = DEFAULT_LIMITS,
+        limits: RestartLimits | None = None,
     ) -> None:
         import ray
 
         if section.num_learners < 1:
             raise ValueError(f"num_learners={section.num_learners}; learners in other processes are at least 1")
-        self._ray, self._build, self._section, self._strategy = ray, build, section, strategy
-        self._workers: list[Any] = []
-        self._group: Any = None
-        self._times_joined, self._restarts = 0, RestartBudget(limits)
-        self._modules: dict[str, bool] | None = None
+        self._ray, self.last_checkpoint = ray, ""
+        self._restarts = 0
+        self._budget = RestartBudget(limits or RestartLimits())
+        self._modules: dict[str, bool] = {}
+        self._stateless: set[int] = set()
+        """ranks of learners that were started and know nothing yet"""
+        self._is_whole = False
+        """are all learners there, and joined?"""
+        self._failed: Answers = {}
+        self._lost: LearnerError | None = None
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             ray.init(include_dashboard=False, log_to_driver=False)
         try:
+            self._processes = LearnerProcesses(build, section, strategy)
             self._start(section.num_learners)
         except BaseException:
             self.shutdown()
             raise
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._processes)
 
     # -- calls ---
 
+    def fetched(self, data: Any) -> Any:
+        """`data`; where it is, or has, references to what lies in Ray's object store, what they refer to."""
+        is_reference = isinstance(data, self._ray.ObjectRef)
+        if not is_reference and not (
+            isinstance(data, list | tuple) and any(isinstance(item, self._ray.ObjectRef) for item in data)
+        ):
+            return data
+        if is_reference:
+            return self._ray.get(data)
+        episodes: list[Any] = []
+        for item in data:
+            found = self._ray.get(item) if isinstance(item, self._ray.ObjectRef) else item
+            episodes += found if isinstance(found, list | tuple) else [found]
+        return episodes
+
+    def freeze(self, data: Any) -> StoredShards:
+        """Episodes or a batch in the object store, each learner's shard once."""
+        shards = shards_of(data, len(self), self._modules)
+        return StoredShards([self._put(_contiguous(shard)) for shard in shards])
+
     def update(self, request: UpdateRequest) -> list[Results]:
         """One update on all learners, or on none; the results of each."""
-        if self._modules is None:
-            self._modules = self.first(modules_with_memory)
-        shards = [self._ray.put(shard) for shard in shards_of(request.data, len(self), self._modules)]
+        data = request.data if isinstance(request.data, StoredShards) else self.freeze(request.data)
         order = replace(request, data=None)
-        while True:
-            calls = [worker.update.remote(order, shard) for worker, shard in zip(self._workers, shards)]
-            answers = self._wait(calls)
-            errors = {rank: answer for rank, answer in enumerate(answers) if answer is None or answer.error is not None}
-            if not errors:
-                for worker in self._workers:
-                    worker.accept.remote()
-                return [answer.value for answer in answers if answer is not None]
-            dead = [rank for rank, answer in errors.items() if answer is None]
-            self._heal()
-            if not dead:
-                _raise_first(errors, len(self))
+        answers = self._on_all("update", lambda rank: (order, data.shards[rank]))
+        return [answer.value for answer in answers.values()]
 
     def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
-        """`[func(learner, *args)]`, in order; raises what a learner raises."""
-        self._modules = None
-        given = [self._ray.put(arg) for arg in args]
-        return self._values([worker.apply.remote(func, *given) for worker in self._workers])
+        """`[func(learner, *args)]`, in order; raises what all learners raise, and then nothing is changed."""
+        given = [self._put(arg) for arg in args]
+        answers = self._on_all("apply", lambda rank: (func, *given))
+        return [_own_copy(answer.value) for answer in answers.values()]
 
     def first(self, func: Callable[..., Any], *args: Any) -> Any:
-        """`func(learner, *args)` of the first learner."""
-        return self._values([self._workers[0].apply.remote(func, *args)])[0]
+        """`func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
+        while True:
+            if self._lost is not None:
+                raise self._lost
+            rank = next(rank for rank in self._processes.alive if rank not in self._stateless)
+            answer = self._processes.call("read", lambda _: (func, *args), [rank])[rank]
+            if answer.error is None:
+                return _own_copy(answer.value)
+            if answer.is_alive:
+                answer.error.add_note(f"in learner {rank} of {len(self)}:\n{answer.trace}")
+                raise answer.error
+            self._set_back([rank])
+            self._heal({rank: answer})
+
+    def peek(self, func: Callable[..., Any]) -> Any:
+        """`func(learner)` of one learner, beside the update that runs; None where none answers."""
+        answer = next((self._processes.beside(rank, "peek", func) for rank in self._processes.alive[:1]), None)
+        return None if answer is None else answer.value
 
     def resize(self, num_learners: int) -> None:
-        """Ends all learners and starts `num_learners` with their state."""
+        """Ends all learners and starts `num_learners` with their state; without room for them all stays as it was."""
         if num_learners < 1:
             raise ValueError(f"resize({num_learners}): learners in other processes are at least 1")
-        if num_learners == len(self):
+        before = len(self)
+        if num_learners == before:
             return
-        like = self.first(_whole)
-        self._stop()
-        self._start(num_learners)
-        self.foreach(_become, like)
+        like = self._put(self.first(whole_of))
+        try:
+            self._start(num_learners, like)
+        except LearnerError as error:
+            self._start(before, like)
+            raise LearnerError(f"resize({num_learners}): {error}. The group goes on with {before} learners") from error
 
     def num_restarts(self) -> int:
         """Learners that were started again."""
-        return self._restarts.num_restarts
+        return self._restarts
 
     def process_ids(self) -> list[int]:
         """Of the learners, in order."""
-        ids: list[int] = self._ray.get([worker.process_id.remote() for worker in self._workers])
-        return ids
+        return self._processes.ids()
 
     def shutdown(self) -> None:
         """Ends all actors, and Ray if it was started here."""
         if not self._ray.is_initialized():
             return
-        self._stop()
+        if hasattr(self, "_processes"):
+            self._processes.stop()
         if self._owns_ray:
             self._ray.shutdown()
 
-    # -- processes ---
+    # -- failures ---
 
-    def _start(self, num_learners: int) -> None:
-        from ray.util.placement_group import placement_group
+    def _on_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> Answers:
+        """A call that changes learners: on all of them, or on none."""
+        if not self._is_whole:
+            self._heal(self._failed)
+        while True:
+            answers = self._processes.call(method, arguments)
+            failed = failures(answers)
+            if not failed:
+                self._processes.tell("accept")
+                self._modules = answers[0].modules
+                return answers
+            self._recover(failed)
 
-        section, limit = self._section, self._section.learner_timeout_s
-        wanted = {
-            "CPU": section.num_cpus_per_learner,
-            "GPU": section.num_gpus_per_learner,
-            **section.custom_resources_per_learner,
-        }
-        bundle = {name: amount for name, amount in wanted.items() if amount} or {"CPU": 0.001}
-        self._group = placement_group([bundle] * num_learners, strategy=self._strategy)
-        if not self._group.wait(min(limit, 30.0)):
-            free = self._ray.available_resources()
+    def _recover(self, failed: Answers) -> None:
+        """All learners as before the call, and ready for another. Raises what is not to be tried again."""
+        own = {rank: answer for rank, answer in failed.items() if answer.is_own}
+        alike = len(own) == len(self) and len({type(answer.error) for answer in own.values()}) == 1
+        mistaken = bool(own) and all(isinstance(answer.error, MISTAKES) for answer in own.values())
+        if not (alike or mistaken) or not all(answer.is_alive for answer in own.values()):
+            raising = list(own)
+            if len(raising) == len(self):  # somebody must know the state
+                raising = [rank for rank, answer in own.items() if not answer.is_alive]
+            self._set_back(raising)
+            self._heal(failed)
+            return
+        self._set_back([])
+        if self._restart():
+            self._heal(failed)
+        rank, answer = next(iter(own.items()))
+        if alike and answer.error is not None:
+            answer.error.add_note(f"in learner {rank} of {len(self)}:\n{answer.trace}")
+            raise answer.error
+        raise self._error(failed)
+
+    def _set_back(self, lost: list[int]) -> None:
+        """Ends the processes of `lost`; the others undo what was not accepted, and leave one another."""
+        self._is_whole = False
+        self._end(lost)
+        self._end(failures(self._processes.call("set_back", lambda _: ())))
+
+    def _heal(self, failed: Answers) -> None:
+        """Starts lost learners again, all with the state of one that was left; within the limit, else raises."""
+        self._failed = failed
+        while True:
+            lost = [f"learner {rank}" for rank in range(len(self)) if rank not in self._processes.alive]
+            for which in lost or ["the group"]:
+                refused = self._budget.take(which)
+                if refused is not None:
+                    raise self._error(failed, f" {which} is not started again: {refused} (fault_tolerance);")
+            if not self._restart():
+                return
+
+    def _restart(self) -> Answers:
+        """One attempt to start what is lost and to join all; the failures."""
+        knowing = [rank for rank in range(len(self)) if rank not in self._stateless]
+        if not knowing and self._processes.salvaged is None:
+            self._lost = self._error(self._failed, " No learner is left that knows the state; build the group again.")
+            raise self._lost
+        started = [rank for rank in range(len(self)) if rank not in self._processes.alive]
+        bad = self._processes.spawn() or failures(self._processes.join())
+        if not bad and self._stateless:
+            like = self._processes.salvaged
+            if knowing:
+                answers = self._processes.call("read", lambda _: (whole_of,), knowing[:1])
+                bad, like = failures(answers), answers[knowing[0]].value
+            bad = bad or self._make_equal(self._put(like))
+        self._end(rank for rank, answer in bad.items() if not answer.is_alive)
+        if not bad:
+            self._restarts += len(started)
+            self._is_whole, self._processes.salvaged = True, None
+        return bad
+
+    def _make_equal(self, like: Any) -> Answers:
+        """The learners that know nothing become as `like`; the failures."""
+        bad = failures(self._processes.call("read", lambda _: (become, like), sorted(self._stateless)))
+        if not bad:
+            self._stateless.clear()
+        return bad
+
+    def _start(self, num_learners: int, like: Any = None) -> None:
+        """Ends all learners and starts new ones, as their configuration says or as `like`."""
+        self._processes.stop()
+        self._processes.reserve(num_learners)
+        self._stateless = set(range(num_learners))
+        answers = self._processes.spawn() or self._processes.join()
+        bad = failures(answers)
+        if not bad:
+            self._modules = answers[0].value
+            bad = {} if like is None else self._make_equal(like)
+        if bad:
+            self._processes.stop()
+            self._raise_start(bad)
+        self._stateless.clear()
+        self._is_whole, self._lost = True, None
+
+    def _raise_start(self, bad: Answers) -> None:
+        own = {rank: answer for rank, answer in bad.items() if answer.is_own}
+        rank, answer = next(iter((own or bad).items()))
+        if answer.is_alive and answer.error is not None and answer.is_own:
+            answer.error.add_note(f"in learner {rank}:\n{answer.trace}")
+            raise answer.error
+        raise LearnerError(f"learner {rank} could not be started:\n{answer.trace}") from answer.error
+
+    def _end(self, ranks: Iterable[int]) -> None:
+        ended = list(ranks)
+        self._processes.end(ended)
+        self._stateless.update(ended)
+
+    def _error(self, failed: Answers, more: str = "") -> LearnerError:
+        """With the first traceback, the rank and the last checkpoint."""
+        own = {rank: answer for rank, answer in failed.items() if answer.is_own}
+        rank, answer = next(iter((own or failed).items()))
+        saved = f"the last checkpoint is {self.last_checkpoint}" if self.last_checkpoint else "no checkpoint was saved"
+        error = LearnerError(
+            f"learner {rank} of {len(self)} failed, and no learner was updated;{more} {saved}.\n{answer.trace}"
+        )
+        error.__cause__ = answer.error
+        return error
+
+    def _put(self, value: Any) -> Any:
+        exceptions = self._ray.exceptions
+        try:
+            return self._ray.put(value)
+        except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
             raise LearnerError(
-                f"the cluster has no room for {num_learners} learners with {bundle} each; free are "
-                f"{ {name: free.get(name, 0) for name in bundle} }"
-            )
-        self._workers = [self._new_worker(rank) for rank in range(num_learners)]
-        self._join()
+                "Ray's object store has no room for the data of this call, and no learner was updated; give it less at "
+                "once, let fewer asynchronous updates wait (max_requests_in_flight_per_learner), or start Ray with "
+                f"ray.init(object_store_memory=...). Ray says: {error}"
+            ) from error
 
-    def _new_worker(self, rank: int) -> Any:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        section = self._section
-        return (
-            self._ray.remote(LearnerWorker)
-            .options(
-                num_cpus=section.num_cpus_per_learner,
-                num_gpus=section.num_gpus_per_learner,
-                resources=section.custom_resources_per_learner or None,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, rank),
-            )
-            .remote()
-        )
+def _contiguous(shard: Any) -> Any:
+    """`shard` with arrays that Ray stores as they are, so that learners read them where they lie."""
+    if not isinstance(shard, EpisodeParts):
+        return shard
+    parts = {}
+    for module_id, part in shard.trajectories.items():
+        columns = {item.name: getattr(part, item.name) for item in fields(Trajectories)}
+        parts[module_id] = Trajectories(**{name: _map_arrays(column) for name, column in columns.items()})
+    return replace(shard, trajectories=parts)
 
-    def _join(self) -> None:
-        """All learners meet in a new process group; those that have a state go back to that before a failed update."""
-        self._times_joined += 1
-        address = self._values([self._workers[0].serve.remote(len(self))])[0]
-        options = {
-            "name": f"learners{self._times_joined}",
-            "timeout_s": self._section.learner_timeout_s,
-            "backend": "nccl" if self._section.num_gpus_per_learner else "gloo",
-        }
-        build = self._ray.put(self._build)
-        self._values(
-            [worker.join.remote(build, rank, len(self), address, options) for rank, worker in enumerate(self._workers)]
-        )
 
-    def _heal(self) -> None:
-        """Starts dead learners again; afterwards all have the state that a survivor had before the update."""
-        alive = self._wait([worker.is_built.remote() for worker in self._workers])
-        survivors = [rank for rank, built in enumerate(alive) if built]
-        if not survivors:
-            raise LearnerError("all learners died; restore the last checkpoint with a new group")
-        lost = [rank for rank in range(len(self)) if rank not in survivors]
-        for rank in lost:
-            refused = self._restarts.take(rank)
-            if refused is not None:
-                raise LearnerError(
-                    f"learner {rank} of {len(self)} died and is not started again: {refused} (fault_tolerance); the "
-                    "update is not applied. Restore the last checkpoint with a new group"
-                )
-        for rank in lost:
-            self._ray.kill(self._workers[rank])
-            self._workers[rank] = self._new_worker(rank)
-        self._join()
-        if lost:
-            like = self._ray.put(self._values([self._workers[survivors[0]].apply.remote(_whole)])[0])
-            self._values([self._workers[rank].apply.remote(_become, like) for rank in lost])
-
-    def _stop(self) -> None:
-        from ray.util.placement_group import remove_placement_group
-
-        for worker in self._workers:
-            self._ray.kill(worker)
-        self._workers = []
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
-
-    # -- waiting ---
-
-    def _wait(self, calls: list[Any]) -> list[Any]:
-        """What each call returned; None for a learner that is dead, or was ended because it did not answer."""
-        deadline = time.monotonic() + self._section.learner_timeout_s
-        values: dict[Any, Any] = {}
-        waiting = list(calls)
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            ready, waiting = self._ray.wait(waiting, num_returns=1, timeout=left)
-            for call in ready:
-                values[call] = self._value_of(call)
-                value = values[call]
-                if value is None or (isinstance(value, Answer) and value.error is not None):
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
-        for call in waiting:
-            self._ray.kill(self._workers[calls.index(call)])
-        return [values.get(call) for call in calls]
-
-    def _value_of(self, call: Any) -> Any:
-        try:
-            return self._ray.get(call)
-        except self._ray.exceptions.RayActorError:
-            return None
-
-    def _values(self, calls: list[Any]) -> list[Any]:
-        try:
-            answers: list[Answer] = self._ray.get(calls, timeout=self._section.learner_timeout_s)
-        except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError) as error:
-            raise LearnerError(f"a learner died or hangs: {type(error).__name__}: {error}") from error
-        errors = {rank: answer for rank, answer in enumerate(answers) if answer.error is not None}
-        if errors:
-            _raise_first(errors, len(answers))
-        return [_own_copy(answer.value) for answer in answers]
+def _map_arrays(column: Any) -> Any:
+    return None if column is None else map_tree(np.ascontiguousarray, column)
 
 
 def _own_copy(value: Any) -> Any:
@@ -251,38 +323,3 @@ def _own_copy(value: Any) -> Any:
     if type(value) is dict:
         return {key: _own_copy(part) for key, part in value.items()}
     return [_own_copy(part) for part in value] if type(value) is list else value
-
-
-def _whole(learner: Learner) -> dict[str, Any]:
-    """All that another learner needs to go on as this one: modules (they may have been added since), and state."""
-    return {
-        "specs": learner.module.spec().rl_module_specs,
-        "configs": learner.module_configs,
-        "policies_to_train": learner.policies_to_train,
-        "state": learner.get_state(),
-    }
-
-
-def _become(learner: Learner, like: dict[str, Any]) -> None:
-    """Makes a new learner equal to the one that `_whole` describes."""
-    for module_id, spec in like["specs"].items():
-        if module_id not in learner.module:
-            learner.add_module(module_id=module_id, module_spec=spec, config_overrides=like["configs"].get(module_id))
-    for module_id in list(learner.module):
-        if module_id not in like["specs"]:
-            learner.remove_module(module_id)
-    learner.policies_to_train = like["policies_to_train"]
-    learner.set_state(like["state"])
-
-
-def _raise_first(errors: dict[int, Any], num_learners: int) -> None:
-    """What all learners refuse alike is the caller's mistake, raised as it is; another error is a `LearnerError`."""
-    own = {rank: answer for rank, answer in errors.items() if answer.is_own}
-    rank, answer = next(iter((own or errors).items()))
-    error = answer.error
-    if len(own) == num_learners and len({type(each.error) for each in own.values()}) == 1:
-        error.add_note(f"in learner {rank} of {num_learners}:\n{answer.trace}")
-        raise error
-    raise LearnerError(
-        f"learner {rank} of {num_learners} failed, and no learner was updated:\n{answer.trace}"
-    ) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from lockstep.learner.learner import Learner
-from lockstep.learner.requests import UpdateRequest
+from lockstep.learner.requests import UpdateRequest, frozen_data
 from lockstep.learner.results import Results
 
 STATE_AFTER_UPDATE = "_rl_module_state_after_update"
@@ -19,6 +19,8 @@ class LearnerBackend(Protocol):
     """The learners of one group. One call at a time; each ends on all learners before it returns."""
 
     is_local: bool
+    last_checkpoint: str
+    """path of what was saved or restored last; empty before that"""
 
     def __len__(self) -> int:
         """Number of learners."""
@@ -28,12 +30,24 @@ class LearnerBackend(Protocol):
         """One update on all learners together (each has its shard); the results of each, in order."""
         ...
 
+    def fetched(self, data: Any) -> Any:
+        """Episodes or a batch, where `data` may be references to them."""
+        ...
+
+    def freeze(self, data: Any) -> Any:
+        """Episodes or a batch as an asynchronous update holds them, whatever becomes of the caller's."""
+        ...
+
     def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
-        """`[func(learner, *args)]`, in order."""
+        """`[func(learner, *args)]`, in order; where all raise, nothing is changed."""
         ...
 
     def first(self, func: Callable[..., Any], *args: Any) -> Any:
-        """`func(learner, *args)` of one learner, for what is the same on all."""
+        """`func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
+        ...
+
+    def peek(self, func: Callable[..., Any]) -> Any:
+        """`func(learner)` of one learner, which may be at work on an update; None where none answers."""
         ...
 
     def resize(self, num_learners: int) -> None:
@@ -55,7 +69,7 @@ class LocalBackend:
     is_local = True
 
     def __init__(self, learner: Learner) -> None:
-        self.learner = learner.build()
+        self.learner, self.last_checkpoint = learner.build(), ""
 
     def __len__(self) -> int:
         return 1
@@ -64,6 +78,14 @@ class LocalBackend:
         """The results of the one learner."""
         return [update_learner(self.learner, request)]
 
+    def fetched(self, data: Any) -> Any:
+        """`data` itself: here nothing is referred to."""
+        return data
+
+    def freeze(self, data: Any) -> Any:
+        """A copy."""
+        return frozen_data(data)
+
     def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
         """`[func(learner, *args)]`."""
         return [func(self.learner, *args)]
@@ -71,6 +93,10 @@ class LocalBackend:
     def first(self, func: Callable[..., Any], *args: Any) -> Any:
         """`func(learner, *args)`."""
         return func(self.learner, *args)
+
+    def peek(self, func: Callable[..., Any]) -> Any:
+        """`func(learner)`."""
+        return func(self.learner)
 
     def resize(self, num_learners: int) -> None:
         """A learner in this process stays one."""

@@ -13,6 +13,7 @@ import torch
 from lockstep.connectors import ModuleConnectors
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.recipe import built_section, imported_class, recipe_of
+from lockstep.learner.reduction import Reducer
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
@@ -120,13 +121,38 @@ def from_checkpoint(
     statistics), `modules` by id (of classes that cannot be imported, or wrapped), `policies_to_train` (a function).
     Raises `CheckpointError` for a damaged or foreign checkpoint, `ValueError` saying what has to be passed in.
     """
+    return learner_from_folders(
+        read_checkpoint(Path(path)),
+        cls,
+        config=config,
+        framework=framework,
+        connectors=connectors,
+        module_configs=module_configs,
+        modules=modules,
+        policies_to_train=policies_to_train,
+    )
+
+
+def learner_from_folders(
+    folders: Mapping[str, State],
+    cls: type[Learner] | None = None,
+    *,
+    config: TrainingSection | None = None,
+    framework: FrameworkSection | None = None,
+    connectors: Mapping[str, ModuleConnectors] | None = None,
+    module_configs: Mapping[str, TrainingSection] | None = None,
+    modules: Mapping[str, RLModule] | None = None,
+    policies_to_train: Any = None,
+    reducer: Reducer | None = None,
+) -> Learner:
+    """As `from_checkpoint`, from what was read of it; with a `reducer` one of several learners that act as one."""
     from lockstep.learner.learner import Learner
 
-    folders = read_checkpoint(Path(path))
+    cls = cls or Learner
     state = state_to_restore(folders, None, {})
     recipe = folders["learner"].get("recipe")
     if recipe is None:
-        raise ValueError(f"{path} does not say how its learner is built; build one and use restore_from_path")
+        raise ValueError("the checkpoint does not say how its learner is built; build one and use restore_from_path")
     given = module_configs or {}
     configs = {
         mid: built_section(saved, given.get(mid), TrainingSection) for mid, saved in recipe["module_configs"].items()
@@ -148,6 +174,7 @@ def from_checkpoint(
         connectors=connectors,
         module_configs=configs,
         policies_to_train=policies_to_train,
+        reducer=reducer,
     )
     learner.build().set_state(state)
     return learner

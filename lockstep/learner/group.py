@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner.backend import LearnerBackend, LocalBackend
-from lockstep.learner.checkpointing import checkpoint_folders, state_to_restore
+from lockstep.learner.checkpointing import checkpoint_folders, learner_from_folders, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.learner.loop import update_options
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.requests import OnFull, RequestQueue, UpdateRequest, frozen_data, num_steps_of
+from lockstep.learner.requests import OnFull, RequestQueue, UpdateRequest, num_steps_of
 from lockstep.learner.results import Results
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
@@ -33,6 +34,9 @@ class LearnerGroup:
     `learner`: the one in this process, or a `LearnerBackend`. Updates run one after another; everything else waits for
     the update that runs. A context manager; `shutdown()` leaves no process and no thread behind.
     """
+
+    start_learners: ClassVar[Callable[..., LearnerBackend]]
+    """`(build, section)` -> learners in other processes; an upper floor puts it here, as it does with trainers"""
 
     def __init__(self, learner: Learner | LearnerBackend, section: LearnersSection | None = None) -> None:
         self.section = section or LearnersSection()
@@ -66,6 +70,18 @@ class LearnerGroup:
         if isinstance(self._backend, LocalBackend):
             return self._backend.learner
         raise RuntimeError("the learners are in other processes; use foreach_learner(func)")
+
+    @property
+    def last_checkpoint(self) -> str:
+        """Path of the checkpoint that was saved or restored last (empty before that); a `LearnerError` names it.
+
+        Who saves a group as a part of something larger sets it.
+        """
+        return self._backend.last_checkpoint
+
+    @last_checkpoint.setter
+    def last_checkpoint(self, path: str) -> None:
+        self._backend.last_checkpoint = path
 
     # -- updates ---
 
@@ -136,8 +152,9 @@ class LearnerGroup:
         if on_full not in ("wait", "drop"):
             raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
         ready = self._queue.take_finished() if async_update else []
+        data = self._backend.fetched(data)
+        given = self._backend.freeze(data) if async_update else data
         self._last_call_id += 1
-        given = frozen_data(data) if async_update else data
         request = UpdateRequest(
             kind, given, options, return_state, reduce_results, self._last_call_id, num_steps_of(data)
         )
@@ -239,7 +256,7 @@ class LearnerGroup:
             "last_call_id": self._last_call_id,
             **asdict(self._queue.counts),
             "num_restarts": self._backend.num_restarts(),
-            "num_updates_skipped": self._backend.first(_num_updates_skipped),
+            "num_updates_skipped": self._backend.peek(_num_updates_skipped) or 0,
         }
 
     # -- checkpoints ---
@@ -260,25 +277,30 @@ class LearnerGroup:
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""
-        return str(write_checkpoint(path, self.checkpoint_folders()))
+        self.last_checkpoint = str(write_checkpoint(path, self.checkpoint_folders()))
+        return self.last_checkpoint
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Restores all, or one component such as `"learner/rl_module/default_policy"`."""
         self.set_checkpoint_folders(read_checkpoint(Path(path)), component)
+        self.last_checkpoint = str(Path(path).absolute())
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, section: LearnersSection | None = None, **given: Any) -> Self:
-        """A group of one learner in this process as the checkpoint describes it; `given` as `Learner.from_checkpoint`.
-
-        The checkpoint may be of any number of learners.
-        """
-        return cls(Learner.from_checkpoint(path, **given), section)
+        """A group as the checkpoint describes it, of as many learners as `section` says (None: one in this process),
+        however many wrote it; `given` as `Learner.from_checkpoint`."""
+        folders, chosen = read_checkpoint(Path(path)), section or LearnersSection()
+        build = partial(learner_from_folders, folders, **given)
+        group = cls(cls.start_learners(build, chosen) if chosen.num_learners else build(), chosen)
+        group.last_checkpoint = str(Path(path).absolute())
+        return group
 
     # -- number of learners, end ---
 
     def resize(self, num_learners: int) -> None:
-        """Another number of learners from the next update on. `ValueError` for the learner in this process."""
-        with self._queue.between_updates():
+        """Another number of learners, when all that was submitted is done. `ValueError` for the learner in this
+        process, `LearnerError` where there is no room for them (the group goes on as it was)."""
+        with self._queue.when_idle():
             self._backend.resize(num_learners)
 
     def shutdown(self) -> None:

@@ -75,7 +75,8 @@ class DistributedReducer:
     `store` is where they find each other: a file that all can reach (one for each group, not used before),
     `"tcp://host:port"` (served by rank 0), or a `torch.distributed.Store`. `name` separates groups on one store: a
     group that is built again takes another name. It is a process group of its own and leaves torch's default one
-    alone. Waits at most `timeout_s` seconds, for the others to come and in each call.
+    alone. Waits at most `timeout_s` seconds, for the others to come and in each call. `num_calls` and `is_waiting` tell
+    another thread how often this learner met the others and whether it waits for them now.
 
     Raises `ValueError` for a rank outside of the group, `LearnerError` when the others do not come.
     """
@@ -101,6 +102,7 @@ class DistributedReducer:
         self._limit = timedelta(seconds=self.timeout_s)
         self._group: Any = None
         self._broken: str | None = None
+        self.num_calls, self.is_waiting = 0, False
         self._join(store, name, backend)
 
     def _join(self, store: Any, name: str, backend: str) -> None:
@@ -153,10 +155,13 @@ class DistributedReducer:
                 "group again"
             )
         started = time.monotonic()
+        self.num_calls, self.is_waiting = self.num_calls + 1, True
         try:
             start(self._group).wait()
         except RuntimeError as error:
             raise self._error(what, started, error) from error
+        finally:
+            self.is_waiting = False
 
     def _error(self, what: str, started: float, error: Exception) -> LearnerError:
         waited = time.monotonic() - started

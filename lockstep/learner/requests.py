@@ -103,6 +103,17 @@ class RequestQueue:
         with self._busy:
             yield
 
+    @contextmanager
+    def when_idle(self) -> Iterator[None]:
+        """Waits for all that was submitted, then keeps updates out."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._is_idle)
+            with self._busy:
+                if self._is_idle():
+                    yield
+                    return
+
     def run_now(self, request: UpdateRequest) -> Any:
         """Runs `request` in this thread, after all that were submitted before it; raises what it raises."""
         with self._changed:

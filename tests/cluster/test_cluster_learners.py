@@ -1,185 +1,457 @@
-"""Learners in real Ray actors act as one learner in this process."""
+"""Learners in real processes act as one learner in this process: every method of a group, every algorithm.
+
+One file, so that one process runs it and the learners are started once.
+"""
 
 import os
-import signal
-import sys
-import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
+from cluster_parts import (
+    ALL,
+    MODULE,
+    THREE,
+    another_module,
+    as_configured,
+    assert_all_are,
+    assert_near,
+    batch,
+    episodes,
+    faulty,
+    numbers,
+    ppo,
+    small,
+    transitions,
+    weights_of,
+    without_seconds,
+)
 
-from lockstep import PPOConfig, SampleBatch
-from lockstep.algorithms.ppo import PPOLearner
-from lockstep.data.episode import SingleAgentEpisode
+from lockstep import A2CConfig, C51Config, DQNConfig, LearnerGroup, PPOConfig, QRDQNConfig, SampleBatch
+from lockstep.algorithms.replaying import _row_errors
 from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.learner import LearnersSection
 from lockstep.learner.errors import LearnerError
-from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec
 
-ray = pytest.importorskip("ray")
-MODULE, ALL = "default_policy", "__all_modules__"
-BOX, THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(3)
+NOW = {"num_env_steps_sampled_lifetime": 50}
+SCHEDULE = [[0, 1e-2], [100, 0.0]]
 
 
-def ppo(num_learners=0, **training):
-    training = {"train_batch_size": 64, "minibatch_size": 8, "lr": 1e-2, **training}
-    return (
-        PPOConfig()
-        .environment(observation_space=BOX, action_space=THREE)
-        .framework(dtype="float64")
-        .rl_module(model_config={"hiddens": (4,)})
-        .training(**training)
-        .learners(num_learners=num_learners, learner_timeout_s=60.0)
-        .debugging(seed=0)
-    )
+@pytest.fixture
+def group(pool, num_learners):
+    return pool.group(ppo(num_learners))
 
 
-def episodes(seed=0):
-    rng = np.random.default_rng(seed)
-    return [
-        SingleAgentEpisode(
-            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-            actions=rng.integers(3, size=length),
-            rewards=rng.normal(size=length).astype(np.float32),
-            terminated=end == 0,
-            truncated=end == 1,
+@pytest.fixture
+def one():
+    """The learner in this process that the group is compared with."""
+    return ppo().build_learner_group()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_epochs": 3, "minibatch_size": 7, "shuffle_batch_per_epoch": True},
+        {"num_epochs": 2, "minibatch_size": 5, "shuffle_batch_per_epoch": False, "timesteps": NOW},
+        {"minibatch_size": 100, "shuffle_batch_per_epoch": True},
+    ],
+)
+def test_updates_from_episodes_and_batches_train_what_one_learner_trains(pool, num_learners, options):
+    group, one = (pool.group(ppo(number, lr=SCHEDULE)) for number in (num_learners, 0))
+    for kind, made in (("episodes", episodes), ("batch", batch)):
+        results = getattr(group, f"update_from_{kind}")(made(), **options)
+        expected = getattr(one, f"update_from_{kind}")(made(), **options)
+        assert_near(without_seconds(expected), without_seconds(results), 1e-9)
+        assert all(isinstance(value, int | float) for value in results[MODULE].values())
+    multi = MultiAgentBatch({MODULE: batch(seed=1)}, 23)
+    group.update_from_batch(multi, **options)
+    one.update_from_batch(multi, **options)
+    assert_all_are(group, one)
+
+
+def test_return_state_carries_the_weights_after_the_update_once(group):
+    for update in (group.update_from_episodes, group.update_from_batch):
+        made = episodes() if update == group.update_from_episodes else batch()
+        each = update(made, reduce_results=False, return_state=True)
+        assert len(each) == len(group)
+        assert ["_rl_module_state_after_update" in part for part in each] == [True] + [False] * (len(group) - 1)
+        assert_near(each[0]["_rl_module_state_after_update"], group.get_weights())
+
+
+def test_reduce_results_false_gives_a_dict_for_each_learner(group):
+    each = group.update_from_batch(batch(), reduce_results=False)
+    assert [part["call_id"] for part in each] == [1] * len(group)
+    assert {part[MODULE]["num_module_steps_trained"] for part in each} == {23}
+
+
+def test_async_updates_return_results_of_earlier_calls_and_drain_the_rest(group, one):
+    ready = []
+    for seed in range(3):
+        ready += group.update_from_episodes(episodes(seed), async_update=True, minibatch_size=8)
+        ready += group.update_from_batch(batch(seed=seed), async_update=True, on_full="wait", return_state=True)
+        one.update_from_episodes(episodes(seed), minibatch_size=8)
+        one.update_from_batch(batch(seed=seed))
+    ready += group.drain()
+    assert [part["call_id"] for part in ready] == [1, 2, 3, 4, 5, 6]
+    assert ["_rl_module_state_after_update" in part for part in ready] == [False, True] * 3
+    assert_near(ready[-1]["_rl_module_state_after_update"], group.get_weights())
+    assert group.drain() == []
+    assert_all_are(group, one)
+
+
+def test_an_async_update_trains_on_what_was_given_whatever_becomes_of_it(group, one):
+    given, made = batch(), episodes()
+    with group._queue.between_updates():
+        group.update_from_batch(given, async_update=True)
+        group.update_from_episodes(made, async_update=True)
+        given["obs"][:] = np.nan
+        for episode in made:
+            episode.get_rewards()[:] = np.nan
+    group.drain()
+    one.update_from_batch(batch())
+    one.update_from_episodes(episodes())
+    assert_all_are(group, one)
+
+
+def test_nothing_to_train_is_a_counted_no_op_on_all_learners(pool, group):
+    before = group.get_weights()
+    assert group.update_from_episodes([])[ALL]["num_updates_skipped"] == 1
+    assert group.update_from_batch(batch(0))[ALL]["num_updates_skipped"] == 1
+    stats = group.get_stats()
+    assert (stats["num_updates_skipped"], stats["num_steps_trained"]) == (2, 0)
+    assert_near(before, group.get_weights())
+    nobody = pool.group(ppo(group.section.num_learners).multi_agent(policies_to_train=[]))
+    assert nobody.update_from_episodes(episodes())[ALL]["num_updates_skipped"] == 1
+
+
+def test_never_skip_update_refuses_what_has_nothing_to_train(pool, num_learners):
+    group = pool.group(ppo(num_learners).learners(never_skip_update=True))
+    with pytest.raises(ValueError, match="never_skip_update=True does not allow"):
+        group.update_from_episodes([])
+    assert group.update_from_episodes(episodes())[ALL]["num_updates_skipped"] == 0
+
+
+def test_fewer_rows_than_learners_leave_empty_shards_and_no_learner_hangs(group, one):
+    for rows in (1, 2):
+        for which in (group, one):
+            which.update_from_batch(batch(rows), minibatch_size=8, num_epochs=2, shuffle_batch_per_epoch=True)
+            which.update_from_episodes(episodes(lengths=(rows,)))
+    assert_all_are(group, one)
+
+
+def test_modules_are_added_and_removed_on_every_learner(group, one):
+    for which in (group, one):
+        spec = which.add_module(
+            module_id="more",
+            module_spec=another_module(),
+            config_overrides={"lr": 1e-3},
+            new_should_module_be_updated=["more"],
         )
-        for length, end in ((3, 0), (19, 1), (4, 2))
-    ]
-
-
-def batch(rows=23, seed=0):
-    rng = np.random.default_rng(seed)
-    return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.integers(3, size=rows),
-        action_logp=np.log(rng.uniform(0.2, 0.6, size=rows)),
-        advantages=rng.normal(size=rows),
-        value_targets=rng.normal(size=rows),
-    )
-
-
-def assert_near(group, other):
-    expected = other.get_weights()[MODULE]
-    for weights in group.foreach_learner(lambda learner: learner.module["default_policy"].get_state()):
-        for name, array in expected.items():
-            np.testing.assert_allclose(weights[name], array, rtol=0, atol=1e-12, err_msg=name)
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    path = os.pathsep.join(filter(None, sys.path))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def two(cluster):
-    with ppo(2).build_learner_group() as group:
-        yield group
-
-
-def test_two_remote_learners_end_20_updates_with_the_parameters_of_one(two):
-    one = ppo().build_learner_group()
-    two.set_state(one.get_state())
-    for update in range(20):
-        options = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": bool(update % 2)}
-        kind, given = ("update_from_batch", batch) if update % 4 == 3 else ("update_from_episodes", episodes)
-        results = getattr(two, kind)(given(seed=update), **options)
-        expected = getattr(one, kind)(given(seed=update), **options)
-        assert results[MODULE]["vf_loss"] == pytest.approx(expected[MODULE]["vf_loss"], abs=1e-9)
-    assert_near(two, one)
-
-
-def test_every_method_of_the_group_works_remotely(two, tmp_path):
-    assert (two.is_local, two.is_remote, len(two)) == (False, True, 2)
-    assert two.foreach_learner(lambda learner: learner.reducer.rank) == [0, 1]
-    each = two.update_from_episodes(episodes(), reduce_results=False, return_state=True)
-    assert ["_rl_module_state_after_update" in part for part in each] == [True, False]
-    first = two.get_stats()["last_call_id"]
-    two.update_from_episodes(episodes(), async_update=True)
-    two.update_from_batch(batch(), async_update=True)
-    ids = [part["call_id"] for part in two.drain()]
-    assert ids == [first + 1, first + 2]
-    path = two.save_to_path(tmp_path / "saved")
-    other = ppo().build_learner_group()
-    other.restore_from_path(path)
-    assert_near(two, other)
-    two.update_from_batch(batch(seed=1))
-    two.restore_from_path(path)
-    two.set_weights(other.get_weights())
-    assert_near(two, other)
-    assert all(array.flags.writeable for array in two.get_weights()[MODULE].values())
-    assert two.update_from_episodes([])[ALL]["num_updates_skipped"] == 1
-    with pytest.raises(RuntimeError, match="in other processes; use foreach_learner"):
-        two.learner
+        assert list(spec.rl_module_specs) == [MODULE, "more"]
+        made = MultiAgentBatch({MODULE: batch(), "more": batch(9, 1)}, 23)
+        before = which.get_weights(MODULE)
+        results = which.update_from_batch(made, minibatch_size=6)
+        assert results["more"]["num_module_steps_trained"] == 6
+        assert_near(before, which.get_weights(MODULE))
+        which.update_from_episodes(episodes(module_id="more"))
+    assert_all_are(group, one)
+    assert group.foreach_learner(lambda learner: learner.config_of("more").lr) == [1e-3] * len(group)
+    before = group.get_weights()
+    with pytest.raises(ValueError, match="there is a module 'more' already"):
+        group.add_module(module_id="more", module_spec=another_module())
     with pytest.raises(KeyError, match="no module 'x'"):
-        two.remove_module("x")
+        group.remove_module("x")
+    assert_near(before, group.get_weights())
+    spec = group.remove_module("more", new_should_module_be_updated=[MODULE])
+    assert list(spec.rl_module_specs) == [MODULE]
+    one.remove_module("more", new_should_module_be_updated=[MODULE])
+    for which in (group, one):
+        which.update_from_episodes(episodes(2))
+    assert_all_are(group, one)
 
 
-class Faulty(PPOLearner):
-    """Does on learner 1 what `fault` says, in its second gradient step."""
-
-    fault = ""
-
-    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-        type(self).steps = getattr(type(self), "steps", 0) + 1
-        if type(self).steps == 2 and self.reducer.rank == 1 and self.fault == "raise":
-            raise ArithmeticError("a loss that raises")
-        if self.fault == "slow":
-            time.sleep(0.3)
-        return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-
-
-def set_fault(learner, fault):
-    type(learner).fault, type(learner).steps = fault, 0
+def test_get_state_takes_components_and_set_state_restores_every_learner(group, one):
+    one.update_from_episodes(episodes(), minibatch_size=8, shuffle_batch_per_epoch=True)
+    group.set_state(one.get_state())
+    assert_near(one.get_state(), group.get_state())
+    assert list(group.get_state(f"learner/rl_module/{MODULE}")["learner"]["rl_module"]) == [MODULE]
+    assert set(group.get_state(["learner/optimizer", "learner/random"])["learner"]) == {"optimizer", "random"}
+    assert "optimizer" not in group.get_state(not_components="learner/optimizer")["learner"]
+    whole, acting = (group.get_state(inference_only=only)["learner"]["rl_module"][MODULE] for only in (False, True))
+    assert set(acting) < set(whole)
+    with pytest.raises(KeyError, match="no component 'nothing'"):
+        group.get_state("learner/nothing")
+    for which in (group, one):  # random numbers and moments are those of the other, too
+        which.update_from_episodes(episodes(1), minibatch_size=8, shuffle_batch_per_epoch=True)
+    assert_all_are(group, one)
 
 
-@pytest.fixture(scope="module")
-def faulty(two):
-    two.shutdown()
-    with ppo(2, learner_class=Faulty).build_learner_group() as group:
-        yield group
+def test_set_state_that_does_not_fit_changes_no_learner(group):
+    before = group.foreach_learner(weights_of)
+    state = group.get_state()
+    state["learner"]["rl_module"][MODULE] = {"wrong": np.zeros(3)}
+    with pytest.raises(ValueError, match="nothing was changed"):
+        group.set_state(state)
+    with pytest.raises(ValueError, match="the one key 'learner'"):
+        group.set_state({"learners": {}})
+    assert_near(before, group.foreach_learner(weights_of))
 
 
-def test_a_learner_that_raises_gives_its_traceback_and_no_learner_is_updated(faulty):
-    before = ppo().build_learner_group()
-    faulty.set_state(before.get_state())
-    faulty.foreach_learner(set_fault, "raise")
-    with pytest.raises(LearnerError, match=r"(?s)learner 1 of 2 failed.*ArithmeticError: a loss that raises"):
-        faulty.update_from_batch(batch(), minibatch_size=4)
-    faulty.foreach_learner(set_fault, "")
-    assert_near(faulty, before)
-    faulty.update_from_batch(batch(), minibatch_size=4)
-    before.update_from_batch(batch(), minibatch_size=4)
-    assert_near(faulty, before)
+def test_weights_are_set_on_every_learner_and_got_as_own_copies(group, one):
+    one.update_from_batch(batch(seed=3))
+    group.set_weights(one.get_weights())
+    assert_all_are(group, one)
+    weights = group.get_weights(MODULE)
+    for array in weights[MODULE].values():
+        array[...] = 0.0
+    assert_all_are(group, one)
+    assert set(group.get_weights(inference_only=True)[MODULE]) < set(weights[MODULE])
+    with pytest.raises(KeyError, match=r"no modules \['x'\]"):
+        group.get_weights(["x"])
 
 
-def test_a_learner_killed_during_an_update_is_started_again_and_the_update_is_made_once(faulty):
-    one = ppo().build_learner_group()
-    faulty.set_state(one.get_state())
-    faulty.add_module(
-        module_id="more", module_spec=RLModuleSpec(DefaultActorCriticModule, BOX, THREE, model_config=ModelConfig())
+def test_foreach_learner_returns_the_results_in_order(group):
+    assert group.foreach_learner(lambda learner, a, b: (learner.reducer.rank, a + b), 1, 2) == [
+        (rank, 3) for rank in range(len(group))
+    ]
+    with pytest.raises(ZeroDivisionError):
+        group.foreach_learner(lambda learner: 1 // 0)
+    assert group.update_from_batch(batch())[ALL]["num_updates_skipped"] == 0
+
+
+def test_the_group_says_where_its_learners_are(group, num_learners):
+    assert (group.is_local, group.is_remote, len(group)) == (not num_learners, bool(num_learners), num_learners or 1)
+    if num_learners:
+        with pytest.raises(RuntimeError, match="in other processes; use foreach_learner"):
+            group.learner
+    else:
+        assert group.learner.reducer.world_size == 1
+
+
+def test_get_stats_counts_calls_and_steps(group):
+    group.update_from_batch(batch())
+    group.update_from_episodes(episodes(), async_update=True)
+    group.drain()
+    assert group.get_stats() == {
+        "num_in_flight": 0, "num_waiting": 0, "last_call_id": 2, "num_calls": 2, "num_dropped": 0, "num_failed": 0,
+        "num_steps_submitted": 49, "num_steps_trained": 49, "num_steps_dropped": 0, "num_restarts": 0,
+        "num_updates_skipped": 0,
+    }  # fmt: skip
+
+
+def test_what_is_wrong_with_the_data_is_said_in_the_call_and_no_learner_is_updated(group):
+    before = group.get_weights()
+    with pytest.raises(TypeError, match="position 0 is a str"):
+        group.update_from_episodes(["no episode"])
+    with pytest.raises((ValueError, KeyError, LearnerError), match="action_logp"):
+        group.update_from_batch(SampleBatch(obs=batch()["obs"], actions=batch()["actions"]))
+    with pytest.raises(ValueError, match="num_epochs=0"):
+        group.update_from_episodes(episodes(), num_epochs=0)
+    assert_near(before, group.get_weights())
+    group.update_from_batch(batch())
+    assert numbers(before).keys() == numbers(group.get_weights()).keys()
+
+
+def test_a_checkpoint_restores_any_number_of_learners_whole_and_by_component(pool, group, one, tmp_path):
+    options = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": True}
+    for which in (group, one):
+        which.update_from_episodes(episodes(), **options)
+    path = group.save_to_path(tmp_path / "saved")
+    assert group.last_checkpoint == path
+    for number in (0, 1, 2, 3):
+        if number and number == group.section.num_learners:
+            continue  # that would be the same processes
+        other = pool.group(ppo(number))
+        other.restore_from_path(path)
+        other.update_from_episodes(episodes(1), **options)
+    one.update_from_episodes(episodes(1), **options)
+    assert_all_are(other, one)
+    group.update_from_batch(batch(seed=5))
+    group.restore_from_path(path, component=f"learner/rl_module/{MODULE}")
+    group.restore_from_path(path)
+    group.update_from_episodes(episodes(1), **options)
+    assert_all_are(group, one)
+
+
+@pytest.mark.parametrize("num_learners", [0, 2])
+def test_from_checkpoint_builds_any_number_of_learners(cluster, num_learners, one, tmp_path):
+    one.update_from_episodes(episodes())
+    path = one.save_to_path(tmp_path / "saved")
+    with LearnerGroup.from_checkpoint(path, section=LearnersSection(num_learners=num_learners)) as group:
+        assert len(group) == (num_learners or 1)
+        assert group.last_checkpoint == path
+        for which in (group, one):
+            which.update_from_batch(batch(), minibatch_size=8, shuffle_batch_per_epoch=True)
+        assert_all_are(group, one)
+    with pytest.raises(RuntimeError, match="shut down"):
+        group.update_from_batch(batch())
+
+
+def test_the_learner_in_this_process_cannot_become_several(one):
+    with pytest.raises(ValueError, match=r"resize\(2\)"):
+        one.resize(2)
+    assert len(one) == 1
+
+
+# -- every algorithm ---
+
+SIZES = (23, 1, 50, 2)
+"""rows of an update: they do not divide by 2 or 3, and two learners of three get none of one row"""
+
+
+@dataclass
+class Case:
+    """An algorithm, and what it learns from."""
+
+    config: Callable[[], Any]
+    training: dict = field(default_factory=dict)
+    kinds: tuple = ("episodes", "batch")
+    """of the updates, in turn; `transitions`: samples of a replay buffer"""
+    action_space: Any = field(default_factory=lambda: THREE)
+    passes: dict = field(default_factory=lambda: {"minibatch_size": 8, "num_epochs": 2})
+
+
+REPLAY = {"kinds": ("transitions",), "passes": {"minibatch_size": 8}}
+CASES = {
+    "ppo": Case(PPOConfig, {"lr": 1e-2, "kl_coeff": 0.2, "grad_clip": 0.1, "normalize_advantages": "minibatch"}),
+    "a2c": Case(A2CConfig, {"lr": 1e-2, "grad_clip": 0.1}),
+    "dqn": Case(DQNConfig, {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}, **REPLAY),
+    "c51": Case(C51Config, {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}, **REPLAY),
+    "qrdqn": Case(QRDQNConfig, {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}, **REPLAY),
+}
+
+
+def data(kind, number, action_space):
+    rows = SIZES[number % len(SIZES)]
+    if kind == "transitions":
+        return transitions(rows, number, action_space)
+    if kind == "batch":
+        return batch(rows, number)
+    return episodes(number, (rows,) if rows < 9 else (rows - 8, 3, 5))
+
+
+def config_of(case, num_learners):
+    return small(case.config(), num_learners, case.action_space, **case.training)
+
+
+@pytest.mark.parametrize("num_learners", [2, 3])
+@pytest.mark.parametrize("name", list(CASES))
+def test_parameters_after_20_updates_are_those_of_one_learner(pool, name, num_learners):
+    case = CASES[name]
+    group, one = (pool.group(config_of(case, number)) for number in (num_learners, 0))
+    for number in range(20):
+        kind = case.kinds[number % len(case.kinds)]
+        options = dict(case.passes)
+        if options.get("minibatch_size"):
+            options["shuffle_batch_per_epoch"] = bool(number // 2 % 2)
+        update = "update_from_episodes" if kind == "episodes" else "update_from_batch"
+        made = data(kind, number, case.action_space)
+        results, expected = (getattr(which, update)(made, **options) for which in (group, one))
+        assert_near(without_seconds(expected), without_seconds(results), 1e-9)
+    assert_all_are(group, one)
+    state, expected = (which.get_state(["learner/registered", "learner/optimizer"]) for which in (group, one))
+    assert_near(expected, state, 1e-11)
+
+
+@pytest.mark.parametrize("num_learners", [2, 3])
+def test_errors_for_the_priorities_come_in_the_order_of_the_sample(pool, num_learners):
+    group, one = (pool.group(config_of(CASES["dqn"], number)) for number in (num_learners, 0))
+    for rows in SIZES:
+        errors = []
+        for which in (group, one):
+            which.update_from_batch(transitions(rows, seed=rows))
+            errors.append([float(e) for part in which.foreach_learner(_row_errors, "default_policy") for e in part])
+        assert len(errors[0]) == rows
+        assert errors[0] == pytest.approx(errors[1], abs=1e-12)
+
+
+# -- another number of learners ---
+
+OPTIONS = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": True}
+
+
+def test_resize_2_1_3_keeps_loss_curve_and_parameters_of_one_learner(pool):
+    group, one = pool.group(ppo(2)), ppo().build_learner_group()
+    for which in (group, one):
+        which.add_module(module_id="more", module_spec=another_module())
+    curves = ([], [])
+    for number, learners in enumerate((2, 1, 3)):
+        waiting = [] if number else group.update_from_episodes(episodes(9, module_id=MODULE), async_update=True)
+        assert waiting == []
+        group.resize(learners)  # what waits is trained first
+        assert len(group) == learners
+        if number == 0:
+            one.update_from_episodes(episodes(9, module_id=MODULE))
+            assert len(group.drain()) == 1
+        for seed in range(4):
+            for which, curve in zip((group, one), curves):
+                results = which.update_from_episodes(episodes(seed, module_id=MODULE), **OPTIONS)
+                curve.append(results[MODULE]["total_loss"])
+        assert_all_are(group, one)
+    assert curves[0] == pytest.approx(curves[1], abs=1e-12)
+    assert_near(
+        one.get_state(["learner/optimizer", "learner/random"]), group.get_state(["learner/optimizer", "learner/random"])
     )
-    faulty.foreach_learner(set_fault, "slow")
-    victim = faulty._backend.process_ids()[1]
-    killer = threading.Timer(0.7, os.kill, (victim, signal.SIGKILL))
-    killer.start()
-    given = MultiAgentBatch({MODULE: batch()}, 23)
-    faulty.update_from_batch(given, minibatch_size=4, shuffle_batch_per_epoch=True)
-    killer.join()
-    one.update_from_batch(batch(), minibatch_size=4, shuffle_batch_per_epoch=True)
-    assert faulty.get_stats()["num_restarts"] == 1
-    assert victim not in faulty._backend.process_ids()
-    assert faulty.foreach_learner(lambda learner: list(learner.module)) == [[MODULE, "more"]] * 2
-    assert_near(faulty, one)
+    group.shutdown()
 
 
-def test_shutdown_ends_the_processes_of_the_learners(faulty):
-    ids = faulty._backend.process_ids()
-    faulty.shutdown()
+def test_resize_without_room_leaves_the_group_as_it_is(pool):
+    config = ppo(1).learners(custom_resources_per_learner={"rare": 1}, learner_timeout_s=2.0)
+    with pytest.raises(LearnerError, match="no room for 1 learners"):
+        config.build_learner_group()
+    group, one = pool.group(ppo(1).learners(learner_timeout_s=2.0)), ppo().build_learner_group()
+    with pytest.raises(LearnerError, match=r"resize\(90\): .*no room for 90 learners.*goes on with 1 learners"):
+        group.resize(90)
+    for which in (group, one):
+        which.update_from_batch(batch())
+    assert_all_are(group, one)
+
+
+# -- failures; more of them in test_cluster_learner_faults.py ---
+
+
+def test_a_killed_learner_is_started_again_and_the_update_is_made_once_on_all(pool, tmp_path):
+    group = pool.group(faulty(2, tmp_path))
+    one = as_configured(group)
+    group.add_module(module_id="more", module_spec=another_module())
+    (tmp_path / "1").write_text("SIGKILL 3")
+    victim = group._backend.process_ids()[1]
+    options = {"minibatch_size": 4, "shuffle_batch_per_epoch": True}
+    group.update_from_batch(MultiAgentBatch({MODULE: batch()}, 23), **options)
+    one.update_from_batch(batch(), **options)
+    assert victim not in group._backend.process_ids()
+    assert group.get_stats()["num_restarts"] == 1
+    assert group.foreach_learner(lambda learner: list(learner.module)) == [[MODULE, "more"]] * 2
+    assert_near([one.get_weights()[MODULE]] * 2, [part[MODULE] for part in group.foreach_learner(weights_of)])
+
+
+def test_beyond_the_limit_a_learner_error_has_rank_traceback_and_last_checkpoint(pool, tmp_path):
+    group = pool.group(faulty(2, tmp_path))
+    one = as_configured(group)
+    path = group.save_to_path(tmp_path / "saved")
+    (tmp_path / "1").write_text("raise 2 again")
+    with pytest.raises(LearnerError) as caught:
+        group.update_from_batch(batch(), minibatch_size=4)
+    said = str(caught.value)
+    assert "learner 1 of 2 failed, and no learner was updated" in said
+    assert "learner 1 is not started again: 1 restarts in the last 60 s, at most 1 are allowed" in said
+    assert "ArithmeticError: a loss that raises" in said
+    assert f"the last checkpoint is {path}" in said
+    assert_near(one.get_weights(), group.get_weights())  # what is left can be read and saved
+    assert group.save_to_path(tmp_path / "later") == group.last_checkpoint
+    with pytest.raises(LearnerError, match="is not started again"):
+        group.update_from_batch(batch())
+    group.shutdown()
+
+
+def test_shutdown_ends_the_processes_of_the_learners(pool):
+    group = pool.group(ppo(1))
+    ids = group._backend.process_ids()
+    group.shutdown()
     until = time.monotonic() + 10
     while any(os.path.exists(f"/proc/{pid}") for pid in ids) and time.monotonic() < until:
         time.sleep(0.05)

@@ -25,6 +25,7 @@ from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.learner.backend import LearnerBackend, modules_with_memory, update_learner
 from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer
+from lockstep.learner.requests import frozen_data
 from lockstep.learner.shards import shards_of
 from lockstep.modules import MultiRLModuleSpec
 
@@ -148,6 +149,7 @@ class ThreadBackend:
     """Learners in threads of this process: what a backend has to do, in few lines."""
 
     is_local = False
+    last_checkpoint = ""
 
     def __init__(self, folder, size, config):
         self.pool = ThreadPoolExecutor(size)
@@ -170,8 +172,17 @@ class ThreadBackend:
     def foreach(self, func, *args):
         return self._all(func, [(learner, *args) for learner in self.learners])
 
+    def fetched(self, data):
+        return data
+
+    def freeze(self, data):
+        return frozen_data(data)
+
     def first(self, func, *args):
         return func(self.learners[0], *args)
+
+    def peek(self, func):
+        return func(self.learners[0])
 
     def resize(self, num_learners):
         raise ValueError("not here")

@@ -1,0 +1,36 @@
+"""One Ray for all tests of this folder, and learners in processes that are started once."""
+
+import os
+import sys
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    path = os.pathsep.join(filter(None, sys.path))
+    ray.init(
+        num_cpus=16,
+        object_store_memory=200 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def pool(cluster):
+    from cluster_parts import Pool
+
+    made = Pool()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[0, 1, 2, 3])
+def num_learners(request):
+    return request.param
