@@ -58,8 +58,12 @@ class Policy:
         self.last_batch: SampleBatch | None = None
         """the last sample of a replay buffer that was learned from"""
         self._training = False
-        self._rng = RandomStreams(config.seed).child("policy").numpy("compute_actions")
+        self.seed(config.seed)
         self.act = self._actor.act
+
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers of `compute_actions` again."""
+        self._rng = RandomStreams(seed).child("policy").numpy("compute_actions")
 
     # -- acting ---
 

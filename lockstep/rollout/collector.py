@@ -97,6 +97,7 @@ class Collector:
         self.on_episode_done_hook = on_episode_done_hook
         self.streams = streams or RandomStreams(0)
         self.num_resets = 0
+        self.episodes_cut = 0  # running ones that the last `set_state` could not continue
         self._obs: Any = None
         self._returns = np.zeros(self.num_envs, np.float64)
         self._lengths = np.zeros(self.num_envs, np.int64)
@@ -399,8 +400,9 @@ class Collector:
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if self.store is not None and state["buffer"] is not None:
             self.store.set_state(state["buffer"])
-        self._obs = None  # without a state of the environments the next collect begins new episodes
+        self._obs, self.episodes_cut = None, 0  # without a state the next collect begins new episodes
         if state["env"] is None:
+            self.episodes_cut = int(np.count_nonzero(state["lengths"]))
             return
         obs = self.env.set_state(state["env"])
         if self.frame_stack is not None:

@@ -6,7 +6,7 @@ from lockstep.tracking.mlflow import MLflowLogger
 from lockstep.tracking.moving import MovAvg, RunningMeanStd
 from lockstep.tracking.plots import plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
-from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, versions
+from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
 from lockstep.tracking.stats import IqmInterval, iqm, iqm_bootstrap
 from lockstep.tracking.tensorboard import TensorboardLogger
 from lockstep.tracking.trace import TraceLogger, torch_param_hash
@@ -30,6 +30,7 @@ __all__ = [
     "iqm",
     "iqm_bootstrap",
     "plot_runs",
+    "prune_checkpoints",
     "read_curve",
     "read_metrics",
     "torch_param_hash",

@@ -90,6 +90,11 @@ class JsonlLogger(BaseLogger):
             self._continue_from(*counters)
         return counters
 
+    def last_checkpoint(self) -> str | None:
+        """Where the last save on record lies."""
+        saves = [record["data"] for record in read_metrics(self.path) if "path" in record["data"]]
+        return saves[-1]["path"] if saves else None
+
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
         """Every value in a `metrics.jsonl`: scoped name -> `{"step": [...], "value": [...]}`."""
         restored: RestoredData = {}

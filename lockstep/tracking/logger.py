@@ -109,6 +109,10 @@ class BaseLogger(ABC):
         """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
         return 0, 0, 0
 
+    def last_checkpoint(self) -> str | None:
+        """Where the last save on record lies; None where there is none."""
+        return None
+
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
         """What was logged to `path` earlier: scoped name -> `{"step": [...], "value": [...]}`.
 
@@ -239,6 +243,10 @@ class MultiLogger(BaseLogger):
         """The counters of the first logger that has any."""
         found = [logger.restore_data() for logger in self.loggers]
         return next((counters for counters in found if any(counters)), (0, 0, 0))
+
+    def last_checkpoint(self) -> str | None:
+        """What the first logger tells that knows one."""
+        return next((path for logger in self.loggers if (path := logger.last_checkpoint())), None)
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
         """What the first logger finds that finds anything at `path`."""

@@ -42,7 +42,11 @@ class NumberedLogger(BaseLogger):
         values = {name: value for name, value in flatten(data, exclude_arrays=True).items() if value is not None}
         progress: dict[str, Any] = {"records": number + 1}
         if "save/epoch" in values:
-            progress["save"] = [*(int(values[f"save/{name}"]) for name in COUNTERS), number + 1]
+            progress["save"] = [
+                *(int(values[f"save/{name}"]) for name in COUNTERS),
+                number + 1,
+                values.get("save/path"),
+            ]
         self._send(number, step_type, int(step), values, progress)
         self._num_there = number + 1
 
@@ -54,9 +58,14 @@ class NumberedLogger(BaseLogger):
         save = self._progress().get("save")
         if save is None:
             return 0, 0, 0
-        epoch, env_step, gradient_step, self._number = (int(value) for value in save)
+        epoch, env_step, gradient_step, self._number = (int(value) for value in save[:4])
         self._continue_from(epoch, env_step, gradient_step)
         return epoch, env_step, gradient_step
+
+    def last_checkpoint(self) -> str | None:
+        """Where the last save on record lies."""
+        save = self._progress().get("save")
+        return None if save is None else save[4]
 
     def get_state(self) -> dict[str, Any]:
         """As the base, with the run's id and the number of the next record."""

@@ -185,10 +185,7 @@ class RunFolder:
         Raises:
             ValueError: `keep` is below 1.
         """
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep!r}")
-        for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        prune_checkpoints(self.checkpoints, keep)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write summary.json at once: what is given, with seed, versions and git revision beside it.
@@ -216,6 +213,14 @@ class RunFolder:
             raise RunFolderError(f"{self.path} has no summary.json yet: the run has not ended") from error
         except (OSError, ValueError) as error:
             raise RunFolderError(f"cannot read {self.summary_path}: {error}") from error
+
+
+def prune_checkpoints(directory: Path, keep: int) -> None:
+    """Delete all but the last `keep` of the checkpoints `step_*` in a directory; `ValueError` for less than 1."""
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep!r}")
+    for old in sorted(directory.glob("step_*"))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _make_unused(parent: Path, name: str) -> Path:

@@ -63,23 +63,36 @@ class TensorboardLogger(BaseLogger):
         self._continue_from(epoch, env_step, gradient_step)
         return epoch, env_step, gradient_step
 
+    def last_checkpoint(self) -> str | None:
+        """Where the last save on record lies."""
+        accumulator = self._read(self.log_dir)
+        tag = "save/path/text_summary"
+        if accumulator is None or tag not in accumulator.Tags()["tensors"]:
+            return None
+        return str(accumulator.Tensors(tag)[-1].tensor_proto.string_val[0].decode())
+
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
         """Every scalar in the event files at `path`: tag -> `{"step": [...], "value": [...]}` (float32)."""
+        accumulator = self._read(path)
+        restored: RestoredData = {}
+        for tag in [] if accumulator is None else accumulator.Tags()["scalars"]:
+            events = accumulator.Scalars(tag)
+            restored[tag] = {"step": [e.step for e in events], "value": [e.value for e in events]}
+        return restored
+
+    def _read(self, path: str | os.PathLike[str]) -> Any:
+        """TensorBoard's reader of the event files at `path`; None where there are none."""
         if self._writer is not None:
             self._writer.flush()
         if not any(Path(path).glob(_EVENTS)):
-            return {}
+            return None
         try:
             from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         except ImportError as error:
             raise ImportError(_MISSING) from error
         accumulator = EventAccumulator(os.fspath(path), size_guidance={"scalars": 0})
         accumulator.Reload()
-        restored: RestoredData = {}
-        for tag in accumulator.Tags()["scalars"]:
-            events = accumulator.Scalars(tag)
-            restored[tag] = {"step": [e.step for e in events], "value": [e.value for e in events]}
-        return restored
+        return accumulator
 
     def get_state(self) -> dict[str, Any]:
         """As the base, with the name and length of each event file."""

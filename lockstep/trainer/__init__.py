@@ -3,20 +3,27 @@
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.build import build_onpolicy_trainer, build_trainer, restore_trainer, save_trainer
-from lockstep.trainer.callbacks import Callback, EarlyStop, LoggingCallback
+from lockstep.trainer.callbacks import Callback, CheckpointCallback, EarlyStop, LoggingCallback
+from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import gather_info, test_episode
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
+from lockstep.trainer.profiler import Profiler
+from lockstep.trainer.video import VideoCallback
 
 AlgorithmConfig.trainer_factory = staticmethod(build_trainer)  # the one upward wire: see docs/architecture.md
 
 __all__ = [
     "BaseTrainer",
     "Callback",
+    "CheckpointCallback",
     "EarlyStop",
     "LoggingCallback",
     "OffpolicyTrainer",
     "OnpolicyTrainer",
+    "Profiler",
+    "ProgressDisplay",
+    "VideoCallback",
     "build_onpolicy_trainer",
     "build_trainer",
     "gather_info",

@@ -18,14 +18,22 @@ from lockstep.tracking.statistics import (
     CollectStats,
     EpochStats,
     InfoStats,
-    TimingStats,
     TrainingStats,
     merge_training_stats,
 )
 from lockstep.trainer.callbacks import Callback, LoggingCallback
-from lockstep.trainer.checks import check_choice, check_evaluation, check_functions, check_observers, check_whole
+from lockstep.trainer.checkpoints import resume_from_logger
+from lockstep.trainer.checks import (
+    check_choice,
+    check_evaluation,
+    check_flags,
+    check_functions,
+    check_observers,
+    check_parts,
+    check_whole,
+)
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import mean_return
+from lockstep.trainer.evaluation import mean_return, run_info, score_of
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -37,6 +45,7 @@ from lockstep.trainer.events import (
     UpdateEnd,
 )
 from lockstep.trainer.interrupts import DeferredInterrupt
+from lockstep.trainer.seeding import seed_run
 from lockstep.trainer.state import set_trainer_state, trainer_state
 
 SaveCheckpointFn = Callable[[int, int, int], Any]
@@ -55,9 +64,10 @@ class BaseTrainer:
     `compute_score_fn(CollectStats)`: what is compared, by default the mean return. `save_best_fn(policy)`: on a new
     best score. `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: every `checkpoint_interval` epochs and at
     the end. `test_in_train`: one more evaluation in an epoch once the training return satisfies `stop_fn`.
-    `resume_from_log`: the first run goes on from the three counters of the logger's last save (`restore_trainer`
-    continues everything, from a checkpoint). `verbose`: a line for each epoch; `show_progress`: a live display on a
-    terminal. `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
+    `resume_from_log`: the first run goes on from the logger's last save: from its full checkpoint with everything, else
+    from its three counters. `seed`: of all random numbers but the initial weights, as `debugging(seed=)` of a
+    configuration. `verbose`: a line for each epoch; `show_progress`: a live display on a terminal. `nan_policy`: "stop"
+    ends the run at a loss that is not finite, "ignore" goes on.
 
     Raises `ValueError` with the parameter's name, its value and what is allowed.
     """
@@ -82,6 +92,7 @@ class BaseTrainer:
         checkpoint_interval: int = 1,
         logger: BaseLogger | None = None,
         callbacks: Sequence[Callback] = (),
+        seed: int | None = None,
         test_in_train: bool = False,
         resume_from_log: bool = False,
         verbose: bool = False,
@@ -95,13 +106,17 @@ class BaseTrainer:
             "save_best_fn": save_best_fn,
         }
         intervals = {"test_interval": test_interval, "checkpoint_interval": checkpoint_interval}
+        flags = {"test_in_train": test_in_train, "resume_from_log": resume_from_log}
+        check_parts(policy, train_collector, test_collector)
         check_whole("max_epoch", max_epoch, 0)
         check_whole("batch_size", batch_size, 1, optional=True)
         for name, value in {"step_per_epoch": step_per_epoch, **intervals}.items():
             check_whole(name, value, 1)
         check_functions({**evaluated, "train_fn": train_fn, "save_checkpoint_fn": save_checkpoint_fn})
         check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
-        check_observers(logger, callbacks)
+        check_observers(logger, callbacks, resume_from_log)
+        check_flags({**flags, "verbose": verbose, "show_progress": show_progress})
+        check_whole("seed", seed, 0, optional=True)
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
         if test_in_train and stop_fn is None:
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
@@ -117,6 +132,8 @@ class BaseTrainer:
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *callbacks]
         self.callbacks += [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         self.nan_policy, self.resume_from_log = nan_policy, resume_from_log
+        if seed is not None:
+            seed_run(self, seed)
         self._interrupt = DeferredInterrupt()
         self._iterator: Iterator[EpochStats] | None = None
         self._ready = False  # reset or restored, and not run since
@@ -143,7 +160,7 @@ class BaseTrainer:
         """the rollout whose update gave a loss or gradient that is not finite"""
         self.seconds = dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
         self._saved_at: tuple[int, ...] | None = None
-        self._tested_in_train = False
+        self._tested_in_train = self._over = False
         self._clock = time.monotonic()
 
     # -- use ---
@@ -158,7 +175,8 @@ class BaseTrainer:
         self._zero()
         if self.resume_from_log:
             self.resume_from_log = False
-            self.epoch, self.env_step, self.gradient_step = self.logger.restore_data()
+            if resume_from_logger(self):
+                return
         if reset_collectors:
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
@@ -261,7 +279,7 @@ class BaseTrainer:
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step
         self._emit(CollectEnd(*self._where(), stats=stats))
         if self.test_in_train and not self._tested_in_train and stats.returns:
-            if self.stop_fn is not None and self.stop_fn(float(self.compute_score_fn(stats))):
+            if self.stop_fn is not None and self.stop_fn(score_of(self.compute_score_fn, stats)):
                 self._tested_in_train = True
                 self._evaluate()
 
@@ -288,7 +306,7 @@ class BaseTrainer:
         self.test_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
-        score = float(self.compute_score_fn(stats))
+        score = score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
         self.last_test = stats
         if is_best:
@@ -304,33 +322,7 @@ class BaseTrainer:
 
     def info(self, with_history: bool = True) -> InfoStats:
         """The run so far."""
-        seconds = self.seconds
-        train = seconds["collect"] + seconds["update"]
-        best = None if self.best_stats is None else self.best_stats.returns_stat
-        timing = TimingStats(
-            seconds["total"],
-            train,
-            seconds["collect"],
-            seconds["update"],
-            seconds["test"],
-            self.env_step / train if train else 0.0,
-            seconds["env"],
-            seconds["act"],
-        )
-        return InfoStats(
-            self.gradient_step,
-            self.best_score,
-            None if best is None else best.mean,
-            None if best is None else best.std,
-            self.best_epoch,
-            self.env_step,
-            self.env_episode,
-            self.test_step,
-            self.test_episode,
-            timing,
-            self.stop_reason,
-            tuple(self.history) if with_history else (),
-        )
+        return run_info(self, with_history)
 
     def _tick(self) -> None:
         self.seconds["total"] = time.monotonic() - self._clock
@@ -343,6 +335,17 @@ class BaseTrainer:
             reason = callback.on_event(event)
             if isinstance(reason, str) and self.stop_reason is None:
                 self.stop_reason = reason
+
+    def _emit_to_all(self, event: Event) -> None:
+        """To each of them, also where one fails: what is open must be closed. The first failure is raised then."""
+        failures: list[Exception] = []
+        for callback in self.callbacks:
+            try:
+                callback.on_event(event)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _checkpoint(self) -> None:
         saved: list[Any] = []
@@ -360,13 +363,25 @@ class BaseTrainer:
         return (*self._where(), self.test_episode, self.in_epoch)
 
     def _finish(self, reason: str, save: bool = True) -> None:
+        """The last checkpoint and `RunEnd`, once for each run. A checkpoint that is interrupted may be tried again."""
+        if self._over:
+            return
         self.stop_reason = reason
         self._tick()
         try:
             if save and self._saved_at != self._position():
                 self._checkpoint()
+        except Exception:
+            self.stop_reason = "error"
+            self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        try:
+            self._emit_to_all(RunEnd(*self._where(), reason=str(self.stop_reason), info=self.info()))
         finally:
-            self._emit(RunEnd(*self._where(), reason=reason, info=self.info()))
             self.logger.finalize()
 
     # -- state ---

@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
-from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.tracking import (
     BaseLogger,
     JsonlLogger,
@@ -23,8 +22,11 @@ from lockstep.tracking import (
 )
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.callbacks import Callback
+from lockstep.trainer.checkpoints import restore_trainer, save_trainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
+
+__all__ = ["build_onpolicy_trainer", "build_trainer", "restore_trainer", "save_trainer"]
 
 Trainer = OnpolicyTrainer | OffpolicyTrainer
 
@@ -128,33 +130,3 @@ def keep_files(trainer: BaseTrainer, folder: RunFolder, num_to_keep: int) -> Non
 
     trainer.save_checkpoint_fn = save_checkpoint
     trainer.save_best_fn = save_best
-
-
-def save_trainer(trainer: BaseTrainer, path: str | Path) -> Path:
-    """A full checkpoint: policy and all its state in its own folders, the trainer's in `trainer`.
-
-    Records that the logger holds back for its next interval are part of the state, so that saving changes no record.
-    """
-    folders = {
-        **trainer.policy.checkpoint_folders(),
-        "trainer": {"state": trainer.get_state()},
-        **trainer.own_folders(),
-    }
-    if trainer.bad_batch is not None:
-        folders["bad_batch"] = {"batch": trainer.bad_batch}
-    counters = {name: getattr(trainer, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
-    return write_checkpoint(path, folders, metadata=counters)
-
-
-def restore_trainer(trainer: BaseTrainer, path: str | Path) -> None:
-    """Continues a run bit by bit from a full checkpoint. `ValueError` where it is damaged or of another shape."""
-    folders = read_checkpoint(path)
-    if "trainer" not in folders:
-        raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
-    trainer.policy.set_checkpoint_folders(folders)
-    state = folders["trainer"]["state"]
-    trainer.set_own_folders(folders)
-    trainer.set_state(state)
-    # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
-    epoch, env_step, gradient_step = state["saved_at"]
-    trainer.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))

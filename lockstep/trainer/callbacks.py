@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from lockstep.tracking import BaseLogger
+from lockstep.tracking import BaseLogger, prune_checkpoints
+from lockstep.trainer.checkpoints import save_trainer
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -104,6 +106,43 @@ class LoggingCallback(Callback):
         """The last records reach the disk."""
         self.logger.flush()
         return None
+
+
+class CheckpointCallback(Callback):
+    """Writes full checkpoints to `directory/step_<environment step>`, and keeps the newest `num_to_keep`.
+
+    After every `interval`-th epoch and at the end, whatever ended the run. For a trainer made by hand; one that is made
+    with a run's folder does so by itself. `restore_trainer(trainer, newest_checkpoint(directory))` goes on.
+    """
+
+    def __init__(self, directory: str | Path, *, interval: int = 1, num_to_keep: int = 3) -> None:
+        if interval < 1 or num_to_keep < 1:
+            raise ValueError(f"interval={interval} and num_to_keep={num_to_keep} must be at least 1")
+        self.directory, self.interval, self.num_to_keep = Path(directory), interval, num_to_keep
+        self._trainer: Any = None
+        self._saved_at: int | None = None
+
+    def on_run_start(self, event: RunStart) -> Stop:
+        """Whose checkpoints."""
+        self._trainer, self._saved_at = event.trainer, None
+        return None
+
+    def on_epoch_end(self, event: EpochEnd) -> Stop:
+        """Saves, where it is time."""
+        if event.epoch % self.interval == 0:
+            self._save(event.env_step)
+        return None
+
+    def on_run_end(self, event: RunEnd) -> Stop:
+        """Saves what is not saved yet."""
+        if self._saved_at != event.env_step:
+            self._save(event.env_step)
+        return None
+
+    def _save(self, env_step: int) -> None:
+        save_trainer(self._trainer, self.directory / f"step_{env_step:012d}")
+        prune_checkpoints(self.directory, self.num_to_keep)
+        self._saved_at = env_step
 
 
 class EarlyStop(Callback):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.tracking import BaseLogger
+from lockstep.algorithms.policy import Policy
+from lockstep.rollout.collector import Collector
+from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
 
 
@@ -52,8 +54,30 @@ def check_functions(functions: dict[str, Any]) -> None:
             raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
 
 
-def check_observers(logger: Any, callbacks: Sequence[Any]) -> None:
-    """Raises `ValueError` for something that is no logger or no callback."""
+def check_flags(flags: dict[str, Any]) -> None:
+    """Raises `ValueError` for one that is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} is not allowed; it must be True or False")
+
+
+def check_parts(policy: Any, train_collector: Any, test_collector: Any) -> None:
+    """Raises `ValueError` for something that is no policy or no collector, and for collectors of another policy."""
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
+    for name, collector in (("train_collector", train_collector), ("test_collector", test_collector)):
+        if collector is None:
+            continue
+        if not isinstance(collector, Collector):
+            raise ValueError(f"{name}={collector!r} is not allowed; it must be a lockstep.Collector, or None")
+        if isinstance(collector.policy, Policy) and collector.policy is not policy:
+            raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")
+
+
+def check_observers(logger: Any, callbacks: Sequence[Any], resume_from_log: Any) -> None:
+    """Raises `ValueError` for something that is no logger or no callback, or a log to resume from that is not there."""
+    if resume_from_log is True and (logger is None or isinstance(logger, LazyLogger)):
+        raise ValueError("resume_from_log=True needs a logger that keeps records; give the logger of the earlier run")
     if logger is not None and not isinstance(logger, BaseLogger):
         raise ValueError(f"logger={logger!r} is not allowed; it must be a lockstep.tracking.BaseLogger, or None")
     for callback in callbacks:

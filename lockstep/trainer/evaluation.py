@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
-from lockstep.tracking.statistics import CollectStats, InfoStats
+from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
 if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
@@ -22,6 +23,15 @@ def mean_return(stats: CollectStats) -> float:
     return stats.returns_stat.mean
 
 
+def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectStats) -> float:
+    """The score as a plain number. `TypeError` for what is none."""
+    score: Any = compute_score_fn(stats)
+    try:
+        return float(score)
+    except (TypeError, ValueError):
+        raise TypeError(f"compute_score_fn returned {score!r}; it must return a number") from None
+
+
 def test_episode(policy: Policy, collector: Collector, n_episode: int) -> CollectStats:
     """Evaluates a policy on `n_episode` whole episodes."""
     del policy
@@ -32,3 +42,34 @@ def gather_info(trainer: BaseTrainer, *, best_score: float | None = None) -> Inf
     """The run so far, as `trainer.info()`; a given best score takes the tracked one's place."""
     info = trainer.info()
     return info if best_score is None else replace(info, best_score=best_score)
+
+
+def run_info(trainer: BaseTrainer, with_history: bool = True) -> InfoStats:
+    """The run so far: counters, best score, seconds by what they went into."""
+    seconds = trainer.seconds
+    train = seconds["collect"] + seconds["update"]
+    best = None if trainer.best_stats is None else trainer.best_stats.returns_stat
+    timing = TimingStats(
+        seconds["total"],
+        train,
+        seconds["collect"],
+        seconds["update"],
+        seconds["test"],
+        trainer.env_step / train if train else 0.0,
+        seconds["env"],
+        seconds["act"],
+    )
+    return InfoStats(
+        trainer.gradient_step,
+        trainer.best_score,
+        None if best is None else best.mean,
+        None if best is None else best.std,
+        trainer.best_epoch,
+        trainer.env_step,
+        trainer.env_episode,
+        trainer.test_step,
+        trainer.test_episode,
+        timing,
+        trainer.stop_reason,
+        tuple(trainer.history) if with_history else (),
+    )

@@ -12,6 +12,7 @@ from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_amount, check_foreign, check_whole
+from lockstep.trainer.seeding import seed_buffer
 
 ELSEWHERE = {
     "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
@@ -65,6 +66,7 @@ class OffpolicyTrainer(BaseTrainer):
         self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
         if train_collector.buffer is None:
             train_collector.buffer = VectorReplayBuffer(CAPACITY, train_collector.num_envs)
+            seed_buffer(train_collector.buffer, options.get("seed"))
         self.buffer: ReplayBuffer = train_collector.buffer
         if buffer is not None:
             self._begin_with(buffer)

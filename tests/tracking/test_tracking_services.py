@@ -110,7 +110,7 @@ def test_wandb_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp_
     assert [(row["save/env_step"], row["save/path"]) for row in saves] == [(500, "somewhere")]
     assert json.loads(resumed._progress_path.read_bytes()) == {
         "records": len(rows),
-        "save": [*COUNTERS, saves[0]["_step"] + 1],
+        "save": [*COUNTERS, saves[0]["_step"] + 1, "somewhere"],
     }
 
 

@@ -16,7 +16,7 @@ NUM_ENVS = 4
 def trainer_of(test=False, max_epoch=2, **options):
     config = DQNConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=NUM_ENVS)
     config.rl_module(model_config={"hiddens": (8,)}).replay(capacity=400)
-    policy = config.build_policy()
+    policy = options.pop("policy", None) or config.build_policy()
     given = {"batch_size": 8, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.25, **options}
     given.setdefault("train_collector", config.build_collector(policy))
     if test:
@@ -250,8 +250,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch():
 
     base = trainer_of()
     collector = Collector(base.policy, base.collector.env, buffer=Bad(100, NUM_ENVS))
-    trainer = trainer_of(train_collector=collector, max_epoch=1)
-    trainer.policy = base.policy
+    trainer = trainer_of(policy=base.policy, train_collector=collector, max_epoch=1)
     with pytest.raises(FloatingPointError, match="not finite"), pytest.warns(RuntimeWarning, match="not finite"):
         trainer.run()
     assert np.isnan(trainer.bad_batch["rewards"]).all()

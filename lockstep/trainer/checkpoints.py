@@ -1,0 +1,80 @@
+"""A trainer and its checkpoints: everything in one folder, and the way back."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+
+if TYPE_CHECKING:
+    from lockstep.trainer.base import BaseTrainer
+
+
+def save_trainer(trainer: BaseTrainer, path: str | Path) -> Path:
+    """A full checkpoint: policy and all its state in its own folders, the trainer's in `trainer`.
+
+    Records that the logger holds back for its next interval are part of the state, so that saving changes no record.
+    """
+    folders = {
+        **trainer.policy.checkpoint_folders(),
+        "trainer": {"state": trainer.get_state()},
+        **trainer.own_folders(),
+    }
+    if trainer.bad_batch is not None:
+        folders["bad_batch"] = {"batch": trainer.bad_batch}
+    counters = {name: getattr(trainer, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
+    return write_checkpoint(path, folders, metadata=counters)
+
+
+def restore_trainer(trainer: BaseTrainer, path: str | Path) -> None:
+    """Continues a run bit by bit from a full checkpoint. `ValueError` where it is damaged or of another shape."""
+    folders = read_checkpoint(path)
+    if "trainer" not in folders:
+        raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
+    trainer.policy.set_checkpoint_folders(folders)
+    state = folders["trainer"]["state"]
+    trainer.set_own_folders(folders)
+    trainer.set_state(state)
+    # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
+    epoch, env_step, gradient_step = state["saved_at"]
+    trainer.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))
+    _tell_boundary(trainer)
+
+
+def resume_from_logger(trainer: BaseTrainer) -> bool:
+    """Goes on from what the logger's last save names: everything, where that is a full checkpoint (then True).
+
+    Else, with a warning where there should be one, the three counters of that save.
+    """
+    path, iterator = trainer.logger.last_checkpoint(), trainer._iterator
+    if path is not None:
+        try:
+            restore_trainer(trainer, path)
+        except (OSError, ValueError) as error:
+            warnings.warn(
+                f"resume_from_log: only the counters are restored, as {path} is no full checkpoint ({error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            trainer._iterator = iterator  # this is called from within it
+            return True
+    trainer.epoch, trainer.env_step, trainer.gradient_step = trainer.logger.restore_data()
+    return False
+
+
+def _tell_boundary(trainer: BaseTrainer) -> None:
+    """Says, and records, where running episodes could not be continued."""
+    collector = trainer.train_collector
+    if collector is None or not collector.episodes_cut:
+        return
+    cut = collector.episodes_cut
+    warnings.warn(
+        f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running episodes end "
+        "there (nothing is estimated across), and the run is not bit by bit the one that would never have stopped",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    trainer.logger.write("env_step", trainer.env_step, {"save/episodes_cut": cut})

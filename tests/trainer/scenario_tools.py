@@ -1,0 +1,139 @@
+"""What the tables of scenarios share: a task of known returns, trainers on it, and what a run leaves to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from trainer_tools import Recorder, RecordingLogger
+
+from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer
+from lockstep.trainer import Callback
+
+NUM_ENVS, LENGTH = 2, 4
+KINDS = ("on", "off")
+
+
+class Paying(gym.Env):
+    """Episodes of four steps; each step pays -1. It tells its state."""
+
+    observation_space, action_space = spaces.Box(0.0, 1.0, (2,)), spaces.Discrete(2)
+
+    def __init__(self, pays: float = -1.0) -> None:
+        self.pays, self.count = pays, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self._obs(), self.pays, self.count == LENGTH, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.count / LENGTH, self.np_random.random()], np.float32)
+
+    def get_env_state(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def config_of(kind: str, env: Any = Paying, seed: int = 0) -> Any:
+    """The smallest configuration: 2 environments, 8 steps a collect, one gradient step for each."""
+    config = (A2CConfig() if kind == "on" else DQNConfig()).environment(env).debugging(seed=seed)
+    config.env_runners(num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=4)
+    config.rl_module(model_config={"hiddens": (4,)})
+    config.training(train_batch_size=8)
+    if kind == "off":
+        config.replay(capacity=64, learning_starts=0, update_per_step=0.125)
+    config.evaluation(evaluation_episodes=2, evaluation_num_envs=2)
+    return config.reporting(total_steps=48, steps_per_epoch=16)
+
+
+def trainer_of(kind: str, *, evaluate: bool = True, env: Any = Paying, **options: Any) -> Any:
+    """A trainer by hand; three epochs of two collects of 8 steps, one gradient step each."""
+    config = config_of(kind, env)
+    policy = config.build_policy()
+    given: dict[str, Any] = {"max_epoch": 3, "step_per_epoch": 16, "step_per_collect": 8}
+    given |= {"train_collector": config.build_collector(policy)}
+    given |= {"batch_size": None, "repeat_per_collect": 1} if kind == "on" else {"batch_size": 4}
+    if kind == "off":
+        given["update_per_step"] = 0.125
+    if evaluate:
+        makers = [env] * 2
+        vector = gym.vector.SyncVectorEnv(makers, autoreset_mode="SameStep")
+        given |= {"test_collector": Collector(policy, vector), "episode_per_test": 2}
+    given |= options
+    if given.get("episode_per_collect"):
+        given["step_per_collect"] = None
+    return (OnpolicyTrainer if kind == "on" else OffpolicyTrainer)(policy, **given)
+
+
+@dataclass
+class Outcome:
+    """What a run left behind."""
+
+    reason: str | None
+    error: BaseException | None
+    epochs: int
+    steps: list[int]
+    env_step: int
+    gradient_step: int
+    evaluations: int
+    best: float | None
+    best_epoch: int | None
+    best_saves: int
+    saves: list[tuple[int, int, int]]
+    log: list[str] = field(repr=False)
+    trainer: Any = field(repr=False)
+
+
+class Raises(Callback):
+    """Raises at the first event of a name."""
+
+    def __init__(self, event_name: str, error: BaseException) -> None:
+        self.event_name, self.error = event_name, error
+
+    def on_event(self, event: Any) -> str | None:
+        if type(event).__name__ == self.event_name:
+            raise self.error
+        return None
+
+
+def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **options: Any) -> Outcome:
+    """Runs a trainer; `scores` are what evaluations say in turn, `stop_at` the one that is enough."""
+    log: list[str] = []
+    saves: list[tuple[int, int, int]] = []
+    best: list[Any] = []
+    evaluate = options.get("evaluate", True)
+    if scores is not None:
+        left = iter(scores)
+        options["compute_score_fn"] = lambda stats: next(left)
+    if stop_at is not None:
+        options["stop_fn"] = lambda score: score >= stop_at
+    if evaluate:
+        options.setdefault("save_best_fn", best.append)
+    options.setdefault("save_checkpoint_fn", lambda *where: saves.append(where))
+    options["callbacks"] = [*options.get("callbacks", ()), Recorder(log)]
+    trainer = trainer_of(kind, logger=RecordingLogger(log), **options)
+    error = None
+    try:
+        trainer.run()
+    except Exception as raised:
+        error = raised
+    return outcome_of(trainer, error, best, saves, log)
+
+
+def outcome_of(trainer: Any, error: Any = None, best: Any = (), saves: Any = (), log: Any = ()) -> Outcome:
+    info = trainer.info()
+    steps = [stats.train_collect_stat.n_collected_steps for stats in info.history]
+    counted = (len(info.history), steps, info.train_step, info.gradient_step, info.test_episode // 2)
+    return Outcome(
+        info.stop_reason, error, *counted, info.best_score, info.best_epoch, len(best), list(saves), list(log), trainer
+    )

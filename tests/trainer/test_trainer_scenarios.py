@@ -1,0 +1,306 @@
+"""Small runs of every kind, on- and off-policy: how they end, what they count, which score is the best."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from scenario_tools import KINDS, LENGTH, Raises, outcome_of, play, trainer_of
+from trainer_tools import Recorder, Stops, learned
+
+from lockstep.tracking import MovAvg
+from lockstep.trainer import Callback
+
+NAN, INF = math.nan, math.inf
+ENDS = {"reason": "max_epoch", "env_step": 48, "gradient_step": 6, "epochs": 3}
+SAVED = [(1, 16, 2), (2, 32, 4), (3, 48, 6)]
+
+
+def no(*arguments):
+    return None
+
+
+# name: (what is given, what comes out); `play` tells what `scores` and `stop_at` are
+SCENARIOS = {
+    "runs to the last epoch": ({}, {**ENDS, "evaluations": 4, "saves": SAVED, "best_epoch": 0}),
+    "the mean return is the score, also below zero": ({}, {"best": -float(LENGTH), "best_saves": 1}),
+    "negative scores: the largest is the best": (
+        {"scores": [-300, -100, -200, -150]},
+        {**ENDS, "best": -100.0, "best_epoch": 1, "best_saves": 2},
+    ),
+    "equal scores: the first stays the best": ({"scores": [5, 5, 5, 5]}, {"best_epoch": 0, "best_saves": 1}),
+    "rising scores: each is the best": ({"scores": [1, 2, 3, 4]}, {"best": 4.0, "best_epoch": 3, "best_saves": 4}),
+    "a first score that is no number is not the best": (
+        {"scores": [NAN, -7, NAN, -9]},
+        {"best": -7.0, "best_epoch": 1},
+    ),
+    "no score is a number: there is no best": (
+        {"scores": [NAN] * 4},
+        {**ENDS, "best": None, "best_epoch": None, "best_saves": 0},
+    ),
+    "infinite scores are compared as such": ({"scores": [-INF, 1, INF, 2]}, {"best": INF, "best_epoch": 2}),
+    "a score that is no number does not stop the run": ({"scores": [NAN] * 4, "stop_at": -INF}, ENDS),
+    "success before training": (
+        {"scores": [9], "stop_at": 9},
+        {"reason": "stop_fn", "env_step": 0, "gradient_step": 0, "epochs": 0, "saves": [(0, 0, 0)], "best_saves": 1},
+    ),
+    "success after the first epoch": (
+        {"scores": [1, 9], "stop_at": 9},
+        {"reason": "stop_fn", "epochs": 1, "env_step": 16, "saves": SAVED[:1], "best": 9.0},
+    ),
+    "success in the last epoch": ({"scores": [1, 2, 3, 9], "stop_at": 9}, {"reason": "stop_fn", "saves": SAVED}),
+    "a peak that did not suffice does not stop the run later": (
+        {"scores": [8, 1, 1, 1], "stop_at": 9},
+        {**ENDS, "best": 8.0, "best_epoch": 0},
+    ),
+    "no epoch: nothing is trained and nothing evaluated": (
+        {"max_epoch": 0},
+        {"reason": "max_epoch", "env_step": 0, "gradient_step": 0, "evaluations": 0, "saves": [(0, 0, 0)]},
+    ),
+    "no epoch: success is not asked for": (
+        {"max_epoch": 0, "stop_fn": lambda score: 1 / 0},
+        {"reason": "max_epoch", "evaluations": 0, "error": None},
+    ),
+    "one epoch": ({"max_epoch": 1}, {"epochs": 1, "env_step": 16, "evaluations": 2, "saves": SAVED[:1]}),
+    "a collect that overshoots the epoch is counted whole and carried on": (
+        {"step_per_epoch": 12},
+        {"steps": [16, 8, 16], "env_step": 40, "gradient_step": 5},
+    ),
+    "a collect that is longer than epochs leaves some of them empty": (
+        {"step_per_epoch": 3},
+        {"steps": [8, 0, 8], "env_step": 16, "gradient_step": 2, "evaluations": 4},
+    ),
+    "an epoch of one collect": ({"step_per_epoch": 8}, {"steps": [8, 8, 8], "gradient_step": 3}),
+    "whole episodes instead of steps": ({"episode_per_collect": 2}, {"steps": [16, 16, 16], "gradient_step": 6}),
+    "an odd number of episodes": ({"episode_per_collect": 3, "step_per_epoch": 24}, {"steps": [24, 24, 24]}),
+    "more environments than episodes": ({"episode_per_collect": 1, "step_per_epoch": 8}, {"steps": [8, 8, 8]}),
+    "evaluation every second epoch and at the end": ({"test_interval": 2}, {**ENDS, "evaluations": 3}),
+    "evaluation rarer than the run is long": ({"test_interval": 99}, {**ENDS, "evaluations": 2}),
+    "checkpoints every second epoch and at the end": ({"checkpoint_interval": 2}, {"saves": SAVED[1:]}),
+    "checkpoints rarer than the run is long": ({"checkpoint_interval": 99}, {"saves": SAVED[2:]}),
+    "no evaluation": ({"evaluate": False}, {**ENDS, "evaluations": 0, "best": None, "saves": SAVED}),
+    "no checkpoints": ({"save_checkpoint_fn": None}, ENDS),
+    "a checkpoint without a path is no event": ({"save_checkpoint_fn": no}, ENDS),
+    "a callback stops at the start: the first evaluation is still made": (
+        {"callbacks": [Stops("RunStart")]},
+        {"reason": "enough", "env_step": 0, "evaluations": 1, "saves": [(0, 0, 0)]},
+    ),
+    "a callback stops after a collect: it is learned from": (
+        {"callbacks": [Stops("CollectEnd")]},
+        {"reason": "enough", "env_step": 8, "gradient_step": 1, "epochs": 1, "evaluations": 2, "saves": [(1, 8, 1)]},
+    ),
+    "a callback stops inside the second epoch": (
+        {"callbacks": [Stops("UpdateEnd", at=3)]},
+        {"reason": "enough", "steps": [16, 8], "gradient_step": 3, "saves": [(1, 16, 2), (2, 24, 3)]},
+    ),
+    "a callback stops before training": (
+        {"callbacks": [Stops("EvaluationEnd")]},
+        {"reason": "enough", "env_step": 0, "saves": [(0, 0, 0)]},
+    ),
+    "a callback stops after an epoch": (
+        {"callbacks": [Stops("EpochEnd", at=2)]},
+        {"reason": "enough", "epochs": 2, "saves": SAVED[:2]},
+    ),
+    "a callback stops at a checkpoint": (
+        {"callbacks": [Stops("CheckpointSaved")], "save_checkpoint_fn": lambda *where: "somewhere"},
+        {"reason": "enough", "epochs": 1},
+    ),
+    "a callback that asks at the very end changes nothing": ({"callbacks": [Stops("RunEnd")]}, ENDS),
+    "the first of two reasons counts": (
+        {"callbacks": [Stops("UpdateEnd", "one", at=2), Stops("UpdateEnd", "two", at=2)]},
+        {"reason": "one", "epochs": 1},
+    ),
+    "a callback's reason goes before success in the same epoch": (
+        {"callbacks": [Stops("CollectEnd")], "scores": [1, 9], "stop_at": 9},
+        {"reason": "enough", "epochs": 1},
+    ),
+    "a callback asks for an interrupt": (
+        {"callbacks": [Stops("UpdateEnd", "interrupted", at=3)]},
+        {"reason": "interrupted", "epochs": 1, "env_step": 24, "saves": [(1, 16, 2), (2, 24, 3)]},
+    ),
+    "test_in_train: training suffices and evaluation too, the run stops in mid-epoch": (
+        {"test_in_train": True, "scores": [1, 9, 9, 9], "stop_at": 9},
+        {"reason": "stop_fn", "epochs": 1, "env_step": 8, "gradient_step": 1},
+    ),
+    "test_in_train: training suffices and evaluation does not, the run goes on": (
+        {"test_in_train": True, "scores": [1, 9, 2, 3, 9, 2, 3, 9, 2, 3], "stop_at": 9},
+        {**ENDS, "evaluations": 7},
+    ),
+    "test_in_train: training does not suffice, no more evaluations": (
+        {"test_in_train": True, "scores": range(10), "stop_at": 99},
+        {**ENDS, "evaluations": 4},
+    ),
+    "stop_fn may answer with numpy's kind of truth": (
+        {"scores": [1, 9], "stop_fn": lambda score: np.float64(score) > 5},
+        {"reason": "stop_fn", "epochs": 1},
+    ),
+    "a score may be of numpy's kind": ({"scores": [np.float32(2), np.int64(3), 1, 1]}, {"best": 3.0}),
+}
+OFF = {
+    "gradient steps of a fraction are carried over": ({"update_per_step": 0.3}, {"gradient_step": 14, "env_step": 48}),
+    "a fraction so small that most updates are empty": ({"update_per_step": 0.05}, {"gradient_step": 2}),
+    "a fraction too small for the run": ({"update_per_step": 0.001}, {"gradient_step": 0, "reason": "max_epoch"}),
+    "several gradient steps for each step": ({"update_per_step": 2}, {"gradient_step": 96}),
+    "a third of a step never loses one to rounding": ({"update_per_step": 1 / 3}, {"gradient_step": 16}),
+    "random steps first are not learned from": ({"learning_starts": 16}, {"gradient_step": 4, "env_step": 48}),
+    "random steps only": ({"learning_starts": 99}, {"gradient_step": 0, "env_step": 48}),
+    "random steps that end inside a collect count as a whole one": ({"learning_starts": 9}, {"gradient_step": 4}),
+    "a sample of everything": ({"batch_size": None}, {"gradient_step": 6}),
+}
+ON = {
+    "several passes": ({"repeat_per_collect": 3}, {"gradient_step": 18}),
+    "minibatches": ({"batch_size": 4}, {"gradient_step": 12}),
+    "passes of minibatches": ({"batch_size": 4, "repeat_per_collect": 2}, {"gradient_step": 24}),
+}
+ALL = [(kind, name) for name in SCENARIOS for kind in KINDS]
+ALL += [("off", name) for name in OFF] + [("on", name) for name in ON]
+
+
+@pytest.mark.filterwarnings("ignore:no training episode")
+@pytest.mark.parametrize("kind, name", ALL, ids=[f"{kind}-{name}" for kind, name in ALL])
+def test_scenario(kind, name):
+    given, expected = (SCENARIOS | OFF | ON)[name]
+    given = dict(given, callbacks=[Stops(c.event_name, c.reason, c.left) for c in given.get("callbacks", ())])
+    outcome = play(kind, **given)
+    assert outcome.error is None or "error" not in expected, outcome.error
+    if outcome.error is not None:
+        raise outcome.error
+    assert {key: getattr(outcome, key) for key in expected} == expected
+    assert outcome.log[-2:] == ["RunEnd", "finalize"]
+    assert outcome.log.count("RunStart") == outcome.log.count("RunEnd") == 1
+    assert outcome.log.count("EpochEnd") == outcome.epochs
+    assert outcome.trainer.policy.timesteps["num_env_steps_sampled_lifetime"] == outcome.env_step
+
+
+def test_there_are_at_least_forty_of_them():
+    assert len(SCENARIOS) + len(OFF) + len(ON) >= 40
+
+
+HOOKS = ["train_fn", "test_fn", "stop_fn", "compute_score_fn", "save_best_fn", "save_checkpoint_fn", "on_step_hook"]
+HOOKS += ["on_episode_done_hook", "RunStart", "CollectEnd", "UpdateEnd", "EvaluationEnd", "CheckpointSaved", "EpochEnd"]
+HOOKS += ["RunEnd", "logger"]
+
+
+def broken(kind, hook, error, saves):
+    """A trainer whose hook raises, once; the others do nothing."""
+    once = [error]
+
+    def fail(*arguments, **options):
+        if once:
+            raise once.pop()
+        return 0.0 if hook == "compute_score_fn" else None
+
+    options = {"save_checkpoint_fn": lambda *where: (saves.append(where), "somewhere")[1]}
+    if hook in ("train_fn", "test_fn", "stop_fn", "compute_score_fn", "save_best_fn", "save_checkpoint_fn"):
+        options[hook] = fail
+    log = []
+    watchers = [Raises(hook, error)] if hook[0].isupper() else []
+    trainer = trainer_of(kind, callbacks=[*watchers, Recorder(log)], **options)
+    if hook.startswith("on_"):
+        setattr(trainer.train_collector, hook, fail)
+    if hook == "logger":
+        trainer.logger._log = fail
+    return trainer, log
+
+
+@pytest.mark.parametrize("hook, kind", [(hook, KINDS[i % 2]) for i, hook in enumerate(HOOKS)])
+def test_an_exception_in_a_hook_ends_the_run_in_order_and_arrives_whole(hook, kind):
+    saves = []
+    error = LookupError("mine")
+    trainer, log = broken(kind, hook, error, saves)
+    with pytest.raises(LookupError, match="mine") as caught:
+        trainer.run()
+    assert caught.value is error
+    assert trainer.stop_reason == ("max_epoch" if hook == "RunEnd" else "error")
+    assert log[-1:] == ["RunEnd"]
+    if hook != "save_checkpoint_fn":
+        assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
+        assert len(set(saves)) == len(saves)
+    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Raises)]
+    info = trainer.run()  # the trainer is as good as new
+    assert (info.stop_reason, info.train_step, info.gradient_step) == ("max_epoch", 48, 6)
+
+
+@pytest.mark.parametrize("hook, kind", [(hook, KINDS[1 - i % 2]) for i, hook in enumerate(HOOKS) if hook != "RunEnd"])
+def test_an_interrupt_in_a_hook_ends_the_run_in_order_without_an_exception(hook, kind):
+    saves = []
+    trainer, log = broken(kind, hook, KeyboardInterrupt(), saves)
+    info = trainer.run()
+    assert info.stop_reason == "interrupted"
+    assert log[-1:] == ["RunEnd"]
+    if hook != "save_checkpoint_fn":
+        assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_returns_and_lengths_are_of_whole_episodes_whatever_the_collects_are(kind):
+    trainer = trainer_of(
+        kind, step_per_collect=6, step_per_epoch=18, max_epoch=2
+    )  # three vector steps, episodes of four
+    first, second = list(trainer)
+    assert (first.train_collect_stat.returns, first.train_collect_stat.lens) == ((-4.0,) * 4, (4,) * 4)
+    assert second.train_collect_stat.n_collected_episodes == 4
+    assert trainer.info().train_episode == 8
+
+
+@pytest.mark.parametrize("after", ["the end", "an interrupt", "an error", "one epoch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_is_reset_and_run_again_after(kind, after):
+    class Once(Callback):
+        left = 1
+
+        def on_update_end(self, event):
+            if event.env_step == 24 and self.left and after != "the end":
+                self.left = 0
+                raise KeyboardInterrupt if after == "an interrupt" else LookupError("once")
+
+    trainer = trainer_of(kind, callbacks=[] if after in ("the end", "one epoch") else [Once()])
+    if after == "one epoch":
+        next(trainer)
+    elif after == "an error":
+        with pytest.raises(LookupError):
+            trainer.run()
+    else:
+        trainer.run()
+    trainer.reset(reset_buffer=True)
+    zero = outcome_of(trainer)
+    assert (zero.env_step, zero.gradient_step, zero.evaluations, zero.best, zero.reason, zero.epochs) == (
+        *(0, 0, 0, None, None, 0),
+    )
+    assert len(trainer.buffer.episodes() if kind == "on" else trainer.buffer) == 0
+    assert [stats.epoch for stats in trainer] == [1, 2, 3]
+    again = outcome_of(trainer)
+    assert (again.env_step, again.gradient_step, again.steps) == (48, 6, [16] * 3)
+
+
+def test_trainers_of_both_kinds_take_turns_in_a_zip_and_each_is_as_if_alone():
+    on, off = trainer_of("on"), trainer_of("off", max_epoch=2)
+    assert [(a.epoch, b.epoch) for a, b in zip(off, on)] == [(1, 1), (2, 2)]
+    assert (off.stop_reason, on.stop_reason) == ("max_epoch", None)
+    assert next(on).epoch == 3
+    for trainer in (on, off):
+        with pytest.raises(StopIteration):
+            next(trainer)
+    for kind, trainer in (("on", on), ("off", off)):
+        alone = trainer_of(kind, max_epoch=trainer.max_epoch)
+        alone.run()
+        assert learned(alone) == learned(trainer)
+
+
+def test_a_score_that_is_no_number_at_all_is_told():
+    with pytest.raises(TypeError, match="compute_score_fn returned None; it must return a number"):
+        trainer_of("on", compute_score_fn=lambda stats: None).run()
+
+
+def test_test_in_train_is_off_with_a_warning_where_it_cannot_work():
+    with pytest.warns(UserWarning, match="test_in_train=True is off"):
+        trainer = trainer_of("off", test_in_train=True)
+    assert not trainer.test_in_train
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trainer_of("off", test_in_train=True, stop_fn=bool).test_in_train
+
+
+def test_moving_average_of_returns_ignores_what_is_no_number():
+    average = MovAvg(2)
+    assert [average.add(value) for value in (1.0, NAN, 3.0, INF, 5.0)] == [1.0, 1.0, 2.0, 2.0, 4.0]
