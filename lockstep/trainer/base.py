@@ -31,6 +31,7 @@ from lockstep.trainer.checks import (
     check_observers,
     check_parts,
     check_whole,
+    check_wholes,
 )
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import mean_return, run_info, score_of
@@ -99,24 +100,20 @@ class BaseTrainer:
         show_progress: bool = False,
         nan_policy: str = "stop",
     ) -> None:
-        evaluated: dict[str, Any] = {
-            "test_fn": test_fn,
-            "stop_fn": stop_fn,
-            "compute_score_fn": compute_score_fn,
-            "save_best_fn": save_best_fn,
-        }
-        intervals = {"test_interval": test_interval, "checkpoint_interval": checkpoint_interval}
-        flags = {"test_in_train": test_in_train, "resume_from_log": resume_from_log}
+        evaluated: dict[str, Any] = {"test_fn": test_fn, "stop_fn": stop_fn}
+        evaluated |= {"compute_score_fn": compute_score_fn, "save_best_fn": save_best_fn}
+        flags = {"resume_from_log": resume_from_log, "verbose": verbose, "show_progress": show_progress}
         check_parts(policy, train_collector, test_collector)
         check_whole("max_epoch", max_epoch, 0)
+        check_wholes(
+            step_per_epoch=step_per_epoch, test_interval=test_interval, checkpoint_interval=checkpoint_interval
+        )
         check_whole("batch_size", batch_size, 1, optional=True)
-        for name, value in {"step_per_epoch": step_per_epoch, **intervals}.items():
-            check_whole(name, value, 1)
+        check_whole("seed", seed, 0, optional=True)
         check_functions({**evaluated, "train_fn": train_fn, "save_checkpoint_fn": save_checkpoint_fn})
         check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
         check_observers(logger, callbacks, resume_from_log)
-        check_flags({**flags, "verbose": verbose, "show_progress": show_progress})
-        check_whole("seed", seed, 0, optional=True)
+        check_flags({**flags, "test_in_train": test_in_train})
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
         if test_in_train and stop_fn is None:
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)

@@ -20,6 +20,12 @@ def check_whole(name: str, value: Any, least: int, *, optional: bool = False) ->
         raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}{none}")
 
 
+def check_wholes(**values: Any) -> None:
+    """Raises `ValueError` unless each is a whole number of at least 1."""
+    for name, value in values.items():
+        check_whole(name, value, 1)
+
+
 def check_foreign(trainer: str, elsewhere: Mapping[str, str], options: dict[str, Any]) -> None:
     """Takes the parameters of other trainers out of `options`; raises `ValueError` for one that is set.
 
