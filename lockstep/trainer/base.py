@@ -24,6 +24,7 @@ from lockstep.tracking.statistics import (
 from lockstep.trainer.callbacks import Callback, LoggingCallback
 from lockstep.trainer.checkpoints import resume_from_logger
 from lockstep.trainer.checks import (
+    can_test_in_train,
     check_choice,
     check_evaluation,
     check_flags,
@@ -115,8 +116,6 @@ class BaseTrainer:
         check_observers(logger, callbacks, resume_from_log)
         check_flags({**flags, "test_in_train": test_in_train})
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
-        if test_in_train and stop_fn is None:
-            warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
         self.policy, self.max_epoch, self.batch_size = policy, max_epoch, batch_size
         self.train_collector, self.test_collector = train_collector, test_collector
         self.step_per_epoch, self.episode_per_test = step_per_epoch, episode_per_test
@@ -124,7 +123,7 @@ class BaseTrainer:
         self.train_fn, self.test_fn, self.stop_fn = train_fn, test_fn, stop_fn
         self.compute_score_fn = compute_score_fn or mean_return
         self.save_best_fn, self.save_checkpoint_fn = save_best_fn, save_checkpoint_fn
-        self.test_in_train = test_in_train and stop_fn is not None
+        self.test_in_train = can_test_in_train(test_in_train, stop_fn)
         self.logger = logger or LazyLogger()
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *callbacks]
         self.callbacks += [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []

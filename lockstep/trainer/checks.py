@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,13 @@ def check_functions(functions: dict[str, Any]) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
+
+
+def can_test_in_train(wanted: bool, stop_fn: Any) -> bool:
+    """Whether an evaluation inside an epoch could stop the run; a warning where it is wanted in vain."""
+    if wanted and stop_fn is None:
+        warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=4)
+    return wanted and stop_fn is not None
 
 
 def check_flags(flags: dict[str, Any]) -> None:
