@@ -11,9 +11,11 @@ from lockstep.algorithms import (
     A2CConfig,
     AlgorithmConfig,
     APPOConfig,
+    BCConfig,
     C51Config,
     DQNConfig,
     IMPALAConfig,
+    MARWILConfig,
     Policy,
     PPOConfig,
     QRDQNConfig,
@@ -25,7 +27,7 @@ from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner import Learner, LearnerGroup
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.rollout import Collector
-from lockstep.trainer import BaseTrainer, OffpolicyTrainer, OnpolicyTrainer
+from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.run import TrainResult, load_policy, train
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "A2CConfig",
     "APPOConfig",
     "AlgorithmConfig",
+    "BCConfig",
     "BaseTrainer",
     "C51Config",
     "Collector",
@@ -40,9 +43,11 @@ __all__ = [
     "IMPALAConfig",
     "Learner",
     "LearnerGroup",
+    "MARWILConfig",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",
+    "OfflineTrainer",
     "OffpolicyTrainer",
     "OnpolicyTrainer",
     "PPOConfig",

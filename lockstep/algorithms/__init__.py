@@ -4,10 +4,12 @@ import difflib
 
 from lockstep.algorithms.a2c import A2CConfig, A2CLearner
 from lockstep.algorithms.appo import APPOConfig, APPOLearner
+from lockstep.algorithms.bc import BCConfig, BCLearner
 from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
+from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
@@ -20,6 +22,8 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     DQNConfig,
     C51Config,
     QRDQNConfig,
+    BCConfig,
+    MARWILConfig,
 )
 
 
@@ -40,12 +44,16 @@ __all__ = [
     "APPOConfig",
     "APPOLearner",
     "AlgorithmConfig",
+    "BCConfig",
+    "BCLearner",
     "C51Config",
     "C51Learner",
     "DQNConfig",
     "DQNLearner",
     "IMPALAConfig",
     "IMPALALearner",
+    "MARWILConfig",
+    "MARWILLearner",
     "PPOConfig",
     "PPOLearner",
     "Policy",

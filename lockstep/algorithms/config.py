@@ -8,12 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from lockstep.algorithms.build import build_collector, build_learner, build_learners, build_policy
-from lockstep.algorithms.module_specs import check_multi_agent, check_off_policy, checked_policies, module_specs
+from lockstep.algorithms.module_specs import (
+    check_multi_agent,
+    check_off_policy,
+    check_offline,
+    checked_policies,
+    module_specs,
+)
+from lockstep.algorithms.offline import open_data
 from lockstep.algorithms.plain_values import from_plain, to_plain
-from lockstep.data import OfflineDataset
 from lockstep.data.config import OfflineDataSection
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import (
@@ -53,6 +59,8 @@ class AlgorithmConfig:
     training_class: ClassVar[type[TrainingSection]] = TrainingSection
     is_off_policy: ClassVar[bool] = False
     """does it learn from a replay buffer? Then there is a section `replay`"""
+    is_offline: ClassVar[bool] = False
+    """does it learn from data that are there already, without an environment?"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
@@ -125,6 +133,10 @@ class AlgorithmConfig:
             raise ValueError(f"{self.algorithm} has no replay section: it learns from what it has just collected")
         return self.set_section("replay", options)
 
+    def offline_data(self, **options: Any) -> Self:
+        """What an offline algorithm learns from: see `OfflineDataSection`."""
+        return self.set_section("offline_data", options)
+
     def multi_agent(self, **options: Any) -> Self:
         """Which modules there are, whose steps go where, who learns: see `MultiAgentSection`."""
         if "policies" in options:
@@ -139,10 +151,6 @@ class AlgorithmConfig:
     def evaluation(self, **options: Any) -> Self:
         """Evaluation: see `EvaluationSection`."""
         return self.set_section("evaluation", options)
-
-    def offline_data(self, **options: Any) -> Self:
-        """Data that was collected before: see `OfflineDataSection`."""
-        return self.set_section("offline_data", options)
 
     def reporting(self, **options: Any) -> Self:
         """Length of the run and loggers: see `ReportingSection`."""
@@ -310,6 +318,9 @@ class AlgorithmConfig:
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None
+        if self.is_offline:
+            check_offline(self)
+            return
         if self.is_off_policy:
             check_off_policy(self)
             return
@@ -331,6 +342,10 @@ class AlgorithmConfig:
     def exploration(self, action_space: Any) -> EpsilonGreedy | None:
         """How actions are drawn while collecting; None: from the policy's own distribution."""
         return None
+
+    def process_buffer(self, buffer: Any) -> Any:
+        """Offline data as the algorithm wants them; an algorithm that wants them otherwise overrides this."""
+        return buffer
 
     def framework_device_missing(self) -> bool:
         """Is the device one that torch cannot see?"""
@@ -368,13 +383,13 @@ class AlgorithmConfig:
         """A policy that acts and learns."""
         return build_policy(self, env, spaces)
 
+    def build_offline_data(self) -> Any:
+        """The data that `offline_data(input_=...)` names, see `open_data`. `ValueError` where it names none."""
+        return open_data(self.sections["offline_data"])
+
     def build_collector(self, policy: Any = None) -> Any:
         """The collector of training data, on environments of its own."""
         return build_collector(self, policy or self.build_policy())
-
-    def build_offline_data(self) -> OfflineDataset:
-        """The data set that `offline_data` names. `ValueError` where it names none."""
-        return cast(OfflineDataSection, self.sections["offline_data"]).build()
 
     def build_trainer(self, **options: Any) -> Any:
         """The trainer with its policy, collectors, evaluation and (with `folder=`) the run's files."""

@@ -117,6 +117,23 @@ def check_off_policy(config: AlgorithmConfig) -> None:
         )
 
 
+def check_offline(config: AlgorithmConfig) -> None:
+    """Refuses with `ValueError` what learning from data that are there already cannot do."""
+    section = config.sections["environment"]
+    if section.normalize_rewards:
+        raise ValueError(
+            f"environment.normalize_rewards=True is not allowed for {config.algorithm}: it is for rewards as "
+            "they come; scale those of the data instead"
+        )
+    if section.frame_stack > 1:
+        raise ValueError(
+            f"environment.frame_stack={section.frame_stack} is not allowed for {config.algorithm}: data are taken as "
+            "they are; store stacked observations"
+        )
+    if config.compile:
+        raise ValueError(f"framework.compile=True is not allowed for {config.algorithm}: its update is not compiled")
+
+
 def module_specs(config: AlgorithmConfig) -> dict[str, RLModuleSpec | RLModule]:
     """The spec (or the built module) of each module, by id; one spec serves all policies that have none."""
     spec, policies = config.rl_module_spec, config.policies

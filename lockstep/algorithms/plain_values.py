@@ -6,12 +6,15 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.spaces import Space
 
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 from lockstep.modules.spaces import space_from_dict, space_to_dict
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.config import AlgorithmConfig
 
 
 def to_plain(path: str, value: Any) -> Any:
@@ -35,6 +38,20 @@ def to_plain(path: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return {"__import__": _import_path(path, value)}
+
+
+def named_options(config: AlgorithmConfig) -> dict[str, Any]:
+    """`config.to_dict()`; where the environment or the offline data cannot be written they are only named."""
+    try:
+        return config.to_dict()
+    except ValueError:
+        changed, env, data = config.copy(), config.env, config.sections["offline_data"].input_
+        if env is not None and not isinstance(env, str):
+            name = getattr(env, "__name__", type(env).__name__)
+            changed.environment(env=name, observation_space=None, action_space=None)
+        if hasattr(data, "__len__") and not isinstance(data, str | list | tuple):
+            changed.offline_data(input_=None)
+        return changed.to_dict()
 
 
 def from_plain(value: Any) -> Any:

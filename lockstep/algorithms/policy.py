@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.algorithms.offline import fit_normalizers
+from lockstep.algorithms.plain_values import named_options
 from lockstep.algorithms.replaying import update_from_replay
 from lockstep.connectors import FrameStack
 from lockstep.data.rollout import RolloutStore
@@ -20,7 +22,7 @@ from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.modules import DEFAULT_MODULE_ID, RecurrentActor, RLModule, make_actor
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats
@@ -185,7 +187,7 @@ class Policy:
     def update(
         self,
         sample_size: int,
-        buffer: RolloutStore | ReplayBuffer,
+        buffer: RolloutStore | ReplayBuffer | OfflineRows,
         batch_size: int | None = None,
         repeat: int | None = None,
     ) -> TrainingStats:
@@ -196,7 +198,7 @@ class Policy:
         """
         if not self._training:
             raise RuntimeError("update() outside of a training step; use `with policy_within_training_step(policy):`")
-        if isinstance(buffer, ReplayBuffer):
+        if isinstance(buffer, ReplayBuffer | OfflineRows):
             return update_from_replay(self, sample_size, buffer, batch_size, repeat)
         if sample_size != 0:
             raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
@@ -227,8 +229,13 @@ class Policy:
         return self.learner_group.update_from_batch(batch, timesteps=self.timesteps)
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Prepares offline data once; on-policy algorithms leave it as it is."""
-        return buffer
+        """Prepares offline data once: observation statistics take all rows in, the algorithm chooses how they are read.
+
+        Algorithms that are not offline leave a buffer as it is.
+        """
+        if self.config.is_offline:
+            fit_normalizers(buffer, self)
+        return self.config.process_buffer(buffer)
 
     # -- state ---
 
@@ -248,23 +255,13 @@ class Policy:
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
         """The folders of a checkpoint: the group's, and `policy`."""
         own = {
-            "config": self._plain_config(),
+            "config": named_options(self.config),
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
             "timesteps": self.timesteps,
             "rng": self._rng.bit_generator.state,
         }
         return {"policy": {"state": own}, **self.learner_group.checkpoint_folders()}
-
-    def _plain_config(self) -> dict[str, Any]:
-        """The configuration as JSON values; an environment that cannot be imported by name is only named."""
-        try:
-            return self.config.to_dict()
-        except ValueError:
-            env = self.config.env
-            name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-            named = {"env": name, "observation_space": None, "action_space": None}
-            return self.config.copy().environment(**named).to_dict()
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
         """Restores from the folders of a checkpoint; `ValueError` where there is no policy in it."""

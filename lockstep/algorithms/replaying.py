@@ -11,7 +11,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ UNUSED = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
 
 
 def update_from_replay(
-    policy: Policy, sample_size: int, buffer: ReplayBuffer, batch_size: int | None, repeat: int | None
+    policy: Policy, sample_size: int, buffer: ReplayBuffer | OfflineRows, batch_size: int | None, repeat: int | None
 ) -> TrainingStats:
     """`repeat` gradient steps (None: one), each on a fresh sample of `sample_size` transitions; 0: on all of them.
 
@@ -45,12 +45,15 @@ def update_from_replay(
         batch = buffer.sample(now * sample_size) if sample_size else buffer[buffer.permutation()]
         policy.last_batch = batch
         started = time.perf_counter()
-        needed = SampleBatch._trusted({name: column for name, column in batch.items() if name not in UNUSED})
+        needed = {name: column for name, column in batch.items() if name not in UNUSED}
+        if not policy.connectors.obs.is_identity:
+            seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
+            needed |= {name: policy.connectors.obs(needed[name]) for name in seen}
         results = policy.learner_group.update_from_batch(
-            needed, timesteps=policy.timesteps, minibatch_size=sample_size or None
+            SampleBatch._trusted(needed), timesteps=policy.timesteps, minibatch_size=sample_size or None
         )
         parts.append(policy.training_stats(results, started))
-        if buffer.priorities is not None:
+        if isinstance(buffer, ReplayBuffer) and buffer.priorities is not None:
             errors = np.concatenate(policy.learner_group.foreach_learner(_row_errors, DEFAULT_MODULE_ID))
             sound = np.isfinite(errors)  # what is done about the others, nan_policy says
             if sound.any():

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.trees import leaves
-from lockstep.trainer import OffpolicyTrainer, OnpolicyTrainer
+from lockstep.trainer import OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
 
 
@@ -18,22 +18,35 @@ def plan_of(trainer: Trainer, config: AlgorithmConfig, sources: Sequence[str]) -
     """The plan by subject, in words."""
     import torch
 
-    policy, collector = trainer.policy, trainer.collector
-    envs = collector.env
-    left = max(0, trainer.max_epoch * trainer.step_per_epoch - trainer.env_step)
-    facts = _rollout_facts(trainer, left) if isinstance(trainer, OnpolicyTrainer) else _replay_facts(trainer, left)
+    policy, collector = trainer.policy, trainer.train_collector or trainer.test_collector
+    left = max(0, trainer.max_epoch * trainer.step_per_epoch - trainer.position)
+    facts = _data_facts(trainer, left)
     parameters = [p for p in policy.module.parameters() if p.requires_grad]
     threads = torch.get_num_threads()
     return {
         "settings": "; ".join(sources),
-        "environments": f"{envs.num_envs} x {_name(config.env)} ({envs.backend}, {envs.autoreset_mode}): "
-        f"{_space_text(envs.observation_space)} -> {_space_text(envs.action_space)}",
+        "environments": ("" if collector is None else _environments_text(collector.env, config))
+        + f"{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}",
         **facts,
         "networks": f"{sum(p.numel() for p in parameters):,} parameters "
         f"({size_text(sum(p.numel() * p.element_size() for p in parameters))})",
         "device": f"{config.device}, {config.dtype}, {_count(threads, 'thread', 'threads')}, "
         + ("compiled (the first update takes 10-20 s longer)" if config.compile else "eager"),
         "evaluation": _evaluation_text(trainer, config),
+    }
+
+
+def _data_facts(trainer: Trainer, left: int) -> dict[str, str]:
+    if isinstance(trainer, OnpolicyTrainer):
+        return _rollout_facts(trainer, left)
+    return _replay_facts(trainer, left) if isinstance(trainer, OffpolicyTrainer) else _offline_facts(trainer, left)
+
+
+def _offline_facts(trainer: OfflineTrainer, left: int) -> dict[str, str]:
+    size = trainer.batch_size or len(trainer.buffer)
+    return {
+        "gradient steps": f"{left:,} on {size:,} transitions each, {left * size / len(trainer.buffer):.3g} passes",
+        "data": f"{len(trainer.buffer):,} transitions ({type(trainer.buffer).__name__})",
     }
 
 
@@ -89,6 +102,10 @@ def _evaluation_text(trainer: Trainer, config: AlgorithmConfig) -> str:
     how = "drawn actions" if config.evaluation_explore else "most likely actions"
     stop = "" if config.stop_return is None else f"; stops at a mean return of {config.stop_return:g}"
     return f"{trainer.episode_per_test} episodes every {every:,} steps, {how}{stop}"
+
+
+def _environments_text(envs: Any, config: AlgorithmConfig) -> str:
+    return f"{envs.num_envs} x {_name(config.env)} ({envs.backend}, {envs.autoreset_mode}): "
 
 
 def _space_text(space: Any) -> str:

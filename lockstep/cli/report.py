@@ -71,8 +71,7 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
         {
             "final return": return_text(summary.get("final_return"), summary.get("final_return_std")),
             "best return": "none" if best is None else f"{best:.4g} (epoch {epoch}, kept in best/)",
-            "steps": f"{summary['train_step']:,} in {summary['train_episode']:,} episodes, "
-            f"{summary['gradient_step']:,} gradient steps",
+            "steps": _steps_text(summary),
             "speed": f"{summary['steps_per_second']:,.0f} steps/s while training, "
             f"{clock_text(summary['timing']['total_time'])} in all",
             "time": stages,
@@ -81,6 +80,13 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
         }
     )
     return summary
+
+
+def _steps_text(summary: Mapping[str, Any]) -> str:
+    steps = f"{summary['gradient_step']:,} gradient steps"
+    if summary.get("samples_seen"):
+        return f"{steps}, {summary['dataset_passes']:.3g} passes over the data"
+    return f"{summary['train_step']:,} in {summary['train_episode']:,} episodes, {steps}"
 
 
 def show_seeds(folders: Sequence[Path]) -> None:

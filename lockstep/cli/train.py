@@ -60,9 +60,9 @@ def resume_command(command: Resume) -> int:
             ) from error
         if trainer.epoch >= trainer.max_epoch:
             raise CommandFailedError(
-                f"{shown_path(folder.path)} has made all its {trainer.env_step:,} steps; give more with --total-steps"
+                f"{shown_path(folder.path)} has made all its {trainer.position:,} steps; give more with --total-steps"
             )
-        say(f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}, goes on at step {trainer.env_step:,}")
+        say(f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}, goes on at step {trainer.position:,}")
         config = trainer.policy.config
         return _run(trainer, folder, config, ["the run's config.json"], interruption, command.total_steps)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from lockstep.data.offline import OfflineDataset
 from lockstep.state.sections import Section
 
 
@@ -15,8 +14,10 @@ from lockstep.state.sections import Section
 class OfflineDataSection(Section):
     """Where offline data is, and what of it is read."""
 
-    input_: str | Path | Sequence[str | Path] | None = None
-    """a file of `write_rows`, or several, which follow one another"""
+    input_: Any = None
+    """the id of a local Minari dataset; a file of `write_rows`, or several, which follow one another; an `.npz` or
+    `.parquet` file of a batch; the folder of a saved replay buffer; or a `SampleBatch`, `OfflineDataset` or
+    `ReplayBuffer`, which is shared by copies"""
     columns: Sequence[str] | Mapping[str, str] | None = None
     """columns to read; as a dict `{name here: name in the files}`; `None`: all"""
     max_memory_bytes: int = 256 << 20
@@ -24,10 +25,14 @@ class OfflineDataSection(Section):
 
     def validate(self) -> None:
         """Raises `TypeError` or `ValueError` naming the option; the files are opened by `build` only."""
-        given: Any = self.input_
-        paths = [given] if given is None or isinstance(given, str | Path) else given
-        if not isinstance(paths, list | tuple) or not all(p is given or isinstance(p, str | Path) for p in paths):
-            raise TypeError(f"offline_data.input_={given!r} must be the path of a file, a list of paths, or None")
+        given = self.input_
+        paths = given if isinstance(given, list | tuple) else [given]
+        is_data = hasattr(given, "__getitem__") and hasattr(given, "__len__")
+        if not all(isinstance(path, str | Path) or (path is given and (is_data or path is None)) for path in paths):
+            raise TypeError(
+                f"offline_data.input_={given!r} must be the path of a file, a list of paths, the id of a Minari "
+                "dataset, a replay buffer or a batch, or None"
+            )
         if not paths:
             raise ValueError(f"offline_data.input_={given!r} names no file; give one path or several, or None")
         wanted: Any = self.columns
@@ -42,11 +47,17 @@ class OfflineDataSection(Section):
         if self.max_memory_bytes < 0:
             raise ValueError(f"offline_data.max_memory_bytes={self.max_memory_bytes} must be at least 0")
 
-    def build(self) -> OfflineDataset:
-        """The data set. `ValueError` where no file is named, and what `OfflineDataset` raises."""
-        self.validate()
-        if self.input_ is None:
-            raise ValueError(
-                "offline_data.input_ is not set; give the path of a file that write_rows wrote, or several"
-            )
-        return OfflineDataset(self.input_, columns=self.columns, max_memory_bytes=self.max_memory_bytes)
+    def freeze(self) -> None:
+        """From now on setting an option raises; data that was given as it is stays the same object."""
+        given = self.input_
+        super().freeze()
+        if not isinstance(given, list):
+            object.__setattr__(self, "input_", given)
+
+    def copy(self) -> Self:
+        """An independent section that is not frozen, of the same data."""
+        given = self.input_
+        options = replace(self, input_=None)
+        copied = Section.copy(options)
+        copied.input_ = list(given) if isinstance(given, list) else given
+        return copied

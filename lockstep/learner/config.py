@@ -217,6 +217,12 @@ def check_policies_to_train(allowed: object) -> None:
         )
 
 
+def whole_samples(section: TrainingSection) -> None:
+    """Raises `ValueError` for options of passes and minibatches, where each gradient step takes a sample of its own."""
+    require("minibatch_size", section.minibatch_size, section.minibatch_size is None, "None (use train_batch_size)")
+    require("num_epochs", section.num_epochs, section.num_epochs == 1, "1 (each gradient step draws a new sample)")
+
+
 def require(name: str, value: object, condition: bool, allowed: str) -> None:
     """Raises `ValueError` unless `condition`."""
     if not condition:

@@ -15,6 +15,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
+from lockstep.modules.policy_only import DefaultPolicyModule
 from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule, default_module_class
 from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
 from lockstep.modules.rl_module import RLModule, RLModuleSpec
@@ -27,6 +28,7 @@ __all__ = [
     "Actor",
     "BatchedMLP",
     "DefaultActorCriticModule",
+    "DefaultPolicyModule",
     "DefaultQModule",
     "DistributionalQModule",
     "Encoder",

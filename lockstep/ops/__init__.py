@@ -11,7 +11,13 @@ from lockstep.ops.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from lockstep.ops.losses import approximate_kl, clipped_surrogate_loss, clipped_value_loss
+from lockstep.ops.losses import (
+    approximate_kl,
+    clipped_surrogate_loss,
+    clipped_value_loss,
+    exponential_weights,
+    imitation_loss,
+)
 from lockstep.ops.returns import (
     discounted_returns,
     gae,
@@ -38,7 +44,9 @@ __all__ = [
     "clipped_value_loss",
     "discounted_returns",
     "explained_variance",
+    "exponential_weights",
     "gae",
+    "imitation_loss",
     "lambda_returns",
     "monte_carlo_returns",
     "n_step_returns",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from lockstep.ops.distributions import Distribution
 
 
 def clipped_surrogate_loss(
@@ -104,3 +107,32 @@ def approximate_kl(logp: Tensor, old_logp: Tensor, *, estimator: KlEstimator = "
     if estimator == "k2":
         return 0.5 * log_ratio.square()
     raise ValueError(f"Unknown KL estimator {estimator!r}; allowed are 'k1', 'k2' and 'k3'.")
+
+
+def imitation_loss(dist: Distribution, actions: Tensor, *, kind: Literal["log_prob", "mse"] = "log_prob") -> Tensor:
+    """How far a policy is from given actions: `-log pi(a | s)`, or the squared distance of its most likely action.
+
+    Args:
+        dist: of `N` rows.
+        actions: `[N]` or `[N, A]`, as learned from.
+        kind: `"mse"`: the mean over the `A` entries of a continuous action.
+
+    Returns:
+        `[N]`, to be minimised.
+    """
+    if kind == "mse":
+        return (dist.mode() - actions).square().mean(-1)
+    return -dist.log_prob(actions)
+
+
+def exponential_weights(advantages: Tensor, temperature: float, limit: float | None = None) -> Tensor:
+    """`min(exp(temperature * A), limit)`: how much each action counts in advantage-weighted imitation (Wang et al.
+    2018, algorithm 1; Kostrikov et al. 2021, arXiv:2110.06169, equation 7).
+
+    Returns:
+        `[N]`; finite for every finite advantage where there is a limit.
+    """
+    exponents = temperature * advantages
+    if limit is None:
+        return exponents.exp()
+    return exponents.clamp(max=math.log(limit)).exp()

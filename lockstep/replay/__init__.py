@@ -11,11 +11,13 @@ from lockstep.replay.named import (
 )
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.ring import Placed
+from lockstep.replay.rows import OfflineRows
 
 __all__ = [
     "HERReplayBuffer",
     "HERVectorReplayBuffer",
     "Hindsight",
+    "OfflineRows",
     "Placed",
     "Priorities",
     "PrioritizedReplayBuffer",

@@ -123,7 +123,7 @@ class TimingStats:
     train_time_update: float = 0.0
     test_time: float = 0.0
     update_speed: float = 0.0
-    """environment steps per second of training time (collection and updates)"""
+    """environment steps (offline: gradient steps) per second of training time (collection and updates)"""
     env_time: float = 0.0
     """of the collection, inside the environments"""
     act_time: float = 0.0
@@ -145,6 +145,10 @@ class InfoStats:
     test_episode: int = 0
     timing: TimingStats = field(default_factory=TimingStats)
     stop_reason: str | None = None
+    samples_seen: int = 0
+    """offline: transitions in all gradient steps"""
+    dataset_passes: float = 0.0
+    """offline: how often each transition was learned from, on the average"""
     history: tuple[EpochStats, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from lockstep.trainer.build import build_onpolicy_trainer, build_trainer, restor
 from lockstep.trainer.callbacks import Callback, CheckpointCallback, EarlyStop, LoggingCallback
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import gather_info, test_episode
+from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
 from lockstep.trainer.profiler import Profiler
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointCallback",
     "EarlyStop",
     "LoggingCallback",
+    "OfflineTrainer",
     "OffpolicyTrainer",
     "OnpolicyTrainer",
     "Profiler",

@@ -238,7 +238,8 @@ class BaseTrainer:
                 test = self._evaluate()
             self._tick()
             info = self.info(with_history=False)
-            stats = EpochStats(self.epoch, self.collected, test, merge_training_stats(self.updates), info)
+            collected = None if self.train_collector is None else self.collected
+            stats = EpochStats(self.epoch, collected, test, merge_training_stats(self.updates), info)
             self.history.append(stats)
             self.in_epoch, self.epoch_end_due = False, True
             self.carried_steps = self.epoch_steps - self.step_per_epoch
@@ -262,7 +263,9 @@ class BaseTrainer:
 
     def _training_step(self) -> None:
         """One collect and one update."""
-        raise TypeError(f"{type(self).__name__} has no training step; use OnpolicyTrainer or OffpolicyTrainer")
+        raise TypeError(
+            f"{type(self).__name__} has no training step; use OnpolicyTrainer, OffpolicyTrainer or OfflineTrainer"
+        )
 
     def _count_collect(self, stats: CollectStats) -> None:
         self.env_step += stats.n_collected_steps
@@ -322,6 +325,11 @@ class BaseTrainer:
 
     def _tick(self) -> None:
         self.seconds["total"] = time.monotonic() - self._clock
+
+    @property
+    def position(self) -> int:
+        """Environment steps so far; of a run that collects nothing, gradient steps."""
+        return self.env_step or self.gradient_step
 
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step

@@ -23,12 +23,13 @@ from lockstep.tracking import (
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.checkpoints import restore_trainer, save_trainer
+from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
 
 __all__ = ["build_onpolicy_trainer", "build_trainer", "restore_trainer", "save_trainer"]
 
-Trainer = OnpolicyTrainer | OffpolicyTrainer
+Trainer = OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer
 
 
 def build_trainer(
@@ -47,14 +48,12 @@ def build_trainer(
     policy = config.build_policy()
     per_update = steps_per_update(config)
     per_epoch = epoch_length(config, per_update)
-    evaluate = config.evaluation_interval > 0
+    evaluate = config.evaluation_interval > 0 and not (config.is_offline and config.env is None)
     stop_return = config.stop_return
     options: dict[str, Any] = {
         "max_epoch": -(-config.total_steps // per_epoch),
-        "train_collector": config.build_collector(policy),
         "test_collector": build_test_collector(config, policy) if evaluate else None,
         "step_per_epoch": per_epoch,
-        "step_per_collect": per_update,
         "episode_per_test": config.evaluation_episodes if evaluate else None,
         "test_interval": config.evaluation_interval or 1,
         "stop_fn": None if stop_return is None else lambda score: score >= stop_return,
@@ -62,8 +61,13 @@ def build_trainer(
         "checkpoint_interval": config.checkpoint_interval,
         "callbacks": [*(make() for make in config.sections["callbacks"].classes), *callbacks],
     }
+    if not config.is_offline:
+        options |= {"train_collector": config.build_collector(policy), "step_per_collect": per_update}
     trainer: Trainer
-    if config.is_off_policy:
+    if config.is_offline:
+        data = config.build_offline_data()
+        trainer = OfflineTrainer(policy, batch_size=config.train_batch_size, buffer=data, **options)
+    elif config.is_off_policy:
         options |= {"update_per_step": config.update_per_step, "learning_starts": config.learning_starts}
         trainer = OffpolicyTrainer(policy, batch_size=config.train_batch_size, **options)
     else:
@@ -76,22 +80,26 @@ def build_trainer(
 
 def build_onpolicy_trainer(config: AlgorithmConfig, **options: Any) -> OnpolicyTrainer:
     """As `build_trainer`; `ValueError` for an algorithm that learns from a replay buffer."""
-    if config.is_off_policy:
-        raise ValueError(f"{config.algorithm} learns from a replay buffer; use build_trainer")
+    if config.is_off_policy or config.is_offline:
+        what = "a replay buffer" if config.is_off_policy else "data that are there already"
+        raise ValueError(f"{config.algorithm} learns from {what}; use build_trainer")
     trainer = build_trainer(config, **options)
     assert isinstance(trainer, OnpolicyTrainer)
     return trainer
 
 
 def steps_per_update(config: AlgorithmConfig) -> int:
-    """Environment steps in one collect: as configured, else a train batch (off-policy: one vector step)."""
+    """Environment steps in one collect: as configured, else a train batch (off-policy: one vector step; offline: 1)."""
+    if config.is_offline:
+        return 1
     num_envs = config.num_envs_per_env_runner
     default = 1 if config.is_off_policy else -(-config.train_batch_size // num_envs)
     return int((config.rollout_fragment_length or default) * num_envs)
 
 
 def epoch_length(config: AlgorithmConfig, per_update: int) -> int:
-    """Environment steps in an epoch, a multiple of `per_update`: as configured, or about a tenth of the run.
+    """Environment steps (offline: gradient steps) in an epoch, a multiple of `per_update`: as configured, or about a
+    tenth of the run.
 
     Where it can be, the epochs divide the run, so that it ends with the update that reaches `total_steps`.
     """
@@ -121,7 +129,7 @@ def keep_files(trainer: BaseTrainer, folder: RunFolder, num_to_keep: int) -> Non
     """Checkpoints after each epoch, and the best policy."""
 
     def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path:
-        path = save_trainer(trainer, folder.checkpoint_path(env_step))
+        path = save_trainer(trainer, folder.checkpoint_path(trainer.position))
         folder.prune_checkpoints(num_to_keep)
         return path
 

@@ -93,8 +93,8 @@ class LoggingCallback(Callback):
         return None
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Scope `test/`."""
-        self.logger.log_test_data(event.stats.to_dict(), event.env_step)
+        """Scope `test/`, at environment steps; gradient steps where nothing is collected."""
+        self.logger.log_test_data(event.stats.to_dict(), event.position)
         return None
 
     def on_epoch_end(self, event: EpochEnd) -> Stop:

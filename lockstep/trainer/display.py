@@ -28,8 +28,8 @@ class ProgressDisplay(Callback):
         self.title, self.note = title, ""
         self._console, self._wanted = console, live
         self._live: Any = None
-        self._total = 0
-        self._started, self._first_step, self._env_step, self._drawn = 0.0, 0, 0, 0.0
+        self._total, self._is_offline = 0, False
+        self._started, self._first_step, self._step, self._drawn = 0.0, 0, 0, 0.0
         self._train, self._updates = CollectStats(), TrainingStats()
         self._test: CollectStats | None = None
         self._best: tuple[float, int] | None = None
@@ -48,7 +48,8 @@ class ProgressDisplay(Callback):
 
         trainer = event.trainer
         self._total = trainer.max_epoch * trainer.step_per_epoch
-        self._started, self._first_step, self._env_step = time.monotonic(), event.env_step, event.env_step
+        self._is_offline = trainer.train_collector is None
+        self._started, self._first_step, self._step = time.monotonic(), event.position, event.position
         self._console = self._console or Console(markup=False, highlight=False, emoji=False)
         if self._console.is_terminal if self._wanted is None else self._wanted:
             self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
@@ -57,7 +58,7 @@ class ProgressDisplay(Callback):
 
     def on_collect_end(self, event: CollectEnd) -> Stop:
         """Counts steps; keeps the last episodes that ended."""
-        self._env_step = event.env_step
+        self._step = event.position
         if event.stats.returns:
             self._train = event.stats
         self._draw()
@@ -65,6 +66,7 @@ class ProgressDisplay(Callback):
 
     def on_update_end(self, event: UpdateEnd) -> Stop:
         """Keeps the losses."""
+        self._step = event.position
         self._updates = event.stats
         self._draw()
         return None
@@ -73,7 +75,7 @@ class ProgressDisplay(Callback):
         """Keeps the returns."""
         self._test = event.stats
         if event.is_best:
-            self._best = (event.score, event.env_step)
+            self._best = (event.score, event.position)
         self._draw()
         if self._live is None and event.epoch == 0:
             self._say(f"{self._steps_text(0)}  evaluation {_episodes_text(event.stats)}")
@@ -97,32 +99,33 @@ class ProgressDisplay(Callback):
 
     def line(self, epoch: EpochStats) -> str:
         """One epoch as plain text."""
-        train = epoch.train_collect_stat or CollectStats()
-        parts = [self._steps_text(epoch.info_stat.train_step)]
+        info, train = epoch.info_stat, epoch.train_collect_stat
+        parts = [self._steps_text(info.train_step or info.gradient_step)]
         if epoch.test_collect_stat is not None:
             parts.append(f"evaluation {_episodes_text(epoch.test_collect_stat)}")
-        parts.append(f"training {_episodes_text(train)}")
+        if train is not None:
+            parts.append(f"training {_episodes_text(train)}")
         if epoch.training_stat is not None:
             parts.append(_losses_text(epoch.training_stat))
-        parts += [f"{epoch.info_stat.timing.update_speed:,.0f} steps/s", f"{self._left_text()} left"]
+        parts += [f"{info.timing.update_speed:,.0f} steps/s", f"{self._left_text()} left"]
         return "  ".join(part for part in parts if part)
 
     def _say(self, text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
-    def _steps_text(self, env_step: int) -> str:
+    def _steps_text(self, step: int) -> str:
         total = f"{self._total:,}"
-        return f"{env_step:>{len(total)},}/{total} steps"
+        return f"{step:>{len(total)},}/{total} steps"
 
     def _speed(self) -> float:
         """Steps for each second of this process since the run began or went on, evaluations included."""
         elapsed = time.monotonic() - self._started
-        return (self._env_step - self._first_step) / elapsed if elapsed > 0 else 0.0
+        return (self._step - self._first_step) / elapsed if elapsed > 0 else 0.0
 
     def _left_text(self) -> str:
         speed = self._speed()
-        return "?" if speed <= 0 else clock_text(max(0, self._total - self._env_step) / speed)
+        return "?" if speed <= 0 else clock_text(max(0, self._total - self._step) / speed)
 
     def _draw(self) -> None:
         if self._live is not None and time.monotonic() - self._drawn >= REFRESH_SECONDS:
@@ -137,8 +140,8 @@ class ProgressDisplay(Callback):
 
         head = Table.grid(padding=(0, 2))
         head.add_row(
-            ProgressBar(total=max(1, self._total), completed=self._env_step, width=30),
-            self._steps_text(self._env_step),
+            ProgressBar(total=max(1, self._total), completed=self._step, width=30),
+            self._steps_text(self._step),
             f"{self._speed():,.0f} steps/s",
             f"{self._left_text()} left",
         )
@@ -146,7 +149,8 @@ class ProgressDisplay(Callback):
         if self._test is not None:
             best = "" if self._best is None else f"best {self._best[0]:.4g} at {self._best[1]:,}"
             body.add_row("evaluation", _episodes_text(self._test), best)
-        body.add_row("training", _episodes_text(self._train), "")
+        if not self._is_offline:
+            body.add_row("training", _episodes_text(self._train), "")
         losses = Table.grid(padding=(0, 2))
         losses.add_row("update    ", _losses_text(self._updates) or "none yet")
         parts: list[Any] = [Text(self.title, style="bold")] if self.title else []

@@ -55,7 +55,7 @@ def run_info(trainer: BaseTrainer, with_history: bool = True) -> InfoStats:
         seconds["collect"],
         seconds["update"],
         seconds["test"],
-        trainer.env_step / train if train else 0.0,
+        trainer.position / train if train else 0.0,
         seconds["env"],
         seconds["act"],
     )
@@ -71,5 +71,5 @@ def run_info(trainer: BaseTrainer, with_history: bool = True) -> InfoStats:
         trainer.test_episode,
         timing,
         trainer.stop_reason,
-        tuple(trainer.history) if with_history else (),
+        history=tuple(trainer.history) if with_history else (),
     )

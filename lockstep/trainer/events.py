@@ -17,6 +17,11 @@ class Event:
     env_step: int
     gradient_step: int
 
+    @property
+    def position(self) -> int:
+        """Environment steps; of a run that collects nothing, gradient steps."""
+        return self.env_step or self.gradient_step
+
 
 @dataclass(frozen=True)
 class RunStart(Event):

@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.plain_values import named_options
 from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.tracking import RunFolder, plot_runs
@@ -80,12 +81,9 @@ def prepare_run(
 
 def new_folder(config: AlgorithmConfig, root: str | Path) -> RunFolder:
     """A new run's folder with its `config.json`."""
-    name = config.env if isinstance(config.env, str) else getattr(config.env, "__name__", type(config.env).__name__)
-    try:
-        plain = config.to_dict()
-    except ValueError:
-        plain = config.copy().environment(env=name).to_dict()
-    return RunFolder.create(root, algo=config.algorithm, env=str(name), seed=config.seed, config=plain)
+    env = config.env
+    name = "offline" if env is None else env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    return RunFolder.create(root, algo=config.algorithm, env=name, seed=config.seed, config=named_options(config))
 
 
 def run_in_folder(trainer: Trainer, folder: RunFolder) -> TrainResult:

@@ -99,7 +99,7 @@ class VideoCallback(Callback):
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
         """Records, where it is time."""
         if self._policy is not None and self.num_evaluations % self.interval == 0:
-            path = self.directory / f"step_{event.env_step:012d}{self.suffix}"
+            path = self.directory / f"step_{event.position:012d}{self.suffix}"
             record_video(self._policy, path, num_episodes=self.num_episodes, seed=self.seed)
         self.num_evaluations += 1
         return None

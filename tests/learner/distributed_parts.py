@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from learner_parts import BOX, MODULE, THREE, parameters
 
-from lockstep import C51Config, DQNConfig, QRDQNConfig, SampleBatch
+from lockstep import BCConfig, C51Config, DQNConfig, MARWILConfig, QRDQNConfig, SampleBatch
 from lockstep.algorithms.a2c import A2CLearner, A2CTraining
 from lockstep.algorithms.appo import APPOLearner, APPOTraining
 from lockstep.algorithms.impala import IMPALALearner, IMPALATraining
@@ -54,7 +54,7 @@ LEARNERS = {
     "appo": (APPOLearner, APPOTraining),
     "shard_mean": (ShardMeanPPO, PPOTraining),
 }
-REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig}
+REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig, "bc": BCConfig, "marwil": MARWILConfig}
 """learn from batches with next observations"""
 
 

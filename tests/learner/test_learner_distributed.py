@@ -56,6 +56,10 @@ CASES = {
     ),
     "appo, multi-agent, absent modules": Case("appo", CLIPPED, modules=("p0", "p1"), empty=True, minibatch_size=20),
     "appo, from batches": Case("appo", CLIPPED, source="batch"),
+    "bc, empty shards": Case("bc", {**CLIPPED, "entropy_coeff": 0.01}, source="batch", empty=True),
+    "marwil, empty shards": Case(
+        "marwil", {**CLIPPED, "moving_average_sqd_adv_norm_update_rate": 0.1}, source="batch", empty=True
+    ),
 }
 
 

@@ -1,0 +1,85 @@
+"""BC: behaviour cloning, the policy that makes given actions most likely (Pomerleau 1991, "Efficient training of
+artificial neural networks for autonomous navigation"; Bain & Sammut 1995).
+
+    minimise  -E_data[log pi(a | s)]
+
+for every action space; of a Box with `loss="mse"` the squared distance between the most likely action and the given
+one instead. Learns from `offline_data(input_=...)`: only observations and actions are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.learner.config import TrainingSection, choice, whole_samples
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.modules import DefaultPolicyModule
+from lockstep.ops.losses import imitation_loss
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class BCTraining(TrainingSection):
+    """Options of `BCConfig.training(...)`."""
+
+    lr: ScheduleLike = 1e-3
+    train_batch_size: int = 256
+    """rows in one gradient step, over all learners"""
+    loss: Literal["log_prob", "mse"] = "log_prob"
+    """what is made small: minus the log-probability of the given actions, or, of a Box, their squared distance from
+    the most likely ones"""
+    entropy_coeff: ScheduleLike = 0.0
+    """how much the entropy counts that keeps a policy from being surer than the data"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        whole_samples(self)
+        choice("loss", self.loss, ("log_prob", "mse"))
+
+
+class BCLearner(Learner):
+    """The update of BC."""
+
+    scheduled = ("entropy_coeff",)
+
+    def setup_module(self, module_id: str) -> None:
+        """Refuses a distance of actions where they are choices."""
+        config: Any = self.config_of(module_id)
+        space = self.module[module_id].action_space
+        if config.loss == "mse" and self.module[module_id].action_dist_cls.is_discrete:
+            raise ValueError(f"training.loss='mse' needs a Box of actions, not {space}; set it to 'log_prob'")
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads."""
+        return (Columns.OBS, Columns.ACTIONS)
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """The mean of what `loss` names, minus the weighted entropy."""
+        dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        actions = batch[Columns.ACTIONS]
+        policy_loss = self.masked_mean(imitation_loss(dist, actions, kind=config.loss), batch)
+        entropy = self.masked_mean(dist.entropy(), batch)
+        self.log(module_id, policy_loss=policy_loss, entropy=entropy)
+        return policy_loss - self.coefficient(module_id, "entropy_coeff") * entropy
+
+
+class BCConfig(AlgorithmConfig):
+    """`BCConfig().environment("CartPole-v1").offline_data(input_="my/data-v0").build_trainer().run()`."""
+
+    algorithm = "bc"
+    learner_class = BCLearner
+    training_class = BCTraining
+    is_offline = True
+
+    def default_module_class(self, model_config: Any) -> Any:
+        """A policy without a value function."""
+        return DefaultPolicyModule
+
+
+__all__ = ["BCConfig", "BCLearner", "BCTraining"]

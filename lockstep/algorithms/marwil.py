@@ -1,0 +1,127 @@
+"""MARWIL: monotonic advantage re-weighted imitation learning (Wang et al. 2018, "Exponentially weighted imitation
+learning for batched historical data", NeurIPS).
+
+With the return R of the rest of the episode, A = R - V(s) and c^2 a moving average of A^2:
+
+    minimise  -E_data[exp(beta A / c) log pi(a | s)] + vf_coeff E_data[A^2 / 2]        (algorithm 1)
+
+`beta=0` is behaviour cloning. An episode that was cut off goes on with V(last observation). The returns are made from
+whole episodes, so the data must be a replay buffer, or have them as `rewards` (with `discounts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.ops.losses import exponential_weights
+from lockstep.replay import ReplayBuffer
+from lockstep.replay.views import with_whole_returns
+from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class MARWILTraining(TrainingSection):
+    """Options of `MARWILConfig.training(...)`."""
+
+    lr: ScheduleLike = 1e-3
+    train_batch_size: int = 256
+    """rows in one gradient step, over all learners"""
+    beta: float = 1.0
+    """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
+    vf_coeff: float = 1.0
+    """how much the value error counts"""
+    moving_average_sqd_adv_norm_start: float = 100.0
+    """c^2 before the first gradient step"""
+    moving_average_sqd_adv_norm_update_rate: float = 1e-2
+    """how far c^2 goes towards the mean of A^2 in each gradient step (the paper: 1e-8, which leaves it as it is)"""
+    max_weight: float | None = 100.0
+    """no action counts more than this; None: the paper, without a limit"""
+    bc_logstd_coeff: float = 0.0
+    """how much large deviations of a Gaussian are rewarded, so that it does not collapse onto few data"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        whole_samples(self)
+        for name in ("beta", "vf_coeff", "bc_logstd_coeff"):
+            require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        start, rate = self.moving_average_sqd_adv_norm_start, self.moving_average_sqd_adv_norm_update_rate
+        require("moving_average_sqd_adv_norm_start", start, start > 0, "above 0")
+        require("moving_average_sqd_adv_norm_update_rate", rate, 0 <= rate <= 1, "between 0 and 1")
+        limit = self.max_weight
+        require("max_weight", limit, limit is None or limit > 0, "above 0, or None")
+
+
+class MARWILLearner(Learner):
+    """The update of MARWIL."""
+
+    def setup_module(self, module_id: str) -> None:
+        """The moving average of squared advantages is part of the learner's state."""
+        config: Any = self.config_of(module_id)
+        start = torch.tensor(config.moving_average_sqd_adv_norm_start, dtype=self.dtype, device=self.device)
+        self.register_state(f"{module_id}/squared_advantages", start)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads (`discounts` only where they are there)."""
+        return (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
+
+    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
+        """Policy and value at the observations."""
+        return {mid: self.module[mid].forward_train({Columns.OBS: part[Columns.OBS]}) for mid, part in batch.items()}
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """Weighted imitation and the value error."""
+        module = self.module[module_id]
+        dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        values = fwd_out[Columns.VF_PREDS]
+        with torch.no_grad():
+            going_on = (~batch[Columns.TERMINATEDS].bool()).to(values.dtype)  # what was cut off does go on
+            following = module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]})
+            returns = batch[Columns.REWARDS] + batch.get(Columns.DISCOUNTS, config.gamma) * going_on * following
+        advantages = returns - values
+        vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
+        average = self.registered[f"{module_id}/squared_advantages"]
+        with torch.no_grad():
+            average.lerp_(2.0 * vf_loss.detach(), config.moving_average_sqd_adv_norm_update_rate)
+            scaled = advantages.detach() / (average.sqrt() + 1e-8)
+            weights = exponential_weights(scaled, config.beta, config.max_weight)
+        policy_loss = -self.masked_mean(weights * dist.log_prob(batch[Columns.ACTIONS]), batch)
+        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=self.masked_mean(dist.entropy(), batch))
+        self.log(module_id, weight_mean=self.masked_mean(weights, batch), squared_advantages=average.clone())
+        loss = policy_loss + config.vf_coeff * vf_loss
+        if config.bc_logstd_coeff and not module.action_dist_cls.is_discrete:
+            log_std = fwd_out[Columns.ACTION_DIST_INPUTS].chunk(2, dim=-1)[1]
+            loss = loss - config.bc_logstd_coeff * self.masked_mean(log_std.mean(-1), batch)
+        return loss
+
+
+class MARWILConfig(AlgorithmConfig):
+    """`MARWILConfig().environment("CartPole-v1").offline_data(input_="my/data-v0").build_trainer().run()`."""
+
+    algorithm = "marwil"
+    learner_class = MARWILLearner
+    training_class = MARWILTraining
+    is_offline = True
+
+    def process_buffer(self, buffer: Any) -> Any:
+        """Rewards become returns of the rest of the episode. `MalformedBufferError` for rows without their episodes."""
+        if isinstance(buffer, ReplayBuffer):
+            return with_whole_returns(buffer, self.gamma)
+        if Columns.DISCOUNTS not in buffer[[0]]:
+            raise MalformedBufferError(
+                "marwil needs the returns of whole episodes; give the data as a replay buffer, or with returns as "
+                "'rewards' and gamma ** (number of steps) as 'discounts'"
+            )
+        return buffer
+
+
+__all__ = ["MARWILConfig", "MARWILLearner", "MARWILTraining"]

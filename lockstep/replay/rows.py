@@ -1,0 +1,83 @@
+"""`OfflineRows`: rows without an order in time, given out as a replay buffer gives out its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from lockstep.data.sample_batch import SampleBatch, concat_samples
+
+
+class Rows(Protocol):
+    """A `SampleBatch` or an `OfflineDataset`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+
+class OfflineRows:
+    """The rows of a `SampleBatch`, or of an `OfflineDataset` on disk, which may have any columns.
+
+    `sample(n)` gives the next `n` rows of an endless sequence of passes: each pass is a permutation of all rows of its
+    own, so that every row is seen once before any is seen again. `convert(batch) -> batch` is applied to what is given
+    out.
+    """
+
+    priorities = None
+
+    def __init__(self, rows: Rows, *, seed: int = 0, convert: Callable[[SampleBatch], SampleBatch] | None = None):
+        self.rows, self.convert, self.seed = rows, convert, seed
+        self.drawn = 0
+        """rows given out so far"""
+        self._pass, self._order = -1, np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"OfflineRows({self.rows!r})"
+
+    def sample(self, n: int) -> SampleBatch:
+        """The next `n` rows. `ValueError` for n < 1 or where there is no row."""
+        if n < 1 or not len(self):
+            raise ValueError(f"{n} rows cannot be drawn of {len(self)}")
+        pieces, position = [], self.drawn
+        self.drawn += n
+        while n:
+            number, start = divmod(position, len(self))
+            taken = min(n, len(self) - start)
+            pieces.append(self[self._permutation(number)[start : start + taken]])
+            position, n = position + taken, n - taken
+        return pieces[0] if len(pieces) == 1 else concat_samples(pieces)
+
+    def permutation(self) -> np.ndarray:
+        """The numbers of all rows in the order of the next pass, int64 [len]; the pass counts as given out."""
+        number = -(-self.drawn // len(self))
+        self.drawn = (number + 1) * len(self)
+        return self._permutation(number)
+
+    def __getitem__(self, index: np.ndarray) -> SampleBatch:
+        """Rows by number, int [N]."""
+        batch: SampleBatch = self.rows[index]
+        return batch if self.convert is None else self.convert(batch)
+
+    def _permutation(self, number: int) -> np.ndarray:
+        if number != self._pass:
+            self._pass = number
+            self._order = np.random.default_rng((self.seed, number)).permutation(len(self))
+        return self._order
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the sequence stands."""
+        return {"drawn": self.drawn, "seed": self.seed, "num_rows": len(self)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """The same rows follow as where the state was taken. `ValueError` for one of other rows or another seed."""
+        for name, mine in (("seed", self.seed), ("num_rows", len(self))):
+            if int(state[name]) != mine:
+                raise ValueError(f"the state was taken with {name}={state[name]}; here it is {mine}")
+        self.drawn = int(state["drawn"])

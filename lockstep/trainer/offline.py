@@ -1,0 +1,170 @@
+"""`OfflineTrainer`: learn from data that are there already."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lockstep.algorithms.offline import OfflineData, offline_source
+from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.data.trees import named_leaves
+from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.replay import ReplayBuffer
+from lockstep.rollout.collector import Collector
+from lockstep.rollout.errors import MalformedBufferError
+from lockstep.tracking.statistics import InfoStats
+from lockstep.trainer.base import BaseTrainer
+from lockstep.trainer.checks import check_foreign
+
+COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
+ELSEWHERE = {
+    "train_collector": COLLECTS_NOTHING,
+    "step_per_collect": COLLECTS_NOTHING,
+    "episode_per_collect": COLLECTS_NOTHING,
+    "repeat_per_collect": "counts its epochs in gradient steps; set step_per_epoch",
+    "update_per_step": "makes one gradient step for each step of an epoch; set step_per_epoch",
+    "learning_starts": COLLECTS_NOTHING,
+    "test_in_train": "has no training returns to look at; set test_interval",
+    "reward_metric": "trains one agent, whose return is one number already",
+}
+"""parameters of other trainers, and what this one does instead"""
+UPDATES_AT_ONCE = 64
+"""gradient steps between two events: callbacks see their common statistics"""
+ROWS_OF_FINGERPRINT = 64
+
+
+class OfflineTrainer(BaseTrainer):
+    """Trains a policy on what others have collected.
+
+    `buffer`: a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari dataset or the path of a
+    file (`lockstep.algorithms.offline_source` says whose actions it holds). It goes once through
+    `policy.process_buffer`. `step_per_epoch` counts gradient steps, each on `batch_size` transitions: of a replay
+    buffer drawn with replacement, of other data without, pass after pass; `None`: on all of them, once each.
+    `env_step` stays 0; `samples_seen` and `dataset_passes` count, and schedules go by gradient steps. `train_fn` is
+    called before every 64 gradient steps (fewer at the end of an epoch), which are one event. Other parameters:
+    `BaseTrainer`.
+
+    Raises `MalformedBufferError` for data that are empty, have NaN, or do not fit the policy.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        buffer: Any,
+        max_epoch: int,
+        batch_size: int | None,
+        step_per_epoch: int,
+        test_collector: Collector | None = None,
+        **options: Any,
+    ) -> None:
+        if options.get("test_in_train") is False:
+            options.pop("test_in_train")
+        check_foreign("OfflineTrainer", ELSEWHERE, options)
+        super().__init__(policy, max_epoch, batch_size, None, test_collector, step_per_epoch, **options)
+        try:
+            source = offline_source(buffer, policy)
+            self.buffer: OfflineData = policy.process_buffer(source)
+        except (KeyError, ValueError) as error:
+            if isinstance(error, MalformedBufferError):
+                raise
+            raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
+        self.fingerprint = _fingerprint(self.buffer)
+
+    def _zero(self) -> None:
+        super()._zero()
+        self.samples_seen = 0
+        """transitions in all gradient steps so far"""
+
+    @property
+    def dataset_passes(self) -> float:
+        """How often each transition was learned from, on the average."""
+        return self.samples_seen / len(self.buffer)
+
+    def _training_step(self) -> None:
+        """Some gradient steps."""
+        due = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
+        self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
+        try:
+            with policy_within_training_step(self.policy):
+                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
+            self.epoch_steps += due
+            self.samples_seen += due * (self.batch_size or len(self.buffer))
+            self._count_update(training)
+        except FloatingPointError:
+            self.bad_batch = None if self.policy.last_batch is None else dict(self.policy.last_batch.items())
+            raise
+
+    def info(self, with_history: bool = True) -> InfoStats:
+        """The run so far."""
+        info = super().info(with_history)
+        return replace(info, samples_seen=self.samples_seen, dataset_passes=self.dataset_passes)
+
+    # -- state ---
+
+    def get_state(self) -> dict[str, Any]:
+        """As `BaseTrainer.get_state`, and the samples seen; where drawing stands is a folder of its own."""
+        return {**super().get_state(), "samples_seen": self.samples_seen}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from `get_state`."""
+        super().set_state(state)
+        self.samples_seen = int(state["samples_seen"])
+
+    def own_folders(self) -> dict[str, dict[str, Any]]:
+        """Where drawing from the data stands, and marks by which the data are known. The data are not saved."""
+        return {"offline": {"state": {"data": self.fingerprint, "drawing": _drawing(self.buffer)}}}
+
+    def set_own_folders(self, folders: Mapping[str, Any]) -> None:
+        """Draws on as where `own_folders` was taken. `ValueError` for other data."""
+        if "offline" not in folders:
+            raise ValueError(f"the checkpoint is not of an offline run: it has {sorted(folders)}")
+        state = folders["offline"]["state"]
+        if state["data"] != self.fingerprint:
+            raise ValueError(
+                f"the run was made with other data ({state['data']['num_rows']} rows, these have {len(self.buffer)}); "
+                "go on with the same"
+            )
+        _set_drawing(self.buffer, state["drawing"])
+
+
+def _drawing(buffer: OfflineData) -> dict[str, Any]:
+    """Random numbers, and priorities where there are any."""
+    if not isinstance(buffer, ReplayBuffer):
+        return buffer.get_state()
+    found = buffer.priorities
+    return {
+        "streams": buffer.streams.get_state(),
+        "priorities": None if found is None else found.get_state(buffer.maxsize),
+    }
+
+
+def _set_drawing(buffer: OfflineData, state: Mapping[str, Any]) -> None:
+    if not isinstance(buffer, ReplayBuffer):
+        buffer.set_state(state)
+        return
+    buffer.streams.set_state(state["streams"])
+    if (buffer.priorities is None) != (state["priorities"] is None):
+        raise ValueError("the run was made with priorities and these data have none, or the other way round")
+    if buffer.priorities is not None:
+        buffer.priorities.set_state(state["priorities"])
+
+
+def _fingerprint(buffer: OfflineData) -> dict[str, Any]:
+    """Number of rows, and a hash of some of them."""
+    number = len(buffer)
+    some = np.unique(np.linspace(0, number - 1, ROWS_OF_FINGERPRINT).astype(np.int64))
+    rows = buffer[buffer.indices()[some]] if isinstance(buffer, ReplayBuffer) else buffer[some]
+    sha = hashlib.sha256()
+    for column in sorted(rows):
+        for name, leaf in named_leaves(column, rows[column]):
+            sha.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+            sha.update(np.ascontiguousarray(leaf).tobytes())
+    return {"num_rows": number, "sha256": sha.hexdigest()}
+
+
+__all__ = ["OfflineTrainer"]

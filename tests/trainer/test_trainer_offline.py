@@ -1,0 +1,283 @@
+"""`OfflineTrainer`: the order of events, what is counted, what is refused, exact resume."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from trainer_tools import Recorder, RecordingLogger, Stops, digest, learned, records_of
+
+from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch
+from lockstep.data import OfflineDataset, write_rows
+from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
+from lockstep.rollout import MalformedBufferError
+from lockstep.state.checkpoint import read_checkpoint
+from lockstep.tracking import RunFolder
+from lockstep.tracking.plots import read_curve
+from lockstep.trainer import build_onpolicy_trainer, build_trainer, restore_trainer, save_trainer
+from lockstep.trainer.run import load_policy, load_trainer, run_in_folder
+
+ROWS = 100
+
+
+def batch_of(rows=ROWS, seed=0):
+    rng = np.random.default_rng(seed)
+    done = np.arange(rows) % 10 == 9
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 4)).astype(np.float32),
+        new_obs=rng.normal(size=(rows, 4)).astype(np.float32),
+        actions=rng.integers(0, 2, rows),
+        rewards=np.arange(rows, dtype=np.float32),
+        terminateds=done,
+        truncateds=np.zeros(rows, bool),
+    )
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ReplayBuffer.from_batch(batch_of())
+
+
+def config_of(kind=MARWILConfig, **sections):
+    config = kind().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)})
+    config.training(train_batch_size=16).evaluation(evaluation_episodes=2, evaluation_num_envs=2)
+    for name, options in sections.items():
+        getattr(config, name)(**options)
+    return config
+
+
+def trainer_of(buffer, kind=MARWILConfig, max_epoch=2, test=False, **options):
+    policy = config_of(kind).build_policy()
+    given = {"batch_size": 16, "step_per_epoch": 70, **options}
+    if test:
+        given |= {"test_collector": Collector(policy, "CartPole-v1"), "episode_per_test": 1}
+    return OfflineTrainer(policy, max_epoch=max_epoch, buffer=buffer, **given)
+
+
+def test_events_come_in_the_order_of_the_contract(data):
+    log = []
+    trainer_of(
+        data,
+        test=True,
+        max_epoch=1,
+        logger=RecordingLogger(log),
+        callbacks=[Recorder(log)],
+        train_fn=lambda epoch, step: log.append(f"train_fn {epoch} {step}"),
+        test_fn=lambda epoch, step: log.append(f"test_fn {epoch} {step}"),
+        stop_fn=lambda score: log.append("stop_fn"),
+        save_best_fn=lambda policy: log.append("save_best"),
+        save_checkpoint_fn=lambda *where: log.append(f"checkpoint {where}"),
+        compute_score_fn=lambda stats: log.append("score") or float(len(log)),
+    ).run()
+    evaluation = ["score", "EvaluationEnd", "save_best", "stop_fn"]
+    assert [entry for entry in log if not entry.startswith("log ")] == [
+        "RunStart",
+        "test_fn 0 0",
+        *evaluation,
+        "train_fn 1 0",
+        "UpdateEnd",
+        "train_fn 1 0",
+        "UpdateEnd",
+        "test_fn 1 0",
+        *evaluation,
+        "checkpoint (1, 0, 70)",
+        "EpochEnd",
+        "RunEnd",
+        "finalize",
+    ]
+    assert [entry for entry in log if entry.startswith("log test")] == ["log test 0", "log test 70"]
+
+
+def test_step_per_epoch_counts_gradient_steps_and_env_step_stays_0(data):
+    trainer = trainer_of(data)
+    epochs = list(trainer)
+    assert [stats.training_stat.gradient_steps for stats in epochs] == [70, 70]
+    assert [stats.training_stat.metrics["policy_loss"].count for stats in epochs] == [70, 70]
+    assert [stats.train_collect_stat for stats in epochs] == [None, None]
+    info = trainer.info()
+    assert (info.train_step, info.train_episode, info.gradient_step) == (0, 0, 140)
+    assert (info.samples_seen, info.dataset_passes) == (140 * 16, 140 * 16 / ROWS)
+    assert trainer.info().timing.update_speed > 0
+    assert trainer.policy.timesteps == {"num_env_steps_sampled_lifetime": 134}  # schedules go by gradient steps
+
+
+def test_batch_size_none_takes_the_whole_buffer_once_without_replacement(data):
+    trainer = trainer_of(data, batch_size=None, step_per_epoch=3, max_epoch=1)
+    info = trainer.run()
+    assert (info.gradient_step, info.samples_seen, info.dataset_passes) == (3, 3 * ROWS, 3.0)
+    assert sorted(trainer.policy.last_batch["batch_indexes"]) == list(range(ROWS))
+
+
+def test_the_buffer_goes_through_process_buffer_once(data):
+    calls = []
+
+    class Counting(BCConfig):
+        def process_buffer(self, buffer):
+            calls.append(buffer)
+            return buffer
+
+    trainer = OfflineTrainer(
+        config_of(Counting).build_policy(), buffer=data, max_epoch=2, batch_size=8, step_per_epoch=3
+    )
+    trainer.run()
+    trainer.run()
+    assert calls == [data]
+
+
+def test_rows_on_disk_and_batches_are_passed_over_again_and_again_without_replacement(data, tmp_path):
+    seen = []
+
+    class Watching(BCConfig.learner_class):
+        def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+            seen.extend(batch["number"].tolist())
+            return super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+
+    rows = SampleBatch(**{name: batch_of()[name] for name in ("obs", "actions")}, number=np.arange(ROWS))
+    for source in (rows, OfflineDataset(write_rows(tmp_path / "rows", rows), max_memory_bytes=0)):
+        policy = config_of(BCConfig, training={"learner_class": Watching}).build_policy()
+        OfflineTrainer(policy, buffer=source, max_epoch=1, batch_size=30, step_per_epoch=10).run()
+        passes = np.reshape(seen, (3, ROWS))
+        assert (np.sort(passes, axis=1) == np.arange(ROWS)).all()
+        assert not (passes[0] == passes[1]).all()
+        seen.clear()
+
+
+def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_path):
+    bad = batch_of()
+    bad["rewards"][3] = np.nan
+    wide = batch_of()
+    wide["obs"] = wide["new_obs"] = np.zeros((ROWS, 7), np.float32)
+    many = batch_of()
+    many["actions"] = many["actions"] + 1
+    cases = {
+        "are empty": ReplayBuffer(10),
+        "are a list": [1],
+        "are a dict": {},
+        "transitions with NaN": bad,
+        r"rows of .*7.*observations are Box\(": wide,
+        "from 1 to 2, the policy's are whole numbers from 0 to 1": many,
+        "needs the column 'rewards'; the offline data have": SampleBatch(obs=bad["obs"], actions=bad["actions"]),
+    }
+    for message, buffer in cases.items():
+        with pytest.raises(MalformedBufferError, match=message):
+            trainer_of(buffer)
+    rows = OfflineDataset(write_rows(tmp_path / "rows", batch_of()))
+    with pytest.raises(MalformedBufferError, match="marwil needs the returns of whole episodes"):
+        trainer_of(rows)
+    with pytest.raises(FileNotFoundError, match="no Minari dataset 'nobody/nothing-v0'"):
+        trainer_of("nobody/nothing-v0")
+    with pytest.raises(FileNotFoundError, match=r"nothing\.npz"):
+        trainer_of("nothing.npz")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"train_collector": 3}, "train_collector does not apply to OfflineTrainer: it collects nothing"),
+        ({"step_per_collect": 3}, "step_per_collect does not apply"),
+        ({"update_per_step": 0.5}, "update_per_step does not apply"),
+        ({"repeat_per_collect": 2}, "repeat_per_collect does not apply"),
+        ({"test_in_train": True}, "test_in_train does not apply"),
+        ({"reward_metric": len}, "reward_metric does not apply"),
+        ({"batch_size": 0}, "batch_size=0 is not allowed"),
+        ({"step_per_epoch": 0}, "step_per_epoch=0 is not allowed"),
+        ({"max_epoch": -1}, "max_epoch=-1 is not allowed"),
+        ({"stop_fn": bool}, "stop_fn is never called without evaluation"),
+    ],
+)
+def test_wrong_parameters_are_refused_with_name_and_value(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        trainer_of(data, **options)
+
+
+def test_max_epoch_zero_trains_nothing_and_a_callback_can_stop(data):
+    info = trainer_of(data, max_epoch=0, test=True).run()
+    assert (info.gradient_step, info.samples_seen, info.test_step) == (0, 0, 0)
+    trainer = trainer_of(data, callbacks=[Stops("UpdateEnd", at=3)])
+    assert (trainer.run().stop_reason, trainer.gradient_step) == ("enough", 134)
+    trainer.reset()
+    assert (trainer.gradient_step, trainer.samples_seen) == (0, 0)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch(data):
+    class Bad(BCConfig.learner_class):
+        def compute_loss_for_module(self, **given):
+            return super().compute_loss_for_module(**given) * float("nan")
+
+    policy = config_of(BCConfig, training={"learner_class": Bad}).build_policy()
+    trainer = OfflineTrainer(policy, buffer=data, max_epoch=1, batch_size=8, step_per_epoch=2)
+    with pytest.raises(FloatingPointError, match="not finite"), pytest.warns(RuntimeWarning, match="not finite"):
+        trainer.run()
+    assert len(trainer.bad_batch["obs"]) == 16
+    assert trainer.stop_reason == "error"
+
+
+def test_an_off_policy_algorithm_can_learn_offline_with_priorities():
+    buffer = PrioritizedReplayBuffer(ROWS)
+    buffer.extend(batch_of())
+    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)}).build_policy()
+    OfflineTrainer(policy, buffer=buffer, max_epoch=1, batch_size=8, step_per_epoch=5).run()
+    assert len(np.unique(buffer.priorities.tree[np.arange(ROWS)])) > 8
+
+
+def test_build_trainer_makes_an_offline_trainer_without_an_environment(data):
+    space = spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(2)
+    config = config_of(BCConfig, offline_data={"input_": data}, reporting={"total_steps": 20})
+    config.environment(None, observation_space=space[0], action_space=space[1])
+    config.sections["environment"].env = None
+    trainer = config.build_trainer()
+    assert isinstance(trainer, OfflineTrainer)
+    assert (trainer.batch_size, trainer.step_per_epoch, trainer.test_collector) == (16, 2, None)
+    assert trainer.run().gradient_step == 20
+    with pytest.raises(ValueError, match="bc learns from data that are there already"):
+        build_onpolicy_trainer(config)
+    with pytest.raises(ValueError, match=r"offline_data\.input_ is not set"):
+        config_of(BCConfig).build_trainer()
+
+
+@pytest.mark.parametrize("kind, columns", [(MARWILConfig, None), (BCConfig, ["obs", "actions"])])
+def test_n_and_a_restart_and_n_are_2n_to_the_last_bit(kind, columns, folder):
+    batch_of().to_npz(folder / "data.npz")
+    given = {"input_": str(folder / "data.npz"), "columns": columns}
+
+    def run(name, total):
+        if (folder / name).exists():
+            trainer, run_folder = load_trainer(folder / name, total_steps=total)
+        else:
+            config = config_of(kind, offline_data=given, reporting={"total_steps": total, "steps_per_epoch": 70})
+            made = RunFolder.create(
+                folder / "all", algo=kind.algorithm, env="CartPole-v1", seed=0, config=config.to_dict()
+            )
+            made.path.rename(folder / name)
+            run_folder = RunFolder.open(folder / name)
+            trainer = build_trainer(config, folder=run_folder)
+        run_in_folder(trainer, run_folder)
+        return trainer
+
+    whole = run("whole", 280)
+    run("parts", 140)
+    parts = run("parts", 280)
+    assert learned(parts) == learned(whole)
+    assert digest(parts.own_folders()) == digest(whole.own_folders())
+    assert (parts.samples_seen, parts.gradient_step) == (whole.samples_seen, whole.gradient_step) == (4480, 280)
+    scopes = ('"test"', '"update"')  # "info" says how long the run is
+    both = [
+        [line for line in records_of(folder / name) if any(s in line for s in scopes)] for name in ("whole", "parts")
+    ]
+    assert both[0] == both[1]
+    assert read_curve(folder / "whole").steps.tolist() == [0, 70, 140, 210, 280]
+    assert [path.name for path in sorted((folder / "whole" / "checkpoints").iterdir())][-1] == f"step_{280:012d}"
+    assert load_policy(folder / "whole").config.algorithm == kind.algorithm
+
+
+def test_a_checkpoint_holds_no_data_and_is_refused_with_other_data(folder):
+    trainer = trainer_of(batch_of(), max_epoch=1)
+    trainer.run()
+    path = save_trainer(trainer, folder / "checkpoint")
+    assert set(read_checkpoint(path)["offline"]["state"]) == {"data", "drawing"}
+    same = trainer_of(batch_of(), max_epoch=1)
+    restore_trainer(same, path)
+    assert np.array_equal(same.buffer.sample_indices(20), trainer.buffer.sample_indices(20))
+    for other in (batch_of(seed=1), batch_of(90)):
+        with pytest.raises(ValueError, match="the run was made with other data"):
+            restore_trainer(trainer_of(other, max_epoch=1), path)
+    with pytest.raises(ValueError, match="not of an offline run"):
+        same.set_own_folders({"trainer": {}})
