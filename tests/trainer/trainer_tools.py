@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -57,6 +58,8 @@ def smallest_config(algorithm: str, *, num_envs: int = 4, seed: int = 3, **secti
     if config.is_off_policy:
         config.env_runners(rollout_fragment_length=8 // num_envs)
         config.replay(capacity=200, learning_starts=16, update_per_step=0.5)
+    elif config.is_offline:
+        config.offline_data(input_=random_transitions(config.env))
     elif hasattr(config.sections["training"], "minibatch_size") and algorithm == "ppo":
         config.training(minibatch_size=8, num_epochs=2)
     config.evaluation(evaluation_episodes=1, evaluation_num_envs=1)
@@ -65,6 +68,23 @@ def smallest_config(algorithm: str, *, num_envs: int = 4, seed: int = 3, **secti
     for name, options in sections.items():
         getattr(config, name)(**options)
     return config
+
+
+def random_transitions(env_id: str, rows: int = 60) -> SampleBatch:
+    """Transitions of an environment whose actions are drawn from its space."""
+    env, columns = gym.make(env_id), {name: [] for name in ("obs", "actions", "rewards", "new_obs")}
+    ends = {name: [] for name in ("terminateds", "truncateds")}
+    obs, _ = env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(rows):
+        action = env.action_space.sample()
+        new_obs, reward, *done = env.step(action)[:4]
+        for name, value in zip(columns, (obs, action, reward, new_obs)):
+            columns[name].append(value)
+        for name, value in zip(ends, done):
+            ends[name].append(value)
+        obs = env.reset()[0] if any(done) else new_obs
+    return SampleBatch({name: np.array(column) for name, column in {**columns, **ends}.items()})
 
 
 class Recorder(Callback):
