@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
+from lockstep.learner.action_values import COLUMNS, discounts_of
 from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.ops.losses import exponential_weights
@@ -72,7 +73,7 @@ class MARWILLearner(Learner):
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """What the loss reads (`discounts` only where they are there)."""
-        return (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
+        return COLUMNS
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
         """Policy and value at the observations."""
@@ -84,9 +85,8 @@ class MARWILLearner(Learner):
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         values = fwd_out[Columns.VF_PREDS]
         with torch.no_grad():
-            going_on = (~batch[Columns.TERMINATEDS].bool()).to(values.dtype)  # what was cut off does go on
             following = module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]})
-            returns = batch[Columns.REWARDS] + batch.get(Columns.DISCOUNTS, config.gamma) * going_on * following
+            returns = batch[Columns.REWARDS] + discounts_of(batch, config.gamma, values.dtype) * following
         advantages = returns - values
         vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
         average = self.registered[f"{module_id}/squared_advantages"]

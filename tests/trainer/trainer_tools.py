@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from lockstep import get_config
+from lockstep import SampleBatch, get_config
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.records import read_metrics
 from lockstep.trainer import Callback
