@@ -32,7 +32,7 @@ class OfflineRows:
         self.rows, self.convert, self.seed = rows, convert, seed
         self.drawn = 0
         """rows given out so far"""
-        self._pass, self._order = -1, np.empty(0, np.int64)
+        self._pass, self._order = (seed, -1), np.empty(0, np.int64)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -66,9 +66,9 @@ class OfflineRows:
         return batch if self.convert is None else self.convert(batch)
 
     def _permutation(self, number: int) -> np.ndarray:
-        if number != self._pass:
-            self._pass = number
-            self._order = np.random.default_rng((self.seed, number)).permutation(len(self))
+        if (self.seed, number) != self._pass:
+            self._pass = (self.seed, number)
+            self._order = np.random.default_rng(self._pass).permutation(len(self))
         return self._order
 
     def get_state(self) -> dict[str, Any]:

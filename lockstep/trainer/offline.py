@@ -19,6 +19,7 @@ from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import InfoStats
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_foreign
+from lockstep.trainer.seeding import seed_buffer
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
 ELSEWHERE = {
@@ -73,6 +74,7 @@ class OfflineTrainer(BaseTrainer):
             if isinstance(error, MalformedBufferError):
                 raise
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
+        seed_buffer(self.buffer, options.get("seed"))
         self.fingerprint = _fingerprint(self.buffer)
 
     def _zero(self) -> None:

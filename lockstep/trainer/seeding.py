@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def seed_run(trainer: BaseTrainer, seed: int) -> None:
 
 
 def seed_buffer(buffer: object, seed: int | None) -> None:
-    """The streams of a replay buffer; of anything else nothing."""
+    """The streams of a replay buffer, the order of rows; of anything else nothing."""
+    if isinstance(buffer, OfflineRows) and seed is not None:
+        buffer.seed = RandomStreams(seed).seed("replay")
     if isinstance(buffer, ReplayBuffer) and seed is not None:
         buffer.streams.set_state(RandomStreams(RandomStreams(seed).seed("replay")).get_state())

@@ -281,3 +281,15 @@ def test_a_checkpoint_holds_no_data_and_is_refused_with_other_data(folder):
             restore_trainer(trainer_of(other, max_epoch=1), path)
     with pytest.raises(ValueError, match="not of an offline run"):
         same.set_own_folders({"trainer": {}})
+
+
+@pytest.mark.parametrize("columns", [None, ("obs", "actions")])
+def test_the_seed_is_that_of_what_is_drawn(columns):
+    def drawn(seed):
+        rows = batch_of() if columns is None else SampleBatch({name: batch_of()[name] for name in columns})
+        trainer = trainer_of(rows, BCConfig, max_epoch=1, step_per_epoch=1, seed=seed)
+        trainer.run()
+        return trainer.policy.last_batch["obs"]
+
+    assert np.array_equal(drawn(4), drawn(4))
+    assert not np.array_equal(drawn(4), drawn(5))
