@@ -94,7 +94,12 @@ def _import_path(path: str, value: Any) -> str:
     name = getattr(value, "__qualname__", "")
     if name and "<" not in name and getattr(value, "__module__", "") not in ("", "__main__"):
         return f"{value.__module__}:{name}"
-    raise ValueError(
-        f"{path}={value!r} cannot be written to JSON; use plain values, or a class or function that can "
-        "be imported by name"
-    )
+    if "<lambda>" in name:
+        why = "a lambda has no name; use points [[0, v0], [t1, v1], ...] for a schedule, or a function with a name"
+    elif "<locals>" in name:
+        why = "it is defined inside of a function; define it at the top of a module"
+    elif name:
+        why = "it is defined in the script that runs (`__main__`); move it to a file of its own and import it"
+    else:
+        why = "use plain values, or a class or function that can be imported by name"
+    raise ValueError(f"{path}={value!r} cannot be written to JSON: {why}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection, choice, require
+from lockstep.learner.config import TrainingSection, choice, require, values_of
 from lockstep.learner.fused import fused_loss, load_fused_loss
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import (
@@ -63,7 +63,7 @@ class PPOTraining(TrainingSection):
         require("lambda_", self.lambda_, 0.0 <= self.lambda_ <= 1.0, "between 0 and 1")
         require("vf_loss_coeff", self.vf_loss_coeff, self.vf_loss_coeff >= 0, "at least 0")
         clip = self.clip_param
-        require("clip_param", clip, not isinstance(clip, int | float) or clip > 0, "above 0")
+        require("clip_param", clip, all(value > 0 for value in values_of(clip)), "above 0")
         bound = self.vf_clip_param
         require("vf_clip_param", bound, bound is None or bound > 0, "above 0, or None")
         require("kl_target", self.kl_target, self.kl_target > 0, "above 0")

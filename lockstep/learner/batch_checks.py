@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from gymnasium import spaces
 from torch import Tensor
 
@@ -33,6 +35,9 @@ def check_columns(learner: Learner, module_id: str, columns: TensorColumns) -> N
             f"{method}"
         )
     mask = columns.get(Columns.LOSS_MASK)
+    if Columns.ACTIONS in required:
+        actions = columns[Columns.ACTIONS]
+        check_actions(learner, module_id, actions if mask is None else actions[mask])
     rows: tuple[int, ...] = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
     if mask is None and learner.module[module_id].is_stateful():
         return  # how long its sequences are is said by the mask alone
@@ -44,6 +49,32 @@ def check_columns(learner: Learner, module_id: str, columns: TensorColumns) -> N
                 f"the batch of module {module_id!r}: column {name!r} has shape {tuple(given.shape)}, expected "
                 f"{expected}; reshape it, or override {type(learner).__name__}.required_columns and {method}"
             )
+
+
+def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
+    """Raises `ValueError` naming module, row, what was given and what is allowed, for a discrete action out of range.
+
+    `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
+    """
+    space: Any = learner.module[module_id].action_space
+    if isinstance(space, spaces.MultiBinary):
+        numbers = torch.full(space.shape, 2)
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        numbers = torch.as_tensor(np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec))
+    else:
+        return
+    if tuple(actions.shape[1:]) != tuple(numbers.shape) or not len(actions):
+        return  # its shape is refused elsewhere
+    wrong = (actions < 0) | (actions >= numbers.to(actions.device))
+    if actions.is_floating_point():
+        wrong |= actions != actions.round()
+    if bool(wrong.any()):
+        row = int(wrong.reshape(len(actions), -1).any(1).nonzero()[0, 0])
+        limit = f"0 to {int(numbers) - 1}" if not numbers.ndim else f"from 0, below {numbers.tolist()}"
+        raise ValueError(
+            f"module {module_id!r}: column 'actions' has {actions[row].tolist()!r} at row {row}; allowed are whole "
+            f"numbers {limit} (action space {space})"
+        )
 
 
 def _expected(learner: Learner, module_id: str, name: str, rows: tuple[int, ...]) -> tuple[int, ...] | None:

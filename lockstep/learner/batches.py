@@ -13,7 +13,8 @@ from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
-from lockstep.learner.batch_checks import check_columns
+from lockstep.learner.argument_checks import check_batch
+from lockstep.learner.batch_checks import check_actions, check_columns
 from lockstep.learner.recurrent import columns_of_sequences
 from lockstep.learner.shards import EpisodeParts, parts_of_episodes
 
@@ -29,7 +30,7 @@ def tensors_of_batch(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> 
     """
     columns: dict[str, TensorColumns] = {}
     parts = {module_id: part for module_id, part in _by_module(learner, batch).items() if len(part)}
-    for module_id in _to_train(learner, parts):
+    for module_id in _to_train(learner, parts, batch):
         tensors = _columns_of(learner, module_id, parts[module_id])
         check_columns(learner, module_id, tensors)
         if Columns.WEIGHTS_SEQ_NO in tensors:
@@ -51,6 +52,8 @@ def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[d
         else parts_of_episodes(given, learner.module, lambda ids: _to_train(learner, ids))
     )
     ids = _to_train(learner, parts.trajectories)
+    for module_id in ids:
+        check_actions(learner, module_id, torch.as_tensor(parts.trajectories[module_id].flat_actions()))
     for module_id, versions in parts.versions.items():
         if module_id in learner.module and learner.should_module_be_updated(module_id):
             _note_sampler(learner, module_id, versions)
@@ -63,12 +66,12 @@ def _note_sampler(learner: Learner, module_id: str, versions: np.ndarray | torch
     learner.metrics.set_share(module_id, len(versions), diff_num_grad_updates_vs_sampler_policy=ago)
 
 
-def _to_train(learner: Learner, parts: Collection[str]) -> list[str]:
+def _to_train(learner: Learner, parts: Collection[str], batch: Any = None) -> list[str]:
     """Ids of the modules that have a part and are to learn, in the learner's order; `KeyError` for unknown ones."""
     unknown = sorted(set(parts) - set(learner.module))
     if unknown:
         raise KeyError(f"there are rows for {unknown}; this learner's modules are {sorted(learner.module)}")
-    return [mid for mid in learner.module if mid in parts and learner.should_module_be_updated(mid)]
+    return [mid for mid in learner.module if mid in parts and learner.should_module_be_updated(mid, batch)]
 
 
 def _columns_of(learner: Learner, module_id: str, batch: SampleBatch) -> TensorColumns:
@@ -87,8 +90,7 @@ def _columns_of(learner: Learner, module_id: str, batch: SampleBatch) -> TensorC
 def _by_module(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> Mapping[str, SampleBatch]:
     if isinstance(batch, MultiAgentBatch):
         return batch.policy_batches
-    if not isinstance(batch, SampleBatch):
-        raise TypeError(f"batch must be a SampleBatch or a MultiAgentBatch, not {type(batch).__name__}")
+    check_batch(batch)
     if len(learner.module) != 1:
         raise ValueError(
             f"a SampleBatch fits one module only, this learner has {sorted(learner.module)}; give a MultiAgentBatch"

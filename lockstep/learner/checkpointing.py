@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lockstep.connectors import ModuleConnectors
+from lockstep.learner.argument_checks import checked_names
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.recipe import built_section, imported_class, recipe_of
 from lockstep.learner.reduction import Reducer
@@ -232,8 +233,8 @@ def select_components(
     state: State, components: Collection[str] | str | None, not_components: Collection[str] | str | None
 ) -> State:
     """The named components only (`"rl_module"`, `"rl_module/p0"`); `KeyError` with those that exist."""
-    wanted = [components] if isinstance(components, str) else components
-    unwanted = [not_components] if isinstance(not_components, str) else (not_components or [])
+    wanted = checked_names("components", components)
+    unwanted = checked_names("not_components", not_components) or []
     chosen: State = dict(state) if wanted is None else {}
     for path in wanted or []:
         head, rest = _split_path(state, path)

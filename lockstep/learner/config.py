@@ -6,8 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from lockstep.learner.option_types import takes_batch
 from lockstep.state.restarts import RestartLimits
-from lockstep.state.schedules import ScheduleLike
+from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.sections import Section
 
 GradClipBy = Literal["value", "norm", "global_norm"]
@@ -45,7 +48,7 @@ class TrainingSection(Section):
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option, its value and what is allowed."""
-        require("lr", self.lr, not isinstance(self.lr, int | float) or self.lr >= 0, "at least 0")
+        require("lr", self.lr, all(value >= 0 for value in values_of(self.lr)), "at least 0")
         require("gamma", self.gamma, 0.0 <= self.gamma <= 1.0, "between 0 and 1")
         require("train_batch_size", self.train_batch_size, self.train_batch_size >= 1, "at least 1")
         require("num_epochs", self.num_epochs, self.num_epochs >= 1, "at least 1")
@@ -193,7 +196,8 @@ class MultiAgentSection(Section):
     policy_mapping_fn: Callable[..., str] | None = None
     """`f(agent_id, episode) -> module id`; `None`: every agent has the module "default_policy" """
     policies_to_train: Collection[str] | Callable[..., bool] | None = None
-    """module ids that learn; `None`: all"""
+    """module ids that learn, or `f(module_id)` or `f(module_id, batch) -> bool` (`batch`: None for episodes); `None`:
+    all"""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """what `train_batch_size` counts where there are several agents"""
 
@@ -215,6 +219,15 @@ def check_policies_to_train(allowed: object) -> None:
         raise TypeError(
             f"policies_to_train={allowed!r}; give a list of module ids, a function (module_id, batch) -> bool, or None"
         )
+    if callable(allowed):
+        takes_batch(allowed)
+
+
+def values_of(schedule: ScheduleLike) -> list[float]:
+    """The values that a schedule names: its number, those of its points, none of a function."""
+    if isinstance(schedule, list | tuple | np.ndarray):
+        return [float(point[1]) for point in Schedule(schedule).specification]  # type: ignore[union-attr]
+    return [schedule] if isinstance(schedule, int | float | np.number) else []
 
 
 def whole_samples(section: TrainingSection) -> None:

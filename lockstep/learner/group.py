@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.learner.argument_checks import check_batch, check_episodes, check_flags, checked_names
 from lockstep.learner.backend import LearnerBackend, LocalBackend
 from lockstep.learner.checkpointing import checkpoint_folders, learner_from_folders, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
@@ -39,7 +40,11 @@ class LearnerGroup:
     """`(build, section)` -> learners in other processes; an upper floor puts it here, as it does with trainers"""
 
     def __init__(self, learner: Learner | LearnerBackend, section: LearnersSection | None = None) -> None:
-        self.section = section or LearnersSection()
+        self.section = LearnersSection() if section is None else section
+        if not isinstance(self.section, LearnersSection):
+            raise TypeError(f"section is a {type(section).__name__}; a LearnersSection is needed, or None")
+        if not isinstance(learner, Learner) and not hasattr(learner, "foreach"):
+            raise TypeError(f"learner is a {type(learner).__name__}; a Learner or a LearnerBackend is needed")
         self.section.validate()
         if isinstance(learner, Learner) and self.section.num_learners:
             raise ValueError(
@@ -151,6 +156,8 @@ class LearnerGroup:
     ) -> Any:
         if on_full not in ("wait", "drop"):
             raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
+        check_flags(async_update=async_update, return_state=return_state, reduce_results=reduce_results)
+        (check_episodes if kind == "episodes" else check_batch)(data)
         ready = self._queue.take_finished() if async_update else []
         data = self._backend.fetched(data)
         given = self._backend.freeze(data) if async_update else data
@@ -214,7 +221,7 @@ class LearnerGroup:
         `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component, with
         those that exist.
         """
-        inside, without = _below_learner(components), _below_learner(not_components)
+        inside, without = _below_learner(components), _below_learner(not_components, "not_components")
         if without is not None and "" in without:
             return {}
         wanted = None if inside is None or "" in inside else inside
@@ -223,6 +230,8 @@ class LearnerGroup:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned, on every learner; all or nothing."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a group's state is a dict {{'learner': ...}}, not {type(state).__name__}")
         if set(state) != {"learner"}:
             raise ValueError(f"a group's state has the one key 'learner', not {sorted(state)}")
         with self._queue.between_updates():
@@ -237,6 +246,8 @@ class LearnerGroup:
 
     def set_weights(self, weights: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Sets the weights of the given modules on every learner; all or none."""
+        if not isinstance(weights, Mapping):
+            raise TypeError(f"weights is a {type(weights).__name__}; a dict {{module_id: {{name: array}}}} is needed")
         with self._queue.between_updates():
             self._backend.foreach(Learner.set_state, {"rl_module": dict(weights)})
 
@@ -330,11 +341,11 @@ def _options(
     return given
 
 
-def _below_learner(components: Collection[str] | str | None) -> list[str] | None:
+def _below_learner(components: Collection[str] | str | None, name: str = "components") -> list[str] | None:
     """Paths below `"learner"`; `""` for all of it."""
     if components is None:
         return None
-    paths = [components] if isinstance(components, str) else list(components)
+    paths = checked_names(name, components) or []
     for path in paths:
         if path.split("/")[0] != "learner":
             raise KeyError(f"no component {path!r}; a group's state has 'learner' and what lies below it")
@@ -346,8 +357,8 @@ def _get_state(learner: Learner, inside: Any, without: Any, inference_only: bool
 
 
 def _get_weights(learner: Learner, module_ids: Collection[str] | str | None, inference_only: bool) -> dict[str, Any]:
-    ids = list(learner.module) if module_ids is None else list(module_ids)
-    ids = [module_ids] if isinstance(module_ids, str) else ids
+    names = checked_names("module_ids", module_ids)
+    ids = list(learner.module) if names is None else names
     unknown = [mid for mid in ids if mid not in learner.module]
     if unknown:
         raise KeyError(f"no modules {unknown}; there are {sorted(learner.module)}")

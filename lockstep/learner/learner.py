@@ -17,6 +17,7 @@ from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, num_rows_of
 from lockstep.data.trees import map_tree
 from lockstep.learner import checkpointing, members, optimizer_methods
+from lockstep.learner.argument_checks import check_parts_of_learner
 from lockstep.learner.batches import tensors_of_batch, trajectories_by_module
 from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection
@@ -24,6 +25,7 @@ from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_nor
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
 from lockstep.learner.means import mean_over_learners, once_over_learners
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet
+from lockstep.learner.option_types import takes_batch
 from lockstep.learner.plan import agree_on_parts
 from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.results import Results, UpdateMetrics
@@ -60,6 +62,7 @@ class Learner:
         streams: RandomStreams | None = None,
         reducer: Reducer | None = None,
     ) -> None:
+        check_parts_of_learner(config, framework, connectors, module_configs, streams, reducer)
         self.config = config
         self.framework = framework or FrameworkSection()
         self.module_configs = dict(module_configs or {})
@@ -344,16 +347,18 @@ class Learner:
         """After each gradient step, compiled ones too: target networks follow."""
 
     def should_module_be_updated(self, module_id: str, batch: Any = None) -> bool:
-        """Does `policies_to_train` name this module?"""
+        """Does `policies_to_train` name this module? `batch`: what is to be trained on; None for episodes."""
         allowed = self.policies_to_train
-        if allowed is None:
-            return True
-        return bool(allowed(module_id, batch)) if callable(allowed) else module_id in allowed
+        if not callable(allowed):
+            return allowed is None or module_id in allowed
+        return bool(allowed(module_id, batch) if takes_batch(allowed) else allowed(module_id))
 
     # -- state ---
 
     def register_state(self, name: str, value: Any) -> Any:
         """Makes `value` (tensor, array, number, or an object with get_state/set_state) part of the learner's state."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of a state must be a text, not {name!r}")
         if name in self.registered:
             raise ValueError(f"the state {name!r} is already registered; give it another name")
         self.registered[name] = value
@@ -403,6 +408,8 @@ class Learner:
         if dtype is None and tensor.is_floating_point():
             dtype = torch.float32
         tensor = tensor if dtype is None else tensor.to(dtype)
+        if trainable and not tensor.is_floating_point():
+            raise ValueError(f"only floats can be trained, not {tensor.dtype}; give dtype=torch.float32")
         return nn.Parameter(tensor) if trainable else tensor
 
     def to_tensor(self, value: Any) -> Tensor:

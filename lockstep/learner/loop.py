@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,11 +44,14 @@ class UpdateOptions:
                 raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, {allowed}")
         if not isinstance(self.shuffle_batch_per_epoch, bool | np.bool_):
             raise TypeError(f"shuffle_batch_per_epoch={self.shuffle_batch_per_epoch!r} must be True or False")
-        steps = self.timesteps.values() if isinstance(self.timesteps, Mapping) else [None]
-        if not all(isinstance(value, int | float | np.integer) for value in steps):
+        steps: Mapping[Any, Any] = self.timesteps if isinstance(self.timesteps, Mapping) else {"": None}
+        numbers = (int, float, np.integer)
+        if not all(isinstance(v, numbers) and isinstance(k, str) and v is not True for k, v in steps.items()):
             raise TypeError(
                 f"timesteps must be a dict such as {{'num_env_steps_sampled_lifetime': 40_000}}, not {self.timesteps!r}"
             )
+        if not all(0 <= value < math.inf for value in steps.values()):
+            raise ValueError(f"timesteps={self.timesteps!r} is not allowed; steps are finite, at least 0")
 
 
 class UpdateKeywords(TypedDict, total=False):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -109,7 +110,9 @@ class RegisteredOptimizer:
             group["params"] = [param for param in group["params"] if id(param) in ids]
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of every parameter group."""
+        """The learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
+        if not isinstance(lr, int | float | np.floating) or lr is True or not 0.0 <= lr < math.inf:
+            raise ValueError(f"{self.key}: lr={lr!r} is not allowed; it must be a finite number, at least 0")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Callable
 from types import NoneType, UnionType
@@ -81,3 +82,18 @@ def _spoken(hint: Any) -> str:
     if origin is Callable:
         return "a function"
     return names.get(hint, f"a {getattr(origin or hint, '__name__', hint)}")
+
+
+def takes_batch(function: Callable[..., Any]) -> bool:
+    """Is `function` called with (module_id, batch), rather than with (module_id)? `TypeError` where neither works."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not tell
+        return True
+    for arguments in (("id", None), ("id",)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise TypeError(f"policies_to_train{signature} must take (module_id), or (module_id, batch)")

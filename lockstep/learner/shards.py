@@ -18,6 +18,7 @@ from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
 from lockstep.data.trajectory_shards import shard_trajectories
+from lockstep.learner.argument_checks import check_episodes
 
 
 @dataclass
@@ -43,6 +44,7 @@ def parts_of_episodes(
     acted), or the views on one rollout store, which are read without a copy. Raises `TypeError` for something else,
     `ValueError` where an episode does not say which of several modules it is for.
     """
+    check_episodes(episodes)
     if isinstance(episodes, RolloutEpisodes):
         steps = episodes.num_steps()
         ids = chosen([_only(module_ids, "episodes of a rollout store")]) if steps else []

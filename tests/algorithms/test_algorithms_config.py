@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep import A2CConfig, ModelConfig, PPOConfig, get_config
+from lockstep.algorithms.ppo import PPOLearner
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 TWO = spaces.Discrete(2)
@@ -177,6 +178,26 @@ def test_json_round_trip_gives_back_an_equal_config(tmp_path):
 def test_what_json_cannot_hold_is_refused_by_its_path():
     with pytest.raises(ValueError, match=r"training\.lr=.*cannot be written to JSON"):
         PPOConfig().training(lr=lambda step: 0.1).to_dict()
+
+
+class FromTheScript(PPOLearner):
+    """As one that is defined in the script that runs."""
+
+
+FromTheScript.__module__ = "__main__"
+
+
+def test_what_json_cannot_hold_is_told_why_and_what_to_do():
+    class Inside(PPOLearner):
+        pass
+
+    for options, why in (
+        ({"lr": lambda step: 0.1}, "a lambda has no name; use points"),
+        ({"learner_class": FromTheScript}, r"defined in the script that runs \(`__main__`\); move it to a file"),
+        ({"learner_class": Inside}, "it is defined inside of a function; define it at the top of a module"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            PPOConfig().training(**options).to_json()
 
 
 def test_update_from_dict_refuses_other_algorithms_and_unknown_names():

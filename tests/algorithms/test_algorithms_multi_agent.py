@@ -156,9 +156,8 @@ def test_policies_that_cannot_be_are_refused_when_they_are_set(policies, error, 
     with pytest.raises(error, match=message):
         PPOConfig().multi_agent(policies=policies)
     by_assignment = config()
-    by_assignment.policies = policies
     with pytest.raises(error, match=message):
-        by_assignment.validate()
+        by_assignment.policies = policies
 
 
 def test_ids_of_policies_specs_and_overrides_must_agree():

@@ -243,10 +243,11 @@ def test_async_results_for_each_learner_and_with_the_state_after_the_update():
 
 
 def test_error_in_the_thread_arrives_whole_with_the_next_call_before_anything_new_is_accepted():
-    group, _ = gated_group(is_open=True)
+    group, learner = gated_group()
     group.update_from_batch(value_batch(2), async_update=True)
     group.update_from_batch(SampleBatch(obs=np.zeros((3, 3), np.float32)), async_update=True)
     group.update_from_batch(value_batch(4), async_update=True)
+    learner.gate.set()
     wait_until(lambda: group.get_stats()["num_in_flight"] == 0)
     with pytest.raises(KeyError, match="value_targets") as caught:
         group.update_from_batch(value_batch(9), async_update=True)
@@ -259,12 +260,14 @@ def test_error_in_the_thread_arrives_whole_with_the_next_call_before_anything_ne
 
 
 def test_error_in_the_thread_arrives_with_drain():
-    group, _ = gated_group(is_open=True)
+    group, learner = gated_group()
+    group.update_from_batch(value_batch(5), async_update=True)
     group.update_from_batch(SampleBatch(obs=np.zeros((3, 3), np.float32)), async_update=True)
     group.update_from_batch(value_batch(4), async_update=True)
+    learner.gate.set()
     with pytest.raises(KeyError, match="value_targets"):
         group.drain()
-    assert call_ids(group.drain()) == [2]
+    assert call_ids(group.drain()) == [1, 3]
 
 
 def test_a_failed_synchronous_update_is_counted_and_the_group_goes_on():
