@@ -19,6 +19,8 @@ from lockstep.algorithms import (
     Policy,
     PPOConfig,
     QRDQNConfig,
+    SACConfig,
+    TD3Config,
     get_config,
     policy_within_training_step,
 )
@@ -56,7 +58,9 @@ __all__ = [
     "RLModule",
     "RLModuleSpec",
     "RolloutStore",
+    "SACConfig",
     "SampleBatch",
+    "TD3Config",
     "TrainResult",
     "__version__",
     "get_config",

@@ -13,6 +13,8 @@ from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
+from lockstep.algorithms.sac import SACConfig, SACLearner
+from lockstep.algorithms.td3 import TD3Config, TD3Learner
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
@@ -24,6 +26,8 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     QRDQNConfig,
     BCConfig,
     MARWILConfig,
+    SACConfig,
+    TD3Config,
 )
 
 
@@ -59,6 +63,10 @@ __all__ = [
     "Policy",
     "QRDQNConfig",
     "QRDQNLearner",
+    "SACConfig",
+    "SACLearner",
+    "TD3Config",
+    "TD3Learner",
     "get_config",
     "policy_within_training_step",
 ]

@@ -206,7 +206,7 @@ def build_connectors(
     rewards = NormalizeRewards(gamma=config.gamma, clip=section.clip_rewards) if section.normalize_rewards else None
     actions: Any = None
     if isinstance(action_space, gym_spaces.Box):
-        squashed = getattr(config.model_config, "squash_actions", False)
+        squashed = config.squashes_actions or getattr(config.model_config, "squash_actions", False)
         if section.rescale_actions or squashed:
             actions = RescaleActions(action_space)
         elif section.clip_actions:

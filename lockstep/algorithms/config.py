@@ -35,7 +35,7 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
 from lockstep.learner.option_types import ELSEWHERE, check_types
 from lockstep.learner.reduction import Reducer
-from lockstep.modules import DEFAULT_MODULE_ID, EpsilonGreedy, RLModule, default_module_class
+from lockstep.modules import DEFAULT_MODULE_ID, Exploration, RLModule, default_module_class
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay.config import ReplaySection
@@ -61,6 +61,8 @@ class AlgorithmConfig:
     """does it learn from a replay buffer? Then there is a section `replay`"""
     is_offline: ClassVar[bool] = False
     """does it learn from data that are there already, without an environment?"""
+    squashes_actions: ClassVar[bool] = False
+    """does its default network act in [-1, 1]? Then actions are rescaled to the bounds of a Box"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
@@ -339,7 +341,7 @@ class AlgorithmConfig:
         """What the algorithm adds to the configuration of its default network."""
         return model_config
 
-    def exploration(self, action_space: Any) -> EpsilonGreedy | None:
+    def exploration(self, action_space: Any) -> Exploration | None:
         """How actions are drawn while collecting; None: from the policy's own distribution."""
         return None
 
@@ -421,6 +423,6 @@ class AlgorithmConfig:
 
     @staticmethod
     def _suggest(name: str, known: list[str]) -> str:
-        elsewhere = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
+        elsewhere = [other for other in ELSEWHERE.get(name, "").split() if other in known]
         near = elsewhere or difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.5)
         return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are {', '.join(sorted(known))}"

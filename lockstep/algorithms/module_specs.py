@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     DefaultActorCriticModule,
+    DefaultTD3Module,
     MultiRLModule,
     MultiRLModuleSpec,
     RecurrentActorCriticModule,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Policies = list[str] | dict[str, RLModuleSpec | None]
 Spaces = tuple[Any, Any]
 """observation and action space, of all modules or `{module_id: space}`"""
-OWN_CONFIG = (DefaultActorCriticModule, RecurrentActorCriticModule)
+OWN_CONFIG = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)
 """modules that are configured by a `ModelConfig`; a network of your own may have a dict of its own"""
 
 

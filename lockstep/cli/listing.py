@@ -108,8 +108,9 @@ def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[list[str], list[str]
         return True
 
     box, discrete = OBSERVATIONS["Box"], ACTIONS["Discrete"]
-    observations = [name for name, space in OBSERVATIONS.items() if takes(space, discrete)]
-    return observations, [name for name, space in ACTIONS.items() if takes(box, space)]
+    actions = [name for name, space in ACTIONS.items() if takes(box, space)]
+    usual = discrete if "Discrete" in actions else ACTIONS["Box"]
+    return [name for name, space in OBSERVATIONS.items() if takes(space, usual)], actions
 
 
 def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[Option]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
@@ -24,7 +25,7 @@ from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
 from lockstep.learner.means import mean_over_learners, once_over_learners
-from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet
+from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, fused_adam
 from lockstep.learner.option_types import takes_batch
 from lockstep.learner.plan import agree_on_parts
 from lockstep.learner.reduction import LocalReducer, Reducer
@@ -145,11 +146,7 @@ class Learner:
     def configure_optimizers_for_module(self, module_id: str, config: TrainingSection) -> None:
         """One fused Adam over the module's trainable parameters, as one flat tensor."""
         params = [p for p in self.module[module_id].parameters() if p.requires_grad]
-
-        def adam(flat: nn.Parameter) -> torch.optim.Optimizer:
-            return torch.optim.Adam([flat], lr=1e-3, eps=config.adam_epsilon, fused=True)
-
-        self.optimizers.register(module_id, DEFAULT_OPTIMIZER, adam, params, config.lr)
+        self.optimizers.register(module_id, DEFAULT_OPTIMIZER, fused_adam(config.adam_epsilon), params, config.lr)
 
     register_optimizer = optimizer_methods.register_optimizer
     get_optimizer = optimizer_methods.get_optimizer
@@ -208,11 +205,13 @@ class Learner:
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
         """`{module_id: forward outputs}`; computed in bfloat16 with `mixed_precision`, and float32 again after it."""
-        if not self.framework.mixed_precision:
-            return {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with self.mixed_precision():
             outputs = {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
-        return map_tree(self.to_tensor, outputs)
+        return map_tree(self.to_tensor, outputs) if self.framework.mixed_precision else outputs
+
+    def mixed_precision(self) -> AbstractContextManager[Any]:
+        """Within it networks compute in bfloat16 where `framework(mixed_precision=True)` says so."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.framework.mixed_precision else nullcontext()
 
     # -- hooks ---
 
@@ -418,6 +417,12 @@ class Learner:
         if tensor.is_floating_point() and tensor.dtype != self.dtype:
             return tensor.to(self.device, self.dtype)
         return tensor.to(self.device)
+
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """Columns of standard normal numbers that the loss reads, with their widths: drawn for each row of an update,
+        from a stream of the learner's, the same for any number of learners.
+        """
+        return {}
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """Columns that the loss reads; their absence is refused by name."""

@@ -15,6 +15,7 @@ import torch
 from lockstep.data.trajectories import Trajectories, num_rows_of
 from lockstep.learner.means import any_learner, counts_over_learners
 from lockstep.learner.minibatches import gather, module_minibatches, step_counter
+from lockstep.learner.noise import with_noise
 from lockstep.learner.plan import Agreement, plan_update
 from lockstep.learner.results import Results
 from lockstep.learner.summary import summarize_update
@@ -98,6 +99,7 @@ def run_update(
     """
     started = time.perf_counter()
     plan = plan_update(learner, columns, agreed.stand_ins, trajectories)
+    columns = with_noise(learner, columns, plan)
     learner.before_gradient_based_update(timesteps=options.timesteps)
     trained = dict.fromkeys(columns, 0)
     shuffle = options.shuffle_batch_per_epoch and options.minibatch_size is not None

@@ -28,14 +28,25 @@ ELSEWHERE = {
     "clip_coef": "clip_param",
     "eps_clip": "clip_param",
     "clip_range_vf": "vf_clip_param",
-    "ent_coef": "entropy_coeff",
+    "ent_coef": "entropy_coeff alpha",
     "vf_coef": "vf_loss_coeff",
     "max_grad_norm": "grad_clip",
+    "polyak": "tau",
+    "policy_freq": "policy_delay",
+    "target_policy_noise": "target_noise",
+    "target_noise_clip": "noise_clip",
+    "q_lr": "critic_lr",
+    "policy_lr": "actor_lr",
+    "critic_learning_rate": "critic_lr",
+    "actor_learning_rate": "actor_lr",
+    "alpha_learning_rate": "alpha_lr",
+    "buffer_size": "capacity",
+    "gradient_steps": "update_per_step",
     "total_timesteps": "total_steps",
     "net_arch": "model_config",
     "policy_kwargs": "model_config",
 }
-"""what other libraries call an option -> its name here"""
+"""what other libraries call an option -> its names here, of which an algorithm has one"""
 
 PLAIN = {bool, int, float, str}
 

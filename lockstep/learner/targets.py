@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.learner.optimizers import OptimizerSet
-from lockstep.modules import RLModule
 
 
 class TargetNetwork:
@@ -19,8 +18,8 @@ class TargetNetwork:
     To be registered as state of the learner (`register_state`), so that checkpoints hold it.
     """
 
-    def __init__(self, module: RLModule) -> None:
-        self.module = copy.deepcopy(module).requires_grad_(False)
+    def __init__(self, module: nn.Module) -> None:
+        self.module: Any = copy.deepcopy(module).requires_grad_(False)
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         own = dict(self.module.named_parameters())
         params = [own[name] for name in self._names]
@@ -52,7 +51,7 @@ class TargetNetwork:
         self.num_steps = int(state["num_steps"])
 
 
-def flat_parameters(optimizers: OptimizerSet, module_id: str, module: RLModule) -> Tensor:
+def flat_parameters(optimizers: OptimizerSet, module_id: str, module: nn.Module) -> Tensor:
     """The trainable parameters of a module as one flat tensor: the optimizer's own where it has all of them."""
     params = [p for p in module.parameters() if p.requires_grad]
     for entry in optimizers.of_module(module_id):

@@ -1,12 +1,14 @@
 """Networks: `RLModule` and its specs, the default actor-critic for every space, encoders, acting."""
 
 from lockstep.modules.acting import Actor, NumpyActor, TorchActor, make_actor
+from lockstep.modules.action_critics import ActionCritics
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.batched import BatchedMLP
+from lockstep.modules.deterministic import DefaultTD3Module
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.exploration import EpsilonGreedy
+from lockstep.modules.exploration import EpsilonGreedy, Exploration, GaussianNoise
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
@@ -19,20 +21,26 @@ from lockstep.modules.policy_only import DefaultPolicyModule
 from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule, default_module_class
 from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
 from lockstep.modules.rl_module import RLModule, RLModuleSpec
+from lockstep.modules.soft_actor_critic import DefaultSACModule
 from lockstep.modules.wrap import wrap_module
 
 __all__ = [
     "ALL_MODULES",
     "DEFAULT_MODULE_ID",
+    "ActionCritics",
     "ActionDist",
     "Actor",
     "BatchedMLP",
     "DefaultActorCriticModule",
     "DefaultPolicyModule",
     "DefaultQModule",
+    "DefaultSACModule",
+    "DefaultTD3Module",
     "DistributionalQModule",
     "Encoder",
     "EpsilonGreedy",
+    "Exploration",
+    "GaussianNoise",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor
 
+from lockstep.ops.deterministic import SquashedDeterministic
 from lockstep.ops.distributions import (
     Bernoulli,
     Categorical,
@@ -31,7 +32,8 @@ class ActionDist:
     | Discrete | Categorical | int64 `[N]`, from 0 |
     | MultiDiscrete | MultiCategorical | int64 `[N, parts]`, from 0 |
     | MultiBinary | Bernoulli | int8 `[N, bits]` |
-    | Box of floats | DiagGaussian, or SquashedGaussian in [-1, 1] | float `[N, A]` |
+    | Box of floats | DiagGaussian, or (squashed) SquashedGaussian in [-1, 1] | float `[N, A]` |
+    | the same, deterministic | SquashedDeterministic in [-1, 1] | float `[N, A]` |
 
     Environments want the space's own shape, offset and dtype: :meth:`to_env` and back :meth:`from_env`.
 
@@ -41,11 +43,16 @@ class ActionDist:
 
     action_space: Space[Any]
     squashed: bool = False
+    deterministic: bool = False
     dist_class: type[Distribution] = field(init=False, repr=False, compare=False)
     static: dict[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         dist_class, static = _describe(self.action_space, self.squashed)
+        if self.deterministic:
+            if not self.squashed:
+                raise ValueError("deterministic actions are squashed ones of a Box; give squashed=True too")
+            dist_class = SquashedDeterministic
         object.__setattr__(self, "dist_class", dist_class)
         object.__setattr__(self, "static", static)
 

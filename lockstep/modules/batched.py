@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lockstep.modules.layers import make_activation
+from lockstep.modules.layers import initialise, make_activation
 
 
 class BatchedMLP(nn.Module):
@@ -26,10 +26,11 @@ class BatchedMLP(nn.Module):
         output_size: int,
         *,
         activation: str = "relu",
-        hidden_gain: float = 2.0**0.5,
-        output_gain: float = 1.0,
+        hidden_gain: float | None = 2.0**0.5,
+        output_gain: float | None = 1.0,
     ) -> None:
-        """Weights are orthogonal in each network with the given gains, biases zero.
+        """Weights are orthogonal in each network with the given gains, biases zero; where a gain is None, both are as
+        torch makes a linear layer.
 
         Raises:
             ValueError: a number of networks or a width below 1.
@@ -46,11 +47,13 @@ class BatchedMLP(nn.Module):
         for i, weight in enumerate(self.weights):
             gain = output_gain if i == len(sizes) - 2 else hidden_gain
             for k in range(num_networks):
-                nn.init.orthogonal_(weight.data[k].T, gain)
+                linear = initialise(nn.Linear(sizes[i], sizes[i + 1]), gain)
+                weight.data[k].copy_(linear.weight.data.T)
+                self.biases[i].data[k, 0].copy_(linear.bias.data)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
         """`[N, input_size]` (the same for all networks) or `[num_networks, N, input_size]` ->
-        `[num_networks, N, output_size]`.
+        `[num_networks, N, output_size]`. `frozen`: the gradient goes to the inputs only, none to the weights.
         """
         leading, fits = tuple(inputs.shape[:-2]), inputs.dim() >= 2 and inputs.shape[-1] == self.sizes[0]
         if not fits or leading not in ((), (self.num_networks,)):
@@ -62,6 +65,8 @@ class BatchedMLP(nn.Module):
             inputs = inputs.expand(self.num_networks, -1, -1)
         last = len(self.sizes) - 2
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            if frozen:
+                weight, bias = weight.detach(), bias.detach()
             inputs = torch.baddbmm(bias, inputs, weight)
             if i < last:
                 inputs = self.activation(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,33 @@ from lockstep.state.schedules import Schedule, ScheduleLike
 
 LARGE = np.float32(1e8)
 """outweighs every difference of action values, but not what forbids an action (-1e9)"""
+
+
+class Exploration(Protocol):
+    """What an algorithm adds to its policy's actions while collecting."""
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> npt.NDArray[np.float32]:
+        """Random numbers `[*leading_shape, noise_size]` for acting many times, at environment step `step`."""
+        ...
+
+
+class GaussianNoise:
+    """Normal numbers with deviation `scale` (a number, or a schedule over sampled environment steps), to be added to
+    actions in [-1, 1].
+    """
+
+    def __init__(self, scale: ScheduleLike, num_actions: int) -> None:
+        self.scale = Schedule(scale, "exploration_noise")
+        self.num_actions = num_actions
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> npt.NDArray[np.float32]:
+        """`[*leading_shape, num_actions]`, with the deviation of `step`; `ValueError` where that is below 0."""
+        scale = self.scale(step)
+        if not scale >= 0.0:
+            raise ValueError(f"exploration_noise={scale!r} at step {step} is not allowed; it must be at least 0")
+        noise = rng.standard_normal((*leading_shape, self.num_actions), np.float32)
+        noise *= np.float32(scale)
+        return noise
 
 
 class EpsilonGreedy:

@@ -55,6 +55,11 @@ class ModelConfig:
     conv_activation: str = "relu"
     image_hiddens: tuple[int, ...] = (512,)
     """Dense layers after the convolutions."""
+    num_critics: int = 2
+    """Of algorithms that learn the values of continuous actions, and of SAC: networks of action values, the smallest
+    of which counts."""
+    log_std_bounds: tuple[float, float] = (-20.0, 2.0)
+    """Of SAC: what the logarithm of the standard deviations is limited to."""
     recurrent: str | None = None
     """"lstm" or "gru": a memory after the encoder, shared by policy and value (`share_value_network` does not apply);
     None: no memory.
@@ -77,7 +82,7 @@ class ModelConfig:
             raise ValueError(
                 f"recurrent={self.recurrent!r} is not one of {', '.join(RECURRENT)}, or None for no memory"
             )
-        for name in ("recurrent_size", "max_seq_len", "num_value_outputs"):
+        for name in ("recurrent_size", "max_seq_len", "num_value_outputs", "num_critics"):
             if not _is_count(getattr(self, name)):
                 raise ValueError(f"{name} must be a positive whole number, got {getattr(self, name)!r}")
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
@@ -85,6 +90,10 @@ class ModelConfig:
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
         if self.value_range is not None:
             object.__setattr__(self, "value_range", tuple(map(float, self.value_range)))
+        bounds = tuple(self.log_std_bounds)
+        if len(bounds) != 2 or not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
+            raise ValueError(f"log_std_bounds must be (lowest, highest), two finite numbers, got {bounds!r}")
+        object.__setattr__(self, "log_std_bounds", bounds)
         if self.conv_filters is not None:
             filters = tuple(tuple(layer) for layer in self.conv_filters)
             if not filters or not all(len(layer) == 3 and all(map(_is_count, layer)) for layer in filters):

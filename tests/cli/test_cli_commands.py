@@ -122,12 +122,9 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
     for config_class in ALGORITHMS:
         (line,) = re.findall(rf"^ *{config_class.algorithm}  +\S.*MultiBinary.*$", said.out, re.MULTILINE)
         assert "Dict, Tuple" in line
-        actions = (
-            "Tuple   Discrete "
-            if config_class.algorithm in ("dqn", "c51", "qrdqn")
-            else "Discrete, MultiDiscrete, MultiBinary, Box"
-        )
-        assert actions in line
+        actions = dict.fromkeys(("dqn", "c51", "qrdqn"), "Tuple   Discrete ")
+        actions |= {"sac": "Tuple   Discrete, Box ", "td3": "Tuple   Box "}
+        assert actions.get(config_class.algorithm, "Discrete, MultiDiscrete, MultiBinary, Box") in line
         assert "Text" not in line
     for recipe in RECIPES:
         assert re.search(rf"{recipe.algorithm} {recipe.env} .*{recipe.total_steps:,}.*{recipe.band:g}", said.out)

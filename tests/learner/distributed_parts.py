@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, parameters
 
 from lockstep import BCConfig, C51Config, DQNConfig, MARWILConfig, QRDQNConfig, SampleBatch
@@ -15,6 +16,8 @@ from lockstep.algorithms.a2c import A2CLearner, A2CTraining
 from lockstep.algorithms.appo import APPOLearner, APPOTraining
 from lockstep.algorithms.impala import IMPALALearner, IMPALATraining
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
+from lockstep.algorithms.sac import SACLearner, SACTraining
+from lockstep.algorithms.td3 import TD3Learner, TD3Training
 from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
@@ -23,6 +26,8 @@ from lockstep.learner.config import FrameworkSection
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 from lockstep.modules import (
     DefaultActorCriticModule,
+    DefaultSACModule,
+    DefaultTD3Module,
     ModelConfig,
     MultiRLModuleSpec,
     RecurrentActorCriticModule,
@@ -38,6 +43,7 @@ SECONDS = (
     "seconds_reduction",
     "seconds_step",
 )
+TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 class ShardMeanPPO(PPOLearner):
@@ -53,6 +59,14 @@ LEARNERS = {
     "impala": (IMPALALearner, IMPALATraining),
     "appo": (APPOLearner, APPOTraining),
     "shard_mean": (ShardMeanPPO, PPOTraining),
+    "sac": (SACLearner, SACTraining),
+    "sac_discrete": (SACLearner, SACTraining),
+    "td3": (TD3Learner, TD3Training),
+}
+OWN_MODULES = {
+    "sac": (DefaultSACModule, TWO_DIMENSIONS),
+    "sac_discrete": (DefaultSACModule, THREE),
+    "td3": (DefaultTD3Module, TWO_DIMENSIONS),
 }
 REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig, "bc": BCConfig, "marwil": MARWILConfig}
 """learn from batches with next observations"""
@@ -95,7 +109,8 @@ def build(case, reducer):
         }
     config = ModelConfig(hiddens=(8,), recurrent=case.memory, recurrent_size=4, max_seq_len=4)
     kind = RecurrentActorCriticModule if case.memory else DefaultActorCriticModule
-    specs = {mid: RLModuleSpec(kind, BOX, THREE, model_config=config) for mid in case.modules}
+    kind, actions = OWN_MODULES.get(case.algorithm, (kind, THREE))
+    specs = {mid: RLModuleSpec(kind, BOX, actions, model_config=config) for mid in case.modules}
     return cls(
         config=section(**case.training),
         module_spec=MultiRLModuleSpec(specs).build(seeds={mid: streams.seed(mid) for mid in specs}),
@@ -146,6 +161,19 @@ def multi_agent_episodes_of(rng, modules):
     return made
 
 
+def transitions_of(rng, rows, actions):
+    """What algorithms learn from that have a replay buffer."""
+    discrete = isinstance(actions, spaces.Discrete)
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        new_obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        actions=rng.integers(3, size=rows) if discrete else rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
+        rewards=rng.normal(size=rows),
+        terminateds=rng.random(rows) < 0.3,
+        weights=rng.random(rows),
+    )
+
+
 def batch_of(rng, rows):
     return SampleBatch(
         obs=rng.normal(size=(rows, 3)).astype(np.float32),
@@ -185,6 +213,8 @@ def shards_of(case, update, world_size):
         parts = {}
         for module_id, rows in zip(case.modules, sizes):
             batch = (sampled_of if case.algorithm in REPLAYED else batch_of)(rng, rows)
+            if case.algorithm in OWN_MODULES:
+                batch = transitions_of(rng, rows, OWN_MODULES[case.algorithm][1])
             ends = cuts(rows, world_size, case, update, rng)
             parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
         if len(case.modules) == 1:

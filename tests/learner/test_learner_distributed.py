@@ -60,6 +60,10 @@ CASES = {
     "marwil, empty shards": Case(
         "marwil", {**CLIPPED, "moving_average_sqd_adv_norm_update_rate": 0.1}, source="batch", empty=True
     ),
+    "sac": Case("sac", {**CLIPPED, "tau": 0.1}, source="batch", num_epochs=1),
+    "sac, discrete, empty shards": Case("sac_discrete", {**CLIPPED, "tau": 0.1}, source="batch", empty=True),
+    "td3, empty shards": Case("td3", {**CLIPPED, "tau": 0.1}, source="batch", empty=True, shuffle=False),
+    "td3, two modules": Case("td3", {"lr": 1e-2, "tau": 0.1}, source="batch", modules=("p0", "p1")),
 }
 
 

@@ -18,6 +18,7 @@ from lockstep.trainer.callbacks import Callback, EarlyStop
 RUNS = {"ppo_4": ("ppo", 4), "ppo_1": ("ppo", 1), "a2c_4": ("a2c", 4), "dqn_4": ("dqn", 4)} | {
     f"{name}_4": (name, 4) for name in ("c51", "qrdqn")
 }
+RUNS |= {"sac_4": ("sac", 4), "td3_1": ("td3", 1)}
 HALF, WHOLE = 256, 512
 LONG = 20 * 128
 

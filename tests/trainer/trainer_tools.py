@@ -22,12 +22,15 @@ def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_
     """Networks of 8 units, 64 steps an update, 128 an epoch; both normalisers on. DQN: prioritised, three steps."""
     config = get_config(algorithm)
     on = not config.is_off_policy
+    if algorithm == "td3" and env == "CartPole-v1":  # which has no continuous actions
+        env = "Pendulum-v1"
     config.environment(env, normalize_observations=on, normalize_rewards=on)
     config.env_runners(num_envs_per_env_runner=num_envs)
     config.training(train_batch_size=64 if on else 16)
     if config.is_off_policy:
         config.env_runners(rollout_fragment_length=2)
         config.replay(capacity=200, learning_starts=64, update_per_step=0.3, n_step=3, prioritized=True)
+    if algorithm in ("dqn", "c51", "qrdqn"):
         config.training(target_update_interval=7)
     if algorithm == "c51":
         config.training(num_atoms=5, v_min=0.0, v_max=40.0)

@@ -1,0 +1,183 @@
+"""TD3: twin delayed deterministic policy gradient, and DDPG (Fujimoto et al. 2018, Lillicrap et al. 2016).
+
+https://arxiv.org/abs/1802.09477: the smaller of two critics, a target policy whose action is smoothed by noise, a
+policy that learns in every second step of the critics. Without these three it is DDPG,
+https://arxiv.org/abs/1509.02971: `TD3Config.ddpg()`. Both losses are taken at the same parameters and meet in one
+backward pass; the policy's sends no gradient into the critics.
+
+Defaults: those of the authors' published code: batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau
+0.005, gamma 0.99, noise 0.1 while collecting and 0.2 (limited to 0.5) in targets, a memory of a million, one gradient
+step for each environment step. Noise is in units of actions in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.learner.config import TrainingSection, require
+from lockstep.learner.critics import (
+    ACTOR,
+    critic_loss,
+    follow,
+    modules_with_loss,
+    register_actor_and_critic,
+    td_targets,
+)
+from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.targets import TargetNetwork
+from lockstep.modules import DefaultTD3Module, GaussianNoise
+from lockstep.state.schedules import Schedule, ScheduleLike
+
+NOISE = "target_noise"
+"""column: what smooths the target policy's action"""
+
+
+@dataclass
+class TD3Training(TrainingSection):
+    """Options of `TD3Config.training(...)`."""
+
+    lr: ScheduleLike = 3e-4
+    """learning rate of both optimizers where they have none of their own"""
+    actor_lr: ScheduleLike | None = None
+    """of the policy; `None`: `lr`"""
+    critic_lr: ScheduleLike | None = None
+    """of the critics; `None`: `lr`"""
+    train_batch_size: int = 256
+    """transitions in one gradient step, over all learners"""
+    tau: float = 0.005
+    """how far the target networks go towards those that learn, in each update of them"""
+    policy_delay: int = 2
+    """gradient steps of the critics for one of the policy and one update of the target networks"""
+    target_noise: float = 0.2
+    """deviation of the noise on the target policy's action; 0: none"""
+    noise_clip: float = 0.5
+    """limit of that noise"""
+    exploration_noise: ScheduleLike = 0.1
+    """deviation of the noise on actions while collecting: a number, or a schedule over sampled steps"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        require("minibatch_size", self.minibatch_size, self.minibatch_size is None, "None (use train_batch_size)")
+        require("num_epochs", self.num_epochs, self.num_epochs == 1, "1 (use replay.update_per_step)")
+        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
+        require("policy_delay", self.policy_delay, self.policy_delay >= 1, "at least 1")
+        require("target_noise", self.target_noise, self.target_noise >= 0, "at least 0")
+        require("noise_clip", self.noise_clip, self.noise_clip >= 0, "at least 0")
+        first = Schedule(self.exploration_noise, "exploration_noise").value
+        require("exploration_noise", self.exploration_noise, first >= 0, "at least 0")
+
+
+class TD3Learner(Learner):
+    """The update of TD3."""
+
+    def setup_module(self, module_id: str) -> None:
+        """The target policy and critics are part of the learner's state."""
+        self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        """Two: "actor" and "critic"."""
+        register_actor_and_critic(self, module_id, config)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads (`discounts` and `weights` only where they are there)."""
+        return (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
+
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """The random numbers that smooth the target action."""
+        config: Any = self.config_of(module_id)
+        return {NOISE: self.module[module_id].action_dist_cls.noise_size} if config.target_noise > 0 else {}
+
+    def policy_learns(self, module_id: str) -> bool:
+        """Is the present gradient step one of those in which the policy learns, and the target networks follow?"""
+        config: Any = self.config_of(module_id)
+        return bool((self.registered[f"{module_id}/target"].num_steps + 1) % config.policy_delay == 0)
+
+    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
+        """Values `[K, N]` of the actions that were taken."""
+        modules: Any = self.module
+        with self.mixed_precision():
+            return {
+                mid: self.to_tensor(modules[mid].critics(part[Columns.OBS], part[Columns.ACTIONS]))
+                for mid, part in batch.items()
+            }
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """Errors against clipped double Q-learning (algorithm 1); when it is due, the policy's values by critic 1."""
+        with self.mixed_precision():
+            following = self.to_tensor(self.next_values(module_id, config, batch))
+        loss = critic_loss(self, module_id, batch, fwd_out, td_targets(batch, following, config.gamma))
+        if not self.policy_learns(module_id):
+            return loss
+        module: Any = self.module[module_id]
+        with self.mixed_precision():
+            values = self.to_tensor(module.critics(batch[Columns.OBS], module.compute_actions(batch), frozen=True)[0])
+        actor_loss = -self.masked_mean(values, batch)
+        self.log(module_id, actor_loss=actor_loss)
+        return loss + actor_loss
+
+    @torch.no_grad()
+    def next_values(self, module_id: str, config: Any, batch: TensorColumns) -> Tensor:
+        """`[N]`: what the smallest target critic says of the target policy's action, smoothed by noise."""
+        target: Any = self.registered[f"{module_id}/target"].module
+        actions = self.to_tensor(target.compute_actions({Columns.OBS: batch[Columns.NEXT_OBS]}))
+        if NOISE in batch:
+            noise = (batch[NOISE] * config.target_noise).clamp(-config.noise_clip, config.noise_clip)
+            actions = (actions + noise).clamp(-1.0, 1.0)
+        values: Tensor = target.critics(batch[Columns.NEXT_OBS], actions).amin(0)
+        return values
+
+    def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
+        """As ever; an actor that does not learn in this step is not stepped either."""
+        gradients = super().compute_gradients(loss_per_module)
+        for entry in self.optimizers:
+            if entry.name == ACTOR and entry.has_loss:
+                entry.has_loss = self.policy_learns(entry.module_id)
+        return gradients
+
+    def apply_gradients(self, gradients: Gradients) -> None:
+        """One step of each optimizer; then the target networks follow."""
+        super().apply_gradients(gradients)
+        for module_id in modules_with_loss(self):
+            config: Any = self.config_of(module_id)
+            follow(self, module_id, "target", self.module[module_id], config.policy_delay, config.tau)
+
+
+class TD3Config(AlgorithmConfig):
+    """`TD3Config().environment("Pendulum-v1").build_trainer().run()`."""
+
+    algorithm = "td3"
+    learner_class = TD3Learner
+    training_class = TD3Training
+    is_off_policy = True
+    squashes_actions = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replay(capacity=1_000_000, update_per_step=1.0)
+        own = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
+        self.rl_module(model_config=own)
+
+    @classmethod
+    def ddpg(cls) -> Self:
+        """DDPG: one critic, a policy that learns in each step, target actions without noise."""
+        config = cls().training(policy_delay=1, target_noise=0.0)
+        return config.rl_module(model_config={"num_critics": 1})
+
+    def default_module_class(self, model_config: Any) -> Any:
+        """Policy and critics."""
+        return DefaultTD3Module
+
+    def exploration(self, action_space: Any) -> GaussianNoise:
+        """Normal noise on the policy's action."""
+        return GaussianNoise(self.exploration_noise, math.prod(action_space.shape))
+
+
+__all__ = ["TD3Config", "TD3Learner", "TD3Training"]

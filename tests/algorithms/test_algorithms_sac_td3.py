@@ -1,0 +1,457 @@
+"""SAC, TD3 and DDPG: each update against a plain torch implementation with separate losses, probes, options."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep import SACConfig, SampleBatch, TD3Config, policy_within_training_step
+from lockstep.algorithms import SACLearner, TD3Learner
+from lockstep.envs.probes import PROBES
+from lockstep.modules import ActionCritics, DefaultSACModule, DefaultTD3Module, GaussianNoise, ModelConfig
+
+MODULE = "default_policy"
+OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
+ROWS, GAMMA, TAU, LR = 12, 0.9, 0.1, {"actor_lr": 1e-3, "critic_lr": 3e-3}
+
+
+class NotesNoise:
+    """What both learners of the tests below note: the batch with the noise that was drawn for it."""
+
+    def compute_losses(self, *, fwd_out, batch):
+        self.seen = batch[MODULE]
+        return super().compute_losses(fwd_out=fwd_out, batch=batch)
+
+
+class NotingSAC(NotesNoise, SACLearner):
+    pass
+
+
+class NotingTD3(NotesNoise, TD3Learner):
+    pass
+
+
+def learner_of(config, action_space=BOX, **training):
+    config.framework(dtype="float64").rl_module(model_config={"hiddens": (16, 8)})
+    noting = NotingSAC if isinstance(config, SACConfig) else NotingTD3
+    config.training(gamma=GAMMA, tau=TAU, learner_class=noting, **{**LR, **training})
+    return config.build_learner(spaces=(OBS, action_space))
+
+
+def batch_of(action_space=BOX, seed=0, rows=ROWS, **more):
+    rng = np.random.default_rng(seed)
+    discrete = isinstance(action_space, spaces.Discrete)
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        new_obs=rng.normal(size=(rows, 3)).astype(np.float32),
+        actions=rng.integers(3, size=rows) if discrete else rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
+        rewards=rng.normal(size=rows),
+        terminateds=rng.random(rows) < 0.3,
+        truncateds=rng.random(rows) < 0.3,
+        **more,
+    )
+
+
+# -- plain references: one network after another, one loss after another ---
+
+
+def plain_networks(module):
+    """The policy and the critics as layers of torch."""
+    actor = copy.deepcopy(torch.nn.Sequential(*module.encoder.mlp, module.policy_head)).requires_grad_(True)
+    return actor, torch.nn.ModuleList(module.critics.mlp.network(k) for k in range(module.critics.mlp.num_networks))
+
+
+def assert_same_networks(module, actor, critics):
+    own = torch.nn.Sequential(*module.encoder.mlp, module.policy_head)
+    assert_same(own.parameters(), actor.parameters())
+    for number, critic in enumerate(critics):
+        assert_same(module.critics.mlp.network(number).parameters(), critic.parameters())
+
+
+def assert_same(own, others):
+    for mine, theirs in zip(own, others, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def follow(target, source):
+    with torch.no_grad():
+        for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+            mine.copy_((1 - TAU) * mine + TAU * theirs)
+
+
+def values_of(critics, obs, actions):
+    return [critic(torch.cat([obs, actions], -1)).squeeze(-1) for critic in critics]
+
+
+def step(optimizers, losses):
+    """Each loss moves its own optimizer's parameters only; all gradients are taken before the first step."""
+    for optimizer, loss in zip(optimizers, losses, strict=True):
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        for param, gradient in zip(params, torch.autograd.grad(loss, params, retain_graph=True)):
+            param.grad = gradient
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def squashed(actor, obs, noise):
+    """Actions and log-densities, by torch's own distributions."""
+    mean, log_std = actor(obs).chunk(2, -1)
+    base = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
+    dist = torch.distributions.TransformedDistribution(
+        base, torch.distributions.TanhTransform(cache_size=1), validate_args=False
+    )
+    raw = mean + log_std.clamp(-20, 2).exp() * noise
+    actions = dist.transforms[0](raw)
+    return actions, dist.log_prob(actions).sum(-1)
+
+
+class PlainSAC:
+    def __init__(self, module, discrete, alpha_lr):
+        self.discrete = discrete
+        self.actor, self.critics = plain_networks(module)
+        self.targets = copy.deepcopy(self.critics)
+        self.log_alpha = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        self.entropy = 0.98 * math.log(3) if discrete else -2.0
+        groups = (self.actor.parameters(), 1e-3), (self.critics.parameters(), 3e-3), ([self.log_alpha], alpha_lr)
+        self.optimizers = [torch.optim.Adam(params, lr=lr) for params, lr in groups]
+
+    def update(self, b):
+        alpha = self.log_alpha.exp().detach()
+        if self.discrete:
+            losses = self.discrete_losses(b, alpha)
+        else:
+            with torch.no_grad():
+                actions, logp = squashed(self.actor, b["new_obs"], b["next_action_noise"])
+                following = torch.min(*values_of(self.targets, b["new_obs"], actions)) - alpha * logp
+            actions, logp = squashed(self.actor, b["obs"], b["action_noise"])
+            actor_loss = (alpha * logp - torch.min(*values_of(self.critics, b["obs"], actions))).mean()
+            taken = values_of(self.critics, b["obs"], b["actions"])
+            losses = actor_loss, self.critic_loss(b, taken, following), self.alpha_loss(logp)
+        step(self.optimizers, losses)
+        follow(self.targets, self.critics)
+
+    def critic_loss(self, b, taken, following):
+        targets = b["rewards"] + b.get("discounts", GAMMA) * (1 - b["terminateds"].double()) * following
+        return sum(0.5 * (b.get("weights", 1.0) * (value - targets) ** 2).mean() for value in taken)
+
+    def alpha_loss(self, logp):
+        return -(self.log_alpha * (logp.detach() + self.entropy)).mean()
+
+    def discrete_losses(self, b, alpha):
+        with torch.no_grad():
+            probs = self.actor(b["new_obs"]).softmax(-1)
+            best = torch.min(*[critic(b["new_obs"]) for critic in self.targets])
+            following = (probs * (best - alpha * probs.log())).sum(-1)
+        probs = self.actor(b["obs"]).softmax(-1)
+        values = [critic(b["obs"]) for critic in self.critics]
+        actor_loss = (probs * (alpha * probs.log() - torch.min(*values).detach())).sum(-1).mean()
+        taken = [value.gather(1, b["actions"][:, None]).squeeze(1) for value in values]
+        logp = (probs * probs.log()).sum(-1)
+        return actor_loss, self.critic_loss(b, taken, following), self.alpha_loss(logp)
+
+
+class PlainTD3:
+    def __init__(self, module, config):
+        self.config, self.num_steps = config, 0
+        self.actor, self.critics = plain_networks(module)
+        self.target_actor, self.targets = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
+        groups = (self.actor, 1e-3), (self.critics, 3e-3)
+        self.optimizers = [torch.optim.Adam(net.parameters(), lr=lr) for net, lr in groups]
+
+    def update(self, b):
+        self.num_steps += 1
+        with torch.no_grad():
+            actions = self.target_actor(b["new_obs"]).tanh()
+            if self.config.target_noise:
+                noise = self.config.target_noise * b["target_noise"]
+                actions = (actions + noise.clamp(-self.config.noise_clip, self.config.noise_clip)).clamp(-1, 1)
+            following = torch.stack(values_of(self.targets, b["new_obs"], actions)).min(0).values
+            targets = b["rewards"] + GAMMA * (1 - b["terminateds"].double()) * following
+        taken = values_of(self.critics, b["obs"], b["actions"])
+        losses = [sum(0.5 * (value - targets).pow(2).mean() for value in taken)]
+        due = self.num_steps % self.config.policy_delay == 0
+        if due:
+            losses.insert(0, -values_of(self.critics[:1], b["obs"], self.actor(b["obs"]).tanh())[0].mean())
+        step(self.optimizers[0 if due else 1 :], losses)
+        if due:
+            follow(self.target_actor, self.actor)
+            follow(self.targets, self.critics)
+
+
+@pytest.mark.parametrize("space", [BOX, DISCRETE], ids=["box", "discrete"])
+def test_sac_is_the_plain_implementation_with_a_loop_over_critics_and_three_backward_passes(space):
+    learner = learner_of(SACConfig(), space, alpha_lr=5e-3)
+    plain = PlainSAC(learner.module[MODULE], isinstance(space, spaces.Discrete), alpha_lr=5e-3)
+    for number in range(10):
+        rng = np.random.default_rng(number)
+        more = {"weights": rng.random(ROWS), "discounts": rng.random(ROWS)} if number % 2 else {}
+        learner.update_from_batch(batch_of(space, number, **more))
+        plain.update(learner.seen)
+        assert_same_networks(learner.module[MODULE], plain.actor, plain.critics)
+        torch.testing.assert_close(learner.registered[f"{MODULE}/log_alpha"].detach(), plain.log_alpha.detach())
+    target = learner.registered[f"{MODULE}/target"].module
+    for k, critic in enumerate(plain.targets):
+        assert_same(target.mlp.network(k).parameters(), critic.parameters())
+
+
+@pytest.mark.parametrize("kind", ["td3", "ddpg"])
+def test_td3_and_ddpg_are_the_plain_implementation(kind):
+    config = TD3Config() if kind == "td3" else TD3Config.ddpg()
+    learner = learner_of(config, **({"policy_delay": 3, "noise_clip": 0.1} if kind == "td3" else {}))
+    plain = PlainTD3(learner.module[MODULE], learner.config)
+    assert len(plain.critics) == (2 if kind == "td3" else 1)
+    for number in range(10):
+        before = [p.clone() for p in learner.module[MODULE].encoder.parameters()]
+        results = learner.update_from_batch(batch_of(seed=number))[MODULE]
+        plain.update(learner.seen)
+        assert_same_networks(learner.module[MODULE], plain.actor, plain.critics)
+        due = plain.num_steps % learner.config.policy_delay == 0
+        assert ("actor_loss" in results) == due
+        moved = [not torch.equal(p, q) for p, q in zip(before, learner.module[MODULE].encoder.parameters())]
+        assert all(moved) if due else not any(moved)
+    target = learner.registered[f"{MODULE}/target"].module
+    assert_same_networks(target, plain.target_actor, plain.targets)
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+def test_many_gradient_steps_in_one_call_are_as_many_calls(config):
+    one, other = learner_of(config()), learner_of(config())
+    batch = batch_of(rows=4 * ROWS)
+    one.update_from_batch(batch, minibatch_size=ROWS)
+    for start in range(0, 4 * ROWS, ROWS):
+        other.update_from_batch(batch[start : start + ROWS])
+    assert_same(one.module[MODULE].parameters(), other.module[MODULE].parameters())
+
+
+def test_a_fixed_temperature_is_not_learned_and_zero_is_allowed():
+    for alpha in (0.3, 0.0):
+        learner = learner_of(SACConfig(), alpha=alpha)
+        results = learner.update_from_batch(batch_of())[MODULE]
+        assert results["alpha"] == pytest.approx(alpha)
+        assert "alpha_loss" not in results
+        assert math.isfinite(results["total_loss"])
+        assert [entry.name for entry in learner.optimizers] == ["actor", "critic"]
+
+
+def test_the_temperature_rises_while_the_entropy_is_below_its_target_and_falls_above_it():
+    for target, rises in ((50.0, True), (-50.0, False)):
+        learner = learner_of(SACConfig(), target_entropy=target, initial_alpha=0.5)
+        learner.update_from_batch(batch_of())
+        assert (float(learner.registered[f"{MODULE}/log_alpha"].detach().exp()) > 0.5) == rises
+
+
+def test_each_optimizer_has_its_own_learning_rate_or_the_common_one():
+    config = SACConfig().training(lr=1e-2, actor_lr=[[0, 1e-3], [100, 0.0]])
+    learner = config.build_learner(spaces=(OBS, BOX))
+    batch = batch_of()
+    results = learner.update_from_batch(batch, timesteps={"num_env_steps_sampled_lifetime": 50})[MODULE]
+    rates = {name: results[f"{name}_learning_rate"] for name in ("actor", "critic", "alpha")}
+    assert rates == {"actor": pytest.approx(5e-4), "critic": 1e-2, "alpha": 1e-2}
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+def test_state_restores_targets_temperature_noise_and_the_next_update(config):
+    one, other = learner_of(config()), learner_of(config())
+    for seed in range(3):
+        one.update_from_batch(batch_of(seed=seed))
+    other.set_state(one.get_state())
+    for learner in (one, other):
+        learner.update_from_batch(batch_of(seed=9))
+    assert_same(one.module[MODULE].parameters(), other.module[MODULE].parameters())
+    assert torch.equal(*[learner.registered[f"{MODULE}/target"].flat for learner in (one, other)])
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+def test_mixed_precision_computes_networks_in_bfloat16_and_keeps_float32_parameters(config):
+    exact, half = (config().framework(mixed_precision=on).build_learner(spaces=(OBS, BOX)) for on in (False, True))
+    results = [learner.update_from_batch(batch_of(rows=64), minibatch_size=32)[MODULE] for learner in (exact, half)]
+    assert results[0]["critic_loss"] != results[1]["critic_loss"]
+    for name in ("critic_loss", "actor_loss", "q_mean"):
+        assert results[1][name] == pytest.approx(results[0][name], abs=0.02)
+    assert {p.dtype for p in half.module[MODULE].parameters()} == {torch.float32}
+
+
+def test_critics_are_a_loop_over_single_networks_and_a_frozen_pass_has_no_gradient_but_the_actions():
+    for space in (OBS, spaces.Box(0, 255, (12, 12, 3), np.uint8)):
+        critics = ActionCritics(space, BOX, ModelConfig(hiddens=(8,), num_critics=3, image_hiddens=(6,)))
+        obs = torch.from_numpy(np.stack([space.sample() for _ in range(5)]))
+        actions = torch.rand(5, 2, requires_grad=True)
+        values = critics(obs, actions)
+        inputs = torch.cat([critics.features(obs).float(), actions], -1)
+        expected = torch.stack([critics.mlp.network(k)(inputs).squeeze(-1) for k in range(3)])
+        torch.testing.assert_close(values, expected)
+        torch.testing.assert_close(critics(obs, actions, frozen=True), values)
+        critics(obs, actions, frozen=True).sum().backward()
+        assert all(p.grad is None for p in critics.parameters())
+        assert actions.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="critics of a Box action space need actions"):
+        critics(obs)
+
+
+def test_forbidden_actions_of_discrete_sac_are_neither_taken_nor_valued():
+    space = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(3)})
+    config = SACConfig().rl_module(model_config={"hiddens": (8,)})
+    policy = config.build_policy(spaces=(space, DISCRETE))
+    masks = np.tile(np.array([[1, 0, 1], [0, 1, 0]], np.int8), (100, 1))
+    obs = {"observations": np.zeros((200, 3), np.float32), "action_mask": masks}
+    with policy_within_training_step(policy):
+        actions = policy.compute_actions(obs)
+    assert masks[np.arange(200), actions].all()
+    assert set(actions[::2]) == {0, 2}
+    rest = batch_of(DISCRETE, rows=200)
+    given = {name: rest[name] for name in ("rewards", "terminateds")}
+    batch = SampleBatch({"obs": obs, "new_obs": obs, "actions": actions, **given})
+    results = policy.learner_group.update_from_batch(batch)[MODULE]
+    assert abs(results["q_mean"]) < 10
+    assert abs(results["actor_loss"]) < 10
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+def test_actions_reach_the_environment_within_its_bounds_and_are_learned_within_one(config):
+    policy = config().build_policy(spaces=(OBS, BOX))
+    obs = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    with policy_within_training_step(policy):
+        actions = policy.compute_actions(obs)
+    assert np.abs(actions).max() <= 2.0
+    assert actions.std() > 0
+    np.testing.assert_allclose(policy.to_env(policy.from_env(actions)), actions, atol=1e-6)
+    assert np.abs(policy.from_env(actions)).max() <= 1.0
+    again = policy.compute_actions(obs, explore=False)
+    np.testing.assert_array_equal(again, policy.compute_actions(obs, explore=False))
+
+
+def test_exploration_noise_of_td3_has_its_deviation_and_follows_its_schedule():
+    policy = TD3Config().training(exploration_noise=[[0, 0.5], [100, 0.0]]).build_policy(spaces=(OBS, BOX))
+    for at, expected in ((0, 0.5), (50, 0.25), (100, 0.0)):
+        policy.timesteps["num_env_steps_sampled_lifetime"] = at
+        noise = policy.draw_noise(np.random.default_rng(1), (5000,))
+        assert noise.shape == (5000, 2)
+        assert noise.std() == pytest.approx(expected, abs=0.01)
+    with pytest.raises(ValueError, match=r"exploration_noise=-1\.0 at step 0 is not allowed"):
+        GaussianNoise(lambda step: -1.0, 2).draw_noise(np.random.default_rng(0), (1,), 0)
+
+
+@pytest.mark.parametrize(
+    "config, options, message",
+    [
+        (SACConfig, {"tau": 0.0}, "tau=0.0 is not allowed"),
+        (SACConfig, {"target_update_interval": 0}, "target_update_interval=0 is not allowed"),
+        (SACConfig, {"alpha": -0.1}, "alpha=-0.1 is not allowed; it must be at least 0, or"),
+        (SACConfig, {"alpha": "automatic"}, "alpha='automatic' is not allowed"),
+        (SACConfig, {"initial_alpha": 0.0}, "initial_alpha=0.0 is not allowed"),
+        (SACConfig, {"target_entropy": "high"}, "target_entropy='high' is not allowed"),
+        (SACConfig, {"minibatch_size": 8}, "minibatch_size=8 is not allowed"),
+        (SACConfig, {"num_epochs": 2}, "num_epochs=2 is not allowed"),
+        (TD3Config, {"policy_delay": 0}, "policy_delay=0 is not allowed"),
+        (TD3Config, {"target_noise": -0.1}, "target_noise=-0.1 is not allowed"),
+        (TD3Config, {"noise_clip": -0.1}, "noise_clip=-0.1 is not allowed"),
+        (TD3Config, {"exploration_noise": -0.1}, "exploration_noise=-0.1 is not allowed"),
+        (TD3Config, {"tau": 1.5}, "tau=1.5 is not allowed"),
+        (TD3Config, {"polyak": 1.5}, "did you mean 'tau'"),
+        (TD3Config, {"policy_freq": 2}, "did you mean 'policy_delay'"),
+        (TD3Config, {"target_policy_noise": 2}, "did you mean 'target_noise'"),
+        (TD3Config, {"q_lr": 2}, "did you mean 'critic_lr'"),
+        (SACConfig, {"policy_lr": 2}, "did you mean 'actor_lr'"),
+        (SACConfig, {"ent_coef": 2}, "did you mean 'alpha'"),
+    ],
+)
+def test_wrong_options_of_sac_and_td3_are_refused_with_name_and_value(config, options, message):
+    with pytest.raises(ValueError, match=message):
+        config().environment("Pendulum-v1").training(**options).validate()
+
+
+@pytest.mark.parametrize(
+    "config, model, space, message",
+    [
+        (SACConfig, {}, spaces.MultiDiscrete([2, 2]), "SAC needs a Box or Discrete action space"),
+        (TD3Config, {}, DISCRETE, "a deterministic policy needs a Box action space"),
+        (SACConfig, {}, spaces.Box(-np.inf, np.inf, (2,)), "RescaleActions needs a Box with finite bounds"),
+        (SACConfig, {"recurrent": "lstm"}, BOX, "recurrent='lstm'"),
+        (TD3Config, {"recurrent": "gru"}, BOX, "recurrent='gru'"),
+        (SACConfig, {"num_critics": 0}, BOX, "num_critics must be a positive whole number"),
+        (SACConfig, {"log_std_bounds": (2.0, 1.0)}, BOX, "log_std_bounds must be"),
+    ],
+)
+def test_spaces_and_networks_that_cannot_be_are_refused(config, model, space, message):
+    with pytest.raises(ValueError, match=message):
+        config().rl_module(model_config=model).build_learner(spaces=(OBS, space))
+
+
+@pytest.mark.parametrize("config, kind", [(SACConfig, DefaultSACModule), (TD3Config, DefaultTD3Module)])
+def test_the_configuration_survives_json_and_modules_their_specs(config, kind):
+    given = config().environment("Pendulum-v1").replay(capacity=77).training(tau=0.5)
+    again = config().update_from_dict(given.to_dict())
+    assert again.to_dict() == given.to_dict()
+    module = again.build_learner().module[MODULE]
+    assert isinstance(module, kind)
+    built = module.spec().build()
+    built.set_state(module.get_state())
+    assert built.spec().to_dict() == module.spec().to_dict()
+    acting = type(module)(OBS, BOX, inference_only=True, model_config={"hiddens": (4,)})
+    assert not any(name.startswith("critics") for name in acting.state_dict())
+
+
+def test_what_a_deterministic_policy_cannot_say_is_refused():
+    module = DefaultTD3Module(OBS, BOX, model_config={"hiddens": (4,)})
+    dist = module.action_dist_cls.from_inputs(torch.zeros(1, 2))
+    for ask in (lambda: dist.log_prob(torch.zeros(1, 2)), dist.entropy, lambda: dist.kl(dist)):
+        with pytest.raises(TypeError, match="a deterministic policy has no density"):
+            ask()
+
+
+# -- probes ---
+
+
+def trained_on(probe, config, steps):
+    config.environment(probe).env_runners(num_envs_per_env_runner=4)
+    config.replay(learning_starts=100, capacity=1_000, update_per_step=1.0)
+    config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0).reporting(total_steps=steps)
+    trainer = config.training(gamma=0.5, lr=[[0, 1e-2], [steps, 1e-3]], tau=0.05).build_trainer()
+    trainer.run()
+    return trainer.policy
+
+
+def check_probe(policy, probe, tolerance):
+    env, obs = probe(), np.array(probe.observations, np.float32)
+    with torch.no_grad():
+        values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
+    np.testing.assert_allclose(values, [env.exact_value(row, 0.5) for row in obs], atol=tolerance)
+    if env.best_action(obs[0]) is not None:
+        best = [env.best_action(row) for row in obs]
+        actions = policy.compute_actions(obs, explore=False)
+        np.testing.assert_allclose(
+            actions, best, atol=0.0 if actions.dtype.kind == "i" else 0.2
+        )  # kinks of a small network
+
+
+def fast_and_slow(probes, fast):
+    """The probes named `fast`, in which all that can be learned is in, in each run of the tests; the others marked."""
+    marks = [() if probe.__name__ in fast else pytest.mark.learning for probe in probes]
+    return [pytest.param(probe, marks=mark, id=probe.__name__) for probe, mark in zip(probes, marks)]
+
+
+@pytest.mark.parametrize("probe", fast_and_slow(PROBES, ["TruncationProbe", "ObservationActionProbeContinuous"]))
+def test_sac_learns_every_probe_with_discrete_and_continuous_actions(probe):
+    config = SACConfig().training(initial_alpha=0.02, target_entropy=-2.0 if probe.continuous else 0.02, alpha_lr=1e-3)
+    check_probe(trained_on(probe, config, 900), probe, 0.1)
+
+
+def with_a_box(probe):
+    """The probe with continuous actions, which do not matter."""
+    return probe if probe.continuous else type(probe.__name__, (probe,), {"continuous": True})
+
+
+IN_A_BOX = [with_a_box(probe) for probe in PROBES if probe.continuous or probe().best_action((0.0,)) is None]
+
+
+@pytest.mark.parametrize("probe", fast_and_slow(IN_A_BOX, ["ObservationActionProbeContinuous"]))
+@pytest.mark.parametrize("kind", ["td3", pytest.param("ddpg", marks=pytest.mark.learning)])
+def test_td3_and_ddpg_learn_every_probe_with_continuous_actions(probe, kind):
+    config = TD3Config() if kind == "td3" else TD3Config.ddpg()
+    config.training(
+        actor_lr=[[0, 3e-3], [900, 3e-4]], exploration_noise=0.3, target_noise=0.05 if kind == "td3" else 0.0
+    )
+    check_probe(trained_on(probe, config, 900), probe, 0.1)
