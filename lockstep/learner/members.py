@@ -54,6 +54,9 @@ def checked_modules(learner: Learner, module: MultiRLModule) -> MultiRLModule:
             f"{type(learner).__name__}._is_module_compatible_with_learner"
         )
     check_who_learns(learner.policies_to_train, module)
+    unknown = sorted(set(learner.module_configs) - {*module, ALL_MODULES})
+    if unknown:
+        raise ValueError(f"module_configs names {unknown}; the modules are {sorted(module)}")
     return module.to(device=learner.device, dtype=learner.dtype)
 
 

@@ -45,6 +45,8 @@ ELSEWHERE = {
     "total_timesteps": "total_steps",
     "net_arch": "model_config",
     "policy_kwargs": "model_config",
+    "max_num_env_runner_restarts": "max_env_runner_restarts",
+    "restart_failed_sub_environments": "restart_failed_envs",
 }
 """what other libraries call an option -> its names here, of which an algorithm has one"""
 

@@ -105,6 +105,11 @@ def test_parts_of_a_learner_are_of_the_kinds_it_needs(options, message):
         Learner(**{"config": TrainingSection(), "module_spec": spec(), **options}).build()
 
 
+def test_configs_of_modules_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match=rf"module_configs names \['other'\]; the modules are \['{MODULE}'\]"):
+        Learner(config=TrainingSection(), module_spec=spec(), module_configs={"other": TrainingSection()}).build()
+
+
 def test_a_group_is_made_of_a_learner_and_its_section(group):
     with pytest.raises(TypeError, match="learner is a int; a Learner or a LearnerBackend is needed"):
         LearnerGroup(3)
