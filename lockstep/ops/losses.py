@@ -136,3 +136,17 @@ def exponential_weights(advantages: Tensor, temperature: float, limit: float | N
     if limit is None:
         return exponents.exp()
     return exponents.clamp(max=math.log(limit)).exp()
+
+
+def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
+    """`|tau - 1(u < 0)| u^2`: smallest where a value is the `tau`-expectile (Kostrikov et al. 2021, arXiv:2110.06169,
+    equation 5; `tau = 0.5` gives half the squared error).
+
+    Args:
+        errors: `[N]`, target minus value.
+        expectile: tau, in (0, 1).
+
+    Returns:
+        `[N]`.
+    """
+    return torch.where(errors < 0.0, 1.0 - expectile, expectile) * errors.square()

@@ -1,0 +1,196 @@
+"""CQL: conservative Q-learning (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning").
+
+https://arxiv.org/abs/2006.04779. SAC whose critics are pressed down where the data have nothing to say:
+
+    minimise  min_q_weight (E_data[log sum_a exp Q(s, a)] - E_data[Q(s, a)]) + the error of SAC's critics  (equation 4)
+
+For discrete actions the sum is exact; for a Box it is estimated from `num_actions` uniform actions and as many of the
+policy at the observation and at the next one, each divided by its density (appendix F).
+
+Defaults: those of the paper's code: weight 5, 10 actions, Adam with lr 1e-4 for the policy and 3e-4 for the critics,
+targets without entropy, batch 256, two layers of 256 rectified units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.data.trees import map_tree
+from lockstep.learner import soft
+from lockstep.learner.action_values import COLUMNS
+from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
+from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.optimizers import fused_adam
+from lockstep.modules import DefaultSACModule, ModelConfig
+from lockstep.state.schedules import ScheduleLike
+
+CQL_NOISE = "cql_noise"
+"""column: what draws the actions of the estimated sum"""
+LARGEST_MULTIPLIER = 1e6
+
+
+@dataclass
+class CQLTraining(TrainingSection):
+    """Options of `CQLConfig.training(...)`."""
+
+    lr: ScheduleLike = 3e-4
+    """learning rate of all optimizers that have none of their own"""
+    actor_lr: ScheduleLike | None = 1e-4
+    """of the policy; `None`: `lr`"""
+    critic_lr: ScheduleLike | None = None
+    """of the critics; `None`: `lr`"""
+    alpha_lr: ScheduleLike | None = None
+    """of the temperature; `None`: `lr`"""
+    train_batch_size: int = 256
+    """transitions in one gradient step, over all learners"""
+    tau: float = 0.005
+    """how far the target critics go towards those that learn, in each update of them"""
+    target_update_interval: int = 1
+    """gradient steps between two updates of the target critics"""
+    alpha: float | Literal["auto"] = "auto"
+    """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
+    initial_alpha: float = 1.0
+    """where a learned temperature begins"""
+    target_entropy: float | Literal["auto"] = "auto"
+    """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
+    min_q_weight: float = 5.0
+    """how much the conservative term counts; 0: SAC on the data"""
+    num_actions: int = 10
+    """of a Box: actions of each of the three kinds in the estimated sum"""
+    temperature: float = 1.0
+    """of the sum of exponentials: near 0 it is the largest value"""
+    deterministic_backup: bool = True
+    """targets without the entropy of the next action"""
+    bc_iters: int = 0
+    """gradient steps at the beginning in which the policy imitates the data (the paper's code: up to 20,000)"""
+    lagrangian: bool = False
+    """learn the weight of the conservative term, so that it becomes `lagrangian_thresh` (appendix F)"""
+    lagrangian_thresh: float = 5.0
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        whole_samples(self)
+        soft.check_options(self)
+        require("min_q_weight", self.min_q_weight, self.min_q_weight >= 0, "at least 0")
+        require("num_actions", self.num_actions, self.num_actions >= 1, "at least 1")
+        require("temperature", self.temperature, self.temperature > 0, "above 0")
+        require("bc_iters", self.bc_iters, self.bc_iters >= 0, "at least 0")
+
+
+class CQLLearner(Learner):
+    """The update of CQL."""
+
+    def setup_module(self, module_id: str) -> None:
+        """Target critics, temperature and the learned weight are part of the learner's state."""
+        soft.set_up(self, module_id)
+        config: Any = self.config_of(module_id)
+        if config.lagrangian:
+            first = torch.zeros((), dtype=self.dtype, device=self.device)
+            self.register_state(f"{module_id}/log_multiplier", nn.Parameter(first))
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        """As SAC; and "multiplier" where the weight of the conservative term is learned."""
+        soft.register_optimizers(self, module_id, config)
+        if config.lagrangian:
+            params, lr = [self.registered[f"{module_id}/log_multiplier"]], config.critic_lr
+            make = fused_adam(config.adam_epsilon)
+            self.optimizers.register(module_id, "multiplier", make, params, config.lr if lr is None else lr)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads (`discounts` and `weights` only where they are there)."""
+        return COLUMNS
+
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """For a Box: the random numbers of the policy's and of the estimated sum's actions."""
+        config: Any = self.config_of(module_id)
+        columns = soft.noise_columns(self, module_id)
+        if columns:
+            columns[CQL_NOISE] = 3 * config.num_actions * columns[soft.NOISE]
+        return columns
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """SAC's losses, and the conservative term (equation 4)."""
+        module: Any = self.module[module_id]
+        alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
+        following = soft.next_values(self, module_id, batch, 0.0 if config.deterministic_backup else alpha)
+        taken = critics_of_actions(module, fwd_out["q_values"], batch)
+        loss = critic_loss(self, module_id, batch, taken, td_targets(batch, following, config.gamma))
+        loss = loss + self.conservative_term(module_id, config, batch, fwd_out["q_values"], taken)
+        terms, neg_entropy = soft.policy_terms(self, module_id, batch, fwd_out, alpha)
+        if self.registered[f"{module_id}/target"].num_steps < config.bc_iters:
+            dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+            terms = alpha * neg_entropy - dist.log_prob(batch[Columns.ACTIONS])
+        actor_loss = self.masked_mean(terms, batch)
+        self.log(module_id, actor_loss=actor_loss)
+        return loss + actor_loss + soft.temperature_loss(self, module_id, batch, neg_entropy)
+
+    def conservative_term(
+        self, module_id: str, config: Any, batch: TensorColumns, values: Tensor, taken: Tensor
+    ) -> Tensor:
+        """Weighted: how much more the critics promise of any action than of those in the data (`taken` `[K, N]`)."""
+        everywhere = values if soft.is_discrete(self, module_id) else self.sampled_values(module_id, config, batch)
+        soft_maximum = config.temperature * torch.logsumexp(everywhere / config.temperature, -1)
+        gap = self.masked_mean((soft_maximum - taken).sum(0), batch)
+        self.log(module_id, cql_gap=gap)
+        weight = config.min_q_weight
+        if not config.lagrangian:
+            return weight * gap
+        multiplier = self.registered[f"{module_id}/log_multiplier"].exp().clamp(max=LARGEST_MULTIPLIER)
+        missing = weight * gap - len(taken) * config.lagrangian_thresh
+        multiplier_loss = self.once(-multiplier * missing.detach())
+        self.log(module_id, multiplier=multiplier, multiplier_loss=multiplier_loss)
+        return multiplier.detach() * missing + multiplier_loss
+
+    def sampled_values(self, module_id: str, config: Any, batch: TensorColumns) -> Tensor:
+        """`[K, N, 3 * num_actions]`: values of sampled actions, minus the logarithms of their densities."""
+        module: Any = self.module[module_id]
+        size, rows = config.num_actions, len(batch[CQL_NOISE])
+        noise = batch[CQL_NOISE].reshape(rows, 3, size, -1)
+        uniform = torch.erf(noise[:, 0] / math.sqrt(2.0))  # in [-1, 1]
+        actions, densities = [uniform], [torch.full_like(uniform[..., 0], -math.log(2.0) * uniform.shape[-1])]
+        with torch.no_grad():
+            for kind, name in ((1, Columns.OBS), (2, Columns.NEXT_OBS)):
+                obs = map_tree(lambda leaf: leaf.repeat_interleave(size, 0), batch[name])
+                drawn, logp = module.sample({Columns.OBS: obs}, noise[:, kind].reshape(rows * size, -1))
+                actions.append(drawn.reshape(rows, size, -1))
+                densities.append(logp.reshape(rows, size))
+        every = torch.cat(actions, 1)
+        obs = map_tree(lambda leaf: leaf.repeat_interleave(3 * size, 0), batch[Columns.OBS])
+        values: Tensor = module.critics(obs, every.reshape(rows * 3 * size, -1))
+        return values.reshape(-1, rows, 3 * size) - torch.cat(densities, 1)
+
+    def apply_gradients(self, gradients: Gradients) -> None:
+        """One step of each optimizer; then the target critics follow."""
+        super().apply_gradients(gradients)
+        soft.follow_targets(self)
+
+
+class CQLConfig(AlgorithmConfig):
+    """`CQLConfig().environment("Pendulum-v1").offline_data(input_="my/data-v0").build_trainer().run()`."""
+
+    algorithm = "cql"
+    learner_class = CQLLearner
+    training_class = CQLTraining
+    is_offline = True
+    squashes_actions = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
+        self.rl_module(model_config=ModelConfig.of({**own, "free_log_std": False, "squash_actions": True}))
+
+    def default_module_class(self, model_config: Any) -> Any:
+        """Policy and critics."""
+        return DefaultSACModule
+
+
+__all__ = ["CQLConfig", "CQLLearner", "CQLTraining"]

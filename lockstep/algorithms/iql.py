@@ -1,0 +1,139 @@
+"""IQL: implicit Q-learning (Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning").
+
+https://arxiv.org/abs/2110.06169. Nothing is asked about actions that are not in the data:
+
+    V:  minimise E[|tau - 1(u < 0)| u^2],  u = min Q'(s, a) - V(s)     (equation 5)
+    Q:  minimise E[(r + gamma V(s') - Q(s, a))^2]                      (equation 6)
+    pi: maximise E[min(exp(beta u), 100) log pi(a | s)]                (equation 7)
+
+All three are taken at the same parameters and meet in one backward pass. For Box and Discrete actions.
+
+Defaults: those of the paper for locomotion: expectile 0.7, beta 3, target rate 0.005, batch 256, two layers of 256
+rectified units, Adam with lr 3e-4; a Gaussian in [-1, 1] whose deviations do not depend on the observation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.learner.action_values import COLUMNS
+from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.critics import critic_loss, critics_of_actions, follow, modules_with_loss, td_targets
+from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.optimizers import fused_adam
+from lockstep.learner.targets import TargetNetwork
+from lockstep.modules import DefaultIQLModule
+from lockstep.ops.losses import expectile_loss, exponential_weights
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class IQLTraining(TrainingSection):
+    """Options of `IQLConfig.training(...)`."""
+
+    lr: ScheduleLike = 3e-4
+    """learning rate of all three optimizers that have none of their own"""
+    actor_lr: ScheduleLike | None = None
+    """of the policy; `None`: `lr`"""
+    value_lr: ScheduleLike | None = None
+    """of the state value; `None`: `lr`"""
+    critic_lr: ScheduleLike | None = None
+    """of the critics; `None`: `lr`"""
+    train_batch_size: int = 256
+    """transitions in one gradient step, over all learners"""
+    expectile: float = 0.7
+    """which expectile of the critics' values the state value is: 0.5 their mean, near 1 the best action in the data"""
+    beta: float = 3.0
+    """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
+    exp_adv_max: float = 100.0
+    """no action counts more than this"""
+    tau: float = 0.005
+    """how far the target critics go towards those that learn, in each gradient step"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        whole_samples(self)
+        require("expectile", self.expectile, 0.0 < self.expectile < 1.0, "between 0 and 1, both excluded")
+        require("beta", self.beta, self.beta >= 0, "at least 0")
+        require("exp_adv_max", self.exp_adv_max, self.exp_adv_max > 0, "above 0")
+        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
+
+
+class IQLLearner(Learner):
+    """The update of IQL."""
+
+    def setup_module(self, module_id: str) -> None:
+        """The target critics are part of the learner's state."""
+        module: Any = self.module[module_id]
+        self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        """Three: "critic", "value" and "actor" (which has an encoder that is shared)."""
+        module: Any = self.module[module_id]
+        parts = {"critic": [module.critics], "value": [module.value_encoder, module.value_head], "actor": [module]}
+        taken: set[int] = set()
+        for name, owners in parts.items():
+            params = [p for owner in owners if owner is not None for p in owner.parameters()]
+            params = [p for p in params if p.requires_grad and id(p) not in taken]
+            taken |= {id(p) for p in params}
+            lr = getattr(config, f"{name}_lr")
+            make = fused_adam(config.adam_epsilon)
+            self.optimizers.register(module_id, name, make, params, config.lr if lr is None else lr)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads (`discounts` and `weights` only where they are there)."""
+        return COLUMNS
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """State value (equation 5), critics (6), policy (7)."""
+        module: Any = self.module[module_id]
+        values = fwd_out[Columns.VF_PREDS]
+        with torch.no_grad():
+            target: Any = self.registered[f"{module_id}/target"].module
+            believed = critics_of_actions(module, target(batch[Columns.OBS], batch[Columns.ACTIONS]), batch).amin(0)
+            following = module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]})
+        advantages = believed - values
+        vf_loss = self.masked_mean(expectile_loss(advantages, config.expectile), batch)
+        taken = critics_of_actions(module, fwd_out["q_values"], batch)
+        loss = critic_loss(self, module_id, batch, taken, td_targets(batch, following, config.gamma))
+        weights = exponential_weights(advantages.detach(), config.beta, config.exp_adv_max)
+        dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        actor_loss = -self.masked_mean(weights * dist.log_prob(batch[Columns.ACTIONS]), batch)
+        self.log(module_id, vf_loss=vf_loss, actor_loss=actor_loss, weight_mean=self.masked_mean(weights, batch))
+        return loss + vf_loss + actor_loss
+
+    def apply_gradients(self, gradients: Gradients) -> None:
+        """One step of each optimizer; then the target critics follow."""
+        super().apply_gradients(gradients)
+        for module_id in modules_with_loss(self):
+            config: Any = self.config_of(module_id)
+            module: Any = self.module[module_id]
+            follow(self, module_id, "target", module.critics, 1, config.tau)
+
+
+class IQLConfig(AlgorithmConfig):
+    """`IQLConfig().environment("Pendulum-v1").offline_data(input_="my/data-v0").build_trainer().run()`."""
+
+    algorithm = "iql"
+    learner_class = IQLLearner
+    training_class = IQLTraining
+    is_offline = True
+    squashes_actions = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rl_module(model_config={"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False})
+
+    def default_module_class(self, model_config: Any) -> Any:
+        """Policy, state value and critics."""
+        return DefaultIQLModule
+
+
+__all__ = ["IQLConfig", "IQLLearner", "IQLTraining"]

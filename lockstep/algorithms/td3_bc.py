@@ -1,0 +1,134 @@
+"""TD3+BC: TD3 whose policy stays near the data (Fujimoto & Gu 2021, "A Minimalist Approach to Offline Reinforcement
+Learning").
+
+https://arxiv.org/abs/2106.06860. The critics are those of TD3; the policy, in every second step,
+
+    maximises  E[lambda Q(s, pi(s)) - (pi(s) - a)^2],  lambda = alpha / E|Q(s, pi(s))|     (equations 3 and 5)
+
+and observations are normalised by the statistics of the data (`environment(normalize_observations=True)`).
+
+Defaults: those of the paper: alpha 2.5, batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau 0.005,
+target noise 0.2 (limited to 0.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.data.columns import Columns
+from lockstep.learner import delayed_policy
+from lockstep.learner.action_values import COLUMNS
+from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
+from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.targets import TargetNetwork
+from lockstep.modules import DefaultTD3Module
+from lockstep.state.schedules import ScheduleLike
+
+
+@dataclass
+class TD3BCTraining(TrainingSection):
+    """Options of `TD3BCConfig.training(...)`."""
+
+    lr: ScheduleLike = 3e-4
+    """learning rate of both optimizers where they have none of their own"""
+    actor_lr: ScheduleLike | None = None
+    """of the policy; `None`: `lr`"""
+    critic_lr: ScheduleLike | None = None
+    """of the critics; `None`: `lr`"""
+    train_batch_size: int = 256
+    """transitions in one gradient step, over all learners"""
+    alpha: float = 2.5
+    """how much the critics count beside the distance to the data's actions; 0: imitation of them"""
+    tau: float = 0.005
+    """how far the target networks go towards those that learn, in each update of them"""
+    policy_delay: int = 2
+    """gradient steps of the critics for one of the policy and one update of the target networks"""
+    target_noise: float = 0.2
+    """deviation of the noise on the target policy's action; 0: none"""
+    noise_clip: float = 0.5
+    """limit of that noise"""
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the option, its value and what is allowed."""
+        super().validate()
+        whole_samples(self)
+        require("alpha", self.alpha, self.alpha >= 0, "at least 0")
+        delayed_policy.check_options(self)
+
+
+class TD3BCLearner(Learner):
+    """The update of TD3+BC."""
+
+    def setup_module(self, module_id: str) -> None:
+        """The target policy and critics are part of the learner's state."""
+        self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
+        """Two: "actor" and "critic"."""
+        register_actor_and_critic(self, module_id, config)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """What the loss reads (`discounts` and `weights` only where they are there)."""
+        return COLUMNS
+
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """The random numbers that smooth the target action."""
+        return delayed_policy.noise_columns(self, module_id)
+
+    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
+        """Values `[K, N]` of the actions that were taken."""
+        modules: Any = self.module
+        return {mid: modules[mid].critics(part[Columns.OBS], part[Columns.ACTIONS]) for mid, part in batch.items()}
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+        """The errors of TD3's critics; when it is due, the policy's scaled values and its distance to the data."""
+        following = delayed_policy.smoothed_next_values(self, module_id, batch)
+        loss = critic_loss(self, module_id, batch, fwd_out, td_targets(batch, following, config.gamma))
+        if not delayed_policy.policy_learns(self, module_id):
+            return loss
+        module: Any = self.module[module_id]
+        actions = module.compute_actions(batch)
+        values = module.critics(batch[Columns.OBS], actions, frozen=True)[0]
+        size = self.masked_mean(values.detach().abs(), batch)
+        distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
+        actor_loss = distance - config.alpha / size.clamp(min=1e-8) * self.masked_mean(values, batch)
+        self.log(module_id, actor_loss=actor_loss, bc_loss=distance)
+        return loss + actor_loss
+
+    def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
+        """As ever; an actor that does not learn in this step is not stepped either."""
+        gradients = super().compute_gradients(loss_per_module)
+        delayed_policy.leave_out_waiting_actors(self)
+        return gradients
+
+    def apply_gradients(self, gradients: Gradients) -> None:
+        """One step of each optimizer; then the target networks follow."""
+        super().apply_gradients(gradients)
+        delayed_policy.follow_targets(self)
+
+
+class TD3BCConfig(AlgorithmConfig):
+    """`TD3BCConfig().environment("Pendulum-v1").offline_data(input_="my/data-v0").build_trainer().run()`."""
+
+    algorithm = "td3_bc"
+    learner_class = TD3BCLearner
+    training_class = TD3BCTraining
+    is_offline = True
+    squashes_actions = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.environment(normalize_observations=True)
+        self.rl_module(model_config={"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False})
+
+    def default_module_class(self, model_config: Any) -> Any:
+        """Policy and critics."""
+        return DefaultTD3Module
+
+
+__all__ = ["TD3BCConfig", "TD3BCLearner", "TD3BCTraining"]

@@ -1,0 +1,67 @@
+"""What TD3 and TD3+BC share: target actions smoothed by noise, a policy that learns in every n-th step only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lockstep.data.columns import Columns
+from lockstep.learner.config import require
+from lockstep.learner.critics import ACTOR, follow, modules_with_loss
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner, TensorColumns
+
+NOISE = "target_noise"
+"""column: what smooths the target policy's action"""
+
+
+def check_options(section: Any) -> None:
+    """Raises `ValueError` for `tau`, `policy_delay`, `target_noise` and `noise_clip` that cannot be."""
+    require("tau", section.tau, 0.0 < section.tau <= 1.0, "above 0 and at most 1")
+    require("policy_delay", section.policy_delay, section.policy_delay >= 1, "at least 1")
+    require("target_noise", section.target_noise, section.target_noise >= 0, "at least 0")
+    require("noise_clip", section.noise_clip, section.noise_clip >= 0, "at least 0")
+
+
+def noise_columns(learner: Learner, module_id: str) -> dict[str, int]:
+    """The random numbers that smooth the target action; none where there is no noise."""
+    config: Any = learner.config_of(module_id)
+    return {NOISE: learner.module[module_id].action_dist_cls.noise_size} if config.target_noise > 0 else {}
+
+
+def policy_learns(learner: Learner, module_id: str) -> bool:
+    """Is the present gradient step one of those in which the policy learns, and the target networks follow?"""
+    config: Any = learner.config_of(module_id)
+    return bool((learner.registered[f"{module_id}/target"].num_steps + 1) % config.policy_delay == 0)
+
+
+@torch.no_grad()
+def smoothed_next_values(learner: Learner, module_id: str, batch: TensorColumns) -> Tensor:
+    """`[N]`: what the smallest target critic says of the target policy's next action, smoothed by noise (Fujimoto et
+    al. 2018, algorithm 1).
+    """
+    config: Any = learner.config_of(module_id)
+    target: Any = learner.registered[f"{module_id}/target"].module
+    actions = learner.to_tensor(target.compute_actions({Columns.OBS: batch[Columns.NEXT_OBS]}))
+    if NOISE in batch:
+        noise = (batch[NOISE] * config.target_noise).clamp(-config.noise_clip, config.noise_clip)
+        actions = (actions + noise).clamp(-1.0, 1.0)
+    values: Tensor = target.critics(batch[Columns.NEXT_OBS], actions).amin(0)
+    return values
+
+
+def leave_out_waiting_actors(learner: Learner) -> None:
+    """After gradients: an actor that does not learn in this step is not stepped either."""
+    for entry in learner.optimizers:
+        if entry.name == ACTOR and entry.has_loss:
+            entry.has_loss = policy_learns(learner, entry.module_id)
+
+
+def follow_targets(learner: Learner) -> None:
+    """After a gradient step: the target networks follow where the policy has learned."""
+    for module_id in modules_with_loss(learner):
+        config: Any = learner.config_of(module_id)
+        follow(learner, module_id, "target", learner.module[module_id], config.policy_delay, config.tau)
