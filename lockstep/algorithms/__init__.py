@@ -7,14 +7,17 @@ from lockstep.algorithms.appo import APPOConfig, APPOLearner
 from lockstep.algorithms.bc import BCConfig, BCLearner
 from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.cql import CQLConfig, CQLLearner
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
+from lockstep.algorithms.iql import IQLConfig, IQLLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
 from lockstep.algorithms.td3 import TD3Config, TD3Learner
+from lockstep.algorithms.td3_bc import TD3BCConfig, TD3BCLearner
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     PPOConfig,
@@ -26,6 +29,9 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     QRDQNConfig,
     BCConfig,
     MARWILConfig,
+    CQLConfig,
+    IQLConfig,
+    TD3BCConfig,
     SACConfig,
     TD3Config,
 )
@@ -52,10 +58,14 @@ __all__ = [
     "BCLearner",
     "C51Config",
     "C51Learner",
+    "CQLConfig",
+    "CQLLearner",
     "DQNConfig",
     "DQNLearner",
     "IMPALAConfig",
     "IMPALALearner",
+    "IQLConfig",
+    "IQLLearner",
     "MARWILConfig",
     "MARWILLearner",
     "PPOConfig",
@@ -65,6 +75,8 @@ __all__ = [
     "QRDQNLearner",
     "SACConfig",
     "SACLearner",
+    "TD3BCConfig",
+    "TD3BCLearner",
     "TD3Config",
     "TD3Learner",
     "get_config",

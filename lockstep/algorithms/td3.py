@@ -16,27 +16,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
-from lockstep.learner.config import TrainingSection, require
-from lockstep.learner.critics import (
-    ACTOR,
-    critic_loss,
-    follow,
-    modules_with_loss,
-    register_actor_and_critic,
-    td_targets,
-)
+from lockstep.learner import delayed_policy
+from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
 from lockstep.learner.learner import Gradients, Learner, TensorColumns
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultTD3Module, GaussianNoise
 from lockstep.state.schedules import Schedule, ScheduleLike
-
-NOISE = "target_noise"
-"""column: what smooths the target policy's action"""
 
 
 @dataclass
@@ -65,12 +55,8 @@ class TD3Training(TrainingSection):
     def validate(self) -> None:
         """Raises `ValueError` naming the option, its value and what is allowed."""
         super().validate()
-        require("minibatch_size", self.minibatch_size, self.minibatch_size is None, "None (use train_batch_size)")
-        require("num_epochs", self.num_epochs, self.num_epochs == 1, "1 (use replay.update_per_step)")
-        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
-        require("policy_delay", self.policy_delay, self.policy_delay >= 1, "at least 1")
-        require("target_noise", self.target_noise, self.target_noise >= 0, "at least 0")
-        require("noise_clip", self.noise_clip, self.noise_clip >= 0, "at least 0")
+        whole_samples(self)
+        delayed_policy.check_options(self)
         first = Schedule(self.exploration_noise, "exploration_noise").value
         require("exploration_noise", self.exploration_noise, first >= 0, "at least 0")
 
@@ -92,13 +78,7 @@ class TD3Learner(Learner):
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """The random numbers that smooth the target action."""
-        config: Any = self.config_of(module_id)
-        return {NOISE: self.module[module_id].action_dist_cls.noise_size} if config.target_noise > 0 else {}
-
-    def policy_learns(self, module_id: str) -> bool:
-        """Is the present gradient step one of those in which the policy learns, and the target networks follow?"""
-        config: Any = self.config_of(module_id)
-        return bool((self.registered[f"{module_id}/target"].num_steps + 1) % config.policy_delay == 0)
+        return delayed_policy.noise_columns(self, module_id)
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
         """Values `[K, N]` of the actions that were taken."""
@@ -112,9 +92,9 @@ class TD3Learner(Learner):
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """Errors against clipped double Q-learning (algorithm 1); when it is due, the policy's values by critic 1."""
         with self.mixed_precision():
-            following = self.to_tensor(self.next_values(module_id, config, batch))
+            following = self.to_tensor(delayed_policy.smoothed_next_values(self, module_id, batch))
         loss = critic_loss(self, module_id, batch, fwd_out, td_targets(batch, following, config.gamma))
-        if not self.policy_learns(module_id):
+        if not delayed_policy.policy_learns(self, module_id):
             return loss
         module: Any = self.module[module_id]
         with self.mixed_precision():
@@ -123,31 +103,16 @@ class TD3Learner(Learner):
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss
 
-    @torch.no_grad()
-    def next_values(self, module_id: str, config: Any, batch: TensorColumns) -> Tensor:
-        """`[N]`: what the smallest target critic says of the target policy's action, smoothed by noise."""
-        target: Any = self.registered[f"{module_id}/target"].module
-        actions = self.to_tensor(target.compute_actions({Columns.OBS: batch[Columns.NEXT_OBS]}))
-        if NOISE in batch:
-            noise = (batch[NOISE] * config.target_noise).clamp(-config.noise_clip, config.noise_clip)
-            actions = (actions + noise).clamp(-1.0, 1.0)
-        values: Tensor = target.critics(batch[Columns.NEXT_OBS], actions).amin(0)
-        return values
-
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
         """As ever; an actor that does not learn in this step is not stepped either."""
         gradients = super().compute_gradients(loss_per_module)
-        for entry in self.optimizers:
-            if entry.name == ACTOR and entry.has_loss:
-                entry.has_loss = self.policy_learns(entry.module_id)
+        delayed_policy.leave_out_waiting_actors(self)
         return gradients
 
     def apply_gradients(self, gradients: Gradients) -> None:
         """One step of each optimizer; then the target networks follow."""
         super().apply_gradients(gradients)
-        for module_id in modules_with_loss(self):
-            config: Any = self.config_of(module_id)
-            follow(self, module_id, "target", self.module[module_id], config.policy_delay, config.tau)
+        delayed_policy.follow_targets(self)
 
 
 class TD3Config(AlgorithmConfig):

@@ -63,3 +63,11 @@ def follow(learner: Learner, module_id: str, name: str, source: nn.Module, inter
 def modules_with_loss(learner: Learner) -> Sequence[str]:
     """The modules that the present gradient step learned from."""
     return list(dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss))
+
+
+def critics_of_actions(module: Any, values: Tensor, batch: TensorColumns) -> Tensor:
+    """`[K, N]`: critics' values of the batch's actions: `values` itself, or taken out of `[K, N, A]`."""
+    if not module.critics.is_discrete:
+        return values
+    index = batch[Columns.ACTIONS].long().expand(len(values), -1).unsqueeze(-1)
+    return values.gather(-1, index).squeeze(-1)

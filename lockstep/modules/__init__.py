@@ -9,6 +9,7 @@ from lockstep.modules.batched import BatchedMLP
 from lockstep.modules.deterministic import DefaultTD3Module
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.exploration import EpsilonGreedy, Exploration, GaussianNoise
+from lockstep.modules.implicit_q import DefaultIQLModule
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
@@ -32,6 +33,7 @@ __all__ = [
     "Actor",
     "BatchedMLP",
     "DefaultActorCriticModule",
+    "DefaultIQLModule",
     "DefaultPolicyModule",
     "DefaultQModule",
     "DefaultSACModule",

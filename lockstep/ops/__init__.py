@@ -15,6 +15,7 @@ from lockstep.ops.losses import (
     approximate_kl,
     clipped_surrogate_loss,
     clipped_value_loss,
+    expectile_loss,
     exponential_weights,
     imitation_loss,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "clipped_surrogate_loss",
     "clipped_value_loss",
     "discounted_returns",
+    "expectile_loss",
     "explained_variance",
     "exponential_weights",
     "gae",
