@@ -123,7 +123,8 @@ def test_list_shows_algorithms_spaces_and_recipes(lockstep: Command) -> None:
         (line,) = re.findall(rf"^ *{config_class.algorithm}  +\S.*MultiBinary.*$", said.out, re.MULTILINE)
         assert "Dict, Tuple" in line
         actions = dict.fromkeys(("dqn", "c51", "qrdqn"), "Tuple   Discrete ")
-        actions |= {"sac": "Tuple   Discrete, Box ", "td3": "Tuple   Box "}
+        actions |= dict.fromkeys(("sac", "cql", "iql"), "Tuple   Discrete, Box ")
+        actions |= dict.fromkeys(("td3", "td3_bc"), "Tuple   Box ")
         assert actions.get(config_class.algorithm, "Discrete, MultiDiscrete, MultiBinary, Box") in line
         assert "Text" not in line
     for recipe in RECIPES:

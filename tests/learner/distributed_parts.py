@@ -14,10 +14,13 @@ from learner_parts import BOX, MODULE, THREE, parameters
 from lockstep import BCConfig, C51Config, DQNConfig, MARWILConfig, QRDQNConfig, SampleBatch
 from lockstep.algorithms.a2c import A2CLearner, A2CTraining
 from lockstep.algorithms.appo import APPOLearner, APPOTraining
+from lockstep.algorithms.cql import CQLLearner, CQLTraining
 from lockstep.algorithms.impala import IMPALALearner, IMPALATraining
+from lockstep.algorithms.iql import IQLLearner, IQLTraining
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
 from lockstep.algorithms.sac import SACLearner, SACTraining
 from lockstep.algorithms.td3 import TD3Learner, TD3Training
+from lockstep.algorithms.td3_bc import TD3BCLearner, TD3BCTraining
 from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_batch import MultiAgentBatch
@@ -26,6 +29,7 @@ from lockstep.learner.config import FrameworkSection
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 from lockstep.modules import (
     DefaultActorCriticModule,
+    DefaultIQLModule,
     DefaultSACModule,
     DefaultTD3Module,
     ModelConfig,
@@ -62,11 +66,17 @@ LEARNERS = {
     "sac": (SACLearner, SACTraining),
     "sac_discrete": (SACLearner, SACTraining),
     "td3": (TD3Learner, TD3Training),
+    "cql": (CQLLearner, CQLTraining),
+    "iql": (IQLLearner, IQLTraining),
+    "td3_bc": (TD3BCLearner, TD3BCTraining),
 }
 OWN_MODULES = {
     "sac": (DefaultSACModule, TWO_DIMENSIONS),
     "sac_discrete": (DefaultSACModule, THREE),
     "td3": (DefaultTD3Module, TWO_DIMENSIONS),
+    "cql": (DefaultSACModule, TWO_DIMENSIONS),
+    "iql": (DefaultIQLModule, TWO_DIMENSIONS),
+    "td3_bc": (DefaultTD3Module, TWO_DIMENSIONS),
 }
 REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig, "bc": BCConfig, "marwil": MARWILConfig}
 """learn from batches with next observations"""

@@ -56,6 +56,11 @@ CASES = {
     ),
     "appo, multi-agent, absent modules": Case("appo", CLIPPED, modules=("p0", "p1"), empty=True, minibatch_size=20),
     "appo, from batches": Case("appo", CLIPPED, source="batch"),
+    "cql, learned weight, empty shards": Case(
+        "cql", {**CLIPPED, "num_actions": 3, "lagrangian": True, "bc_iters": 10}, source="batch", empty=True
+    ),
+    "iql, empty shards": Case("iql", CLIPPED, source="batch", empty=True),
+    "td3_bc, empty shards": Case("td3_bc", CLIPPED, source="batch", empty=True),
     "bc, empty shards": Case("bc", {**CLIPPED, "entropy_coeff": 0.01}, source="batch", empty=True),
     "marwil, empty shards": Case(
         "marwil", {**CLIPPED, "moving_average_sqd_adv_norm_update_rate": 0.1}, source="batch", empty=True
