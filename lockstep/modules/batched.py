@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lockstep.modules.layers import initialise, make_activation
+from lockstep.modules.layers import initialise, is_watched, make_activation
+from lockstep.ops.batched_mlp import batched_mlp
 
 
 class BatchedMLP(nn.Module):
@@ -62,6 +63,9 @@ class BatchedMLP(nn.Module):
                 f"{list(inputs.shape)}"
             )
         if inputs.dim() == 2:
+            if self._is_plain(inputs):
+                half = torch.is_autocast_enabled("cpu")
+                return batched_mlp(inputs, [*self.weights], [*self.biases], frozen=frozen, half=half).unsqueeze(-1)
             inputs = inputs.expand(self.num_networks, -1, -1)
         last = len(self.sizes) - 2
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases)):
@@ -71,6 +75,23 @@ class BatchedMLP(nn.Module):
             if i < last:
                 inputs = self.activation(inputs)
         return inputs
+
+    def _is_plain(self, inputs: Tensor) -> bool:
+        """May all run as one function (`ops.batched_mlp`), without anybody who looks at single operations?"""
+        return (
+            self.sizes[-1] == 1
+            and len(self.sizes) > 2
+            and type(self.activation) is nn.ReLU
+            and inputs.device.type == "cpu"
+            and (
+                inputs.dtype == torch.float32
+                or (inputs.dtype == torch.float64 and not torch.is_autocast_enabled("cpu"))
+            )
+            and inputs.dtype == self.weights[0].dtype
+            and not is_watched(self.activation)
+            and not torch.compiler.is_compiling()
+            and not torch._C._are_functorch_transforms_active()
+        )
 
     def network(self, index: int) -> nn.Sequential:
         """A copy of one network as plain layers."""
