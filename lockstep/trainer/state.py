@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.tracking import LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
     EpochStats,
@@ -54,6 +56,7 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
         "test_collector": None if trainer.test_collector is None else trainer.test_collector.get_state(),
         "callbacks": [[type(c).__name__, dict(c.get_state())] for c in trainer.callbacks],
         "logger": trainer.logger.get_state(),
+        "logger_class": type(trainer.logger).__name__,
     }
 
 
@@ -79,7 +82,16 @@ def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
         waiting = saved.get(type(callback).__name__)
         if waiting:
             callback.set_state(waiting.pop(0))
-    trainer.logger.set_state(state["logger"])
+    kept_by, logger = state["logger_class"], trainer.logger
+    if kept_by == type(logger).__name__:
+        logger.set_state(state["logger"])
+    elif not isinstance(logger, LazyLogger):
+        warnings.warn(
+            f"the records of this run were kept by a {kept_by}; the {type(logger).__name__} of this one begins a new "
+            "record",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _from_collect(stats: CollectStats) -> dict[str, Any]:

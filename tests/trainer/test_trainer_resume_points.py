@@ -1,0 +1,242 @@
+"""Resume at each point of a run, from a logger's last save, with a boundary; `seed`; callbacks with state."""
+
+import copy
+import io
+from contextlib import nullcontext
+
+import gymnasium as gym
+import pytest
+from scenario_tools import KINDS, Paying, config_of, trainer_of
+from trainer_tools import collected, learned, without_wall_time
+
+from lockstep import Collector, OffpolicyTrainer, OnpolicyTrainer
+from lockstep.state.checkpoint import newest_checkpoint
+from lockstep.tracking import JsonlLogger, TraceLogger, read_metrics
+from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, Profiler, restore_trainer, save_trainer
+
+
+class At(Callback):
+    """Does something once, at an event of a name and an environment step."""
+
+    def __init__(self, name, env_step, action):
+        self.where, self.action, self.saved = (name, env_step), action, None
+
+    def on_run_start(self, event):
+        self.trainer = event.trainer
+
+    def on_event(self, event):
+        super().on_event(event)
+        if (type(event).__name__, event.env_step) == self.where:
+            return self.action(self)
+        return None
+
+
+def interrupt(callback):
+    raise KeyboardInterrupt
+
+
+def fail(callback):
+    raise LookupError("mine")
+
+
+POINTS = {
+    "before training": ("EvaluationEnd", 0, lambda callback: "enough"),
+    "after a collect": ("CollectEnd", 8, lambda callback: "enough"),
+    "inside an epoch": ("UpdateEnd", 24, interrupt),
+    "at an error inside an epoch": ("UpdateEnd", 24, fail),
+    "at the evaluation of an epoch": ("EvaluationEnd", 16, interrupt),
+    "after an epoch": ("EpochEnd", 16, lambda callback: "enough"),
+    "at the end": ("EpochEnd", 48, lambda callback: None),
+}
+
+
+def bits(trainer):
+    return learned(trainer), collected(trainer), trainer.env_step, trainer.gradient_step
+
+
+@pytest.fixture(scope="module")
+def straight():
+    found = {}
+    for kind in KINDS:
+        trainer = trainer_of(kind)
+        trainer.run()
+        found[kind] = bits(trainer)
+    return found
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_bit_by_bit_from_where_it_ended(kind, point, folder, straight):
+    name, env_step, action = POINTS[point]
+    first = trainer_of(kind, callbacks=[At(name, env_step, action)])
+    first.save_checkpoint_fn = lambda *where: save_trainer(first, folder / "checkpoint" / str(where))
+    with pytest.raises(LookupError) if action is fail else nullcontext():
+        first.run()
+    again = trainer_of(kind)
+    restore_trainer(again, max(folder.glob("checkpoint/*"), key=lambda path: path.stat().st_mtime_ns))
+    assert again.env_step == env_step
+    again.run()
+    if "evaluation" in point:  # the interrupted one is made again: its episodes are others, training is the same
+        assert (learned(again), again.env_step, again.gradient_step) == (straight[kind][0], *straight[kind][2:])
+    elif point in ("after a collect", "after an epoch", "before training"):  # which ended with one evaluation more
+        assert learned(again) == straight[kind][0]
+    else:
+        assert bits(again) == straight[kind]
+    assert [stats.epoch for stats in again.history] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_that_names_a_full_checkpoint_continues_everything(kind, folder, straight):
+    def trainer(resume):
+        logger = JsonlLogger(folder / "metrics.jsonl", resume=resume)
+        made = trainer_of(kind, logger=logger, resume_from_log=resume, max_epoch=3 if resume else 2)
+        made.save_checkpoint_fn = lambda *where: save_trainer(made, folder / str(where[1]))
+        return made
+
+    trainer(False).run()
+    again = trainer(True)
+    assert [stats.epoch for stats in again] == [3]
+    assert bits(again) == straight[kind]
+    assert len(again.history) == 3
+    saves = [record["step"] for record in read_metrics(folder / "metrics.jsonl") if record["scope"] == "save"]
+    assert saves == [16, 32, 48]
+
+
+def test_a_log_whose_checkpoint_is_gone_gives_the_counters_and_says_so(folder):
+    logger = JsonlLogger(folder / "metrics.jsonl")
+    trainer_of("on", logger=logger, max_epoch=2, save_checkpoint_fn=lambda *where: folder / "nothing").run()
+    again = trainer_of("on", logger=JsonlLogger(folder / "metrics.jsonl", resume=True), resume_from_log=True)
+    with pytest.warns(RuntimeWarning, match=r"only the counters are restored, as .*nothing is no full checkpoint"):
+        assert [stats.epoch for stats in again] == [3]
+    assert (again.env_step, again.gradient_step) == (48, 6)
+    with pytest.raises(ValueError, match="resume_from_log=True needs a logger that keeps records"):
+        trainer_of("on", resume_from_log=True)
+
+
+def test_a_run_that_is_resumed_with_another_kind_of_logger_begins_a_new_record(folder):
+    first = trainer_of("on", max_epoch=2)
+    first.run()
+    path = save_trainer(first, folder / "checkpoint")
+    again = trainer_of("on", logger=JsonlLogger(folder / "metrics.jsonl"))
+    with pytest.warns(RuntimeWarning, match="kept by a LazyLogger; the JsonlLogger of this one begins a new record"):
+        restore_trainer(again, path)
+    again.run()
+    steps = [record["step"] for record in read_metrics(folder / "metrics.jsonl") if record["scope"] == "test"]
+    assert steps == [48]
+
+
+class Forgetful(Paying):
+    """Cannot tell its state."""
+
+    get_env_state = property()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_environments_cannot_tell_their_state_the_boundary_is_said_and_recorded(kind, folder):
+    options = {"env": Forgetful, "step_per_collect": 6, "step_per_epoch": 6, "evaluate": False, "max_epoch": 1}
+    options["logger"] = JsonlLogger(folder / "metrics.jsonl")
+    first = trainer_of(kind, **options)
+    first.run()
+    path = save_trainer(first, folder / "checkpoint")
+    again = trainer_of(kind, **{**options, "max_epoch": 2})
+    with pytest.warns(
+        RuntimeWarning, match="'light_sync' environments is not in the checkpoint: 2 running episodes end"
+    ):
+        restore_trainer(again, path)
+    records = [record["data"] for record in read_metrics(folder / "metrics.jsonl") if record["scope"] == "save"]
+    assert {"episodes_cut": 2} in records
+    (stats,) = list(again)
+    assert stats.train_collect_stat.returns == ()  # new episodes: three steps of four
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_seed_makes_a_trainer_by_hand_draw_what_a_configuration_with_that_seed_draws(kind):
+    def by_hand(seed):
+        config = config_of(kind, seed=0)  # the weights are drawn with the policy
+        policy = config.build_policy()
+        collectors = {
+            "train_collector": Collector(policy, gym.vector.SyncVectorEnv([Paying] * 2), exploration_noise=True),
+            "test_collector": Collector(policy, gym.vector.SyncVectorEnv([Paying] * 2)),
+        }
+        common = {"max_epoch": 2, "step_per_epoch": 16, "step_per_collect": 8, "episode_per_test": 2, "seed": seed}
+        trace = TraceLogger(policy.module)
+        if kind == "on":
+            given = {"repeat_per_collect": 2, "batch_size": 4}
+            trainer = OnpolicyTrainer(policy, **collectors, **common, **given, logger=trace)
+        else:
+            trainer = OffpolicyTrainer(policy, **collectors, **common, batch_size=4, logger=trace)
+        trainer.run()
+        return trace
+
+    one, two, other = by_hand(5), by_hand(5), by_hand(6)
+    assert one.first_difference(two) is None
+    assert one.digest() != other.digest()
+    config = config_of(kind, seed=0)
+    configured, seeded = config.build_trainer(), config.build_trainer()
+    from lockstep.trainer.seeding import seed_run
+
+    seed_run(seeded, 0)
+    configured.run()
+    seeded.run()
+    assert bits(configured) == bits(seeded)
+    with pytest.raises(ValueError, match="seed=-1 is not allowed"):
+        by_hand(-1)
+
+
+def test_checkpoint_callback_saves_prunes_and_is_enough_to_go_on(folder, straight):
+    first = trainer_of("off", max_epoch=2, callbacks=[CheckpointCallback(folder, num_to_keep=1)])
+    first.run()
+    assert [path.name for path in folder.iterdir()] == ["step_000000000032"]
+    again = trainer_of("off", callbacks=[CheckpointCallback(folder, interval=5)])
+    restore_trainer(again, newest_checkpoint(folder))
+    again.run()
+    assert bits(again) == straight["off"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step_000000000032", "step_000000000048"]
+    with pytest.raises(ValueError, match="interval=0 and num_to_keep=3 must be at least 1"):
+        CheckpointCallback(folder, interval=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_profiler_shares_out_all_the_time_of_a_run(kind, capsys):
+    profiler = Profiler(print_at_end=True)
+    trainer = trainer_of(kind, callbacks=[profiler])
+    assert set(profiler.shares.values()) == {0.0}
+    info = trainer.run()
+    assert sum(profiler.shares.values()) == pytest.approx(1.0)
+    assert profiler.total == pytest.approx(info.timing.total_time, abs=0.1)
+    timing, seconds = info.timing, profiler.seconds
+    assert seconds["environment"] == pytest.approx(timing.env_time)
+    assert seconds["acting"] == pytest.approx(timing.act_time)
+    collect = seconds["environment"] + seconds["acting"] + seconds["storing"]
+    assert collect == pytest.approx(timing.train_time_collect)
+    assert seconds["returns"] + seconds["update"] == pytest.approx(timing.train_time_update)
+    assert seconds["evaluation"] == pytest.approx(timing.test_time)
+    assert min(seconds.values()) > 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [*seconds, "together"]
+    other = Profiler()
+    other.set_state(copy.deepcopy(profiler.get_state()))
+    assert other.total == pytest.approx(profiler.total)
+
+
+def test_early_stop_at_a_time_counts_the_time_of_this_process():
+    hurried = trainer_of("on", callbacks=[EarlyStop(time_limit_s=1e-9)])
+    assert hurried.run().stop_reason == "time limit of 1e-09 s"
+    assert hurried.env_step == 8
+
+
+def test_displays_videos_and_profiles_change_no_bit_of_training(straight, folder):
+    from rich.console import Console
+
+    from lockstep.trainer import ProgressDisplay
+
+    console = Console(file=io.StringIO(), force_terminal=True)
+    watchers = [ProgressDisplay(console, live=True), Profiler(), EarlyStop(patience=99), CheckpointCallback(folder)]
+    for kind in KINDS:
+        trainer = trainer_of(kind, callbacks=list(watchers), logger=JsonlLogger(folder / f"{kind}.jsonl"))
+        trainer.run()
+        assert bits(trainer) == straight[kind]
+        without = trainer_of(kind, evaluate=False)
+        without.run()
+        assert learned(without) == straight[kind][0]
+    assert without_wall_time({"collect_time": 1}) == {}
