@@ -31,7 +31,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner import Learner, LearnerGroup
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
-from lockstep.rollout import Collector
+from lockstep.rollout import AsyncCollector, Collector
 from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.run import TrainResult, load_policy, train
 
@@ -40,6 +40,7 @@ __all__ = [
     "A2CConfig",
     "APPOConfig",
     "AlgorithmConfig",
+    "AsyncCollector",
     "BCConfig",
     "BaseTrainer",
     "C51Config",

@@ -166,6 +166,24 @@ class RolloutStore:
                 self.final_index.append(last * self.num_envs + open_envs)
                 self.final_obs.append(self._obs_at(self.size, open_envs))
 
+    def lose(self, t: int, envs: np.ndarray) -> None:
+        """Leaves the episodes under way in these environments before row `t`, which is no transition of theirs.
+
+        What was written of them stays, cut after its last row.
+        """
+        if t == 0:
+            self.t_started[envs] = 0
+            self.episode_ids[envs] = self.next_episode_id + np.arange(len(envs))
+            self.next_episode_id += len(envs)
+            return
+        ended = {int(i) for index in self.final_index for i in index}
+        open_envs = np.array(
+            [b for b in envs if (t - 1) * self.num_envs + b not in ended and self.valid[t - 1, b]], int
+        )
+        if open_envs.size:
+            self.final_index.append((t - 1) * self.num_envs + open_envs)
+            self.final_obs.append(self._obs_at(t, open_envs))
+
     def restart(self) -> None:
         """Empties the store and begins a new episode in every environment."""
         self.clear()

@@ -8,6 +8,7 @@ from lockstep.envs.make import make_vector
 from lockstep.envs.pettingzoo_episodes import record_aec_episode, record_parallel_episode
 from lockstep.envs.probes import PROBES, Probe, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
+from lockstep.envs.workers import RestartLimits, WorkerVectorEnv
 
 __all__ = [
     "PROBES",
@@ -18,8 +19,10 @@ __all__ = [
     "Finding",
     "LightSyncVectorEnv",
     "Probe",
+    "RestartLimits",
     "StepResult",
     "VectorBoundary",
+    "WorkerVectorEnv",
     "check_environment",
     "make_vector",
     "record_aec_episode",

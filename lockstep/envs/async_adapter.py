@@ -10,61 +10,18 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import queue
-import traceback
 from collections.abc import Iterable
 from multiprocessing import connection
 from typing import Any
 
-import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from lockstep.envs.adapters import VectorEnvBoundary, _row_of
-from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, step_error
+from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 
 _REPORT_TIMEOUT = 5.0
 """Seconds to wait for the report of a worker that has said that it failed."""
-
-
-class WorkerTraceback(Exception):
-    """Carries the traceback text of a worker process as the cause of the error raised here."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"\n{text}")
-
-
-class WorkerFailure(Exception):
-    """An error of an environment in a form that crosses between processes whatever it held."""
-
-    def __init__(self, summary: str, text: str) -> None:
-        super().__init__(summary, text)
-        self.summary, self.text = summary, text
-
-
-class Telling(gym.Wrapper):
-    """Around an environment in a worker: turns its errors into `WorkerFailure`.
-
-    An exception that cannot be pickled, or not be made again from its arguments, would otherwise be lost with its
-    traceback, and gymnasium would wait for it for ever.
-    """
-
-    def step(self, action: Any) -> Any:
-        """The environment's step."""
-        try:
-            return self.env.step(action)
-        except Exception as error:
-            raise _failure(error) from None
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """The environment's reset."""
-        try:
-            return self.env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise _failure(error) from None
-
-
-def _failure(error: Exception) -> WorkerFailure:
-    return WorkerFailure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 class AsyncVectorEnvBoundary(VectorEnvBoundary):
@@ -176,7 +133,7 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         if not reports:
             return failed[0], lost, "(in a worker process; step the environment in one process to see its traceback)"
         row, _, value, text = min(reports, key=lambda report: report[0])
-        return (row, value.summary, value.text) if isinstance(value, WorkerFailure) else (row, value, text)
+        return row, value, text
 
     def _end_workers(self, reason: str) -> None:
         """End all processes and pipes without asking them anything."""

@@ -30,11 +30,13 @@ class StepResult:
             environment; its action was ignored and it must not be stored.
         final_obs: None, or ``(rows int64 [k], tree [k, ...])``: the true last observations of the episodes
             that ended in this step, in ascending order of rows.
+        lost: None, or int64 [k]: rows whose environment was started again in this step. The episode under way ended
+            without a last observation, the row is not valid, and `obs` has the first observation of a new one.
         infos: None, or ``{row: info}`` with the non-empty infos of the last step of episodes that ended.
-        any_done: True where at least one episode ended.
+        any_done: True where at least one episode ended (or was lost).
     """
 
-    __slots__ = ("any_done", "final_obs", "infos", "obs", "rewards", "terminateds", "truncateds", "valid")
+    __slots__ = ("any_done", "final_obs", "infos", "lost", "obs", "rewards", "terminateds", "truncateds", "valid")
 
     def __init__(self, obs: Any, rewards: npt.NDArray[Any], terminateds: Any, truncateds: Any) -> None:
         self.obs = obs
@@ -43,6 +45,7 @@ class StepResult:
         self.truncateds: npt.NDArray[np.bool_] = truncateds
         self.valid: npt.NDArray[np.bool_] | None = None
         self.final_obs: tuple[npt.NDArray[np.int64], Any] | None = None
+        self.lost: npt.NDArray[np.int64] | None = None
         self.infos: dict[int, dict[str, Any]] | None = None
         self.any_done = False
 
@@ -67,6 +70,11 @@ class VectorBoundary(ABC):
     autoreset_mode: str
     has_invalid_rows: bool = False
     single_env_spec: Any = None
+
+    @property
+    def num_restarts(self) -> int:
+        """Environments that were started again, where the back end does so."""
+        return 0
 
     @abstractmethod
     def reset(self, seeds: list[int] | None = None) -> Any:

@@ -41,3 +41,10 @@ def step_error(
         env_index=env_index,
         action=action,
     )
+
+
+class WorkerTraceback(Exception):
+    """Carries the traceback text of a worker process as the cause of the error raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"\n{text}")

@@ -8,14 +8,15 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from lockstep.envs.adapters import VectorEnvBoundary, native_vector
-from lockstep.envs.async_adapter import AsyncVectorEnvBoundary, Telling
+from lockstep.envs.async_adapter import AsyncVectorEnvBoundary
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envpool
 from lockstep.envs.probes import register_environments
 from lockstep.envs.sync import LightSyncVectorEnv, single
+from lockstep.envs.workers import WorkerVectorEnv
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
 
@@ -97,8 +98,7 @@ def _build(
         return VectorEnvBoundary(native_vector(env, num_envs, env_config or {}))
     factory = single_env_factory(env, env_config)
     if mode == "async":
-        workers = AsyncVectorEnv([lambda: Telling(factory())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-        return AsyncVectorEnvBoundary(workers, step_timeout=step_timeout)
+        return WorkerVectorEnv([factory] * num_envs, step_timeout=step_timeout)
     return LightSyncVectorEnv([factory] * num_envs)
 
 

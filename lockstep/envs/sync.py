@@ -148,7 +148,7 @@ class LightSyncVectorEnv(VectorBoundary):
     def _report(self, final: list[tuple[int, Any, dict[str, Any]]]) -> None:
         result = self._result
         rows = np.array([row for row, _, _ in final], dtype=np.int64)
-        stacked = final[0][1] if len(final) == 1 else _concatenate([last for _, last, _ in final])
+        stacked = final[0][1] if len(final) == 1 else trees.concatenate([last for _, last, _ in final])
         result.final_obs = (rows, stacked)
         result.infos = {row: info for row, _, info in final if info} or None
         result.any_done = True
@@ -206,15 +206,6 @@ class LightSyncVectorEnv(VectorBoundary):
             self._closed = True
             for env in self.envs:
                 env.close()
-
-
-def _concatenate(parts: list[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts)
-    if isinstance(first, dict):
-        return {key: _concatenate([part[key] for part in parts]) for key in first}
-    return tuple(_concatenate([part[index] for part in parts]) for index in range(len(first)))
 
 
 def single(env: gym.Env) -> LightSyncVectorEnv:

@@ -110,3 +110,13 @@ def check_shape(tree: Any, value: Any, name: str = "observation") -> None:
 def split_actions(batched_space: spaces.Space, actions: Any) -> Iterable[Any]:
     """One action for each row, from a batched tree of actions."""
     return iterate(batched_space, actions)
+
+
+def concatenate(parts: list[Any]) -> Any:
+    """Trees of one form with their leaves joined along the rows."""
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    if isinstance(first, dict):
+        return {key: concatenate([part[key] for part in parts]) for key in first}
+    return tuple(concatenate([part[index] for part in parts]) for index in range(len(first)))

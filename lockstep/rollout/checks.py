@@ -23,13 +23,13 @@ def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None
         where = _not_finite(column)
         if where is not None:
             t, b = (int(i) for i in where[:2])
-            _refuse(name, steps_before + t, b, column[t, b])
+            refuse_row(name, steps_before + t, b, column[t, b])
     for index, obs in zip(store.final_index, store.final_obs):
         for name, leaf in named_leaves("final_obs", obs):
             where = _not_finite(leaf)
             if where is not None and index[where[0]] >= first * store.num_envs:
                 t, b = divmod(int(index[where[0]]), store.num_envs)
-                _refuse(name, steps_before + t - first, b, leaf[where[0]])
+                refuse_row(name, steps_before + t - first, b, leaf[where[0]])
 
 
 def _not_finite(column: np.ndarray) -> np.ndarray | None:
@@ -39,7 +39,8 @@ def _not_finite(column: np.ndarray) -> np.ndarray | None:
     return np.argwhere(~np.isfinite(column))[0]
 
 
-def _refuse(name: str, t: int, b: int, value: Any) -> NoReturn:
+def refuse_row(name: str, t: int, b: int, value: Any) -> NoReturn:
+    """Raises `MalformedBufferError` for column `name` at step `t` of environment `b`."""
     raise MalformedBufferError(
         f"environment {b} gave a value that is not finite in column {name!r} at step {t} of this collect: {value!r}; "
         "mend the environment (`lockstep doctor` checks it) or pass raise_on_nan_in_buffer=False"

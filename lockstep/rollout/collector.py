@@ -199,12 +199,9 @@ class Collector:
         started = time.perf_counter()
         self._ended.clear()
         self._env_time = self._act_time = 0.0
-        first = self._begin_collect()
+        first, restarts = self._begin_collect(), self.env.num_restarts
         try:
-            if n_episode is None:
-                steps = self._collect_steps(-(-amount // self.num_envs), random)
-            else:
-                steps = self._collect_episodes(amount, random)
+            steps = self._collect_amount(amount, n_episode is None, random)
             if self.store is not None and self.raise_on_nan_in_buffer:
                 check_finite(self.store, first)
         except BaseException:
@@ -226,6 +223,7 @@ class Collector:
             self._act_time,
             tuple(r for r, _ in self._ended),
             tuple(n for _, n in self._ended),
+            self.env.num_restarts - restarts,
         )
 
     def _begin_collect(self) -> int:
@@ -266,8 +264,12 @@ class Collector:
             raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
         return int(amount)
 
-    def _collect_steps(self, num_vector_steps: int, random: bool) -> int:
-        steps = 0
+    def _collect_amount(self, amount: int, by_steps: bool, random: bool) -> int:
+        """Steps until so many steps are done, or episodes ended; returns the steps that count."""
+        return self._collect_steps(amount, random) if by_steps else self._collect_episodes(amount, random)
+
+    def _collect_steps(self, amount: int, random: bool) -> int:
+        num_vector_steps, steps = -(-amount // self.num_envs), 0
         self._counting = None
         for start in range(0, num_vector_steps, NOISE_CHUNK):
             steps += self._run(min(NOISE_CHUNK, num_vector_steps - start), random)
@@ -343,6 +345,8 @@ class Collector:
         obs, final = step.obs, step.final_obs
         if self.frame_stack is not None:
             obs, final = self.frame_stack.step(obs, final, step.valid)
+        if step.lost is not None:
+            self._lose(step.lost, t)
         if final is None:
             return obs
         indices, final_obs = final
@@ -363,6 +367,12 @@ class Collector:
             if self.on_episode_done_hook is not None:
                 self.on_episode_done_hook(int(b), *episode)
         return obs
+
+    def _lose(self, envs: np.ndarray, t: int) -> None:
+        """These environments were started again: their unfinished episodes count nowhere, and end before row `t`."""
+        self._returns[envs], self._lengths[envs] = 0.0, 0
+        if self.store is not None:
+            self.store.lose(t, envs)
 
     def _random_actions(self, obs: Any) -> np.ndarray:
         if self.memory is not None:

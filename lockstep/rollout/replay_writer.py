@@ -40,6 +40,8 @@ class ReplayWriter(RolloutStore):
                 f"the buffer has {buffer.buffer_num} sub-buffers, and there are {num_envs} environments; "
                 f"use VectorReplayBuffer(total_size, buffer_num={num_envs})"
             )
+        self.lost: dict[int, np.ndarray] = {}
+        """row -> environments that were started again there"""
         super().__init__(num_steps, num_envs, observation_space, action_space)
         self.buffer, self.raise_on_nan = buffer, raise_on_nan
         self.steps_before = 0
@@ -58,6 +60,8 @@ class ReplayWriter(RolloutStore):
     def _hand_on(self) -> None:
         finals = {int(index[0]) // self.num_envs: (index, obs) for index, obs in zip(self.final_index, self.final_obs)}
         for t in range(self.size):
+            if t in self.lost:
+                self.buffer.cut(self.lost[t])
             following = rows_of(self.obs, t + 1)
             if t in finals:
                 index, final_obs = finals[t]
@@ -77,6 +81,14 @@ class ReplayWriter(RolloutStore):
                 self.buffer.add(batch)
             elif len(rows):
                 self.buffer.add(rows_of(batch, rows), rows)
+
+    def lose(self, t: int, envs: np.ndarray) -> None:
+        """The episodes under way in these environments are left before row `t`."""
+        self.lost[t] = envs
+
+    def _empty(self) -> None:
+        super()._empty()
+        self.lost = {}
 
     def restart(self) -> None:
         """The environments begin new episodes: nothing in the buffer reaches across."""

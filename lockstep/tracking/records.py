@@ -59,8 +59,8 @@ def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
     """How several values of one name become one: `mean`, `sum`, `max`, `min` or `last`.
 
     `reductions` (whole name, or the last part of it -> reduction) comes first. Else the last part decides:
-    `max` and `min` are themselves; `count` and what begins with `n_` or `num_` adds up, unless it ends in
-    `_lifetime`; lifetime counters, positions (`epoch`, `env_step`, ...) and `best_...` keep the last; all
+    `max` and `min` are themselves; `count`, `env_restarts` and what begins with `n_` or `num_` add up, unless it ends
+    in `_lifetime`; lifetime counters, positions (`epoch`, `env_step`, ...) and `best_...` keep the last; all
     other are averaged.
     """
     name = key.rpartition("/")[2]
@@ -71,7 +71,7 @@ def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
         return name
     if name.endswith("_lifetime") or name in _LAST or name.startswith("best_"):
         return "last"
-    if name == "count" or name.startswith(("n_", "num_")):
+    if name in ("count", "env_restarts") or name.startswith(("n_", "num_")):
         return "sum"
     return "mean"
 

@@ -54,6 +54,8 @@ class CollectStats(CollectStatsBase):
     """of the episodes that ended"""
     lens: tuple[int, ...] = ()
     """their lengths in steps"""
+    env_restarts: int = 0
+    """environments whose worker died or hung and was started again"""
 
     @property
     def collect_speed(self) -> float:
@@ -80,6 +82,7 @@ class CollectStats(CollectStatsBase):
             self.act_time + other.act_time,
             self.returns + other.returns,
             self.lens + other.lens,
+            self.env_restarts + other.env_restarts,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +92,7 @@ class CollectStats(CollectStatsBase):
             "n_collected_steps": self.n_collected_steps,
             "collect_time": self.collect_time,
             "collect_speed": self.collect_speed,
+            "env_restarts": self.env_restarts,
         }
         for name, stat in (("returns_stat", self.returns_stat), ("lens_stat", self.lens_stat)):
             if stat is not None:

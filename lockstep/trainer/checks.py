@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.algorithms.policy import Policy
-from lockstep.rollout.collector import Collector
+from lockstep.rollout import AsyncCollector, Collector
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
 
@@ -110,6 +110,11 @@ def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, f
     if episodes is None:
         raise ValueError("episode_per_test=None is not allowed where there is a test_collector; say how many episodes")
     check_whole("episode_per_test", episodes, 1)
+    if isinstance(test_collector, AsyncCollector):
+        raise ValueError(
+            "test_collector is an AsyncCollector, whose runs are not repeatable; evaluate with a Collector on "
+            "environments of its own"
+        )
     if train_collector is not None and _steps_what(test_collector.env) & _steps_what(train_collector.env):
         raise ValueError(
             "test_collector has the environments of train_collector: evaluation would disturb training; give it "

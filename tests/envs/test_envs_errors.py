@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from lockstep.envs import EnvironmentStepError, EnvironmentTimeoutError, async_adapter, make_vector
-from lockstep.envs.async_adapter import Telling
+from lockstep.envs import EnvironmentStepError, EnvironmentTimeoutError, WorkerVectorEnv, async_adapter, make_vector
 from lockstep.envs.counting import CountingEnv
 
 NUM_ENVS, BAD_ROW = 3, 1
@@ -71,6 +70,7 @@ BACKENDS = {
     "light": light,
     "sync": lambda how: make_vector(SyncVectorEnv(makers(how), autoreset_mode="SameStep")),
     "async": lambda how: make_vector(AsyncVectorEnv(makers(how), autoreset_mode="SameStep")),
+    "workers": lambda how: WorkerVectorEnv(makers(how)),
     "async_pipes": lambda how: make_vector(AsyncVectorEnv(makers(how), shared_memory=False)),
 }
 
@@ -109,8 +109,7 @@ def test_an_error_that_does_not_cross_processes_is_told_all_the_same(how, monkey
     """Our own workers send it as text; given workers still say which row failed, and nothing hangs."""
     monkeypatch.setattr(async_adapter, "_REPORT_TIMEOUT", 0.5)
     envs = makers(how)
-    ours = AsyncVectorEnv([lambda make=make: Telling(make()) for make in envs], autoreset_mode="SameStep")
-    with make_vector(ours) as boundary, pytest.raises(EnvironmentStepError, match="the wheel came off") as caught:
+    with WorkerVectorEnv(envs) as boundary, pytest.raises(EnvironmentStepError, match="the wheel came off") as caught:
         step_until_failure(boundary)
     assert caught.value.env_index == BAD_ROW
     assert "break_down" in "".join(traceback.format_exception(caught.value))

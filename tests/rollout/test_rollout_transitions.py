@@ -9,7 +9,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from lockstep import PPOConfig, RLModuleSpec, RolloutStore
 from lockstep.data.trees import map_tree
-from lockstep.envs import LightSyncVectorEnv, make_vector
+from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.modules import RLModule
 from lockstep.ops import gae
@@ -53,6 +53,7 @@ def makers(nested=False):
 
 BACKENDS = {
     "light": lambda mode: LightSyncVectorEnv(makers()),
+    "workers": lambda mode: WorkerVectorEnv(makers()),
     "sync": lambda mode: SyncVectorEnv(makers(), autoreset_mode=mode),
     "sync_wrapped": lambda mode: gym.wrappers.vector.RecordEpisodeStatistics(
         SyncVectorEnv(makers(), autoreset_mode=mode)
@@ -62,7 +63,12 @@ BACKENDS = {
     "native": lambda mode: CountingVectorEnv(NUM_ENVS, EPISODES, mode),
     "native_plain_final": lambda mode: CountingVectorEnv(NUM_ENVS, EPISODES, mode, plain_final_obs=True),
 }
-CASES = [("light", "SameStep"), ("native_plain_final", "SameStep"), ("async_pipes", "NextStep")]
+CASES = [
+    ("light", "SameStep"),
+    ("workers", "SameStep"),
+    ("native_plain_final", "SameStep"),
+    ("async_pipes", "NextStep"),
+]
 CASES += [(name, mode) for name in ("sync", "sync_wrapped", "async", "native") for mode in MODES]
 
 

@@ -158,13 +158,11 @@ def learned(trainer: Any) -> str:
     return digest(trainer.policy.get_state())
 
 
-def collected(trainer: Any, environments: bool = True) -> str:
+def collected(trainer: Any) -> str:
     """Hash of environments, running episodes and random streams of both collectors, wall time left out."""
     states = [c.get_state() for c in (trainer.train_collector, trainer.test_collector) if c is not None]
     for state in states:
         state["counters"] = state["counters"][:2]
-        if not environments:
-            state.pop("env")
     return digest(states)
 
 

@@ -1,0 +1,257 @@
+"""Workers that die or hang are started again and lose their own unfinished episode only; `AsyncCollector`."""
+
+import os
+import signal
+import time
+import traceback
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lockstep import A2CConfig, AsyncCollector, Collector, DQNConfig, OffpolicyTrainer, RolloutStore
+from lockstep.data.columns import Columns
+from lockstep.envs import CountingEnv, RestartLimits, WorkerVectorEnv, make_vector
+from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
+from lockstep.replay import ReplayBuffer, VectorReplayBuffer
+from lockstep.rollout import MalformedBufferError
+
+EPISODES = ((5, "terminate"), (3, "truncate"))
+BAD = 1
+
+
+class Breaking(CountingEnv):
+    """Breaks once (`how`) at its `at`-th step, of all its lives; the file remembers that it did."""
+
+    def __init__(self, how, at, marker, offset, wait=0.0):
+        super().__init__(EPISODES, offset=offset)
+        self.how, self.at, self.marker, self.wait, self.steps = how, at, marker, wait, 0
+
+    def step(self, action):
+        self.steps += 1
+        time.sleep(self.wait)
+        if self.how and self.steps == self.at and (self.how == "always" or not os.path.exists(self.marker)):
+            open(self.marker, "w").close()
+            if self.how == "hang":
+                time.sleep(60)
+            if self.how == "raise":
+                raise LookupError("the wheel came off")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def vector_of(folder, how="die", at=7, num_envs=3, waits=(0.0, 0.0, 0.0), **options):
+    makers = [
+        partial(Breaking, how if row == BAD else "", at, str(folder / "marker"), row, waits[row])
+        for row in range(num_envs)
+    ]
+    return WorkerVectorEnv(makers, **options)
+
+
+class Zeros:
+    """A policy that always takes action 0."""
+
+    weights_seq_no, is_exploring = 0, False
+
+    def act(self, obs, noise):
+        return np.zeros(len(obs), np.int64)
+
+    def draw_noise(self, rng, leading_shape):
+        return rng.random(leading_shape)
+
+    def to_env(self, actions):
+        return actions
+
+    def from_env(self, actions):
+        return actions
+
+    def check_spaces(self, observation_space, action_space):
+        pass
+
+
+def check_transitions(obs, next_obs, rewards, terminateds):
+    """Each row is a step of one episode: the counter goes on by one, the reward says which step it was."""
+    assert np.array_equal(next_obs[:, 0], obs[:, 0] + 1)
+    assert np.array_equal(next_obs[:, 1], obs[:, 1])
+    assert np.array_equal(rewards, 10 * next_obs[:, 0])
+    assert not (terminateds & (next_obs[:, 0] < 3)).any()
+
+
+@pytest.mark.parametrize("how", ["die", "hang"])
+def test_a_worker_is_started_again_and_only_its_own_unfinished_episode_is_lost(how, tmp_path):
+    env = vector_of(tmp_path, how, step_timeout=0.5 if how == "hang" else None)
+    collector = Collector(Zeros(), env)
+    collector.buffer = RolloutStore(10, 3, env.observation_space, env.action_space)
+    what = "did not answer within step_timeout=0.5 s" if how == "hang" else "ended without an answer .*exit code -9"
+    with env, pytest.warns(RuntimeWarning, match=f"environment {BAD} {what}.*started again .1 of 10"):
+        stats = collector.collect(n_step=36)
+    # row 1: 3 steps and a truncation, then 3 of 5 when it breaks at its 7th; then new episodes of 5, 3, ...
+    assert (stats.n_collected_steps, stats.env_restarts, env.num_restarts) == (35, 1, 1)
+    others = [5, 3, 3, 5]  # ended of rows 0 and 2 (which begins with 5) in 12 steps each
+    assert sorted(stats.lens) == sorted([3, 3, *others])
+    batch = collector.buffer.trajectories()
+    assert not batch.valid[6, BAD]
+    assert batch.valid.sum() == 35
+    assert batch.cuts[5, BAD]  # bootstrapped from what it saw last
+    k = list(batch.bootstrap_index).index(5 * 3 + BAD)
+    assert batch.bootstrap_obs[k].tolist() == [3.0, 1.0]
+    assert stats.to_dict()["env_restarts"] == 1
+    for episode in collector.buffer.episodes():
+        obs = np.asarray(episode.get_observations())
+        assert np.array_equal(np.diff(obs[:, 0]), np.ones(len(obs) - 1))
+
+
+def test_a_lost_episode_is_not_glued_to_the_next_in_a_replay_buffer(tmp_path):
+    env = vector_of(tmp_path)
+    buffer = VectorReplayBuffer(90, 3, n_step=3, gamma=1.0)
+    collector = Collector(Zeros(), env, buffer)
+    with env, pytest.warns(RuntimeWarning, match="started again"):
+        _ = [collector.collect(n_step=3) for _ in range(12)]
+    assert len(buffer) == 35
+    batch = buffer[buffer.permutation()]
+    first, last = batch["obs"], batch[Columns.NEXT_OBS]
+    assert np.array_equal(first[:, 1], last[:, 1])  # three steps never reach into another episode
+
+
+def test_a_lost_episode_counts_in_no_statistics_and_another_takes_its_place(tmp_path):
+    env = vector_of(tmp_path, at=2)
+    collector = Collector(Zeros(), env)
+    with env, pytest.warns(RuntimeWarning, match="started again"):
+        stats = collector.collect(n_episode=3)
+    assert (stats.n_collected_episodes, len(stats.lens)) == (3, 3)
+    assert stats.returns == tuple(float(sum(10 * k for k in range(1, n + 1))) for n in stats.lens)
+
+
+def test_the_limits_of_restarts_are_kept_and_told(tmp_path):
+    env = vector_of(tmp_path, "always", at=2, restarts=RestartLimits(in_all=2, in_window=9))
+    collector = Collector(Zeros(), env)
+    limit = r"was not started again: the limit is 2 restarts in a run, 9 in 60 s"
+    with pytest.warns(RuntimeWarning, match="2 of 2"), pytest.raises(EnvironmentStepError, match=limit) as caught:
+        collector.collect(n_step=30)
+    assert (caught.value.env_index, int(caught.value.action)) == (BAD, 0)
+    with pytest.raises(EnvironmentStepError, match="build the vector again"):
+        collector.collect(n_step=3)
+    assert not any(process.is_alive() for process in env._processes)
+    default = RestartLimits()
+    assert (default.in_all, default.in_window, default.window_s) == (10, 1, 60.0)
+    assert [default.take(), default.take()] == [True, False]
+    default.times[0] -= 61
+    assert default.take()
+
+
+def test_a_hang_beyond_the_limits_is_a_timeout_error(tmp_path):
+    env = vector_of(tmp_path, "hang", at=1, step_timeout=0.3, restarts=RestartLimits(in_all=0))
+    with pytest.raises(EnvironmentTimeoutError, match=f"environment {BAD} did not answer within step_timeout=0.3 s"):
+        Collector(Zeros(), env).collect(n_step=3)
+
+
+def test_an_exception_arrives_with_traceback_index_and_last_action_and_no_restart_is_made(tmp_path):
+    env = vector_of(tmp_path, "raise")
+    with env:
+        collector = Collector(Zeros(), env)
+        with pytest.raises(EnvironmentStepError, match="LookupError: the wheel came off") as caught:
+            collector.collect(n_step=36)
+        assert (caught.value.env_index, int(caught.value.action), env.num_restarts) == (BAD, 0, 0)
+        assert "test_rollout_workers.py" in "".join(traceback.format_exception(caught.value))
+        assert collector.collect(n_step=3).n_collected_steps == 3  # new episodes
+
+
+def test_workers_tell_their_state_and_take_that_of_environments_in_one_process():
+    spawned, plain = (make_vector("CartPole-v1", num_envs=2, mode=mode) for mode in ("async", "sync"))
+    with spawned:
+        first = [vector.reset([1, 2]).copy() for vector in (spawned, plain)]
+        assert np.array_equal(*first)
+        for vector in (spawned, plain):
+            vector.step(np.array([0, 1]))
+        state = plain.get_state()
+        assert spawned.get_state()["obs"].tolist() == state["obs"].tolist()
+        obs = [vector.step(np.array([1, 1])).obs.copy() for vector in (spawned, plain)]
+        assert np.array_equal(*obs)
+        spawned.set_state(state)
+        assert np.array_equal(spawned.step(np.array([1, 1])).obs, obs[0])
+        assert spawned.render() is None
+
+
+# -- AsyncCollector ---
+
+
+def test_async_collector_waits_for_no_slow_environment_and_counts_exactly(tmp_path):
+    env = vector_of(tmp_path, "", waits=(0.0, 0.0, 0.03))
+    buffer = VectorReplayBuffer(600, 3)
+    with env:
+        collector = AsyncCollector(Zeros(), env, buffer)
+        stats = [collector.collect(n_step=n) for n in (1, 7, 50, 100)]
+        assert [one.n_collected_steps for one in stats] == [1, 7, 50, 100]
+        assert len(buffer) == collector.collect_step == 158
+        rows = buffer.permutation()
+        counts = np.bincount(rows % 3, minlength=3)  # rows of sub-buffers take turns
+        assert counts[2] < counts[0] / 2
+        batch = buffer[rows]
+        check_transitions(batch["obs"], batch[Columns.NEXT_OBS], batch["rewards"], batch["terminateds"])
+        lens = [n for one in stats for n in one.lens]
+        assert set(lens) == {5, 3}
+        assert sum(len(one.returns) for one in stats) == collector.collect_episode
+        assert all(
+            ret == sum(10 * k for k in range(1, n + 1)) for one in stats for ret, n in zip(one.returns, one.lens)
+        )
+
+
+def test_async_collector_counts_the_first_episodes_that_start():
+    with make_vector(partial(CountingEnv, EPISODES), num_envs=3, mode="async") as env:
+        collector = AsyncCollector(Zeros(), env, VectorReplayBuffer(90, 3))
+        stats = collector.collect(n_episode=4)
+        assert sorted(stats.lens) == [3, 5, 5, 5]
+        assert (stats.n_collected_steps, len(collector.buffer)) == (18, 18)
+        assert collector.collect(n_episode=1).lens == (5,)
+        assert collector.collect(n_step=5, random=True).n_collected_steps == 5
+
+
+def test_async_collector_restarts_workers_without_gluing_episodes(tmp_path):
+    env = vector_of(tmp_path, "die", at=3, waits=(0.002, 0.0, 0.002))
+    buffer = VectorReplayBuffer(900, 3)
+    with env, pytest.warns(RuntimeWarning, match="started again"):
+        stats = AsyncCollector(Zeros(), env, buffer).collect(n_step=200)
+    assert (stats.n_collected_steps, stats.env_restarts, len(buffer)) == (200, 1, 200)
+    batch = buffer[buffer.permutation()]
+    check_transitions(batch["obs"], batch[Columns.NEXT_OBS], batch["rewards"], batch["terminateds"])
+    assert set(stats.lens) == {5, 3}
+
+
+def test_async_collector_refuses_nan_in_a_new_row_by_name():
+    class Poisoned(CountingEnv):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, float("nan") if self.step_number == 4 else reward, *rest
+
+    with make_vector(partial(Poisoned, EPISODES), num_envs=1, mode="async") as env:
+        collector = AsyncCollector(Zeros(), env, ReplayBuffer(50))
+        with pytest.raises(MalformedBufferError, match=r"environment 0 .* column 'rewards' at step 3"):
+            collector.collect(n_step=9)
+        assert len(collector.buffer) == 3
+
+
+def test_async_collector_is_refused_where_it_does_not_belong():
+    config = DQNConfig().environment(partial(CountingEnv, EPISODES)).rl_module(model_config={"hiddens": (4,)})
+    policy = config.env_runners(num_envs_per_env_runner=2).build_policy()
+    with pytest.raises(ValueError, match="needs environments in processes of their own"):
+        AsyncCollector(policy, make_vector("CartPole-v1"))
+    with make_vector(partial(CountingEnv, EPISODES), num_envs=2, mode="async") as env:
+        with pytest.raises(ValueError, match="fills a replay buffer only"):
+            AsyncCollector(policy, env, RolloutStore(4, 2, env.observation_space, env.action_space))
+        with pytest.raises(ValueError, match="buffer_num=2"):
+            AsyncCollector(policy, env, ReplayBuffer(10))
+        collector = AsyncCollector(policy, env, VectorReplayBuffer(100, 2), exploration_noise=True)
+        common = {"max_epoch": 2, "batch_size": 4, "step_per_epoch": 20, "step_per_collect": 5}
+        with pytest.raises(ValueError, match="test_collector is an AsyncCollector, whose runs are not repeatable"):
+            OffpolicyTrainer(policy, train_collector=collector, test_collector=collector, episode_per_test=1, **common)
+        info = OffpolicyTrainer(policy, train_collector=collector, update_per_step=0.2, **common).run()
+        assert (info.train_step, info.gradient_step, len(collector.buffer)) == (40, 8, 40)
+        state = collector.get_state()
+        collector.set_state(state)
+        assert collector.collect(n_step=3).n_collected_steps == 3
+    recurrent = A2CConfig().environment("CartPole-v1").rl_module(model_config={"recurrent": "lstm"}).build_policy()
+    with (
+        make_vector("CartPole-v1", num_envs=1, mode="async") as env,
+        pytest.raises(ValueError, match="takes no recurrent policy"),
+    ):
+        AsyncCollector(recurrent, env)
