@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from cluster_parts import (
     ALL,
+    BOX,
     MODULE,
     THREE,
+    Recorder,
     another_module,
     as_configured,
     assert_all_are,
@@ -30,7 +32,8 @@ from cluster_parts import (
     without_seconds,
 )
 
-from lockstep import A2CConfig, C51Config, DQNConfig, LearnerGroup, PPOConfig, QRDQNConfig, SampleBatch
+from lockstep import A2CConfig, C51Config, DQNConfig, LearnerGroup, PPOConfig, QRDQNConfig, RolloutStore, SampleBatch
+from lockstep.algorithms.ppo import PPOLearner
 from lockstep.algorithms.replaying import _row_errors
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
@@ -409,6 +412,107 @@ def test_resize_without_room_leaves_the_group_as_it_is(pool):
     for which in (group, one):
         which.update_from_batch(batch())
     assert_all_are(group, one)
+
+
+# -- asynchronous updates ---
+
+
+def numbered(rows, first):
+    """A batch whose observations begin with the numbers from `first`."""
+    made = batch(rows)
+    made["obs"][:, 0] = np.arange(first, first + rows)
+    return made
+
+
+@pytest.mark.parametrize("on_full", ["wait", "drop"])
+def test_each_row_of_async_updates_is_trained_once_or_dropped_under_random_delays(pool, on_full):
+    config = ppo(2, learner_class=Recorder).learners(max_requests_in_flight_per_learner=2)
+    group, rng, first = pool.group(config), np.random.default_rng(1), 0
+    rows_of, ready = {}, []
+    for call_id in range(1, 26):
+        rows = int(rng.integers(1, 9))
+        rows_of[call_id] = set(range(first, first + rows))
+        ready += group.update_from_batch(
+            numbered(rows, first), async_update=True, on_full=on_full, reduce_results=False, return_state=True
+        )
+        assert group.get_stats()["num_in_flight"] <= 2
+        first += rows
+        time.sleep(rng.random() * 0.03)
+    ready += group.drain()
+    trained = [each[0]["call_id"] for each in ready]
+    seen = group.foreach_learner(lambda learner: learner.seen)
+    assert trained == sorted(trained)
+    assert all({part["call_id"] for part in each} == {each[0]["call_id"]} for each in ready)  # all learners or none
+    assert sorted(seen[0] + seen[1]) == sorted(row for call_id in trained for row in rows_of[call_id])
+    stats = group.get_stats()
+    assert stats["num_dropped"] == 25 - len(trained)
+    assert (stats["num_steps_trained"], stats["num_steps_submitted"]) == (len(seen[0] + seen[1]), first)
+    assert stats["num_steps_trained"] + stats["num_steps_dropped"] == first
+    assert (stats["num_dropped"] > 0) == (on_full == "drop")
+    assert_near(ready[-1][0]["_rl_module_state_after_update"], group.get_weights())
+    assert_near(*group.foreach_learner(weights_of), 0.0)
+
+
+def test_an_error_of_an_async_update_comes_with_the_next_call_and_leaves_all_learners_equal(pool, tmp_path):
+    group = pool.group(faulty(2, tmp_path))
+    one = as_configured(group)
+    given = batch()
+    given["advantages"][:] = np.nan
+    group.update_from_batch(SampleBatch(obs=given["obs"]), async_update=True)
+    with pytest.raises((KeyError, LearnerError), match="lacks"):
+        group.drain()
+    group.update_from_batch(batch(), async_update=True)
+    one.update_from_batch(batch())
+    assert len(group.drain()) == 1
+    assert_all_are(group, one)
+
+
+# -- data ---
+
+
+def where_data_lie(learner):
+    return learner.lying
+
+
+class Looking(PPOLearner):
+    """Notes whether the arrays that it gets are those of the object store."""
+
+    def update_from_batch(self, batch, **options):
+        self.lying = [not column.flags.writeable for column in batch.values()]
+        return super().update_from_batch(batch, **options)
+
+    def prepare_batch(self, trajectories, *, module_id):
+        arrays = (trajectories.obs, trajectories.actions, trajectories.rewards, trajectories.dones)
+        self.lying = [not array.flags.writeable for array in arrays]
+        return super().prepare_batch(trajectories, module_id=module_id)
+
+
+def test_learners_read_their_shards_in_the_object_store_without_a_copy(pool):
+    group = pool.group(ppo(2, learner_class=Looking))
+    store, rng = RolloutStore(6, 4, BOX, THREE), np.random.default_rng(0)
+    for t in range(6):
+        store.write_obs(t, rng.normal(size=(4, 3)).astype(np.float32))
+        store.write_step(t, rng.integers(3, size=4), rng.normal(size=4), np.zeros(4, bool), np.zeros(4, bool))
+    store.end(6, rng.normal(size=(4, 3)).astype(np.float32))
+    for update, data in (("batch", batch(3000)), ("episodes", episodes()), ("episodes", store.episodes())):
+        getattr(group, f"update_from_{update}")(data)
+        lying = group.foreach_learner(where_data_lie)
+        assert all(lying[0]), (update, lying)
+        assert all(lying[1]), (update, lying)
+
+
+def test_references_to_episodes_in_the_object_store_are_taken_for_episodes(pool):
+    import ray
+
+    group, one = pool.group(ppo(2)), ppo().build_learner_group()
+    made = episodes()
+    group.update_from_episodes([ray.put(made[:2]), ray.put(made[2:])])
+    group.update_from_batch(ray.put(batch()), async_update=True)
+    one.update_from_episodes(episodes())
+    one.update_from_batch(batch())
+    group.drain()
+    assert_all_are(group, one)
+    assert group.get_stats()["num_steps_trained"] == 26 + 23
 
 
 # -- failures; more of them in test_cluster_learner_faults.py ---

@@ -4,7 +4,7 @@ import itertools
 import multiprocessing
 import os
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from lockstep.algorithms.cql import CQLLearner, CQLTraining
 from lockstep.algorithms.impala import IMPALALearner, IMPALATraining
 from lockstep.algorithms.iql import IQLLearner, IQLTraining
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
+from lockstep.algorithms.replaying import _row_errors
 from lockstep.algorithms.sac import SACLearner, SACTraining
 from lockstep.algorithms.td3 import TD3Learner, TD3Training
 from lockstep.algorithms.td3_bc import TD3BCLearner, TD3BCTraining
@@ -270,6 +271,16 @@ def half_a_case(reducer, case, half, path):
     if half == "first" and reducer.rank == 0:
         learner.save_to_path(path)
     return report(learner, results)
+
+
+def errors_for_priorities(reducer, shards_as):
+    """Errors of the own rows after one gradient step on each of some samples."""
+    case = Case("dqn", {"lr": 1e-2}, source="batch", minibatch_size=None, num_epochs=1)
+    learner, found = build(case, reducer), []
+    for update in range(4):
+        run_updates(learner, replace(case, empty=update == 3), shards_as, [update])
+        found.append(_row_errors(learner, MODULE))
+    return found
 
 
 def report(learner, results):

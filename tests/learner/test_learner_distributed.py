@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from distributed_parts import UPDATES, Case, LocalReducer, case_alone, case_in_process, half_a_case
+from distributed_parts import (
+    UPDATES,
+    Case,
+    LocalReducer,
+    case_alone,
+    case_in_process,
+    errors_for_priorities,
+    half_a_case,
+)
 
 ALL = "__all_modules__"
 CLIPPED = {"grad_clip": 0.05, "grad_clip_by": "global_norm", "lr": 1e-2}
@@ -126,6 +134,13 @@ def test_learners_are_equal_to_the_last_bit_and_report_the_same_as_one(processes
 def test_float32_stays_within_1e_5(processes, algorithm):
     several, one = learn(processes, 2, Case(algorithm, CLIPPED, dtype="float32"))
     assert largest_difference(several[0]["weights"], one["weights"]) <= 1e-5
+
+
+def test_errors_for_priorities_are_those_of_one_learner_in_the_order_of_the_rows(processes):
+    outcomes = processes.run(3, errors_for_priorities, 3)
+    assert [kind for kind, _ in outcomes] == ["ok"] * 3, outcomes
+    for each, whole in zip(zip(*(value for _, value in outcomes)), errors_for_priorities(LocalReducer(), 3)):
+        np.testing.assert_allclose(np.concatenate(each), whole, rtol=0, atol=1e-12)
 
 
 def test_a_mean_for_each_shard_would_be_far_from_one_learner(processes):
