@@ -307,13 +307,16 @@ def _contiguous(shard: Any) -> Any:
         return shard
     parts = {}
     for module_id, part in shard.trajectories.items():
-        columns = {item.name: getattr(part, item.name) for item in fields(Trajectories)}
-        parts[module_id] = Trajectories(**{name: _map_arrays(column) for name, column in columns.items()})
+        columns = {item.name: getattr(part, item.name) for item in fields(Trajectories) if item.name != "place"}
+        stored: dict[str, Any] = {
+            name: None if value is None else map_tree(_in_rows, value) for name, value in columns.items()
+        }
+        parts[module_id] = Trajectories(**stored, place=part.place)
     return replace(shard, trajectories=parts)
 
 
-def _map_arrays(column: Any) -> Any:
-    return None if column is None else map_tree(np.ascontiguousarray, column)
+def _in_rows(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array)
 
 
 def _own_copy(value: Any) -> Any:

@@ -30,12 +30,18 @@ class ModuleConnectors:
     """connector from module actions to environment actions; `None`: as they are"""
     join: Callable[[RunningMoments], RunningMoments] | None = None
     """with several learners: the moments of what all of them have seen, of those that this one has seen"""
+    gather: Callable[[Any], list[Any]] | None = None
+    """with several learners: what each of them hands in"""
 
     def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
         """Rewards `[T, B]` as the estimator reads them; takes them into the statistics first."""
         if self.rewards is None:
             return trajectories.rewards
-        seen = self.rewards.moments_of(trajectories.rewards, trajectories.dones, trajectories.valid, trajectories.owned)
+        seen = self.rewards.moments_of(
+            trajectories.rewards, trajectories.dones, trajectories.valid, trajectories.owned, trajectories.place
+        )
+        if self.gather is not None:
+            self.rewards.share_returns(self.gather)
         self.rewards.moments.merge(seen if self.join is None else self.join(seen))
         return self.rewards.scale(trajectories.rewards)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class NormalizeRewards:
         self.gamma, self.clip, self.epsilon = float(gamma), clip, float(epsilon)
         self.moments = RunningMoments()
         self._returns = np.zeros(0)  # [B], the running returns after the last row seen
+        self._own_returns: dict[str, Any] | None = None  # those of them that the last rows seen led to, and from where
 
     def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
         """Take rewards `[T, B]` into the statistics, then return them scaled, in their own float type.
@@ -55,28 +56,44 @@ class NormalizeRewards:
         dones: np.ndarray,
         valid: np.ndarray | None = None,
         counting: np.ndarray | None = None,
+        place: tuple[int, int, int, int] | None = None,
     ) -> RunningMoments:
         """Moments of the running returns of these steps alone, to be merged into `moments`. Moves the returns.
 
         `counting`: None, or bool `[T, B]`; other rows are part of the returns, but another learner counts them.
+        `place`: of a shard, see `Trajectories`; `share_returns` tells the others what it led to.
         """
         if rewards.ndim != 2 or dones.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
             shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
             raise ValueError(f"NormalizeRewards takes arrays of one shape [T, B], got {shapes}")
         num_steps, num_envs = rewards.shape
         returns = np.empty((num_steps, num_envs))
-        running = self._returns if len(self._returns) == num_envs else np.zeros(num_envs)
+        step, env, all_steps, all_envs = place or (0, 0, num_steps, num_envs)
+        carried = self._returns.copy() if len(self._returns) == all_envs else np.zeros(all_envs)
+        running = carried[env : env + num_envs] if step == 0 else np.zeros(num_envs)
         counted = rewards if valid is None else np.where(valid, rewards, 0.0)
         discounts = np.full(rewards.shape, self.gamma) if valid is None else np.where(valid, self.gamma, 1.0)
         keeps = np.logical_not(dones)
         for t in range(num_steps):
             running = np.add(running * discounts[t], counted[t], out=returns[t])
             running = running * keeps[t]
-        self._returns = np.array(running)
+        is_end = step + num_steps == all_steps
+        if is_end:
+            carried[env : env + num_envs] = running
+        self._returns, self._own_returns = carried, {"first": env, "returns": running} if is_end else None
         seen = RunningMoments()
         chosen = valid if counting is None else counting if valid is None else counting & valid
         seen.update(returns.reshape(-1) if chosen is None else returns[chosen])
         return seen
+
+    def share_returns(self, gather: Callable[[Any], list[Any]]) -> None:
+        """With several learners: each has the running returns of all environments, as one learner would.
+
+        `gather(value)` is what all of them hand in.
+        """
+        for part in gather(self._own_returns):
+            if part is not None:
+                self._returns[part["first"] : part["first"] + len(part["returns"])] = part["returns"]
 
     def scale(self, rewards: np.ndarray) -> np.ndarray:
         """Rewards of any shape, scaled with the statistics as they are."""

@@ -52,6 +52,8 @@ class Trajectories:
     """[T, B] bool: the rows to train on, where the others only complete their episodes; None for all"""
     positions: np.ndarray | None = None
     """[N] int64: the numbers of the own transitions in the whole that they are a shard of; None: one after another"""
+    place: tuple[int, int, int, int] | None = None
+    """(first step, first column, all steps, all columns): where a shard lies in the grid; None: it is the whole"""
     action_logp: np.ndarray | None = None
     """[T, B] log-probability of each action under the policy that acted; NaN (or None for all): the one that learns"""
 

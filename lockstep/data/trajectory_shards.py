@@ -97,6 +97,7 @@ def _window(trajectories: Trajectories, times: slice, envs: slice) -> Trajectori
         state_index=state_index,
         states=states,
         action_logp=part(trajectories.action_logp),
+        place=(times.start, envs.start, *trajectories.shape),
     )
 
 

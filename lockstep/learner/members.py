@@ -72,6 +72,8 @@ def set_up_module(learner: Learner, module_id: str) -> None:
     """What a module has in its learner besides its optimizers: connectors, coefficients, state of its own."""
     connectors = learner.connectors.setdefault(module_id, ModuleConnectors())
     connectors.join = statistics_join(learner)
+    if connectors.join is not None:
+        connectors.gather = lambda value: learner.reducer.gather(value)
     config = learner.config_of(module_id)
     for name in learner.scheduled:
         schedule = Schedule(getattr(config, name), name=name)

@@ -12,6 +12,7 @@ ray = pytest.importorskip("ray")
 def cluster():
     path = os.pathsep.join(filter(None, sys.path))
     ray.init(
+        address="local",  # not one that somebody else has on this machine
         num_cpus=16,
         object_store_memory=200 * 2**20,
         include_dashboard=False,

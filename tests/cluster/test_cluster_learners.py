@@ -377,6 +377,42 @@ def test_errors_for_the_priorities_come_in_the_order_of_the_sample(pool, num_lea
 OPTIONS = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": True}
 
 
+def rollout(seed, num_envs=4, steps=6):
+    """A rollout whose environments mostly go on after it."""
+    store, rng = RolloutStore(steps, num_envs, BOX, THREE), np.random.default_rng(seed)
+    for t in range(steps):
+        store.write_obs(t, rng.normal(size=(num_envs, 3)).astype(np.float32))
+        ended = (rng.random(num_envs) < 0.2) & (t < steps - 1)
+        store.write_step(t, rng.integers(3, size=num_envs), rng.normal(size=num_envs), ended, np.zeros(num_envs, bool))
+    store.end(steps, rng.normal(size=(num_envs, 3)).astype(np.float32))
+    return store
+
+
+@pytest.mark.parametrize("num_envs", [4, 1])
+def test_running_returns_of_all_environments_are_saved_and_go_to_any_number_of_learners(pool, tmp_path, num_envs):
+    def made(num_learners):
+        return pool.group(ppo(num_learners).environment(normalize_rewards=True, normalize_observations=True))
+
+    def update(which, seed):
+        which.update_from_episodes(rollout(seed, num_envs).episodes(), **OPTIONS)
+
+    one, group = made(0), made(3)
+    for seed in range(3):
+        update(one, seed)
+        update(group, seed)
+    assert_all_are(group, one)
+    path, other = group.save_to_path(tmp_path / "saved"), made(2)
+    other.restore_from_path(path)
+    for seed in range(3, 6):
+        update(one, seed)
+        update(other, seed)
+    assert_all_are(other, one)
+    states = [which.get_state("learner/connectors")["learner"]["connectors"][MODULE] for which in (one, other)]
+    assert_near(*states, 1e-11)
+    assert len(states[0]["rewards"]["returns"]) == num_envs
+    assert np.all(states[0]["rewards"]["returns"] != 0.0)
+
+
 def test_resize_2_1_3_keeps_loss_curve_and_parameters_of_one_learner(pool):
     group, one = pool.group(ppo(2)), ppo().build_learner_group()
     for which in (group, one):
