@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 from gymnasium import spaces as gym_spaces
 
 from lockstep.algorithms.module_specs import (
@@ -25,7 +26,8 @@ from lockstep.connectors import (
     ObsPipeline,
     RescaleActions,
 )
-from lockstep.envs import VectorBoundary, make_vector
+from lockstep.envs import VectorBoundary, goal_functions, make_vector
+from lockstep.envs.make import single_env_factory
 from lockstep.learner.backend import LearnerBackend
 from lockstep.learner.config import LearnersSection
 from lockstep.learner.group import LearnerGroup
@@ -41,6 +43,7 @@ from lockstep.modules import (
 )
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import ReplayBuffer
+from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.whole_episodes import WholeEpisodeCollector
 from lockstep.state.restarts import RestartLimits
@@ -255,8 +258,23 @@ def build_replay_buffer(config: AlgorithmConfig, num_envs: int) -> ReplayBuffer:
         gamma=config.gamma,
         ignore_obs_next=section.ignore_obs_next,
         storage=section.storage,
+        hindsight=build_hindsight(config) if section.her else None,
         priorities={"alpha": section.alpha, "beta": section.beta} if section.prioritized else None,
         seed=RandomStreams(config.seed).seed("replay"),
+    )
+
+
+def build_hindsight(config: AlgorithmConfig) -> Hindsight:
+    """Relabelling with the environment's own `compute_reward`; `ValueError` where it has none."""
+    section, replay = config.sections["environment"], config.sections["replay"]
+    finished = isinstance(section.env, gym.Env)
+    env = section.env if finished else single_env_factory(section.env, section.env_config)()
+    compute_reward, compute_terminated = goal_functions(env)
+    return Hindsight(
+        compute_reward,
+        future_k=replay.her_future_k,
+        strategy=replay.her_strategy,
+        compute_terminated=compute_terminated,
     )
 
 

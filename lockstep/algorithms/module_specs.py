@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from lockstep.learner.learner import Learner
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     DefaultActorCriticModule,
@@ -107,7 +108,7 @@ def check_off_policy(config: AlgorithmConfig) -> None:
                 f"environment.{name}=True is not allowed for {config.algorithm}: what was stored long ago would "
                 "get other statistics than what acts; wrap the environment instead"
             )
-    if config.compile:
+    if config.compile and config.learner_class.after_gradient_step is Learner.after_gradient_step:
         raise ValueError(
             f"framework.compile=True is not allowed for {config.algorithm}: its target network is not compiled"
         )

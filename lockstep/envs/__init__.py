@@ -4,6 +4,7 @@ from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.check import Finding, check_environment
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
+from lockstep.envs.goals import BitFlipping, goal_functions
 from lockstep.envs.make import make_vector
 from lockstep.envs.pettingzoo_episodes import record_aec_episode, record_parallel_episode
 from lockstep.envs.probes import PROBES, Probe, register_environments
@@ -12,6 +13,7 @@ from lockstep.envs.workers import RestartLimits, WorkerVectorEnv
 
 __all__ = [
     "PROBES",
+    "BitFlipping",
     "CountingEnv",
     "CountingVectorEnv",
     "EnvironmentStepError",
@@ -24,6 +26,7 @@ __all__ = [
     "VectorBoundary",
     "WorkerVectorEnv",
     "check_environment",
+    "goal_functions",
     "make_vector",
     "record_aec_episode",
     "record_parallel_episode",

@@ -254,13 +254,15 @@ MEMORY_PROBES: tuple[type[Probe], ...] = (MemoryProbe,)
 
 
 def register_environments() -> None:
-    """Make ``lockstep/<probe>-v0`` and ``lockstep/Counting-v0`` known to gymnasium; may be called again.
+    """Make ``lockstep/<probe>-v0``, ``lockstep/Counting-v0`` and ``lockstep/BitFlipping-v0`` known to gymnasium; may
+    be called again.
 
     `make_vector` calls this for ids that begin with ``lockstep/``.
     """
     for probe in PROBES + MEMORY_PROBES:
         _register(f"lockstep/{probe.__name__}-v0", f"{__name__}:{probe.__name__}")
     _register("lockstep/Counting-v0", "lockstep.envs.counting:CountingEnv")
+    _register("lockstep/BitFlipping-v0", "lockstep.envs.goals:BitFlipping")
 
 
 def _register(env_id: str, entry_point: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +60,7 @@ def follow_targets(learner: Learner) -> None:
     """After a gradient step: the target networks of the modules that took part are told."""
     for module_id in dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss):
         config: Any = learner.config_of(module_id)
-        source = flat_parameters(learner.optimizers, module_id, learner.module[module_id])
+        source = partial(flat_parameters, learner.optimizers, module_id, learner.module[module_id])
         target: TargetNetwork = learner.registered[f"{module_id}/target"]
         target.after_gradient_step(source, config.target_update_interval, config.tau)
 

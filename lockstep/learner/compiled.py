@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.minibatches import gather
 from lockstep.learner.optimizers import ALL_MODULES, RegisteredOptimizer
+from lockstep.learner.targets import TargetNetwork
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
 
 MAX_SHAPES = 4
 Metric = tuple[str, str, int]
-Step = tuple[Callable[..., Any], list[Metric]]
+Step = tuple[Callable[..., Any], list[Metric], list[str]]
+"""what is compiled, the metrics it gives out as one tensor, and the modules whose row errors come after it"""
 
 
 class CompiledUpdate:
@@ -49,11 +51,14 @@ class CompiledUpdate:
             self._last_inputs = self._inputs(padded)
         if self._last_step is None:
             return False
-        function, metrics = self._last_step
+        function, metrics, with_errors = self._last_step
         for entry in self.learner.optimizers:
+            entry.has_loss = entry.module_id in indices or entry.module_id == ALL_MODULES
             self._lr[entry.key].fill_(entry.optimizer.param_groups[0]["lr"])
         rows = [index for index in indices.values() if index is not None]
-        self.learner.metrics.log_many(metrics, function(*rows, *self._last_inputs)[0])
+        values, *errors = function(*rows, *self._last_inputs)
+        self.learner.metrics.log_many(metrics, values)
+        self.learner.row_errors.update(zip(with_errors, errors))
         return True
 
     def _find(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> Step | None:
@@ -77,7 +82,8 @@ class CompiledUpdate:
             inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), lr]
             inputs += entry.adam_state()
         inputs += [value for _, value in learner.coefficients.values()]
-        return inputs + [value for value in learner.registered.values() if isinstance(value, Tensor)]
+        inputs += [value for value in learner.registered.values() if isinstance(value, Tensor)]
+        return inputs + [target.flat for target in _targets(learner)]
 
     def _compile(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> Step | None:
         learner = self.learner
@@ -91,18 +97,22 @@ class CompiledUpdate:
 
         inputs = [index for index in indices.values() if index is not None] + self._inputs(columns)
         names: list[Metric] = []
+        with_errors: list[str] = []
 
-        def step(*_: Tensor) -> tuple[Tensor]:
-            return (self._traced_step(columns, indices, names),)
+        def step(*_: Tensor) -> tuple[Tensor, ...]:
+            values = self._traced_step(columns, indices, names)
+            with_errors[:] = learner.row_errors
+            return values, *learner.row_errors.values()
 
         saved = [tensor.clone() for tensor in inputs]
         outer, learner.metrics = learner.metrics, type(learner.metrics)()
+        learner.row_errors = {}
         streams = learner.streams.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
                 graph = make_fx(step)(*inputs)
         finally:
-            learner.metrics = outer
+            learner.metrics, learner.row_errors = outer, {}
             learner.streams.set_state(streams)
             for tensor, before in zip(inputs, saved):
                 tensor.copy_(before)
@@ -115,7 +125,7 @@ class CompiledUpdate:
         # between kernels are C++ too, which saves 45 us of 350 for each step.
         options = {"cpp.use_decompose_tanh": True, "cpp_wrapper": self.learner.device.type == "cpu"}
         with inductor_config.patch(options):
-            return inductor_compile(graph, list(inputs)), names
+            return inductor_compile(graph, list(inputs)), names, with_errors
 
     def _refusal(self) -> str | None:
         remember = [module_id for module_id, module in self.learner.module.items() if module.is_stateful()]
@@ -180,6 +190,7 @@ class _Losses(nn.Module):
     def __init__(self, learner: Learner) -> None:
         super().__init__()
         self.module = learner.module
+        self.targets = nn.ModuleList(target.module for target in _targets(learner))
         self.learner = learner
 
     def forward(self, batch: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
@@ -196,8 +207,14 @@ def _functional_losses(
         for param, view in zip(entry.flat.params, entry.flat.unflatten(leaf))
         if id(param) in names
     }
+    for number, target in enumerate(_targets(learner)):
+        replaced |= {f"targets.{number}.{name}": view for name, view in target.views().items()}
     losses: dict[str, Tensor] = torch.func.functional_call(_Losses(learner), replaced, (batch,))
     return losses
+
+
+def _targets(learner: Learner) -> list[TargetNetwork]:
+    return [value for value in learner.registered.values() if isinstance(value, TargetNetwork)]
 
 
 def _adam_step_(entry: RegisteredOptimizer, lr: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,21 +22,26 @@ class TargetNetwork:
         self.module: Any = copy.deepcopy(module).requires_grad_(False)
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         own = dict(self.module.named_parameters())
-        params = [own[name] for name in self._names]
-        self.flat = torch.cat([p.detach().reshape(-1) for p in params])
-        for param, part in zip(params, self.flat.split([p.numel() for p in params])):
-            param.data = part.view(param.shape)
+        self._shapes = [own[name].shape for name in self._names]
+        self.flat = torch.cat([own[name].detach().reshape(-1) for name in self._names])
+        for name, view in self.views().items():
+            own[name].data = view
         self.num_steps = 0
         """gradient steps that it was told of"""
 
-    def after_gradient_step(self, source: Tensor, interval: int, tau: float) -> None:
-        """Each `interval`-th call: `tau` of the way to `source`, the parameters that learn, as one flat tensor."""
+    def views(self) -> dict[str, Tensor]:
+        """The parameters by name, as views of `flat` made now."""
+        parts = self.flat.split([shape.numel() for shape in self._shapes])
+        return {name: part.view(shape) for name, shape, part in zip(self._names, self._shapes, parts)}
+
+    def after_gradient_step(self, source: Callable[[], Tensor], interval: int, tau: float) -> None:
+        """Each `interval`-th call: `tau` of the way to `source()`, the parameters that learn, as one flat tensor."""
         self.num_steps += 1
         if self.num_steps % interval == 0:
             if tau == 1.0:
-                self.flat.copy_(source)
+                self.flat.copy_(source())
             else:
-                self.flat.lerp_(source, tau)
+                self.flat.lerp_(source(), tau)
 
     def get_state(self) -> dict[str, Any]:
         """Parameters (a copy) and the count."""

@@ -7,10 +7,11 @@ What Lockstep itself reaches with them stands in `benchmarks/results/learning_*.
 """
 
 from lockstep.recipes.classic_control import CLASSIC_CONTROL
+from lockstep.recipes.goals import GOALS
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.robots import ROBOTS
 
-RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *ROBOTS)
+RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *ROBOTS, *GOALS)
 """All recipes, at most one for each algorithm and environment."""
 
 

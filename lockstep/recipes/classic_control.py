@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig
+from typing import TypeVar
+
+from lockstep.algorithms import (
+    A2CConfig,
+    AlgorithmConfig,
+    APPOConfig,
+    C51Config,
+    DQNConfig,
+    IMPALAConfig,
+    PPOConfig,
+    QRDQNConfig,
+)
 from lockstep.recipes.recipe import RL_ZOO, Recipe
+
+Config = TypeVar("Config", bound=AlgorithmConfig)
+CLEANRL_C51 = "CleanRL, published agent CartPole-v1-c51-seed1, 500k steps"
 
 
 def ppo_cartpole() -> PPOConfig:
@@ -38,9 +52,22 @@ def dqn_cartpole() -> DQNConfig:
     """One gradient step for 2 environment steps. A target network that follows slowly keeps the values from growing
     without bound, the learning rate that falls to zero keeps the pole up once it stands.
     """
+    return _action_values_cartpole(DQNConfig())
+
+
+def c51_cartpole() -> C51Config:
+    """As DQN. Returns with gamma 0.99 lie between 0 and 100."""
+    return _action_values_cartpole(C51Config().training(v_min=0.0, v_max=100.0))
+
+
+def qrdqn_cartpole() -> QRDQNConfig:
+    """As DQN, with 32 quantiles."""
+    return _action_values_cartpole(QRDQNConfig().training(num_quantiles=32))
+
+
+def _action_values_cartpole(config: Config) -> Config:
     return (
-        DQNConfig()
-        .environment("CartPole-v1")
+        config.environment("CartPole-v1")
         .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=25)
         .training(
             lr=[[0, 1e-3], [50_000, 0.0]],
@@ -121,6 +148,8 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, band=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, band=475.0),
+    Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, band=475.0),
+    Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lockstep.replay.hindsight import STRATEGIES
 from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.sections import Section
 
@@ -27,6 +28,13 @@ class ReplaySection(Section):
     """how much errors matter when drawing; 0: not at all"""
     beta: ScheduleLike = field(default_factory=lambda: [[0, 0.4], [100_000, 1.0]])
     """how much of that the weights in the loss make up for: a number, or a schedule over steps remembered"""
+    her: bool = False
+    """hindsight: learn from goals that were reached, too (Andrychowicz et al. 2017); the environment has
+    `compute_reward` and observations with `achieved_goal` and `desired_goal`"""
+    her_future_k: float = 4.0
+    """goals that were reached for each one that was wanted"""
+    her_strategy: Literal["future", "final", "episode"] = "future"
+    """which goals: reached later in the episode, at its end, or anywhere in it"""
     ignore_obs_next: bool = False
     """store each observation once (half the memory; drawing takes a little longer)"""
     storage: Literal["memory", "memmap"] = "memory"
@@ -40,6 +48,8 @@ class ReplaySection(Section):
             "update_per_step": (self.update_per_step > 0, "above 0"),
             "n_step": (self.n_step >= 1, "at least 1"),
             "alpha": (self.alpha >= 0, "at least 0"),
+            "her_future_k": (self.her_future_k >= 0, "at least 0"),
+            "her_strategy": (self.her_strategy in STRATEGIES, "'future', 'final' or 'episode'"),
             "storage": (self.storage in ("memory", "memmap"), "'memory' or 'memmap'"),
         }
         for name, (right, allowed) in rules.items():

@@ -216,7 +216,6 @@ def test_forbidden_actions_are_never_taken():
         ("replay", {"alpha": -1.0}, "replay.alpha=-1.0 is not allowed"),
         ("replay", {"capacit": 3}, "did you mean 'capacity'"),
         ("environment", {"normalize_observations": True}, "normalize_observations=True is not allowed for dqn"),
-        ("framework", {"compile": True}, "compile=True is not allowed for dqn"),
     ],
 )
 def test_wrong_options_are_refused_with_name_and_value(section, options, message):
