@@ -14,7 +14,7 @@ GoalFunction = Callable[[Any, Any, Any], Any]
 """`f(achieved_goal [N, ...], desired_goal [N, ...], info) -> [N]`"""
 
 
-class BitFlipping(gym.Env[dict[str, npt.NDArray[np.float32]], np.int64]):
+class BitFlipping(gym.Env[Any, Any]):
     """Make some bits equal to others, flipping one in each step (Andrychowicz et al. 2017, arXiv:1707.01495, section
     3.1).
 
