@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,7 +148,7 @@ class APPOLearner(Learner):
                 mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
                 adapt_kl_coefficient(self.registered[f"{module_id}/kl_coeff"], mean_kl, config.kl_target)
             target: TargetNetwork = self.registered[f"{module_id}/target"]
-            source = flat_parameters(self.optimizers, module_id, self.module[module_id])
+            source = partial(flat_parameters, self.optimizers, module_id, self.module[module_id])
             target.after_gradient_step(source, config.target_network_update_freq, config.tau)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def critic_loss(learner: Learner, module_id: str, batch: TensorColumns, values: 
 def follow(learner: Learner, module_id: str, name: str, source: nn.Module, interval: int, tau: float) -> None:
     """After a gradient step: the target network `name` of a module goes after `source`."""
     target: TargetNetwork = learner.registered[f"{module_id}/{name}"]
-    target.after_gradient_step(flat_parameters(learner.optimizers, module_id, source), interval, tau)
+    target.after_gradient_step(partial(flat_parameters, learner.optimizers, module_id, source), interval, tau)
 
 
 def modules_with_loss(learner: Learner) -> Sequence[str]:
