@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium import spaces as gym_spaces
 
+from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.module_specs import (
     OWN_CONFIG,
     declared_spaces,
@@ -44,7 +46,8 @@ from lockstep.modules import (
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import ReplayBuffer
 from lockstep.replay.hindsight import Hindsight
-from lockstep.rollout.collector import Collector
+from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector
+from lockstep.rollout.runner_backend import LocalRunner
 from lockstep.rollout.whole_episodes import WholeEpisodeCollector
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams
@@ -156,12 +159,7 @@ def start_learners(
 
         return RayLearnerBackend(build, section, strategy=strategy, limits=limits)
     except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ImportError(
-            f"learners.num_learners={section.num_learners} needs Ray: pip install 'lockstep-rl[ray]', or "
-            "set num_learners=0"
-        ) from error
+        raise without_ray(error, f"learners.num_learners={section.num_learners}") from error
 
 
 LearnerGroup.start_learners = staticmethod(start_learners)
@@ -225,17 +223,98 @@ def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None
             f"a Policy acts with the one module {DEFAULT_MODULE_ID!r}, this configuration has {modules}; use "
             "build_learner_group(), which learns with all of them"
         )
-    if config.num_learners:
-        raise ValueError(
-            f"learners.num_learners={config.num_learners}: a Policy learns in this process; set num_learners=0, or use "
-            "build_learner_group()"
-        )
     spaces = find_spaces(config, env, spaces)
-    return Policy(config, config.build_learner_group(env, spaces), observation_space=spaces[0], action_space=spaces[1])
+    group = config.build_learner_group(env, spaces)
+    try:
+        module, connectors = (None, None) if group.is_local else build_acting_parts(config, spaces)
+        return Policy(
+            config,
+            group,
+            observation_space=spaces[0],
+            action_space=spaces[1],
+            module=module,
+            connectors=connectors,
+        )
+    except BaseException:
+        group.shutdown()
+        raise
 
 
-def build_collector(config: AlgorithmConfig, policy: Policy) -> Collector:
-    """The training collector."""
+def build_acting_parts(config: AlgorithmConfig, spaces: Spaces) -> tuple[RLModule, ModuleConnectors]:
+    """A network and its transforms to act with, of the same shape as a learner's; weights come from there."""
+    import torch
+
+    check_spaces(config.algorithm, *spaces)
+    connectors, module_space = build_connectors(config, *spaces)
+    spec = copy.deepcopy(module_specs(config)[DEFAULT_MODULE_ID])
+    module = build_module(config, spec, module_space, spaces[1], RandomStreams(config.seed))
+    return module.to(getattr(torch, config.dtype)), connectors
+
+
+def build_env_runner(
+    config: AlgorithmConfig,
+    spaces: Spaces,
+    with_logp: bool = False,
+    *,
+    index: int = 0,
+    num_runners: int = 1,
+    generation: int = 0,
+) -> EnvRunner:
+    """The runner number `index` of `num_runners`, with environments of its own; see `EnvRunner`."""
+    set_num_threads(config)
+    module, connectors = build_acting_parts(config, spaces)
+    return EnvRunner(
+        ActingPolicy(config, module, connectors, observation_space=spaces[0], action_space=spaces[1]),
+        make_envs(config, config.num_envs_per_env_runner),
+        index=index,
+        num_runners=num_runners,
+        generation=generation,
+        streams=RandomStreams(config.seed).child("train_collector"),
+        explore=config.explore,
+        frame_stack=config.frame_stack,
+        with_logp=with_logp,
+        whole_episodes=config.batch_mode == "complete_episodes",
+    )
+
+
+def build_env_runner_group(
+    config: AlgorithmConfig, spaces: Spaces | None = None, *, with_logp: bool = False
+) -> EnvRunnerGroup:
+    """Runners in processes of their own, each from the same configuration; for `num_env_runners=0` one in this process.
+
+    Raises `ImportError` without ray, `ValueError` for a finished environment, which cannot be made several times.
+    """
+    config.validate()
+    section, env = config.sections["env_runners"], config.env
+    if not isinstance(env, str) and not callable(env):
+        raise ValueError(
+            f"env runners make their own environments, env={env!r} is one already; give an id or a function"
+        )
+    build = partial(build_env_runner, config.copy(), spaces or find_spaces(config, None, None), with_logp)
+    limits = config.sections["fault_tolerance"].env_runner_limits
+    if section.num_env_runners == 0:
+        return EnvRunnerGroup(LocalRunner(build), section, limits)
+    try:
+        from lockstep.cluster.ray_runners import RayRunnerBackend
+
+        return EnvRunnerGroup(RayRunnerBackend(build, section, address=config.ray_address), section, limits)
+    except ModuleNotFoundError as error:
+        raise without_ray(error, f"env_runners.num_env_runners={section.num_env_runners}") from error
+
+
+def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
+    """What to raise where `option` needs Ray and it is not installed; raises itself what misses another module."""
+    if error.name != "ray":
+        raise error
+    return ImportError(f"{option} needs Ray: pip install 'lockstep-rl[ray]', or set it to 0")
+
+
+def build_collector(config: AlgorithmConfig, policy: Policy) -> CollectorLike:
+    """The training collector: of environments in this process, or of env runners."""
+    if config.num_env_runners:
+        group = build_env_runner_group(config, (policy.observation_space, policy.action_space))
+        buffer = build_replay_buffer(config, group.num_envs) if config.is_off_policy else None
+        return GroupCollector(policy, group, buffer)
     envs = make_envs(config, config.num_envs_per_env_runner)
     whole = config.batch_mode == "complete_episodes"
     return (WholeEpisodeCollector if whole else Collector)(

@@ -10,7 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from lockstep.algorithms.build import build_collector, build_learner, build_learners, build_policy
+from lockstep.algorithms.build import (
+    build_collector,
+    build_env_runner_group,
+    build_learner,
+    build_learners,
+    build_policy,
+)
 from lockstep.algorithms.module_specs import (
     check_multi_agent,
     check_off_policy,
@@ -39,6 +45,7 @@ from lockstep.modules import DEFAULT_MODULE_ID, Exploration, RLModule, default_m
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay.config import ReplaySection
+from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.state.sections import FROZEN
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
@@ -326,7 +333,7 @@ class AlgorithmConfig:
         if self.is_off_policy:
             check_off_policy(self)
             return
-        batch, envs = self.train_batch_size, self.num_envs_per_env_runner
+        batch, envs = self.train_batch_size, self.sections["env_runners"].num_envs
         if batch < envs:
             raise ValueError(
                 f"training.train_batch_size={batch} is smaller than env_runners.num_envs_per_env_runner={envs}; "
@@ -392,6 +399,12 @@ class AlgorithmConfig:
     def build_collector(self, policy: Any = None) -> Any:
         """The collector of training data, on environments of its own."""
         return build_collector(self, policy or self.build_policy())
+
+    def build_env_runner_group(
+        self, spaces: tuple[Any, Any] | None = None, *, with_logp: bool = False
+    ) -> EnvRunnerGroup:
+        """Env runners that sample together; `with_logp`: fragments say how likely each action was when it was taken."""
+        return build_env_runner_group(self, spaces, with_logp=with_logp)
 
     def build_trainer(self, **options: Any) -> Any:
         """The trainer with its policy, collectors, evaluation and (with `folder=`) the run's files."""

@@ -8,33 +8,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.offline import fit_normalizers
 from lockstep.algorithms.plain_values import named_options
 from lockstep.algorithms.replaying import update_from_replay
-from lockstep.connectors import FrameStack
+from lockstep.connectors import ModuleConnectors
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.space_codec import describe_space, space_from
-from lockstep.data.trees import map_tree
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.modules import DEFAULT_MODULE_ID, RecurrentActor, RLModule, make_actor
+from lockstep.learner.publishing import after_update
+from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, RLModule, flatten_module
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats
 
 if TYPE_CHECKING:
     from lockstep.algorithms.config import AlgorithmConfig
 
 
-class Policy:
+class Policy(ActingPolicy):
     """The two verbs of both worlds: it acts (`compute_actions`) and learns (`update`, `learn_on_batch`).
 
-    Acting reads the parameters' own memory, so what a learner in this process has just learned is acted on at once.
+    With a learner in this process it acts on that learner's memory, so what was just learned is acted on at once.
+    Where learners are in other processes it acts with a copy, `module` and `connectors`, that gets their weights after
+    each update.
     """
 
     def __init__(
@@ -44,145 +43,41 @@ class Policy:
         *,
         observation_space: Any,
         action_space: Any,
+        module: RLModule | None = None,
+        connectors: ModuleConnectors | None = None,
     ) -> None:
-        self.config = config
+        if learner_group.is_local:
+            module = learner_group.learner.module[DEFAULT_MODULE_ID]
+            connectors = learner_group.learner.connectors[DEFAULT_MODULE_ID]
+        elif module is None or connectors is None:
+            raise ValueError("the learners are in other processes: give module and connectors to act with")
+        super().__init__(config, module, connectors, observation_space=observation_space, action_space=action_space)
         self.learner_group = learner_group
-        self.observation_space, self.action_space = observation_space, action_space
-        learner = learner_group.learner
-        self.module: RLModule = learner.module[DEFAULT_MODULE_ID]
-        self.connectors = learner.connectors[DEFAULT_MODULE_ID]
-        self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.last_results: dict[str, Any] = {}
-        self._actor = make_actor(self.module, self.connectors.obs)
-        self.is_stateful = self.module.is_stateful()
-        self._dist = self.module.action_dist_cls
-        self._exploration = config.exploration(action_space)
         self.last_batch: SampleBatch | None = None
         """the last sample of a replay buffer that was learned from"""
-        self._training = False
-        self.seed(config.seed)
-        self.act = self._actor.act
-
-    def seed(self, seed: int) -> None:
-        """Begins the random numbers of `compute_actions` again."""
-        self._rng = RandomStreams(seed).child("policy").numpy("compute_actions")
-
-    # -- acting ---
-
-    @property
-    def is_exploring(self) -> bool:
-        """Is this a training step (see `within_training_step`), and exploration not switched off?"""
-        return self._training and bool(self.config.explore)
+        self._last_series: dict[Any, Any] = {}
+        self._take_over()
 
     @property
     def weights_seq_no(self) -> int:
         """Version of the weights."""
-        return self.learner_group.learner.weights_seq_no
+        return self.learner_group.learner.weights_seq_no if self.learner_group.is_local else self._version
 
-    def compute_actions(self, obs: Any, state: Any = None, explore: bool = True) -> Any:
-        """Environment actions `[B, ...]` for raw observations `[B, ...]`.
+    def acting_weights(self) -> ActingWeights:
+        """What others need to act as this policy does, as a copy."""
+        observations, timesteps = self.connectors.obs.get_state(), dict(self.timesteps)
+        return ActingWeights(self.weights_seq_no, flatten_module(self.module), observations, timesteps)
 
-        They are drawn within a training step (`policy_within_training_step`) unless `explore=False`; outside of it
-        they are the most likely ones. A recurrent policy returns `(actions, state)`; hand the state `{name: [B, ...]}`
-        back with the next observations, None (or `get_initial_state(B)`) where episodes begin. Raises `ValueError` for
-        observations or a state that do not fit.
-        """
-        if self.observation_space.shape is not None:
-            obs = np.asarray(obs)  # lists and tensors too
-        rows = self._check_obs(obs)
-        noise = self.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
-        if not self.is_stateful:
-            return self.to_env(self.act(obs, noise)).copy()
-        actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
-        return self.to_env(actions).copy(), after
-
-    def compute_single_action(self, obs: Any, state: Any = None, explore: bool = False) -> Any:
-        """The environment's action for one observation (a plain int for a Discrete space).
-
-        A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
-        """
-        one = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
-        if state is not None:
-            state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
-        result = self.compute_actions(one, state, explore=explore)
-        action = result[0][0] if self.is_stateful else result[0]
-        action = int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
-        return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
-
-    def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
-        """A recurrent policy's state where episodes begin, `{name: [num_rows, ...]}`; empty for one without memory."""
-        return self._actor.get_initial_state(num_rows) if isinstance(self._actor, RecurrentActor) else {}
-
-    def act_with_state(
-        self, obs: Any, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """As `act`, of a recurrent policy: actions as learned from, and the state after them."""
-        if not isinstance(self._actor, RecurrentActor):
-            raise TypeError(f"{type(self.module).__name__} has no memory; use act")
-        return self._actor.act_with_state(obs, noise, state)
-
-    def _checked_state(self, state: Any, rows: int) -> Mapping[str, np.ndarray]:
-        expected = self.get_initial_state(rows)
-        if state is None:
-            return expected
-        shapes = {name: np.shape(leaf) for name, leaf in state.items()} if isinstance(state, Mapping) else repr(state)
-        wanted = {name: leaf.shape for name, leaf in expected.items()}
-        if shapes != wanted:
-            raise ValueError(f"the recurrent state has the shapes {shapes}, expected {wanted}; None begins episodes")
-        return {name: np.asarray(state[name], leaf.dtype) for name, leaf in expected.items()}
-
-    def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
-        """Random numbers for `act`, for many steps at once."""
-        if self._exploration is not None:
-            return self._exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])
-        return self._dist.draw_noise(rng, leading_shape)
-
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as learned from -> actions as the environment takes them."""
-        actions = self._dist.to_env(actions)
-        return actions if self.connectors.actions is None else self.connectors.actions(actions)
-
-    def from_env(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse (for actions drawn from the action space)."""
-        inverse = getattr(self.connectors.actions, "inverse", None)
-        return self._dist.from_env(actions if inverse is None else inverse(actions))
-
-    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Raises `ValueError` with both where the environment's spaces are not the policy's."""
-        for name, own, given in (
-            ("observation", self.observation_space, observation_space),
-            ("action", self.action_space, action_space),
-        ):
-            if own != given:
-                raise ValueError(
-                    f"the policy's {name} space is {own}, the environment's is {given}; use the environment that the "
-                    "policy was made for"
-                )
-
-    def _check_obs(self, obs: Any) -> int:
-        space = self.observation_space
-        if isinstance(obs, np.ndarray) and space.shape is not None:
-            expected = space.shape
-            if self.config.frame_stack > 1:
-                expected = FrameStack(self.config.frame_stack, space).observation_space.shape
-            if obs.shape[1:] != expected:
-                raise ValueError(f"observations have shape {obs.shape}, expected [B, {', '.join(map(str, expected))}]")
-            return int(obs.shape[0])
-        leaf = obs
-        while isinstance(leaf, dict | tuple):
-            leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
-        return len(leaf)
+    def _take_over(self) -> None:
+        """Of learners in other processes: acts with what they have learned."""
+        if self.learner_group.is_local:
+            self._last_series = self.learner_group.learner.last_series
+        else:
+            weights, self._last_series = self.learner_group.first_learner(after_update, DEFAULT_MODULE_ID)
+            self.set_weights(weights)
 
     # -- learning ---
-
-    @contextmanager
-    def within_training_step(self, enabled: bool = True) -> Any:
-        """The context in which `update` is allowed."""
-        before, self._training = self._training, enabled
-        try:
-            yield
-        finally:
-            self._training = before
 
     def update(
         self,
@@ -215,7 +110,8 @@ class Policy:
     def training_stats(self, results: dict[str, Any], started: float) -> TrainingStats:
         """Statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
         self.last_results = results
-        series = self.learner_group.learner.last_series
+        self._take_over()
+        series = self._last_series
         metrics = {name: SequenceSummaryStats.from_sequence(values) for (_, name), values in series.items()}
         for name, value in results.get(DEFAULT_MODULE_ID, {}).items():
             if name not in metrics and isinstance(value, int | float):
@@ -226,7 +122,9 @@ class Policy:
 
     def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
         """One pass over a prepared batch; returns the results by module."""
-        return self.learner_group.update_from_batch(batch, timesteps=self.timesteps)
+        results: dict[str, Any] = self.learner_group.update_from_batch(batch, timesteps=self.timesteps)
+        self._take_over()
+        return results
 
     def process_buffer(self, buffer: Any) -> Any:
         """Prepares offline data once: observation statistics take all rows in, the algorithm chooses how they are read.
@@ -273,6 +171,7 @@ class Policy:
     def _set_own_state(self, state: Mapping[str, Any]) -> None:
         self.timesteps = {name: int(value) for name, value in state["timesteps"].items()}
         self._rng.bit_generator.state = state["rng"]
+        self._take_over()
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""

@@ -62,6 +62,8 @@ class RolloutStore:
         """of a recurrent policy: its state before the first row, `{name: [num_envs, ...]}`"""
         self.weights_seq_no = 0
         """version of the weights that acted"""
+        self.versions: np.ndarray | None = None
+        """[B] the same, where environments differ; None where they do not"""
         self.action_logp: np.ndarray | None = None
         """[T, B] log-probabilities under the policy that acted; None where it is the one that learns"""
 
@@ -70,6 +72,12 @@ class RolloutStore:
         if self.all_valid:
             return self.size * self.num_envs
         return int(np.count_nonzero(self.valid[: self.size]))
+
+    def sampler_versions(self) -> np.ndarray:
+        """[N] version of the weights that acted, for each real transition."""
+        if self.versions is None:
+            return np.full(len(self), self.weights_seq_no)
+        return np.broadcast_to(self.versions, (self.size, self.num_envs))[self.valid[: self.size]]
 
     def ensure_room(self, num_steps: int) -> None:
         """Room for at least `num_steps` vector steps in all."""
@@ -104,12 +112,16 @@ class RolloutStore:
     ) -> None:
         """What happened in vector step `t`: `actions` `[B, ...]` as learned from, rewards and flags `[B]`."""
         if self._needs_actions:
-            self.actions = np.empty((self.num_steps, *actions.shape), actions.dtype)
-            self._needs_actions = False
+            self.make_actions(actions.shape[1:], actions.dtype)
         self.actions[t] = actions
         self.rewards[t] = rewards
         self.terminateds[t] = terminateds
         self.truncateds[t] = truncateds
+
+    def make_actions(self, shape: tuple[int, ...], dtype: Any) -> None:
+        """The column of actions, `shape` each."""
+        self.actions = np.empty((self.num_steps, self.num_envs, *shape), dtype)
+        self._needs_actions = False
 
     def end(self, size: int, obs: Tree) -> Tree:
         """`size` vector steps are written, and `obs` follows the last one; returns it from the store's own memory."""
@@ -144,6 +156,7 @@ class RolloutStore:
         self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
         self.times_emptied += 1
         self.starts, self.state_in, self.action_logp = [], None, None
+        self.versions = None
         self.valid[:] = True
 
     def drop_after(self, size: int) -> None:
@@ -154,14 +167,16 @@ class RolloutStore:
         self.valid[size:] = True
         self.all_valid = bool(self.valid[:size].all())
 
-    def cut(self) -> None:
+    def cut(self, envs: np.ndarray | None = None) -> None:
         """Leaves the episodes under way after the last row: what follows are new ones, nothing reaches across.
 
         The left episodes are neither terminated nor truncated; their last observations are kept for bootstrapping.
+        `envs`: in these environments only.
         """
         if self.size:
             last = self.size - 1
             open_envs = np.flatnonzero(~self._ends()[last])
+            open_envs = open_envs if envs is None else np.intersect1d(open_envs, envs)
             if open_envs.size:
                 self.final_index.append(last * self.num_envs + open_envs)
                 self.final_obs.append(self._obs_at(self.size, open_envs))
@@ -173,8 +188,7 @@ class RolloutStore:
         """
         if t == 0:
             self.t_started[envs] = 0
-            self.episode_ids[envs] = self.next_episode_id + np.arange(len(envs))
-            self.next_episode_id += len(envs)
+            self.renew_episodes(envs)
             return
         ended = {int(i) for index in self.final_index for i in index}
         open_envs = np.array(
@@ -187,8 +201,12 @@ class RolloutStore:
     def restart(self) -> None:
         """Empties the store and begins a new episode in every environment."""
         self.clear()
-        self.episode_ids = np.arange(self.next_episode_id, self.next_episode_id + self.num_envs)
-        self.next_episode_id += self.num_envs
+        self.renew_episodes(np.arange(self.num_envs))
+
+    def renew_episodes(self, envs: np.ndarray) -> None:
+        """Of an empty store: the next row begins a new episode in these environments."""
+        self.episode_ids[envs] = np.arange(self.next_episode_id, self.next_episode_id + len(envs))
+        self.next_episode_id += len(envs)
 
     def trajectories(self) -> Trajectories:
         """What was collected, as views; only the bootstrap observations are gathered."""

@@ -109,6 +109,9 @@ class ResourcesSection(Section):
     num_cpus_for_main_process: int = 1
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """how workers are laid over the nodes: together or apart, as a wish or as a must"""
+    ray_address: str | None = None
+    """of a running Ray cluster that learners and env runners join ("auto": the one of this machine); `None`: Ray is
+    started on this machine where it is needed"""
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""

@@ -256,6 +256,11 @@ class LearnerGroup:
         with self._queue.between_updates():
             return self._backend.foreach(func, *args)
 
+    def first_learner(self, func: Callable[..., Any], *args: Any) -> Any:
+        """`func(learner, *args)` of one learner, between two updates: for what is the same on all."""
+        with self._queue.between_updates():
+            return self._backend.first(func, *args)
+
     def get_stats(self) -> dict[str, int]:
         """Calls and environment steps by how they ended, what is under way, restarts, skipped updates.
 

@@ -48,7 +48,7 @@ def parts_of_episodes(
     if isinstance(episodes, RolloutEpisodes):
         steps = episodes.num_steps()
         ids = chosen([_only(module_ids, "episodes of a rollout store")]) if steps else []
-        versions = {mid: np.full(steps, episodes.store.weights_seq_no) for mid in ids}
+        versions = {mid: episodes.store.sampler_versions() for mid in ids}
         return EpisodeParts(steps, {mid: episodes.trajectories() for mid in ids}, versions)
     pieces: dict[str, list[SingleAgentEpisode]] = {}
     env_steps = 0

@@ -1,6 +1,7 @@
 """Networks: `RLModule` and its specs, the default actor-critic for every space, encoders, acting."""
 
 from lockstep.modules.acting import Actor, NumpyActor, TorchActor, make_actor
+from lockstep.modules.acting_weights import ActingWeights, flatten_module, load_flat
 from lockstep.modules.action_critics import ActionCritics
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
@@ -28,6 +29,7 @@ from lockstep.modules.wrap import wrap_module
 __all__ = [
     "ALL_MODULES",
     "DEFAULT_MODULE_ID",
+    "ActingWeights",
     "ActionCritics",
     "ActionDist",
     "Actor",
@@ -56,6 +58,8 @@ __all__ = [
     "TorchActor",
     "check_module_id",
     "default_module_class",
+    "flatten_module",
+    "load_flat",
     "make_actor",
     "wrap_module",
 ]

@@ -16,7 +16,7 @@ from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import check_finite
 from lockstep.rollout.memory import Memory, RememberingPolicy
-from lockstep.rollout.replay_writer import ReplayWriter
+from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -65,7 +65,8 @@ class Collector:
     `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
     stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
     everywhere where `exploration_noise` is set. `on_step_hook(step_result)` and
-    `on_episode_done_hook(env_index, episode_return, length)` observe. A collect that fails leaves no row behind (of a
+    `on_episode_done_hook(env_index, episode_return, length)` observe. `place`: `(first, number of all)` where several
+    collectors have a part of the environments each. A collect that fails leaves no row behind (of a
     `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece); the next one begins new episodes.
     """
 
@@ -81,6 +82,7 @@ class Collector:
         *,
         frame_stack: int = 1,
         streams: RandomStreams | None = None,
+        place: tuple[int, int] | None = None,
     ) -> None:
         self.policy = policy
         self.env: VectorBoundary = env if isinstance(env, VectorBoundary) else make_vector(env)
@@ -96,6 +98,9 @@ class Collector:
         self.on_step_hook = on_step_hook
         self.on_episode_done_hook = on_episode_done_hook
         self.streams = streams or RandomStreams(0)
+        first, self.num_envs_in_all = place or (0, self.num_envs)
+        self.rows = slice(first, first + self.num_envs)
+        """which of all environments these are; each has the random numbers that it has where one collector has all"""
         self.num_resets = 0
         self.episodes_cut = 0  # running ones that the last `set_state` could not continue
         self._obs: Any = None
@@ -113,21 +118,19 @@ class Collector:
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
         """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects."""
-        return self.store.buffer if isinstance(self.store, ReplayWriter) else self.store
+        return buffer_of(self.store)
 
     @buffer.setter
     def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
-        self.store: RolloutStore | None
-        if isinstance(buffer, ReplayBuffer):
-            if self.memory is not None:
-                raise ValueError("a recurrent policy cannot collect into a replay buffer; use a RolloutStore")
-            spaces = self.observation_space, self.env.action_space
-            check = self.raise_on_nan_in_buffer
-            self.store = ReplayWriter(buffer, NOISE_CHUNK, self.num_envs, *spaces, raise_on_nan=check)
-        elif buffer is not None and buffer.num_envs != self.num_envs:
-            raise ValueError(f"buffer.num_envs={buffer.num_envs} does not fit the {self.num_envs} environments")
-        else:
-            self.store = buffer
+        self.store: RolloutStore | None = store_for(
+            buffer,
+            self.num_envs,
+            self.observation_space,
+            self.env.action_space,
+            num_steps=NOISE_CHUNK,
+            remembers=self.memory is not None,
+            raise_on_nan=self.raise_on_nan_in_buffer,
+        )
 
     # -- resets ---
 
@@ -142,7 +145,7 @@ class Collector:
     def reset_env(self) -> None:
         """New episodes everywhere. Those under way are left here: nothing is estimated across this boundary."""
         self._obs = None
-        obs = self.env.reset(self.streams.seeds(f"env_reset/{self.num_resets}", self.num_envs))
+        obs = self.env.reset(self.streams.seeds(f"env_reset/{self.num_resets}", self.rows.stop)[self.rows])
         self.num_resets += 1
         self._obs = obs if self.frame_stack is None else self.frame_stack.reset(obs)
         self._returns[:] = 0.0
@@ -297,7 +300,7 @@ class Collector:
         returns, lengths, obs = self._returns, self._lengths, self._obs
         noise = None
         if (self.exploration_noise or policy.is_exploring) and not random:
-            noise = policy.draw_noise(self.streams.numpy("exploration"), (num_vector_steps, num_envs))
+            noise = self._draw_noise(num_vector_steps)
         t = 0
         if store is not None:
             t = store.size
@@ -374,13 +377,18 @@ class Collector:
         if self.store is not None:
             self.store.lose(t, envs)
 
+    def _draw_noise(self, num_vector_steps: int) -> np.ndarray:
+        """`[num_vector_steps, num_envs, ...]`, drawn for all environments and cut to the own ones."""
+        shape = num_vector_steps, self.num_envs_in_all
+        return self.policy.draw_noise(self.streams.numpy("exploration"), shape)[:, self.rows]
+
     def _random_actions(self, obs: Any) -> np.ndarray:
         if self.memory is not None:
             self.memory.act(obs, None)  # it remembers what it sees, whoever acts
         rng = self.streams.numpy("random_actions")
         space = self.env.action_space
         space.seed(int(rng.integers(2**31)))
-        return self.policy.from_env(np.stack([space.sample() for _ in range(self.num_envs)]))
+        return self.policy.from_env(np.stack([space.sample() for _ in range(self.rows.stop)])[self.rows])
 
     # -- state ---
 

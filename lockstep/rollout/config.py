@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.state.sections import Section
@@ -16,25 +16,44 @@ class EnvRunnersSection(Section):
     """How data is collected."""
 
     num_env_runners: int = 0
-    """0: in this process"""
+    """0: in this process; m: m processes (needs the extra `ray`)"""
     num_envs_per_env_runner: int = 8
     vectorize_mode: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"
     """who steps the environments; "auto": our own vectoriser in this process"""
     rollout_fragment_length: int | None = None
-    """vector steps before an update; `None`: the train batch divided by the number of environments"""
+    """vector steps before an update (asynchronous: in a fragment); `None`: the train batch divided by the number of
+    environments of all runners"""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     """"complete_episodes": a collect goes on until it has its steps in whole episodes, which begin with it"""
     explore: bool = True
     """draw actions while collecting; False takes the most likely ones"""
     step_timeout: float | None = None
     """seconds that a step of an environment in its own process may take"""
+    sample_timeout_s: float = 60.0
+    """seconds that a runner in another process may take for a fragment; after that it counts as hanging"""
+    max_requests_in_flight_per_env_runner: int = 1
+    """fragments that one runner is asked for ahead, in asynchronous sampling"""
+    num_cpus_per_env_runner: float = 1.0
+    num_gpus_per_env_runner: float = 0.0
+    custom_resources_per_env_runner: dict[str, float] = field(default_factory=dict)
+    """other resources of a cluster that each runner takes, by name"""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of all runners."""
+        return max(1, self.num_env_runners) * self.num_envs_per_env_runner
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option, its value and what is allowed."""
-        if self.num_env_runners != 0:
+        for name in ("num_env_runners", "num_cpus_per_env_runner", "num_gpus_per_env_runner"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"env_runners.{name}={getattr(self, name)} is not allowed; it must be at least 0")
+        if self.sample_timeout_s <= 0:
+            raise ValueError(f"env_runners.sample_timeout_s={self.sample_timeout_s} must be above 0 seconds")
+        if self.max_requests_in_flight_per_env_runner < 1:
             raise ValueError(
-                f"env_runners.num_env_runners={self.num_env_runners} is not allowed; it must be 0 "
-                "(remote runners need `lockstep.cluster`)"
+                f"env_runners.max_requests_in_flight_per_env_runner={self.max_requests_in_flight_per_env_runner} must "
+                "be at least 1"
             )
         if self.num_envs_per_env_runner < 1:
             raise ValueError(f"env_runners.num_envs_per_env_runner={self.num_envs_per_env_runner} must be at least 1")

@@ -90,10 +90,10 @@ class ReplayWriter(RolloutStore):
         super()._empty()
         self.lost = {}
 
-    def restart(self) -> None:
-        """The environments begin new episodes: nothing in the buffer reaches across."""
-        super().restart()
-        self.buffer.cut()
+    def renew_episodes(self, envs: np.ndarray) -> None:
+        """These environments begin new episodes: nothing in the buffer reaches across."""
+        super().renew_episodes(envs)
+        self.buffer.cut(envs)
 
     def get_state(self) -> dict[str, Any]:
         """Nothing: the buffer is saved beside the collector."""
@@ -102,3 +102,31 @@ class ReplayWriter(RolloutStore):
     def set_state(self, state: Any) -> None:
         """Empty, as it always is between two collects."""
         self._empty()
+
+
+def store_for(
+    buffer: RolloutStore | ReplayBuffer | None,
+    num_envs: int,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    num_steps: int,
+    remembers: bool,
+    raise_on_nan: bool,
+) -> RolloutStore | None:
+    """What a collector of `num_envs` environments writes into, for the `buffer` it was given.
+
+    Raises `ValueError` where the buffer is for another number of environments, or the policy has memory and it none.
+    """
+    if isinstance(buffer, ReplayBuffer):
+        if remembers:
+            raise ValueError("a recurrent policy cannot collect into a replay buffer; use a RolloutStore")
+        return ReplayWriter(buffer, num_steps, num_envs, observation_space, action_space, raise_on_nan=raise_on_nan)
+    if buffer is not None and buffer.num_envs != num_envs:
+        raise ValueError(f"buffer.num_envs={buffer.num_envs} does not fit the {num_envs} environments")
+    return buffer
+
+
+def buffer_of(store: RolloutStore | None) -> RolloutStore | ReplayBuffer | None:
+    """The inverse of `store_for`."""
+    return store.buffer if isinstance(store, ReplayWriter) else store

@@ -12,7 +12,7 @@ from typing import Any, Self
 from lockstep.algorithms.policy import Policy
 from lockstep.data.rollout import RolloutStore
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.rollout.collector import Collector
+from lockstep.rollout import CollectorLike
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -79,8 +79,8 @@ class BaseTrainer:
         policy: Policy,
         max_epoch: int,
         batch_size: int | None,
-        train_collector: Collector | None,
-        test_collector: Collector | None,
+        train_collector: CollectorLike | None,
+        test_collector: CollectorLike | None,
         step_per_epoch: int,
         *,
         episode_per_test: int | None = None,

@@ -92,7 +92,7 @@ def steps_per_update(config: AlgorithmConfig) -> int:
     """Environment steps in one collect: as configured, else a train batch (off-policy: one vector step; offline: 1)."""
     if config.is_offline:
         return 1
-    num_envs = config.num_envs_per_env_runner
+    num_envs = config.sections["env_runners"].num_envs
     default = 1 if config.is_off_policy else -(-config.train_batch_size // num_envs)
     return int((config.rollout_fragment_length or default) * num_envs)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.algorithms.policy import Policy
-from lockstep.rollout import AsyncCollector, Collector
+from lockstep.rollout import AsyncCollector, CollectorLike
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
 
@@ -82,7 +82,7 @@ def check_parts(policy: Any, train_collector: Any, test_collector: Any) -> None:
     for name, collector in (("train_collector", train_collector), ("test_collector", test_collector)):
         if collector is None:
             continue
-        if not isinstance(collector, Collector):
+        if not isinstance(collector, CollectorLike):
             raise ValueError(f"{name}={collector!r} is not allowed; it must be a lockstep.Collector, or None")
         if isinstance(collector.policy, Policy) and collector.policy is not policy:
             raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")

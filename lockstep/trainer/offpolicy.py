@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
-from lockstep.rollout.collector import Collector
+from lockstep.rollout import CollectorLike
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_amount, check_foreign, check_whole
@@ -39,8 +39,8 @@ class OffpolicyTrainer(BaseTrainer):
         *,
         max_epoch: int,
         batch_size: int | None,
-        train_collector: Collector,
-        test_collector: Collector | None = None,
+        train_collector: CollectorLike,
+        test_collector: CollectorLike | None = None,
         step_per_epoch: int,
         update_per_step: float = 1.0,
         step_per_collect: int | None = None,

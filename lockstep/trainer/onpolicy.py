@@ -10,7 +10,7 @@ from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
-from lockstep.rollout.collector import Collector
+from lockstep.rollout import CollectorLike
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_amount, check_foreign, check_whole
 
@@ -36,8 +36,8 @@ class OnpolicyTrainer(BaseTrainer):
         *,
         max_epoch: int,
         batch_size: int | None,
-        train_collector: Collector,
-        test_collector: Collector | None = None,
+        train_collector: CollectorLike,
+        test_collector: CollectorLike | None = None,
         step_per_epoch: int,
         repeat_per_collect: int,
         step_per_collect: int | None = None,

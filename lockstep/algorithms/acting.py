@@ -1,0 +1,191 @@
+"""`ActingPolicy`: a network with the transforms around it, which acts; a `Policy` learns, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lockstep.connectors import FrameStack, ModuleConnectors
+from lockstep.data.columns import Columns
+from lockstep.data.trees import map_tree
+from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.modules import ActingWeights, RecurrentActor, RLModule, load_flat, make_actor
+from lockstep.state.streams import RandomStreams
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.config import AlgorithmConfig
+
+
+class ActingPolicy:
+    """Acts with `module` as `config` says; what an env runner has of a policy.
+
+    Acting reads the parameters' own memory, so new values are acted on at once.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        module: RLModule,
+        connectors: ModuleConnectors,
+        *,
+        observation_space: Any,
+        action_space: Any,
+    ) -> None:
+        self.config = config
+        self.module, self.connectors = module, connectors
+        self.observation_space, self.action_space = observation_space, action_space
+        self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
+        self._actor = make_actor(module, connectors.obs)
+        self.is_stateful = module.is_stateful()
+        self._dist = module.action_dist_cls
+        self._exploration = config.exploration(action_space)
+        self._version = 0
+        self._training = False
+        self.seed(config.seed)
+        self.act = self._actor.act
+
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers of `compute_actions` again."""
+        self._rng = RandomStreams(seed).child("policy").numpy("compute_actions")
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Version of the weights that act."""
+        return self._version
+
+    def set_weights(self, weights: ActingWeights) -> None:
+        """Acts with these from now on. `ValueError` where they are of another network; nothing is changed then."""
+        load_flat(self.module, weights.flat)
+        if weights.obs_state:
+            self.connectors.obs.set_state(weights.obs_state)
+        if weights.timesteps:
+            self.timesteps = dict(weights.timesteps)
+        self._version = weights.version
+
+    @torch.no_grad()
+    def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
+        """[N] log-probability of `actions` [N, ...] as learned from, for raw observations [N, ...].
+
+        Not for a policy with memory.
+        """
+        batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
+        dist = self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
+        logp: np.ndarray = dist.log_prob(self._tensor(actions)).cpu().numpy()
+        return logp
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.as_tensor(array)
+        like = next(self.module.parameters())
+        return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
+
+    @property
+    def is_exploring(self) -> bool:
+        """Is this a training step (see `within_training_step`), and exploration not switched off?"""
+        return self._training and bool(self.config.explore)
+
+    def compute_actions(self, obs: Any, state: Any = None, explore: bool = True) -> Any:
+        """Environment actions `[B, ...]` for raw observations `[B, ...]`.
+
+        They are drawn within a training step (`policy_within_training_step`) unless `explore=False`; outside of it
+        they are the most likely ones. A recurrent policy returns `(actions, state)`; hand the state `{name: [B, ...]}`
+        back with the next observations, None (or `get_initial_state(B)`) where episodes begin. Raises `ValueError` for
+        observations or a state that do not fit.
+        """
+        if self.observation_space.shape is not None:
+            obs = np.asarray(obs)  # lists and tensors too
+        rows = self._check_obs(obs)
+        noise = self.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
+        if not self.is_stateful:
+            return self.to_env(self.act(obs, noise)).copy()
+        actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
+        return self.to_env(actions).copy(), after
+
+    def compute_single_action(self, obs: Any, state: Any = None, explore: bool = False) -> Any:
+        """The environment's action for one observation (a plain int for a Discrete space).
+
+        A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
+        """
+        one = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
+        if state is not None:
+            state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
+        result = self.compute_actions(one, state, explore=explore)
+        action = result[0][0] if self.is_stateful else result[0]
+        action = int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
+        return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
+
+    def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
+        """A recurrent policy's state where episodes begin, `{name: [num_rows, ...]}`; empty for one without memory."""
+        return self._actor.get_initial_state(num_rows) if isinstance(self._actor, RecurrentActor) else {}
+
+    def act_with_state(
+        self, obs: Any, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """As `act`, of a recurrent policy: actions as learned from, and the state after them."""
+        if not isinstance(self._actor, RecurrentActor):
+            raise TypeError(f"{type(self.module).__name__} has no memory; use act")
+        return self._actor.act_with_state(obs, noise, state)
+
+    def _checked_state(self, state: Any, rows: int) -> Mapping[str, np.ndarray]:
+        expected = self.get_initial_state(rows)
+        if state is None:
+            return expected
+        shapes = {name: np.shape(leaf) for name, leaf in state.items()} if isinstance(state, Mapping) else repr(state)
+        wanted = {name: leaf.shape for name, leaf in expected.items()}
+        if shapes != wanted:
+            raise ValueError(f"the recurrent state has the shapes {shapes}, expected {wanted}; None begins episodes")
+        return {name: np.asarray(state[name], leaf.dtype) for name, leaf in expected.items()}
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
+        """Random numbers for `act`, for many steps at once."""
+        if self._exploration is not None:
+            return self._exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])
+        return self._dist.draw_noise(rng, leading_shape)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Actions as learned from -> actions as the environment takes them."""
+        actions = self._dist.to_env(actions)
+        return actions if self.connectors.actions is None else self.connectors.actions(actions)
+
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse (for actions drawn from the action space)."""
+        inverse = getattr(self.connectors.actions, "inverse", None)
+        return self._dist.from_env(actions if inverse is None else inverse(actions))
+
+    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Raises `ValueError` with both where the environment's spaces are not the policy's."""
+        for name, own, given in (
+            ("observation", self.observation_space, observation_space),
+            ("action", self.action_space, action_space),
+        ):
+            if own != given:
+                raise ValueError(
+                    f"the policy's {name} space is {own}, the environment's is {given}; use the environment that the "
+                    "policy was made for"
+                )
+
+    def _check_obs(self, obs: Any) -> int:
+        space = self.observation_space
+        if isinstance(obs, np.ndarray) and space.shape is not None:
+            expected = space.shape
+            if self.config.frame_stack > 1:
+                expected = FrameStack(self.config.frame_stack, space).observation_space.shape
+            if obs.shape[1:] != expected:
+                raise ValueError(f"observations have shape {obs.shape}, expected [B, {', '.join(map(str, expected))}]")
+            return int(obs.shape[0])
+        leaf = obs
+        while isinstance(leaf, dict | tuple):
+            leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
+        return len(leaf)
+
+    @contextmanager
+    def within_training_step(self, enabled: bool = True) -> Any:
+        """The context in which `update` is allowed."""
+        before, self._training = self._training, enabled
+        try:
+            yield
+        finally:
+            self._training = before

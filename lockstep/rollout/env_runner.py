@@ -1,0 +1,173 @@
+"""`EnvRunner`: environments, a collector and a network that only acts, as one unit that can live in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from lockstep.data.rollout import RolloutStore
+from lockstep.data.trees import map_tree
+from lockstep.envs import VectorBoundary
+from lockstep.modules import ActingWeights
+from lockstep.rollout.collector import ActingPolicy, Collector
+from lockstep.rollout.fragments import Fragment
+from lockstep.rollout.whole_episodes import WholeEpisodeCollector
+from lockstep.state.streams import RandomStreams
+from lockstep.tracking.statistics import CollectStats
+
+
+class RunnerPolicy(ActingPolicy, Protocol):
+    """What a runner needs of a policy."""
+
+    def set_weights(self, weights: ActingWeights) -> None:
+        """Acts with these from now on."""
+        ...
+
+    def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
+        """[N] log-probability of `actions` [N, ...] as learned from, for raw observations [N, ...]."""
+        ...
+
+
+class EnvRunner:
+    """Samples fragments of experience; RLlib's old name for it is `RolloutWorker`.
+
+    `env`: the runner's own environments. `policy` acts with weights that come by `set_weights`; nothing is learned
+    here. `index` and `num_runners`: its place among runners of equally many environments each; environment `b` of
+    runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
+    of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
+    with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
+    say how likely each action was when it was taken.
+    """
+
+    def __init__(
+        self,
+        policy: RunnerPolicy,
+        env: VectorBoundary,
+        *,
+        index: int = 0,
+        num_runners: int = 1,
+        generation: int = 0,
+        streams: RandomStreams | None = None,
+        explore: bool = True,
+        frame_stack: int = 1,
+        with_logp: bool = False,
+        whole_episodes: bool = False,
+        raise_on_nan: bool = True,
+    ) -> None:
+        if not 0 <= index < num_runners:
+            raise ValueError(f"index={index} is not allowed; with num_runners={num_runners} it is below that")
+        streams = streams or RandomStreams(0)
+        self.policy, self.index, self.with_logp = policy, index, with_logp
+        self.collector = (WholeEpisodeCollector if whole_episodes else Collector)(
+            policy,
+            env,
+            exploration_noise=explore,
+            raise_on_nan_in_buffer=raise_on_nan,
+            frame_stack=frame_stack,
+            streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
+            place=(index * env.num_envs, num_runners * env.num_envs),
+        )
+        if with_logp and getattr(policy, "is_stateful", False):
+            raise ValueError("with_logp=True does not work for a policy with memory; leave it out")
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of this runner."""
+        return self.collector.num_envs
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Version of the weights that act."""
+        return self.policy.weights_seq_no
+
+    def set_weights(self, weights: ActingWeights) -> None:
+        """Acts with these from the next sample on. `ValueError` where they are of another network."""
+        self.policy.set_weights(weights)
+
+    def sample(
+        self,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        *,
+        random: bool = False,
+        weights: ActingWeights | None = None,
+        renew: bool = False,
+    ) -> Fragment:
+        """The next fragment: `num_timesteps` steps over all environments (rounded up to whole vector steps), or
+        `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
+        sample; `fragment.episodes(...)` gives episodes.
+
+        `random`: actions from the action space. `weights`: `set_weights` first. `renew`: new episodes everywhere first.
+        Raises as `Collector.collect`; the next sample begins new episodes then.
+        """
+        if weights is not None:
+            self.set_weights(weights)
+        collector = self.collector
+        store = self._empty_store(num_timesteps)
+        whole = num_episodes is not None or isinstance(collector, WholeEpisodeCollector)
+        before = store.episode_ids.copy()
+        reset = True if renew and not whole else None
+        stats = collector.collect(num_timesteps, num_episodes, random=random, reset_before_collect=reset)
+        if self.with_logp:
+            store.action_logp = self._logp(store)
+        return Fragment.of(store, self.index, store.episode_ids != before, stats)
+
+    def _empty_store(self, num_timesteps: int | None) -> RolloutStore:
+        collector = self.collector
+        if collector.buffer is None:
+            steps = 128 if num_timesteps is None else max(1, -(-num_timesteps // self.num_envs))
+            spaces = collector.observation_space, collector.env.action_space
+            collector.buffer = RolloutStore(steps, self.num_envs, *spaces)
+        store = collector.buffer
+        assert isinstance(store, RolloutStore)
+        store.clear()
+        return store
+
+    def _logp(self, store: RolloutStore) -> np.ndarray:
+        """[T, k], all rows in one batch, under the weights that have acted."""
+        rows = store.size * store.num_envs
+        obs = map_tree(lambda leaf: leaf[: store.size].reshape(rows, *leaf.shape[2:]), store.obs)
+        actions = store.actions[: store.size]
+        logp = self.policy.action_logp(obs, actions.reshape(rows, *actions.shape[2:]))
+        return logp.reshape(store.size, store.num_envs)
+
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation (as the network sees it before its pipeline) and action space of one environment."""
+        return self.collector.observation_space, self.collector.env.action_space
+
+    def describe(self) -> dict[str, Any]:
+        """What steps the environments: `num_envs`, `backend`, `autoreset_mode`, both spaces."""
+        env = self.collector.env
+        return {
+            "num_envs": env.num_envs,
+            "backend": env.backend,
+            "autoreset_mode": env.autoreset_mode,
+            "observation_space": env.observation_space,
+            "stacked_observation_space": self.collector.observation_space,
+            "action_space": env.action_space,
+        }
+
+    def get_metrics(self) -> CollectStats:
+        """Steps, episodes and seconds of all samples; single returns are in each fragment's `stats`."""
+        collector = self.collector
+        return CollectStats(collector.collect_episode, collector.collect_step, collector.collect_time)
+
+    def get_state(self) -> dict[str, Any]:
+        """Environments (as far as they can tell their state), running episodes, random streams, counters."""
+        if self.collector.store is not None:
+            self.collector.store.clear()  # what was sampled belongs to who sampled it
+        return {"collector": self.collector.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from `get_state`; environments without a state begin new episodes."""
+        self._empty_store(None)
+        self.collector.set_state(state["collector"])
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self.collector.close()
+
+
+RolloutWorker = EnvRunner

@@ -1,0 +1,148 @@
+"""Env runners in real Ray actors sample what one collector in this process samples."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lockstep import PPOConfig, RolloutStore
+from lockstep.envs.counting import CountingEnv
+from lockstep.rollout import EnvRunnerError, rollout_of
+
+ray = pytest.importorskip("ray")
+
+
+def config_of(num_env_runners, num_envs, env="CartPole-v1", **runners):
+    return (
+        PPOConfig()
+        .environment(env)
+        .training(train_batch_size=64, minibatch_size=32)
+        .rl_module(model_config={"hiddens": (8,)})
+        .env_runners(
+            num_env_runners=num_env_runners, num_envs_per_env_runner=num_envs, num_cpus_per_env_runner=0.5, **runners
+        )
+        .debugging(seed=3)
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    path = os.pathsep.join(filter(None, [os.path.dirname(__file__), *sys.path]))
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two(cluster):
+    with config_of(2, 2, max_requests_in_flight_per_env_runner=2).build_env_runner_group() as group:
+        yield group
+
+
+def test_two_remote_runners_give_the_rows_of_one_collector(two):
+    config = config_of(0, 4)
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    collector.buffer = RolloutStore(20, 4, policy.observation_space, policy.action_space)
+    two.set_weights(policy.acting_weights())
+    for _ in range(3):
+        collector.buffer.clear()
+        collector.collect(80)
+        fragments = two.sample(80)
+    store = rollout_of(fragments, policy.observation_space, policy.action_space)
+    for name in ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs"):
+        mine, theirs = getattr(store.trajectories(), name), getattr(collector.buffer.trajectories(), name)
+        np.testing.assert_array_equal(mine, theirs, err_msg=name)
+    collector.close()
+
+
+def test_requests_stay_under_way_on_each_runner_and_large_weights_go_through_the_object_store(two):
+    config = config_of(0, 4)
+    policy = config.build_policy()
+    found = two.sample_async(8, timeout_s=20.0)
+    while len(found) < 6:
+        found += two.sample_async(8, timeout_s=20.0)
+        assert two.num_in_flight <= 4
+    found += two.drain()
+    assert two.num_in_flight == 0
+    assert {(fragment.runner, len(fragment)) for fragment in found} == {(0, 8), (1, 8)}
+    weights = policy.acting_weights()
+    two.set_weights(weights, wait=True)
+    assert two.foreach_env_runner(lambda runner: runner.weights_seq_no) == [weights.version] * 2
+    with pytest.raises(ValueError, match="of another network"):
+        two.set_weights(type(weights)(9, np.zeros(100_000, np.uint8)), wait=True)
+    two.set_weights(weights)
+    state = two.get_state()
+    first = two.sample(8)
+    two.set_state(state)
+    np.testing.assert_array_equal(two.sample(8)[1].obs, first[1].obs)
+
+
+class Slow(CountingEnv):
+    """Takes its time, so that a kill comes in the middle of a sample; hangs where a file says so."""
+
+    hang_file = ""
+
+    def step(self, action):
+        time.sleep(0.01)
+        while self.hang_file and os.path.exists(self.hang_file):
+            time.sleep(0.05)
+        return super().step(action)
+
+
+def make_hanging(path):
+    env = Slow(((1000, "terminate"),))
+    env.hang_file = path
+    return env
+
+
+def gone(process_ids, seconds=10.0):
+    until = time.monotonic() + seconds
+    while any(os.path.exists(f"/proc/{pid}") for pid in process_ids) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not [pid for pid in process_ids if os.path.exists(f"/proc/{pid}")]
+
+
+@pytest.mark.faults
+def test_a_killed_runner_is_replaced_in_the_same_sample_and_the_others_lose_nothing(cluster):
+    config = config_of(2, 1, partial(Slow, ((1000, "terminate"),))).fault_tolerance(max_restarts_in_window=5)
+    with config.build_env_runner_group() as group:
+        group.sample(20)
+        for kill in range(2):
+            killer = threading.Timer(0.3, os.kill, (group.process_ids()[1], signal.SIGKILL))
+            killer.start()
+            fragments = group.sample(160)
+            killer.join()
+            assert [f.begins.all() for f in fragments] == [False, True]
+            assert [f.t_started.tolist() for f in fragments] == [[10 + 80 * kill], [0]]
+            assert [len(f) for f in fragments] == [80, 80]
+        assert group.num_restarts == 2
+        left = group.process_ids()
+    assert gone(left)
+
+
+@pytest.mark.faults
+def test_a_hanging_runner_is_replaced_and_without_restarts_the_error_says_so(cluster, tmp_path):
+    hang = tmp_path / "hang"
+    config = config_of(1, 1, partial(make_hanging, str(hang)), sample_timeout_s=1.0)
+    with config.fault_tolerance(max_env_runner_restarts=1).build_env_runner_group() as group:
+        group.sample(4)
+        hang.touch()
+        threading.Timer(0.8, hang.unlink).start()
+        os.kill(group.process_ids()[0], signal.SIGSTOP)
+        assert group.sample(4)[0].begins.all()
+        os.kill(group.process_ids()[0], signal.SIGKILL)
+        words = r"env runner 0 of 1 was lost .* is not replaced: 1 restarts in this run, at most 1"
+        with pytest.raises(EnvRunnerError, match=words):
+            group.sample(4)
+
+
+def test_more_runners_than_the_cluster_has_room_for_are_refused(cluster, monkeypatch):
+    monkeypatch.setattr("lockstep.cluster.ray_runners.ROOM_S", 0.5)
+    with pytest.raises(EnvRunnerError, match=r"no room for .* of 2 env runners with {'CPU': 2.0} each"):
+        config_of(2, 1).env_runners(num_cpus_per_env_runner=2.0).build_env_runner_group()

@@ -1,0 +1,270 @@
+"""Env runners and groups of them: fragments, their order, weights, asynchronous samples, runners that are lost."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from runner_tools import ManyRunners, config_of, runner_count
+
+from lockstep import DQNConfig, RolloutStore
+from lockstep.algorithms.build import build_env_runner, find_spaces
+from lockstep.data.trees import leaves
+from lockstep.envs.counting import CountingEnv
+from lockstep.envs.errors import EnvironmentStepError
+from lockstep.modules import flatten_module, load_flat
+from lockstep.replay import VectorReplayBuffer
+from lockstep.rollout import EnvRunner, EnvRunnerError, EnvRunnerGroup, GroupCollector, RolloutWorker, rollout_of
+from lockstep.rollout.fragments import append_fragments
+from lockstep.state.restarts import RestartLimits
+
+COLUMNS = ("obs", "actions", "rewards", "terminateds", "cuts", "dones", "bootstrap_index", "bootstrap_obs", "valid")
+MANY = RestartLimits(10, 10, 60.0)
+
+
+def group_of(config, num_runners=2, limits=MANY, with_logp=False):
+    build = partial(build_env_runner, config, find_spaces(config, None, None), with_logp)
+    return EnvRunnerGroup(ManyRunners(build, num_runners), config.sections["env_runners"], limits)
+
+
+def store_of(group, fragments):
+    return rollout_of(fragments, group.envs["stacked_observation_space"], group.envs["action_space"])
+
+
+def assert_same(one, other):
+    for name in (*COLUMNS, "starts", "states"):
+        for mine, theirs in zip(leaves(getattr(one, name)), leaves(getattr(other, name)), strict=True):
+            np.testing.assert_array_equal(mine, theirs, err_msg=name)
+
+
+def collected(config, collects, **how):
+    """The rollout after several collects of one collector in this process, which keeps only the last."""
+    collector = config.build_collector(config.build_policy())
+    spaces_ = collector.observation_space, collector.env.action_space
+    collector.buffer = RolloutStore(8, collector.num_envs, *spaces_)
+    for _ in range(collects):
+        collector.buffer.clear()
+        stats = collector.collect(**how)
+    return collector.buffer, stats
+
+
+@pytest.mark.parametrize(("env", "num_runners"), [("CartPole-v1", 1), ("CartPole-v1", 4), ("Pendulum-v1", 2)])
+def test_m_runners_of_k_environments_give_the_rows_of_one_collector_of_all(env, num_runners):
+    expected, stats = collected(config_of(env, 4), 3, n_step=120)
+    config = config_of(env, 4 // num_runners)
+    with group_of(config, num_runners) as group:
+        policy = config.build_policy()
+        collector = GroupCollector(policy, group, RolloutStore(30, 4, policy.observation_space, policy.action_space))
+        for _ in range(3):
+            collector.buffer.clear()
+            own = collector.collect(n_step=120)
+        assert (own.returns, own.lens, own.n_collected_steps) == (stats.returns, stats.lens, 120)
+        assert_same(collector.buffer.trajectories(), expected.trajectories())
+        ids = [(e.id_, e.t_started, len(e)) for e in collector.buffer.episodes()]
+        assert ids == [(e.id_, e.t_started, len(e)) for e in expected.episodes()]
+
+
+def test_random_actions_and_memory_are_the_same_whatever_the_number_of_runners_is():
+    recurrent = {"rl_module": {"model_config": {"hiddens": (4,), "recurrent": "lstm", "recurrent_size": 4}}}
+    for how, sections in (({"random": True}, {}), ({}, recurrent)):
+        expected, _ = collected(config_of(num_envs=4, **sections), 2, n_step=80, **how)
+        config = config_of(num_envs=2, **sections)
+        with group_of(config) as group:
+            group.set_weights(config.build_policy().acting_weights())
+            group.sample(80, **how)
+            assert_same(store_of(group, group.sample(80, **how)).trajectories(), expected.trajectories())
+
+
+def test_a_fragment_gives_its_columns_and_its_episodes():
+    config = config_of(num_envs=2)
+    runner = config.build_env_runner_group()._backend.runner
+    assert type(runner) is EnvRunner is RolloutWorker
+    fragment = runner.sample(num_timesteps=60)
+    assert (fragment.num_steps, fragment.num_envs, len(fragment)) == (30, 2, 60)
+    episodes = fragment.episodes(*runner.spaces())
+    assert sum(len(episode) for episode in episodes) == 60
+    assert fragment.begins.all()
+    assert not runner.sample(num_timesteps=60).begins.any()
+    assert runner.get_metrics().n_collected_steps == 120
+    runner.close()
+
+
+def test_episodes_are_shared_out_and_runners_without_a_share_are_left_out():
+    config = config_of(num_envs=2)
+    with group_of(config, 3) as group:
+        policy = config.build_policy()
+        assert [f.stats.n_collected_episodes for f in group.sample(num_episodes=5)] == [2, 2, 1]
+        store = RolloutStore(4, 6, policy.observation_space, policy.action_space)
+        stats = GroupCollector(policy, group, store).collect(n_episode=2)
+        assert (stats.n_collected_episodes, len(store)) == (2, sum(stats.lens))
+        assert sorted(len(e) for e in store.episodes() if len(e)) == sorted(stats.lens)
+        np.testing.assert_array_equal(store.valid[:, 4:][: store.size], False)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"num_timesteps": 0}, {"num_episodes": True}, {"num_timesteps": 4, "num_episodes": 1}]
+)
+def test_a_sample_takes_exactly_one_amount(given):
+    with group_of(config_of()) as group, pytest.raises(ValueError, match="give exactly one of them, a whole number"):
+        group.sample(**given)
+
+
+def test_weights_are_one_flat_buffer_put_once_and_taken_with_the_next_request():
+    config = config_of(rl_module={"model_config": {"hiddens": (128, 128)}})
+    with group_of(config) as group:
+        policy = config.build_policy()
+        weights = policy.acting_weights()
+        needed = policy.module.get_state(inference_only=True)
+        assert weights.num_bytes == sum(array.nbytes for array in needed.values()) > 65536
+        group.set_weights(weights)
+        assert (group._backend.puts, group.get_stats()["weights_seq_no"]) == (1, weights.version)
+        group.sample(4)
+        for runner in group._backend.runners:
+            np.testing.assert_array_equal(flatten_module(runner.policy.module), weights.flat)
+        assert group._backend.puts == 1
+        with pytest.raises(ValueError, match="they are of another network"):
+            load_flat(policy.module, weights.flat[4:])
+
+
+def test_statistics_of_observations_come_with_the_weights():
+    config = config_of("Pendulum-v1", environment={"normalize_observations": True})
+    with group_of(config) as group:
+        policy = config.build_policy()
+        policy.connectors.obs.update(np.full((3, 3), 7.0, np.float32))
+        group.set_weights(policy.acting_weights(), wait=True)
+        for runner in group._backend.runners:
+            assert runner.policy.connectors.obs.connectors[0].moments[0].mean[0] == 7.0
+
+
+def test_asynchronous_samples_tell_the_version_they_were_sampled_with_and_how_likely_each_action_was():
+    config = config_of(env_runners={"max_requests_in_flight_per_env_runner": 2})
+    with group_of(config, with_logp=True) as group:
+        policy = config.build_policy()
+        group.set_weights(policy.acting_weights())
+        first = group.sample_async(num_timesteps=8)
+        assert [(f.runner, f.weights_seq_no, len(f)) for f in first] == [(0, 0, 8), (0, 0, 8), (1, 0, 8), (1, 0, 8)]
+        with policy.within_training_step():
+            policy.update(0, store_of(group, first))
+        assert group.num_in_flight == 0
+        group.set_weights(policy.acting_weights())
+        second = group.sample_async(8, timeout_s=5.0)
+        assert {f.weights_seq_no for f in second} == {policy.weights_seq_no}
+        store = store_of(group, [first[0], second[0]])
+        versions = [0, 0, policy.weights_seq_no, policy.weights_seq_no]
+        np.testing.assert_array_equal(store.sampler_versions().reshape(4, 4)[0], versions)
+        rows = store.size * store.num_envs
+        now = policy.action_logp(store.obs[:4].reshape(rows, -1), store.actions[:4].reshape(rows)).reshape(4, 4)
+        np.testing.assert_allclose(store.action_logp[:, 2:], now[:, 2:], atol=1e-6)
+        assert np.abs(store.action_logp[:, :2] - now[:, :2]).max() > 1e-6
+        with pytest.raises(KeyError, match="boom"):
+            group.foreach_env_runner(boom)
+        assert group.drain() == []
+
+
+def boom(runner):
+    raise KeyError("boom")
+
+
+def test_a_lost_runner_is_replaced_and_the_others_lose_nothing():
+    config = config_of(partial(CountingEnv, ((50, "terminate"),)), 2)
+    with group_of(config) as group:
+        group.set_weights(config.build_policy().acting_weights())
+        store = store_of(group, group.sample(40))
+        group._backend.lost.add(1)
+        fragments = group.sample(40)
+        assert [f.begins.all() for f in fragments] == [False, True]
+        assert [f.t_started.tolist() for f in fragments] == [[10, 10], [0, 0]]
+        store.clear()
+        append_fragments(store, fragments, by_runner=True)
+        assert [(e.id_, e.t_started) for e in store.episodes()] == [("4", 10), ("5", 10), ("8", 0), ("9", 0)]
+        assert group.get_stats() | {"weights_seq_no": 0} == {
+            "num_env_runners": 2,
+            "num_restarts": 1,
+            "num_in_flight": 0,
+            "num_lost_requests": 1,
+            "weights_seq_no": 0,
+        }
+        assert group.foreach_env_runner(runner_count) == [40, 20]
+
+
+def test_rows_before_a_lost_runner_are_cut_off_from_those_after_it():
+    config = config_of(partial(CountingEnv, ((50, "terminate"),)), 2)
+    with group_of(config) as group:
+        store = store_of(group, group.sample(40))
+        group._backend.lost.add(0)
+        append_fragments(store, group.sample(40), by_runner=True)
+        lengths = [(len(e), e.is_terminated, e.is_truncated) for e in store.episodes()]
+        assert lengths == [(10, False, False)] * 4 + [(20, False, False)] * 2
+        assert store.trajectories().cuts[9].tolist() == [True, True, False, False]
+
+
+def test_a_hanging_runner_is_replaced_after_sample_timeout_s():
+    config = config_of(num_envs=1, env_runners={"sample_timeout_s": 0.05})
+    with group_of(config) as group:
+        group._backend.hanging.add(1)
+        assert [len(f) for f in group.sample(8)] == [4, 4]
+        group._backend.hanging.add(0)
+        found = []
+        while {fragment.runner for fragment in found} != {0, 1}:
+            found += group.sample_async(4)
+        assert group.num_restarts == 2
+
+
+def test_without_restarts_left_the_error_says_so():
+    for limits, words in ((RestartLimits(0), "0 restarts in this run, at most 0"), (RestartLimits(9, 1), "last 60 s")):
+        words = rf"env runner 1 of 2 was lost \(lost on purpose\).*{words}"
+        with group_of(config_of(), limits=limits) as group, pytest.raises(EnvRunnerError, match=words):
+            for _ in range(2):
+                group._backend.lost.add(1)
+                group.sample(8)
+
+
+class Raising(CountingEnv):
+    """Raises in its tenth step."""
+
+    count = 0
+
+    def step(self, action):
+        type(self).count += 1
+        if type(self).count == 10:
+            raise ArithmeticError("a broken environment")
+        return super().step(action)
+
+
+def test_what_an_environment_raises_arrives_and_the_next_sample_begins_new_episodes():
+    Raising.count = 0
+    with group_of(config_of(partial(Raising, ((50, "terminate"),)), 1)) as group:
+        with pytest.raises(EnvironmentStepError, match="ArithmeticError: a broken environment") as caught:
+            group.sample(40)
+        assert "in env runner 0 of 2, whose environment 0 is number 0 of all" in caught.value.__notes__[0]
+        fragments = group.sample(8)
+        assert [f.begins.all() for f in fragments] == [True, True]
+
+
+def test_the_state_of_a_group_goes_on_exactly():
+    config = config_of(num_envs=2)
+    with group_of(config) as group, group_of(config) as other:
+        group.sample(40)
+        other.set_state(group.get_state())
+        assert_same(store_of(group, group.sample(40)).trajectories(), store_of(other, other.sample(40)).trajectories())
+    with group_of(config_of(num_envs=1), 4) as bigger:
+        bigger.set_state(group_state(config))
+        assert [f.begins.all() for f in bigger.sample(8)] == [True] * 4
+
+
+def group_state(config):
+    with group_of(config) as group:
+        group.sample(40)
+        return group.get_state()
+
+
+def test_a_group_collector_fills_a_replay_buffer_as_a_collector_does():
+    config = DQNConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2).debugging(seed=5)
+    policy = config.build_policy()
+    with group_of(config) as group:
+        collector = GroupCollector(policy, group, VectorReplayBuffer(400, 4))
+        other = config.copy().env_runners(num_envs_per_env_runner=4).build_collector(policy)
+        for one in (collector, other):
+            one.collect(n_step=100, random=True)
+            one.collect(n_step=60)
+        for name, column in other.buffer.all().items():
+            np.testing.assert_array_equal(collector.buffer.all()[name], column, err_msg=name)
