@@ -35,7 +35,17 @@ FLOORS = {
     "recipes": 8,
     "cli": 9,
 }
-NOT_AN_ALGORITHM = ("__init__", "build", "config", "module_specs", "offline", "plain_values", "policy", "replaying")
+NOT_AN_ALGORITHM = (
+    "__init__",
+    "acting",
+    "build",
+    "config",
+    "module_specs",
+    "offline",
+    "plain_values",
+    "policy",
+    "replaying",
+)
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM
 )
