@@ -61,6 +61,12 @@ WORKS = {
     "image": Work(kind="image", hiddens=(), num_envs=4, num_steps=64, minibatch=64, num_epochs=1, updates=1),
     "lstm": Work(kind="lstm", hiddens=(64,), minibatch=13, updates=1),
 }
+REMOTE_WORKS = {
+    "64x64": WORKS["64x64"],
+    "256x256": WORKS["256x256"],
+    "1024x1024": Work(hiddens=(1024, 1024), minibatch=2000, num_epochs=2, updates=1),
+}
+"""what ``remote_learners.py`` measures; the last is large enough for two learners to pay"""
 FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 IMAGE = (84, 84, 4)
 
@@ -224,7 +230,7 @@ def median_stages(entry: Entry, repeats: int) -> dict[str, float]:
 def worker_options(description: str) -> argparse.Namespace:
     """``--work --rollout --device``; call it before torch is imported."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--work", choices=list(WORKS), required=True)
+    parser.add_argument("--work", choices=[*WORKS, *REMOTE_WORKS], required=True)
     parser.add_argument("--rollout", type=Path, required=True, help="npz file of make_rollout")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--compile", action="store_true", help="with the compiled entries")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster_parts import (
+    ACTIONS,
     ALL,
     BOX,
     MODULE,
@@ -32,7 +33,26 @@ from cluster_parts import (
     without_seconds,
 )
 
-from lockstep import A2CConfig, C51Config, DQNConfig, LearnerGroup, PPOConfig, QRDQNConfig, RolloutStore, SampleBatch
+from lockstep import (
+    A2CConfig,
+    APPOConfig,
+    BCConfig,
+    C51Config,
+    CQLConfig,
+    DQNConfig,
+    IMPALAConfig,
+    IQLConfig,
+    LearnerGroup,
+    MARWILConfig,
+    PPOConfig,
+    QRDQNConfig,
+    RolloutStore,
+    SACConfig,
+    SampleBatch,
+    TD3BCConfig,
+    TD3Config,
+)
+from lockstep.algorithms import ALGORITHMS
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.algorithms.replaying import _row_errors
 from lockstep.data.multi_agent_batch import MultiAgentBatch
@@ -318,13 +338,24 @@ class Case:
     passes: dict = field(default_factory=lambda: {"minibatch_size": 8, "num_epochs": 2})
 
 
+FOLLOWED = {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}
 REPLAY = {"kinds": ("transitions",), "passes": {"minibatch_size": 8}}
 CASES = {
     "ppo": Case(PPOConfig, {"lr": 1e-2, "kl_coeff": 0.2, "grad_clip": 0.1, "normalize_advantages": "minibatch"}),
     "a2c": Case(A2CConfig, {"lr": 1e-2, "grad_clip": 0.1}),
-    "dqn": Case(DQNConfig, {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}, **REPLAY),
-    "c51": Case(C51Config, {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}, **REPLAY),
-    "qrdqn": Case(QRDQNConfig, {"lr": 1e-2, "target_update_interval": 5, "tau": 0.5}, **REPLAY),
+    "impala": Case(IMPALAConfig, {"lr": 1e-2}, ("episodes",)),
+    "appo": Case(APPOConfig, {"lr": 1e-2}, ("episodes",)),
+    "dqn": Case(DQNConfig, FOLLOWED, **REPLAY),
+    "c51": Case(C51Config, FOLLOWED, **REPLAY),
+    "qrdqn": Case(QRDQNConfig, FOLLOWED, **REPLAY),
+    "sac": Case(SACConfig, action_space=ACTIONS, **REPLAY),
+    "sac, discrete actions": Case(SACConfig, **REPLAY),
+    "td3": Case(TD3Config, action_space=ACTIONS, **REPLAY),
+    "bc": Case(BCConfig, {"lr": 1e-2}, **REPLAY),
+    "marwil": Case(MARWILConfig, {"lr": 1e-2}, **REPLAY),
+    "cql": Case(CQLConfig, action_space=ACTIONS, **REPLAY),
+    "iql": Case(IQLConfig, action_space=ACTIONS, **REPLAY),
+    "td3_bc": Case(TD3BCConfig, action_space=ACTIONS, **REPLAY),
 }
 
 
@@ -341,8 +372,11 @@ def config_of(case, num_learners):
     return small(case.config(), num_learners, case.action_space, **case.training)
 
 
-@pytest.mark.parametrize("num_learners", [2, 3])
-@pytest.mark.parametrize("name", list(CASES))
+def test_every_algorithm_has_a_case():
+    assert {case.config for case in CASES.values()} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(("name", "num_learners"), [("ppo", 2), ("dqn", 2), *((name, 3) for name in CASES)])
 def test_parameters_after_20_updates_are_those_of_one_learner(pool, name, num_learners):
     case = CASES[name]
     group, one = (pool.group(config_of(case, number)) for number in (num_learners, 0))

@@ -1,0 +1,162 @@
+"""Learners in Ray actors beside RLlib's: PPO updates of 1 and 2 learners, and the time to build a group of 2.
+
+    python benchmarks/setup_peers.py rllib
+    python benchmarks/remote_learners.py                          # all networks
+    python benchmarks/remote_learners.py --works 64x64 --rounds 5
+    python benchmarks/remote_learners.py --render                 # the page again, from the raw results
+
+One thread for each learner. Both sides live in processes of their own, each with its own Ray, for the whole run; a
+round asks every entry for some updates in turn. Written to ``results/<name>.json`` (every update) and ``.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import learner_speed as ls
+import report
+import setup_peers
+
+sys.path.insert(0, str(report.HERE / "peers"))
+
+import learner_work as w
+
+SMALL_GOAL, SCALING_GOAL = 3.0, 1.6
+RATIOS = [
+    (f"rllib, {which}, {source}", f"lockstep, {which}, {ours}")
+    for which in ("1 learner", "2 learners")
+    for source, ours in (("episodes", "episodes"), ("episodes", "rollout"), ("batch", "batch"))
+]
+
+
+def measure_work(work: str, options: argparse.Namespace) -> dict[str, Any]:
+    """All rounds of one network."""
+    setting, began = w.REMOTE_WORKS[work], time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        rollout = Path(folder) / "rollout.npz"
+        facts = w.make_rollout(setting, rollout)
+        arguments = ["--work", work, "--rollout", str(rollout)]
+        sides = [(report.lockstep_python(), "remote_lockstep.py")]
+        if not options.no_peer:
+            sides.insert(0, (str(setup_peers.environment_python("rllib")), "remote_rllib.py"))
+        workers: list[ls.Worker] = []
+        try:
+            for python, script in sides:
+                workers.append(ls.Worker(python, script, arguments, options.timeout))
+            entries = [(name, worker) for worker in workers for name in worker.facts["entries"]]
+            for name, worker in entries:
+                warm = worker.ask(entry=name, updates=2)["seconds"]
+                ls.said(began, f"{work}: {name} is ready, second {warm[-1]:.3f} s")
+            runs: dict[str, dict[str, list[list[float]]]] = {
+                name: {"seconds": [], "processor_seconds": []} for name, _ in entries
+            }
+            for number in range(options.rounds):
+                shift = number * len(entries) // options.rounds
+                for name, worker in entries[shift:] + entries[:shift]:
+                    answer = worker.ask(entry=name, updates=1 if "building" in name else setting.updates)
+                    for kind, values in runs[name].items():
+                        values.append([round(value, 6) for value in answer[kind]])
+                ls.said(began, f"{work}: round {number + 1} of {options.rounds}")
+        finally:
+            for worker in workers:
+                worker.close()
+    return {
+        "rows": setting.rows,
+        "minibatch": setting.minibatch,
+        "num_epochs": setting.num_epochs,
+        "rollout": facts,
+        "versions": {worker.facts["name"]: worker.facts["version"] for worker in workers},
+        "torch": workers[-1].facts["torch"],
+        "runs": runs,
+    }
+
+
+def by_round(part: dict[str, Any], slow: str, fast: str) -> str:
+    """Ratio of the medians of the wall-clock times, and the lowest and highest of one round."""
+    first, second = part["runs"][slow], part["runs"][fast]
+    rounds = [statistics.median(x) / statistics.median(y) for x, y in zip(first["seconds"], second["seconds"])]
+    whole = statistics.median(ls.flat(first)) / statistics.median(ls.flat(second))
+    return f"**{whole:.2f}** (by round {min(rounds):.2f}-{max(rounds):.2f}"
+
+
+def render_work(work: str, part: dict[str, Any]) -> str:
+    """The section of one network."""
+    lines = []
+    for name, runs in part["runs"].items():
+        seconds = ls.flat(runs)
+        rate = "" if "building" in name else f"{part['rows'] / statistics.median(seconds):,.0f}"
+        lines.append([name, rate, report.spread([1e3 * value for value in seconds], 1)])
+    verdicts = []
+    for slow, fast in RATIOS:
+        if slow in part["runs"]:
+            goal = f"; goal {SMALL_GOAL:g}" if work == "64x64" else "; goal 1"
+            verdicts.append(f"- {fast} is {by_round(part, slow, fast)}{goal}) x as fast as {slow}")
+    if "rllib, building 2" in part["runs"]:
+        ratio = by_round(part, "rllib, building 2", "lockstep, building 2")
+        verdicts.append(f"- a group of 2 is built {ratio}) x as fast as RLlib's")
+    for source in ("episodes", "rollout", "batch"):
+        one, two = f"lockstep, 1 learner, {source}", f"lockstep, 2 learners, {source}"
+        goal = f"; goal {SCALING_GOAL:g} on 2 cores" if work == "1024x1024" else ""
+        verdicts.append(f"- {two}: {by_round(part, one, two)}{goal}) x as fast as 1")
+    about = (
+        f"CartPole-v1: {part['rows']:,} steps in {part['rollout']['pieces']} episodes or pieces of one, "
+        f"{part['num_epochs']} epochs, minibatches of {part['minibatch']:,} rows over all learners.\n"
+    )
+    table = report.table(["entry", "steps/s", "ms for an update (or to build)"], lines)
+    return "\n".join([f"## {work}\n", about, table, *verdicts, ""])
+
+
+def render(record: dict[str, Any]) -> str:
+    """The markdown page of a record."""
+    parts = record["works"]
+    first = next(iter(parts.values()))
+    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    notes = [
+        f"One thread for each learner, {record['rounds']} rounds, entries alternating: median (lowest-highest) of the "
+        "wall-clock time in the driver. steps/s = steps of the rollout / seconds of the whole update, sharding, the "
+        "object store and both ways included. `rollout`: episodes that are views on one store, as the collector hands "
+        "them out. RLlib's sizes are those of each learner, so they are divided: both make equally many gradient steps "
+        "on equally many rows (RLlib a few more, its minibatches run over the end of the batch).",
+        f"{versions}, PyTorch {first['torch']}. {report.machine_line(record['machine'])}",
+    ]
+    return "\n".join(
+        ["# Learners in Ray actors\n", *(render_work(work, part) for work, part in parts.items()), *notes, ""]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure learners in Ray actors beside RLlib's.")
+    parser.add_argument("--works", nargs="+", choices=list(w.REMOTE_WORKS), default=list(w.REMOTE_WORKS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-peer", action="store_true", help="without RLlib")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one request")
+    parser.add_argument("--name", default="remote_learners", help="name of the files in benchmarks/results")
+    parser.add_argument("--render", action="store_true", help="only write the page again")
+    options = parser.parse_args()
+    if options.render:
+        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
+    else:
+        if not options.no_peer and not setup_peers.is_ready("rllib"):
+            parser.error("run first: python benchmarks/setup_peers.py rllib (or leave it out: --no-peer)")
+        report.warn_if_busy()
+        record = {"machine": report.machine(), "rounds": options.rounds, "works": {}}
+        for work in options.works:
+            record["works"][work] = measure_work(work, options)
+            report.write(options.name, record, render(record))
+    text = render(record)
+    report.write(options.name, record, text)
+    print("\n" + text)
+    return 0
+
+
+if __name__ == "__main__":
+    os.chdir(report.ROOT)
+    raise SystemExit(main())
