@@ -150,18 +150,14 @@ class PPOLearner(Learner):
             clip_param=self.coefficient(module_id, "clip_param"),
             dual_clip=config.dual_clip,
         )
-        policy_loss = self.masked_mean(surrogate, batch)
-
         old_values = batch.get(Columns.VF_PREDS)
         value_error = clipped_value_loss(
             fwd_out[Columns.VF_PREDS], batch[Columns.VALUE_TARGETS], old_values, config.vf_clip_param
         )
-        vf_loss = self.masked_mean(value_error, batch)
-
-        entropy = self.masked_mean(dist.entropy(), batch)
+        kl = approximate_kl(logp.detach(), old_logp)
+        policy_loss, vf_loss, entropy, mean_kl = self.masked_means((surrogate, value_error, dist.entropy(), kl), batch)
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
 
-        mean_kl = self.masked_mean(approximate_kl(logp.detach(), old_logp), batch)
         if config.kl_coeff > 0:
             old = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(old.kl(dist), batch)

@@ -24,7 +24,7 @@ from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
-from lockstep.learner.means import mean_over_learners, once_over_learners
+from lockstep.learner.means import means_over_learners, once_over_learners
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, fused_adam
 from lockstep.learner.option_types import takes_batch
 from lockstep.learner.plan import agree_on_parts
@@ -261,10 +261,14 @@ class Learner:
         Its gradient is that of the learner's own rows, and gradients are summed. So any function of such means is a
         sound loss; a term that does not come from rows goes through `once`.
         """
+        return self.masked_means((values,), batch)[0]
+
+    def masked_means(self, values: Sequence[Tensor], batch: TensorColumns) -> list[Tensor]:
+        """`masked_mean` of each, in one meeting of the learners."""
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
-            return values.mean()
-        return mean_over_learners(self.reducer, values, mask, counts=self.rows_in_step > 0)
+            return [each.mean() for each in values]
+        return means_over_learners(self.reducer, values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
         """`values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""

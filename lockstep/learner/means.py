@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,21 +28,26 @@ class _SumOverLearners(torch.autograd.Function):
         return gradients[0], None
 
 
-def mean_over_learners(reducer: Reducer, values: Tensor, mask: Tensor | None, counts: bool) -> Tensor:
-    """0-d: the mean of `values` [N, ...] where `mask` is set, over all learners; the same bits for each.
+def means_over_learners(reducer: Reducer, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
+    """0-d each: the means of `values` [N, ...] where `mask` is set, over all learners; the same bits for each.
 
-    Its gradient reaches the learner's own rows only, with the weight they have in the global mean. `counts=False`:
+    Their gradients reach the learner's own rows only, with the weight they have in the global mean. `counts=False`:
     the own rows stand in for none (they keep the learner in step) and weigh nothing.
     """
     if not counts and reducer.world_size > 1:
-        values, mask = values[:0], None if mask is None else mask[:0]
-    count = values.new_tensor(float(values.numel())) if mask is None else mask.sum().to(values.dtype)
-    own = values.sum() if mask is None else torch.where(mask, values, 0.0).sum()  # NaN in padding stays there
+        values, mask = [each[:0] for each in values], None if mask is None else mask[:0]
+    sums, sizes = [], []
+    for each in values:
+        sums.append(each.sum() if mask is None else torch.where(mask, each, 0.0).sum())  # NaN in padding stays there
+        sizes.append(each.new_tensor(float(each.numel())) if mask is None else mask.sum().to(each.dtype))
     if reducer.world_size == 1:
-        return own / count.clamp(min=1.0)
-    sums = reducer.sum_(torch.stack([own.detach(), count.detach()]))
-    total: Tensor = _SumOverLearners.apply(own, sums[0])
-    return total / sums[1].clamp(min=1.0)
+        return [own / size.clamp(min=1.0) for own, size in zip(sums, sizes)]
+    totals = reducer.sum_(torch.stack([own.detach() for own in sums] + sizes))
+    means = []
+    for own, total, size in zip(sums, totals[: len(sums)], totals[len(sums) :]):
+        of_all: Tensor = _SumOverLearners.apply(own, total)
+        means.append(of_all / size.clamp(min=1.0))
+    return means
 
 
 def once_over_learners(reducer: Reducer, term: Tensor) -> Tensor:
