@@ -261,13 +261,16 @@ class Learner:
         Its gradient is that of the learner's own rows, and gradients are summed. So any function of such means is a
         sound loss; a term that does not come from rows goes through `once`.
         """
-        return self.masked_means((values,), batch)[0]
-
-    def masked_means(self, values: Sequence[Tensor], batch: TensorColumns) -> list[Tensor]:
-        """`masked_mean` of each, in one meeting of the learners."""
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
-            return [each.mean() for each in values]
+            return values.mean()
+        return means_over_learners(self.reducer, (values,), mask, counts=self.rows_in_step > 0)[0]
+
+    def masked_means(self, values: Sequence[Tensor], batch: TensorColumns) -> list[Tensor]:
+        """`masked_mean` of each; with several learners in one meeting (unless `masked_mean` is overridden)."""
+        if self.reducer.world_size == 1 or type(self).masked_mean is not Learner.masked_mean:
+            return [self.masked_mean(each, batch) for each in values]
+        mask = batch.get(Columns.LOSS_MASK)
         return means_over_learners(self.reducer, values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:

@@ -54,9 +54,8 @@ TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)
 class ShardMeanPPO(PPOLearner):
     """What others do: each learner takes the mean of its own shard, and the gradients are averaged."""
 
-    def masked_means(self, values, batch):
-        scale = 1.0 / self.reducer.world_size
-        return [each.mean() * scale if self.rows_in_step else each.sum() * 0.0 for each in values]
+    def masked_mean(self, values, batch):
+        return values.mean() / self.reducer.world_size if self.rows_in_step else values.sum() * 0.0
 
 
 LEARNERS = {
