@@ -36,16 +36,19 @@ class ActingPolicy:
         action_space: Any,
     ) -> None:
         self.config = config
-        self.module, self.connectors = module, connectors
         self.observation_space, self.action_space = observation_space, action_space
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
-        self._actor = make_actor(module, connectors.obs)
         self.is_stateful = module.is_stateful()
         self._dist = module.action_dist_cls
         self._exploration = config.exploration(action_space)
         self._version = 0
         self._training = False
         self.seed(config.seed)
+        self._act_with(module, connectors)
+
+    def _act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
+        self.module, self.connectors = module, connectors
+        self._actor = make_actor(module, connectors.obs)
         self.act = self._actor.act
 
     def seed(self, seed: int) -> None:

@@ -147,17 +147,32 @@ def build_learners(config: AlgorithmConfig, env: Any = None, spaces: Spaces | No
     build = partial(build_learner, config.copy(), env, spaces)
     strategy = config.sections["resources"].placement_strategy
     limits = config.sections["fault_tolerance"].learner_limits
-    return start_learners(build, config.sections["learners"], strategy=strategy, limits=limits)
+    cluster = {"address": config.ray_address, "num_cpus": cpus_of_run(config)}
+    return start_learners(build, config.sections["learners"], strategy=strategy, limits=limits, **cluster)
+
+
+def cpus_of_run(config: AlgorithmConfig) -> float:
+    """What learners, env runners and this process ask of a cluster together."""
+    learners = config.num_learners * config.num_cpus_per_learner
+    return float(learners + config.num_env_runners * config.num_cpus_per_env_runner + config.num_cpus_for_main_process)
 
 
 def start_learners(
-    build: Any, section: LearnersSection, *, strategy: str = "PACK", limits: RestartLimits | None = None
+    build: Any,
+    section: LearnersSection,
+    *,
+    strategy: str = "PACK",
+    limits: RestartLimits | None = None,
+    address: str | None = None,
+    num_cpus: float = 0.0,
 ) -> LearnerBackend:
     """`section.num_learners` learners `build(reducer=...)` in processes of their own. `ImportError` without ray."""
     try:
         from lockstep.cluster.ray_learners import RayLearnerBackend
+        from lockstep.cluster.start import start_ray
 
-        return RayLearnerBackend(build, section, strategy=strategy, limits=limits)
+        start = partial(start_ray, address, num_cpus or section.num_learners * section.num_cpus_per_learner)
+        return RayLearnerBackend(build, section, strategy=strategy, limits=limits, start_ray=start)
     except ModuleNotFoundError as error:
         raise without_ray(error, f"learners.num_learners={section.num_learners}") from error
 
@@ -296,8 +311,12 @@ def build_env_runner_group(
         return EnvRunnerGroup(LocalRunner(build), section, limits)
     try:
         from lockstep.cluster.ray_runners import RayRunnerBackend
+        from lockstep.cluster.start import start_ray
 
-        return EnvRunnerGroup(RayRunnerBackend(build, section, address=config.ray_address), section, limits)
+        cpus = cpus_of_run(config)
+        return EnvRunnerGroup(
+            RayRunnerBackend(build, section, start_ray=partial(start_ray, config.ray_address, cpus)), section, limits
+        )
     except ModuleNotFoundError as error:
         raise without_ray(error, f"env_runners.num_env_runners={section.num_env_runners}") from error
 

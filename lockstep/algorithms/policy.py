@@ -69,6 +69,19 @@ class Policy(ActingPolicy):
         observations, timesteps = self.connectors.obs.get_state(), dict(self.timesteps)
         return ActingWeights(self.weights_seq_no, flatten_module(self.module), observations, timesteps)
 
+    def bring_home(self) -> None:
+        """Ends learners in other processes; the policy goes on with one in this process that has their state."""
+        group = self.learner_group
+        if group.is_local:
+            return
+        spaces = self.observation_space, self.action_space
+        own = self.config.copy().learners(num_learners=0).build_learner_group(spaces=spaces)
+        own.set_state(group.get_state())
+        group.shutdown()
+        self.learner_group = own
+        self._act_with(own.learner.module[DEFAULT_MODULE_ID], own.learner.connectors[DEFAULT_MODULE_ID])
+        self._take_over()
+
     def _take_over(self) -> None:
         """Of learners in other processes: acts with what they have learned."""
         if self.learner_group.is_local:
@@ -193,7 +206,7 @@ class Policy(ActingPolicy):
         saved = folders["policy"]["state"]
         config = get_config(saved["config"]["algorithm"]).update_from_dict(saved["config"])
         spaces = space_from(saved["observation_space"]), space_from(saved["action_space"])
-        policy: Policy = config.build_policy(spaces=spaces)
+        policy: Policy = config.learners(num_learners=0).build_policy(spaces=spaces)
         policy.set_checkpoint_folders(folders)
         return policy
 

@@ -64,7 +64,13 @@ class Train:
     seeds: Count = 1
     """Number of runs, one after the other, with seeds from --seed upwards."""
     num_envs: MaybeCount = None
-    """Environments stepped together."""
+    """Environments stepped together (by each env runner)."""
+    num_learners: MaybeCount = None
+    """Learners in processes of their own (Ray); 0: one in this process."""
+    num_env_runners: MaybeCount = None
+    """Processes that step environments (Ray); 0: this one does."""
+    ray_address: MaybeText = None
+    """Ray cluster to join, e.g. auto; else Ray is started on this machine where it is needed."""
     set: UseAppendAction[tuple[str, ...]] = ()
     """Any option: section.option=value with a JSON value, e.g. training.lr=3e-4. May be repeated."""
     config: MaybePath = None

@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.cluster.learner_processes import Answers, LearnerProcesses, failures
 from lockstep.cluster.learner_worker import BuildLearner, become, whole_of
+from lockstep.cluster.start import start_ray
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner.config import LearnersSection
@@ -54,6 +55,7 @@ class RayLearnerBackend:
         *,
         strategy: str = "PACK",
         limits: RestartLimits | None = None,
+        start_ray: Callable[[], bool] = start_ray,
     ) -> None:
         import ray
 
@@ -69,9 +71,7 @@ class RayLearnerBackend:
         """are all learners there, and joined?"""
         self._failed: Answers = {}
         self._lost: LearnerError | None = None
-        self._owns_ray = not ray.is_initialized()
-        if self._owns_ray:
-            ray.init(include_dashboard=False, log_to_driver=False)
+        self._owns_ray = start_ray()
         try:
             self._processes = LearnerProcesses(build, section, strategy)
             self._start(section.num_learners)

@@ -47,13 +47,15 @@ class RayRunnerBackend:
 
     is_local = False
 
-    def __init__(self, build: BuildRunner, section: EnvRunnersSection, *, address: str | None = None) -> None:
+    def __init__(
+        self, build: BuildRunner, section: EnvRunnersSection, *, start_ray: Callable[[], bool] = start_ray
+    ) -> None:
         import ray
 
         if section.num_env_runners < 1:
             raise ValueError(f"num_env_runners={section.num_env_runners}; runners in other processes are at least 1")
         self._ray, self._section = ray, section
-        self._owns_ray = start_ray(address, section.num_env_runners * section.num_cpus_per_env_runner + 1)
+        self._owns_ray = start_ray()
         self._workers: list[Any] = []
         self._build = ray.put(build)
         self._calls: dict[Any, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -21,11 +22,13 @@ def start_ray(address: str | None = None, num_cpus: float = 0.0) -> bool:
     if ray.is_initialized():
         return False
     if address is not None:
-        ray.init(address=address, log_to_driver=False)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return True
     room = max(os.cpu_count() or 1, math.ceil(num_cpus))
     with _importable():
-        ray.init(address="local", num_cpus=room, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local", num_cpus=room, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+        )
     return True
 
 

@@ -46,6 +46,17 @@ def build_trainer(
     config.validate()
     set_num_threads(config)
     policy = config.build_policy()
+    try:
+        return _trainer_of(config, policy, folder, callbacks, resume)
+    except BaseException:
+        if policy.learner_group.is_remote:
+            policy.learner_group.shutdown()
+        raise
+
+
+def _trainer_of(
+    config: AlgorithmConfig, policy: Policy, folder: RunFolder | None, callbacks: Sequence[Callback], resume: bool
+) -> Trainer:
     per_update = steps_per_update(config)
     per_epoch = epoch_length(config, per_update)
     evaluate = config.evaluation_interval > 0 and not (config.is_offline and config.env is None)

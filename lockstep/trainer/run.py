@@ -98,17 +98,20 @@ def run_in_folder(trainer: Trainer, folder: RunFolder) -> TrainResult:
         raise
     else:
         write_summary(trainer, folder)
+        trainer.policy.bring_home()
     finally:
         close_environments(trainer)
     return TrainResult(trainer.policy, info, folder.path)
 
 
 def close_environments(trainer: Trainer) -> None:
-    """Ends the environments that the run made; one that the caller handed over stays open."""
+    """Ends the processes and the environments that the run made; one that the caller handed over stays open."""
     if isinstance(trainer.policy.config.env, str) or callable(trainer.policy.config.env):
         for collector in (trainer.train_collector, trainer.test_collector):
             if collector is not None:
                 collector.close()
+    if trainer.policy.learner_group.is_remote:  # an error ended the run, or its learners are lost
+        trainer.policy.learner_group.shutdown()
 
 
 def write_summary(trainer: Trainer, folder: RunFolder) -> None:

@@ -1,0 +1,158 @@
+"""The same trainer and the same command over learners and env runners in other processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lockstep import DQNConfig, PPOConfig, load_policy
+from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
+
+ray = pytest.importorskip("ray")
+
+
+def config_of(num_learners=0, num_env_runners=0, num_envs=4, total_steps=256, **sections):
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1", normalize_observations=True)
+        .framework(dtype="float64")
+        .rl_module(model_config={"hiddens": (8,)})
+        .training(train_batch_size=64, minibatch_size=32, num_epochs=2)
+        .learners(num_learners=num_learners, num_cpus_per_learner=0)
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=num_envs, num_cpus_per_env_runner=0.25)
+        .evaluation(evaluation_episodes=2, evaluation_num_envs=2)
+        .reporting(total_steps=total_steps, steps_per_epoch=128)
+        .debugging(seed=3)
+    )
+    for name, options in sections.items():
+        getattr(config, name)(**options)
+    return config
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    path = os.pathsep.join(filter(None, sys.path))
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    return run(config_of(), tmp_path_factory.mktemp("here"))
+
+
+def run(config, root):
+    return run_in_folder(*prepare_run(config, root))
+
+
+def returns_of(result):
+    return [(e.train_collect_stat.returns, e.test_collect_stat.returns) for e in result.history]
+
+
+def assert_near(policy, other, atol):
+    for name, array in other.module.get_state().items():
+        np.testing.assert_allclose(policy.module.get_state()[name], array, rtol=0, atol=atol, err_msg=name)
+
+
+def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tmp_path):
+    there = run(config_of(0, 2, 2), tmp_path)
+    assert returns_of(there) == returns_of(here)
+    assert_near(there.policy, here.policy, 0.0)
+    lag = there.history[-1].training_stat.metrics["diff_num_grad_updates_vs_sampler_policy"]
+    assert lag.max == 0.0
+
+
+def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly(cluster, here, tmp_path):
+    there = run(config_of(1, 2, 2), tmp_path / "whole")
+    assert returns_of(there) == returns_of(here)
+    assert_near(there.policy, here.policy, 1e-12)
+    half = run(config_of(1, 2, 2, total_steps=128), tmp_path / "half")
+    trainer, folder = load_trainer(half.path, total_steps=256)
+    assert trainer.train_collector.episodes_cut == 0
+    resumed = run_in_folder(trainer, folder)
+    assert_near(resumed.policy, there.policy, 0.0)
+    assert load_policy(resumed.path).learner_group.is_local
+    assert not ray.util.placement_group_table() or all(
+        group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
+    )
+
+
+def test_dqn_collects_with_env_runners_into_its_replay_buffer(cluster, tmp_path):
+    config = (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .rl_module(model_config={"hiddens": (8,)})
+        .training(train_batch_size=8)
+        .replay(capacity=256, learning_starts=16)
+        .env_runners(
+            num_env_runners=1, num_envs_per_env_runner=2, rollout_fragment_length=8, num_cpus_per_env_runner=0.25
+        )
+        .evaluation(evaluation_interval=0)
+        .reporting(total_steps=64)
+    )
+    result = run(config, tmp_path)
+    assert result.info.train_step == 64
+    assert result.info.gradient_step > 0
+
+
+COMMAND = ["--num-learners", "1", "--num-env-runners", "1", "--num-envs", "2", "--no-check", "--no-recipe"]
+SMALL = ["--set", "training.train_batch_size=64", "--set", "training.minibatch_size=32", "--total-steps", "1e7"]
+
+
+@pytest.mark.faults
+def test_ctrl_c_ends_a_run_on_a_cluster_in_order_and_leaves_no_process(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "lockstep.cli",
+        "train",
+        "ppo",
+        "CartPole-v1",
+        *COMMAND,
+        *SMALL,
+        "--total-steps",
+        "1e7",
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if "evaluation return" in line:
+            break
+    children = descendants(process.pid)
+    assert children
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    assert process.wait(60) == 130, rest
+    assert "interrupted; go on with: lockstep resume" in rest
+    until = time.monotonic() + 20
+    while any(map(alive, children)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not [pid for pid in children if alive(pid)]
+
+
+def descendants(pid):
+    found, todo = [], [pid]
+    parents = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                parents.setdefault(int(file.read().rsplit(")", 1)[1].split()[1]), []).append(int(name))
+        except OSError:
+            continue
+    while todo:
+        for child in parents.get(todo.pop(), []):
+            found.append(child)
+            todo.append(child)
+    return found
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
