@@ -35,6 +35,9 @@ class APPOTraining(TrainingSection):
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
+    max_lag: int = 2
+    """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
+    0: they take turns"""
     grad_clip: float | None = 40.0
     vtrace: bool = True
     """correct for the policy that acted; `False`: GAE, as if the target network had acted"""
@@ -158,6 +161,7 @@ class APPOConfig(AlgorithmConfig):
     algorithm = "appo"
     learner_class = APPOLearner
     training_class = APPOTraining
+    is_asynchronous = True
 
 
 __all__ = ["APPOConfig", "APPOLearner", "APPOTraining"]

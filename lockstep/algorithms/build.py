@@ -11,6 +11,7 @@ import gymnasium as gym
 from gymnasium import spaces as gym_spaces
 
 from lockstep.algorithms.acting import ActingPolicy
+from lockstep.algorithms.asynchronous import build_async_collector, collects_while_learning
 from lockstep.algorithms.module_specs import (
     OWN_CONFIG,
     declared_spaces,
@@ -330,8 +331,12 @@ def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
 
 def build_collector(config: AlgorithmConfig, policy: Policy) -> CollectorLike:
     """The training collector: of environments in this process, or of env runners."""
+    spaces = policy.observation_space, policy.action_space
+    if collects_while_learning(config):
+        group = build_env_runner_group(config, spaces, with_logp=config.max_lag > 0)
+        return build_async_collector(config, policy, group)
     if config.num_env_runners:
-        group = build_env_runner_group(config, (policy.observation_space, policy.action_space))
+        group = build_env_runner_group(config, spaces)
         buffer = build_replay_buffer(config, group.num_envs) if config.is_off_policy else None
         return GroupCollector(policy, group, buffer)
     envs = make_envs(config, config.num_envs_per_env_runner)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+from lockstep.algorithms.asynchronous import check_asynchronous, collects_while_learning
 from lockstep.algorithms.build import (
     build_collector,
     build_env_runner_group,
@@ -70,6 +71,8 @@ class AlgorithmConfig:
     """does it learn from data that are there already, without an environment?"""
     squashes_actions: ClassVar[bool] = False
     """does its default network act in [-1, 1]? Then actions are rescaled to the bounds of a Box"""
+    is_asynchronous: ClassVar[bool] = False
+    """does it learn from what older policies did? Then env runners in other processes collect while it learns"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None
     """set by the trainer's floor, which stands above this one"""
 
@@ -314,6 +317,8 @@ class AlgorithmConfig:
             check_types(name, section)
             section.validate()
         check_multi_agent(self)
+        if collects_while_learning(self):
+            check_asynchronous(self)
         if self.framework_device_missing():
             raise ValueError(f"framework.device={self.device!r} is not there; torch sees no such device")
         if self.num_gpus_per_learner and not self.device.startswith("cuda"):

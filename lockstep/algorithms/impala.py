@@ -30,6 +30,9 @@ class IMPALATraining(TrainingSection):
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
+    max_lag: int = 2
+    """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
+    0: they take turns"""
     grad_clip: float | None = 40.0
     vtrace: bool = True
     """correct for the policy that acted; `False`: take its steps for those of the policy that learns"""
@@ -101,6 +104,7 @@ class IMPALAConfig(AlgorithmConfig):
     algorithm = "impala"
     learner_class = IMPALALearner
     training_class = IMPALATraining
+    is_asynchronous = True
 
 
 __all__ = ["IMPALAConfig", "IMPALALearner", "IMPALATraining"]

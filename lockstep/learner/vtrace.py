@@ -76,9 +76,10 @@ def load_vtrace(learner: Learner) -> None:
 
 
 def check_vtrace_options(training: Any) -> None:
-    """Refuses what the options of V-trace, of the values and of lambda may not be; `ValueError` names the option."""
+    """Refuses what the options that IMPALA and APPO share may not be; `ValueError` names the option."""
     for name in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
         limit = getattr(training, name)
         require(name, limit, limit is None or limit > 0, "above 0, or None for no limit")
+    require("max_lag", training.max_lag, training.max_lag >= 0, "at least 0")
     require("lambda_", training.lambda_, 0.0 <= training.lambda_ <= 1.0, "between 0 and 1")
     require("vf_loss_coeff", training.vf_loss_coeff, training.vf_loss_coeff >= 0, "at least 0")

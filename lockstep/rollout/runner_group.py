@@ -69,6 +69,8 @@ class EnvRunnerGroup:
         self._heard = [time.monotonic()] * len(backend)
         """when each runner last gave an answer, or was asked while it was idle"""
         self._renew = False
+        self._to_renew: set[int] = set()
+        """runners whose next fragment in `sample_async` begins new episodes"""
         self._in_flight: dict[Call, _Request] = {}
         """of `sample_async`"""
         self.num_lost_requests = 0
@@ -159,7 +161,8 @@ class EnvRunnerGroup:
         if self._in_flight:
             raise ValueError(f"{self.num_in_flight} asynchronous requests are under way; call drain() before sample()")
         shares = self._shares(num_timesteps, num_episodes)
-        renew, self._renew = self._renew, True  # unless all ends well
+        renew, self._renew = self._renew or bool(self._to_renew), True  # unless all ends well
+        self._to_renew.clear()
         requests = [
             _Request(i, _sample, share, {"random": random, "renew": renew})
             for i, share in enumerate(shares)
@@ -216,13 +219,34 @@ class EnvRunnerGroup:
 
         Waits up to `timeout_s` seconds for the first one. A new `set_weights` reaches a runner with its next request.
         """
-        share = _checked_amount(num_timesteps, num_episodes)
         for i in range(len(self)):
-            under_way = sum(request.index == i for request in self._in_flight.values())
-            for _ in range(self.section.max_requests_in_flight_per_env_runner - under_way):
-                request = _Request(i, _sample, share, {"random": random})
-                self._in_flight[self._send(request)] = request
-        return self._ready(timeout_s)
+            for _ in range(self.section.max_requests_in_flight_per_env_runner - self.num_asked(i)):
+                self.ask(i, num_timesteps, num_episodes, random=random)
+        return self.ready(timeout_s)
+
+    def ask(
+        self,
+        index: int,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        *,
+        random: bool = False,
+    ) -> None:
+        """Asks one runner for one more fragment, as `sample_async` does; `ready` returns it."""
+        if self._renew:
+            self._to_renew, self._renew = set(range(len(self))), False
+        options = {"random": random, "renew": index in self._to_renew}
+        request = _Request(index, _sample, _checked_amount(num_timesteps, num_episodes), options)
+        self._to_renew.discard(index)
+        self._in_flight[self._send(request)] = request
+
+    def num_asked(self, index: int) -> int:
+        """Requests under way on one runner."""
+        return sum(request.index == index for request in self._in_flight.values())
+
+    def ready(self, timeout_s: float = 0.0) -> list[Fragment]:
+        """The fragments that are ready; waits up to `timeout_s` seconds for the first one, if any is under way."""
+        return self._ready(timeout_s) if self._in_flight else []
 
     def drain(self) -> list[Fragment]:
         """Waits for all requests under way, without making new ones; their fragments."""

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lockstep.algorithms.asynchronous import collects_while_learning, steps_per_batch
 from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
@@ -103,6 +104,8 @@ def steps_per_update(config: AlgorithmConfig) -> int:
     """Environment steps in one collect: as configured, else a train batch (off-policy: one vector step; offline: 1)."""
     if config.is_offline:
         return 1
+    if collects_while_learning(config):
+        return steps_per_batch(config)
     num_envs = config.sections["env_runners"].num_envs
     default = 1 if config.is_off_policy else -(-config.train_batch_size // num_envs)
     return int((config.rollout_fragment_length or default) * num_envs)

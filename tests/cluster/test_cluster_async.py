@@ -1,0 +1,71 @@
+"""IMPALA with env runners in real Ray actors: in step it is the synchronous run, a killed runner is replaced."""
+
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep import IMPALAConfig
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    here = {"env_vars": {"PYTHONPATH": path}}
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=here)
+    yield
+    ray.shutdown()
+
+
+def trained(num_runners, max_lag, num_envs, on_epoch=None):
+    """A trainer after 8 updates of 64 steps."""
+    config = (
+        IMPALAConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=num_runners, num_envs_per_env_runner=num_envs, num_cpus_per_env_runner=0.5)
+        .training(train_batch_size=64, lr=1e-2, max_lag=max_lag)
+        .rl_module(model_config={"hiddens": (8,)})
+        .evaluation(evaluation_interval=0)
+        .reporting(total_steps=512, steps_per_epoch=256)
+        .debugging(seed=3)
+    )
+    trainer = config.build_trainer()
+    try:
+        for epoch in trainer:
+            if on_epoch is not None:
+                on_epoch(trainer, epoch)
+    finally:
+        trainer.train_collector.close()
+    return trainer
+
+
+def weights_of(trainer):
+    return torch.cat([p.detach().reshape(-1) for p in trainer.policy.module.parameters()]).numpy()
+
+
+def test_max_lag_0_with_remote_runners_is_the_run_in_one_process_to_the_last_bit(cluster):
+    np.testing.assert_array_equal(weights_of(trained(2, 0, 2)), weights_of(trained(0, 0, 4)))
+
+
+def test_killed_runner_is_replaced_and_every_step_is_accounted_for(cluster):
+    stats = []
+
+    def kill(trainer, epoch):
+        group = trainer.train_collector.group
+        if epoch.epoch == 1:
+            os.kill(group.process_ids()[1], signal.SIGKILL)
+        else:
+            stats.append(trainer.train_collector.get_stats())
+
+    trainer = trained(2, 2, 2, kill)
+    assert stats[0]["num_restarts"] == 1
+    assert trainer.env_step == stats[0]["num_steps_collected"] == 512
+    assert stats[0]["num_steps_sampled"] == sum(stats[0][f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))
+    lag = trainer.policy.last_results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"]
+    assert 0 <= lag <= 2
