@@ -61,6 +61,7 @@ def test_killed_runner_is_replaced_and_every_step_is_accounted_for(cluster):
         if epoch.epoch == 1:
             os.kill(group.process_ids()[1], signal.SIGKILL)
         else:
+            trainer.train_collector.get_state()  # waits for what is under way
             stats.append(trainer.train_collector.get_stats())
 
     trainer = trained(2, 2, 2, kill)
