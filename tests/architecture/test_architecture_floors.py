@@ -38,6 +38,7 @@ FLOORS = {
 NOT_AN_ALGORITHM = (
     "__init__",
     "acting",
+    "asynchronous",
     "build",
     "config",
     "module_specs",
