@@ -61,16 +61,16 @@ def c51_cartpole() -> C51Config:
 
 
 def qrdqn_cartpole() -> QRDQNConfig:
-    """As DQN, with 32 quantiles."""
-    return _action_values_cartpole(QRDQNConfig().training(num_quantiles=32))
+    """As DQN, with 10 quantiles. Their loss is a sum over them, clipped by its norm: twice the learning rate."""
+    return _action_values_cartpole(QRDQNConfig().training(num_quantiles=10), lr=2e-3)
 
 
-def _action_values_cartpole(config: Config) -> Config:
+def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
     return (
         config.environment("CartPole-v1")
         .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=25)
         .training(
-            lr=[[0, 1e-3], [50_000, 0.0]],
+            lr=[[0, lr], [50_000, 0.0]],
             train_batch_size=64,
             epsilon=[[0, 1.0], [8_000, 0.04]],
             target_update_interval=1,
@@ -149,6 +149,7 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("impala", "CartPole-v1", impala_cartpole, 500.0, f"{RL_ZOO}, A2C, 500k steps", 200_000, band=475.0),
     Recipe("appo", "CartPole-v1", appo_cartpole, 500.0, f"{RL_ZOO}, PPO, 100k steps", 100_000, band=475.0),
     Recipe("c51", "CartPole-v1", c51_cartpole, 500.0, CLEANRL_C51, 50_000, band=475.0),
+    Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
 )
