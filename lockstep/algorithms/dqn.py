@@ -22,6 +22,7 @@ from lockstep.data.columns import Columns
 from lockstep.learner import action_values
 from lockstep.learner.action_values import ActionValueTraining
 from lockstep.learner.config import require
+from lockstep.learner.fused import fused_q_loss, load_fused_q
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 
@@ -46,6 +47,7 @@ class DQNLearner(Learner):
     def setup_module(self, module_id: str) -> None:
         """The target network is part of the learner's state."""
         action_values.set_up_target(self, module_id)
+        load_fused_q(self, module_id)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """What the loss reads (`discounts` and `weights` only where they are there)."""
@@ -57,6 +59,9 @@ class DQNLearner(Learner):
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """The error of `Q(s, a)` against `r + gamma max Q'(s', .)`, with n steps for one where the batch says so."""
+        fused = fused_q_loss(self, module_id, config, batch, fwd_out)
+        if fused is not None:  # the same numbers from one compiled kernel
+            return fused
         taken = action_values.of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
         following = action_values.of_best_next_action(self, module_id, config.double_q, batch)
         discounts = action_values.discounts_of(batch, config.gamma, taken.dtype)

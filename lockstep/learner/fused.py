@@ -1,14 +1,18 @@
-"""Where the loss of PPO may come from the compiled kernel of `ops.fused_ppo` instead of forty torch operations."""
+"""Where the losses of PPO and DQN may come from compiled kernels (`ops.fused_ppo`, `ops.fused_q`) instead of dozens of
+torch operations.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.modules.action_dist import ActionDist
+from lockstep.ops import fused_q
 from lockstep.ops.fused_ppo import can_fuse, load_kernel, ppo_loss
 
 
@@ -52,4 +56,43 @@ def fused_loss(learner: Learner, module_id: str, config: Any, batch: TensorColum
     )
     policy_loss, vf_loss, entropy, mean_kl = terms.unbind()
     learner.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
+    return loss
+
+
+def load_fused_q(learner: Learner, module_id: str) -> None:
+    """Has the kernel ready when training begins."""
+    space: Any = learner.module[module_id].action_space
+    if learner.device.type == "cpu" and learner.reducer.world_size == 1:
+        fused_q.load_kernel(int(space.n), learner.dtype)
+
+
+def fused_q_loss(learner: Learner, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor | None:
+    """The loss that DQN's `compute_loss_for_module` writes out, its terms logged; None where it has to do so: several
+    learners, masked rows, an overridden `masked_mean`, another device, a trace.
+    """
+    values = fwd_out["q_values"]
+    if (
+        learner.reducer.world_size > 1
+        or Columns.LOSS_MASK in batch
+        or type(learner).masked_mean is not Learner.masked_mean
+        or not fused_q.can_fuse(values, batch[Columns.ACTIONS])
+    ):
+        return None
+    module: Any = learner.module[module_id]
+    after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+    with torch.no_grad():
+        following = learner.registered[f"{module_id}/target"].module.forward_train(after)["q_values"]
+        picking = module.forward_train(after)["q_values"] if config.double_q else None
+    loss, terms, errors = fused_q.q_loss(
+        values,
+        (batch[Columns.ACTIONS], batch[Columns.REWARDS], batch[Columns.TERMINATEDS]),
+        following,
+        picking,
+        discounts=batch.get(Columns.DISCOUNTS, config.gamma),
+        weights=batch.get(Columns.WEIGHTS),
+        huber_delta=config.huber_delta,
+    )
+    learner.row_errors[module_id] = errors
+    qf_loss, q_mean, td_error_mean = terms.unbind()
+    learner.log(module_id, qf_loss=qf_loss, q_mean=q_mean, td_error_mean=td_error_mean)
     return loss
