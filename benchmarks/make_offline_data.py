@@ -1,0 +1,136 @@
+"""Data sets for offline algorithms, made by our own agents and stored as Minari datasets.
+
+    python benchmarks/make_offline_data.py                       # CartPole-v1 (DQN) and Pendulum-v1 (SAC)
+    python benchmarks/make_offline_data.py Pendulum-v1 --seed 3
+
+One agent is trained for each environment. Of its run come
+
+    random          actions drawn from the action space
+    medium-replay   all that the agent had remembered when an evaluation first reached `medium`
+    medium          what it did with the policy that it had then, exploring
+    expert          what it did at the end, most likely actions
+
+as `lockstep/<environment>/<name>-v0` in the local Minari folder (`MINARI_DATASETS_PATH`), with the environment's own
+actions. Says the mean return of the episodes in each. Needs the extra `offline`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import report
+
+sys.path.insert(0, str(report.ROOT))
+
+from lockstep import Collector, DQNConfig, SACConfig, SampleBatch
+from lockstep.data import write_minari
+from lockstep.replay import ReplayBuffer
+from lockstep.state.streams import RandomStreams
+
+
+@dataclass(frozen=True)
+class Task:
+    """How an environment's agent is made."""
+
+    make: Any
+    """makes the configuration"""
+    medium: float
+    """evaluation return of the agent in the middle"""
+    rows: int
+    """of `random`, `medium` and `expert`"""
+
+
+def cartpole() -> DQNConfig:
+    """DQN as its recipe has it, with an evaluation every 1,000 steps."""
+    from lockstep.recipes import find_recipe
+
+    return find_recipe("dqn", "CartPole-v1").config().reporting(steps_per_epoch=1_000)
+
+
+def pendulum() -> SACConfig:
+    """SAC with two layers of 64 units."""
+    config = SACConfig().environment("Pendulum-v1").env_runners(num_envs_per_env_runner=4)
+    config.training(lr=1e-3, train_batch_size=128).rl_module(model_config={"hiddens": (64, 64)})
+    config.replay(capacity=100_000, learning_starts=500, update_per_step=0.5)
+    return config.reporting(total_steps=16_000, steps_per_epoch=500)
+
+
+TASKS = {
+    "CartPole-v1": Task(cartpole, medium=300.0, rows=10_000),
+    "Pendulum-v1": Task(pendulum, medium=-300.0, rows=10_000),
+}
+
+
+def collected(policy: Any, env: str, rows: int, seed: int, *, explore: bool = False, random: bool = False) -> Any:
+    """What a policy does: a batch with the environment's actions."""
+    streams = RandomStreams(seed).child("offline_data")
+    collector = Collector(policy, env, ReplayBuffer(2 * rows), exploration_noise=explore, streams=streams)
+    with policy.within_training_step(explore):
+        collector.collect(n_step=rows, random=random)
+    collector.close()
+    return as_acted(collector.buffer, policy)
+
+
+def as_acted(buffer: ReplayBuffer, policy: Any) -> SampleBatch:
+    """All transitions with the environment's actions."""
+    batch = buffer.to_batch()
+    batch["actions"] = np.asarray(policy.to_env(batch["actions"]))
+    return batch
+
+
+def returns_of(batch: SampleBatch) -> list[float]:
+    """Undiscounted returns of the episodes that ended."""
+    ends = batch["terminateds"] | batch["truncateds"]
+    totals = np.bincount(batch["eps_id"], batch["rewards"].astype(np.float64))
+    return totals[np.unique(batch["eps_id"][ends])].tolist()
+
+
+def make(env: str, seed: int) -> dict[str, SampleBatch]:
+    """The data sets of one environment by name."""
+    task = TASKS[env]
+    config = task.make().debugging(seed=seed).evaluation(evaluation_episodes=10)
+    trainer = config.build_trainer()
+    policy, found = trainer.policy, {}
+    found["random"] = collected(policy, env, task.rows, seed, random=True)
+    for _ in trainer:
+        score = statistics.fmean(trainer.last_test.returns)
+        print(f"{env}: {trainer.env_step:,} steps, return {score:.1f}", file=sys.stderr, flush=True)
+        if "medium" not in found and score >= task.medium:
+            found["medium-replay"] = as_acted(trainer.buffer, policy)
+            found["medium"] = collected(policy, env, task.rows, seed, explore=True)
+    found["expert"] = collected(policy, env, task.rows, seed)
+    return found
+
+
+def dataset_id(env: str, name: str) -> str:
+    """`lockstep/cartpole/medium-v0`."""
+    return f"lockstep/{env.partition('-')[0].lower()}/{name}-v0"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("envs", nargs="*", default=list(TASKS), choices=[*TASKS, []], metavar="ENV")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for env in options.envs:
+        config = TASKS[env].make()
+        learner = config.build_policy()
+        for name, batch in make(env, options.seed).items():
+            spaces = {"observation_space": learner.observation_space, "action_space": learner.action_space}
+            about = {"algorithm_name": config.algorithm, "description": f"{name} data of {config.algorithm} on {env}"}
+            write_minari(dataset_id(env, name), batch, overwrite=True, metadata=about, **spaces)
+            returns = returns_of(batch)
+            print(
+                f"{dataset_id(env, name)}: {len(batch):,} rows, {len(returns)} episodes, mean return "
+                f"{statistics.fmean(returns):.1f}, best {max(returns):.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
