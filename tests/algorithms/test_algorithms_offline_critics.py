@@ -131,6 +131,13 @@ def test_each_part_of_iql_reaches_its_own_network_only():
     assert parts["actor"].abs().max() < 1e-25
     assert parts["value"].abs().max() > 1e-3
     assert parts["critic"].abs().max() > 1e-3
+    for beta in (0.0, 3.0):  # the weights are no way from the policy's part to the value
+        other = learner_of(IQLConfig, beta=beta)
+        other.update_from_batch(batch_of())
+        found = gradients_by_part(other)
+        assert found["actor"].abs().max() > 1e-3
+        torch.testing.assert_close(found["value"], parts["value"], rtol=0, atol=1e-12)
+        torch.testing.assert_close(found["critic"], parts["critic"], rtol=0, atol=1e-12)
     sizes = {entry.name: entry.flat.data.numel() for entry in learner.optimizers}
     assert sizes == {"actor": 32 + 18 + 2, "value": 32 + 9, "critic": 2 * (48 + 9)}
 
