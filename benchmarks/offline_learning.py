@@ -7,7 +7,7 @@
 
 Every algorithm learns from `medium-replay`, where what is asked is to do better than who left the data; behaviour
 cloning also from `expert`, where what is asked is to do as well. Networks of 64x64, one thread, gradient steps as
-`--steps` says. Writes ``results/offline_learning.json`` (replaced after every run) with the final evaluation of each
+`--steps` says. Writes ``results/offline_learning.json`` (what is run again replaces what was there) with the final evaluation of each
 seed: 50 new episodes, most likely actions; and the mean return where actions are drawn, as those in the data were.
 """
 
@@ -27,7 +27,7 @@ from lockstep import SampleBatch, get_config
 from lockstep.data import read_minari_batch
 
 FINAL_EPISODES = 50
-DRAWN_STEPS = 10_000
+DRAWN_STEPS = 5_000
 SMALL: dict[str, Any] = {"hiddens": (64, 64)}
 RELU: dict[str, Any] = {**SMALL, "activation": "relu"}
 CASES: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
@@ -54,7 +54,7 @@ def learn(env: str, data: SampleBatch, algorithm: str, training: dict[str, Any],
     """One run in this process."""
     config = get_config(algorithm).environment(env).offline_data(input_=data).debugging(seed=seed)
     config.training(**training).rl_module(model_config=SMALL if algorithm in ("bc", "marwil") else RELU)
-    config.reporting(total_steps=steps, steps_per_epoch=steps // 4)
+    config.reporting(total_steps=steps, steps_per_epoch=steps // 2)
     trainer = config.evaluation(evaluation_episodes=10).build_trainer()
     started, curve = time.process_time(), []
     for epoch in trainer:
@@ -100,7 +100,7 @@ def render(record: dict[str, Any], name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3_000)
+    parser.add_argument("--steps", type=int, default=2_000)
     parser.add_argument("--only", nargs="*", help="algorithms")
     parser.add_argument("--envs", nargs="*", help="environments")
     parser.add_argument("--name", default="offline_learning")
@@ -109,8 +109,12 @@ def main() -> None:
     if options.render:
         render(json.loads((report.RESULTS / f"{options.name}.json").read_text()), options.name)
         return
-    facts = report.machine()
-    record = {"seeds": options.seeds, "steps": options.steps, "threads": 1, "machine": facts, "cases": []}
+    record = {"seeds": options.seeds, "steps": options.steps, "threads": 1, "machine": report.machine(), "cases": []}
+    before = report.RESULTS / f"{options.name}.json"
+    if before.exists():
+        earlier = json.loads(before.read_text())
+        if (earlier["seeds"], earlier["steps"]) == (options.seeds, options.steps):
+            record["cases"] = earlier["cases"]
     for (env, name), algorithms in CASES.items():
         if options.envs and env not in options.envs:
             continue
@@ -136,7 +140,9 @@ def main() -> None:
                 "median_seconds": statistics.median(run["seconds"] for run in runs),
                 "runs": runs,
             }
-            record["cases"].append(case)
+            keys = ("environment", "data", "algorithm")
+            kept = [old for old in record["cases"] if any(old[key] != case[key] for key in keys)]
+            record["cases"] = sorted([*kept, case], key=lambda each: [each[key] for key in keys])
             report.write(options.name, record)
             print(
                 f"{env} {name} (behaviour {case['behaviour_mean']:.1f}): {algorithm} median {case['median']:.1f}, "
