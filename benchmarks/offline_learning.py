@@ -7,8 +7,9 @@
 
 Every algorithm learns from `medium-replay`, where what is asked is to do better than who left the data; behaviour
 cloning also from `expert`, where what is asked is to do as well. Networks of 64x64, one thread, gradient steps as
-`--steps` says. Writes ``results/offline_learning.json`` (what is run again replaces what was there) with the final evaluation of each
-seed: 50 new episodes, most likely actions; and the mean return where actions are drawn, as those in the data were.
+`--steps` says. Writes ``results/offline_learning.json`` (what is run again replaces what was there) with the final
+evaluation of each seed: 50 new episodes, most likely actions; and the mean return where actions are drawn, as those in
+the data were.
 """
 
 from __future__ import annotations
