@@ -44,7 +44,7 @@ CASES: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
         "marwil": {"moving_average_sqd_adv_norm_start": 10_000.0, "beta": 3.0, "gamma": 0.95},
         "cql": {"lr": 1e-3, "actor_lr": 3e-4, "min_q_weight": 1.0, "num_actions": 4, "tau": 0.01},
         "iql": {"lr": 1e-3, "tau": 0.01, "beta": 3.0, "expectile": 0.8},
-        "td3_bc": {"lr": 1e-3, "tau": 0.01},
+        "td3_bc": {"lr": 1e-3, "tau": 0.01, "alpha": 20.0},
     },
     ("Pendulum-v1", "expert"): {"bc": {}},
 }
