@@ -2,5 +2,5 @@
 
 from trainer_tools import config_for
 
-for name in ("ppo", "a2c"):
+for name in ("ppo", "a2c", "dqn"):
     config_for(name).build_trainer()

@@ -1,0 +1,101 @@
+"""Runs of every kind that is resumed bit by bit, small, in a folder; also in a process that may be killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from trainer_tools import config_for, hashes
+
+from lockstep.replay import HERVectorReplayBuffer
+from lockstep.tracking import RunFolder
+from lockstep.trainer import build_trainer, restore_trainer
+
+NUM_BITS = 3
+LSTM = {"rl_module": {"model_config": {"recurrent": "lstm", "recurrent_size": 4, "max_seq_len": 8}}}
+UNIFORM = {"replay": {"prioritized": False, "n_step": 1}}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "on-policy": ("ppo", {}),
+    "recurrent": ("ppo", LSTM),
+    "uniform": ("dqn", UNIFORM),
+    "prioritised": ("dqn", {"replay": {"n_step": 1}}),
+    "n-step": ("dqn", {"replay": {"prioritized": False, "n_step": 3}}),
+    "hindsight": ("dqn", UNIFORM),
+}
+
+
+class BitFlip(gym.Env):
+    """Flip one of three bits a step until they are as asked; at most six steps. It tells its state."""
+
+    observation_space = spaces.Dict(
+        {name: spaces.Box(0.0, 1.0, (NUM_BITS,)) for name in ("observation", "achieved_goal", "desired_goal")}
+    )
+    action_space = spaces.Discrete(NUM_BITS)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.bits, self.goal = self.np_random.integers(0, 2, (2, NUM_BITS)).astype(np.float32)
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.bits[action] = 1.0 - self.bits[action]
+        self.count += 1
+        reward = float(reached(self.bits, self.goal))
+        return self._obs(), reward, reward == 0.0, self.count == 6, {}
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        return {"observation": self.bits.copy(), "achieved_goal": self.bits.copy(), "desired_goal": self.goal.copy()}
+
+    def get_env_state(self) -> dict[str, Any]:
+        return {"bits": self.bits.copy(), "goal": self.goal.copy(), "count": self.count}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        self.bits, self.goal, self.count = np.array(state["bits"]), np.array(state["goal"]), state["count"]
+
+
+def reached(achieved: Any, desired: Any, *_: Any) -> Any:
+    """0 where the goal is reached, else -1."""
+    return -(np.asarray(achieved) != np.asarray(desired)).any(-1).astype(np.float32)
+
+
+def run_kind(folder: Path, kind: str, total_steps: int) -> Any:
+    """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer."""
+    algorithm, sections = KINDS[kind]
+    goals = kind == "hindsight"
+    env: Any = BitFlip if goals else "CartPole-v1"
+    config = config_for(algorithm, env, total_steps=total_steps, **sections)
+    resume = (folder / "config.json").exists()
+    if not resume:
+        plain = config_for(algorithm, total_steps=total_steps, **sections).to_dict()
+        made = RunFolder.create(folder.parent, algo=algorithm, env="a task", seed=3, config=plain)
+        made.path.rename(folder)
+    run = RunFolder.open(folder)
+    trainer: Any = build_trainer(config, folder=run, resume=resume)
+    if goals:
+        trainer.collector.buffer = HERVectorReplayBuffer(200, 4, reached, seed=5)
+        trainer.buffer = trainer.collector.buffer
+    newest = run.newest_checkpoint()
+    if newest is not None:
+        restore_trainer(trainer, newest)
+    trainer.run()
+    return trainer
+
+
+def bits_of(trainer: Any) -> dict[str, str]:
+    """Hashes of weights, optimizers and random state; of environments and their streams; of the replay buffer."""
+    from trainer_tools import digest
+
+    learner, collectors = hashes(trainer)
+    replay = digest(trainer.buffer.get_state()) if trainer.policy.config.is_off_policy else ""
+    return {"learner": learner, "collectors": collectors, "replay": replay}
+
+
+def work_on(folder: str, kind: str, total_steps: int, answers: Any) -> None:
+    """In another process."""
+    torch.set_num_threads(1)
+    answers.put(bits_of(run_kind(Path(folder), kind, total_steps)))

@@ -1,0 +1,72 @@
+"""Runs that are killed with SIGKILL at random moments end with the bits and the records of one that was not."""
+
+import multiprocessing
+import multiprocessing.forkserver
+import random
+import time
+from pathlib import Path
+
+import pytest
+from kill_tools import KINDS, bits_of, run_kind, work_on
+from trainer_tools import records_of
+
+NUM_KILLS = 50
+EPOCH = 128
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trainer_warm"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_run_and_a_new_trainer_for_the_other_half_are_the_whole_to_the_last_bit(kind, folder):
+    whole = bits_of(run_kind(folder / "whole", kind, 3 * EPOCH))
+    run_kind(folder / "halves", kind, EPOCH)
+    resumed = run_kind(folder / "halves", kind, 3 * EPOCH)
+    assert bits_of(resumed) == whole
+    assert records_of(folder / "halves") == records_of(folder / "whole")
+    assert resumed.gradient_step > 0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", KINDS)
+def test_fifty_kills_at_random_moments_change_no_bit_and_no_record(kind, processes, folder):
+    """Every other kill waits for a new checkpoint first, so that the run gets on; the others come at any time."""
+    chance = random.Random(kind)
+    total = 4 * NUM_KILLS * EPOCH
+    expected = bits_of(run_kind(folder / "whole", kind, total))
+    place = folder / "killed"
+    for number in range(NUM_KILLS):
+        process, _ = started(processes, place, kind, total)
+        if number % 2:
+            before = newest_step(place)
+            while process.is_alive() and newest_step(place) <= before:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0.0, 0.05))
+        else:
+            time.sleep(chance.uniform(0.0, 0.6))
+        process.kill()
+        process.join()
+        assert process.exitcode == -9, f"the run ended before its kill number {number + 1}"
+    assert EPOCH < newest_step(place) < total
+    process, answers = started(processes, place, kind, total)
+    assert answers.get() == expected
+    process.join()
+    assert records_of(place) == records_of(folder / "whole")
+
+
+def started(processes, place, kind, total):
+    answers = processes.SimpleQueue()
+    process = processes.Process(target=work_on, args=(str(place), kind, total, answers))
+    process.start()
+    return process, answers
+
+
+def newest_step(place):
+    return max((int(path.name[5:]) for path in (place / "checkpoints").glob("step_*")), default=0)
