@@ -58,6 +58,12 @@ WRONG = [
     ("save_checkpoint_fn", "checkpoints"),
     ("logger", "jsonl"),
     ("nan_policy", "skip"),
+    ("seed", -1),
+    ("seed", 1.5),
+    ("test_in_train", "yes"),
+    ("resume_from_log", 1),
+    ("verbose", None),
+    ("show_progress", "bar"),
 ]
 
 
@@ -89,6 +95,16 @@ def test_what_only_evaluation_calls_is_refused_without_it(template, name):
 def test_a_callback_that_is_none_is_refused(template):
     with pytest.raises(ValueError, match="callbacks: <function"):
         OnpolicyTrainer(template.policy, **given(template, callbacks=[lambda event: None]))
+
+
+def test_a_part_that_is_none_or_of_another_policy_is_refused(template):
+    with pytest.raises(ValueError, match=r"policy='ppo' is not allowed; it must be a lockstep.Policy"):
+        OnpolicyTrainer("ppo", **given(template))
+    with pytest.raises(ValueError, match=r"test_collector=3 is not allowed; it must be a lockstep\.Collector"):
+        OnpolicyTrainer(template.policy, **given(template, test_collector=3))
+    other = config_for().build_trainer()
+    with pytest.raises(ValueError, match="test_collector acts with another policy than the one to train"):
+        OnpolicyTrainer(template.policy, **given(template, test_collector=other.test_collector))
 
 
 def test_an_unknown_parameter_is_refused_by_name(template):

@@ -225,7 +225,7 @@ def test_early_stop_at_a_time_counts_the_time_of_this_process():
     assert hurried.env_step == 8
 
 
-def test_displays_videos_and_profiles_change_no_bit_of_training(straight, folder):
+def test_displays_profiles_and_checkpoints_change_no_bit_of_training(straight, folder):
     from rich.console import Console
 
     from lockstep.trainer import ProgressDisplay
