@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,13 @@ def reached(achieved: Any, desired: Any, *_: Any) -> Any:
 
 
 def run_kind(folder: Path, kind: str, total_steps: int) -> Any:
-    """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer."""
+    """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer.
+
+    A run that was killed before its first checkpoint cannot be resumed: it begins again in a new folder.
+    """
     algorithm, sections = KINDS[kind]
+    if folder.exists() and RunFolder.open(folder).newest_checkpoint() is None:
+        shutil.rmtree(folder)
     goals = kind == "hindsight"
     env: Any = BitFlip if goals else "CartPole-v1"
     config = config_for(algorithm, env, total_steps=total_steps, **sections)
