@@ -10,7 +10,6 @@ from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
 from lockstep.trainer.profiler import Profiler
-from lockstep.trainer.video import VideoCallback
 
 AlgorithmConfig.trainer_factory = staticmethod(build_trainer)  # the one upward wire: see docs/architecture.md
 
@@ -25,7 +24,6 @@ __all__ = [
     "OnpolicyTrainer",
     "Profiler",
     "ProgressDisplay",
-    "VideoCallback",
     "build_onpolicy_trainer",
     "build_trainer",
     "gather_info",
