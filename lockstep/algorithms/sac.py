@@ -22,7 +22,7 @@ from lockstep.learner import soft
 from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import TrainingSection, whole_samples
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
-from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.modules import DefaultSACModule
 from lockstep.state.schedules import ScheduleLike
 
@@ -90,9 +90,8 @@ class SACLearner(Learner):
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss + soft.temperature_loss(self, module_id, batch, neg_entropy)
 
-    def apply_gradients(self, gradients: Gradients) -> None:
-        """One step of each optimizer; then the target critics follow."""
-        super().apply_gradients(gradients)
+    def after_gradient_step(self) -> None:
+        """The target critics follow."""
         soft.follow_targets(self)
 
 

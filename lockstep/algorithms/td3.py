@@ -23,7 +23,8 @@ from lockstep.data.columns import Columns
 from lockstep.learner import delayed_policy
 from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
-from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultTD3Module, GaussianNoise
 from lockstep.state.schedules import Schedule, ScheduleLike
@@ -103,15 +104,16 @@ class TD3Learner(Learner):
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss
 
-    def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
-        """As ever; an actor that does not learn in this step is not stepped either."""
-        gradients = super().compute_gradients(loss_per_module)
-        delayed_policy.leave_out_waiting_actors(self)
-        return gradients
+    def takes_part(self, entry: RegisteredOptimizer) -> bool:
+        """The policy's optimizer does when it is due."""
+        return delayed_policy.takes_part(self, entry)
 
-    def apply_gradients(self, gradients: Gradients) -> None:
-        """One step of each optimizer; then the target networks follow."""
-        super().apply_gradients(gradients)
+    def compiled_variant(self) -> tuple[bool, ...]:
+        """Which policies learn now."""
+        return tuple(delayed_policy.policy_learns(self, module_id) for module_id in self.module)
+
+    def after_gradient_step(self) -> None:
+        """The target networks follow."""
         delayed_policy.follow_targets(self)
 
 

@@ -8,7 +8,7 @@ registered state) are inputs of the graph.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -43,17 +43,18 @@ class CompiledUpdate:
 
     def run(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> bool:
         """One gradient step on the given rows. False where it must be done eagerly instead."""
-        key = (id(columns), *((m, None if i is None else len(i)) for m, i in indices.items()))
+        variant = self.learner.compiled_variant()
+        key = (id(columns), variant, *((m, None if i is None else len(i)) for m, i in indices.items()))
         if key != self._last_key:
             self._last_key, self._last_columns = key, columns
             padded = _padded(columns, indices)
-            self._last_step = self._find(padded, indices)
+            self._last_step = self._find(padded, indices, variant)
             self._last_inputs = self._inputs(padded)
         if self._last_step is None:
             return False
         function, metrics, with_errors = self._last_step
         for entry in self.learner.optimizers:
-            entry.has_loss = entry.module_id in indices or entry.module_id == ALL_MODULES
+            entry.has_loss = entry.module_id in (*indices, ALL_MODULES) and self.learner.takes_part(entry)
             self._lr[entry.key].fill_(entry.optimizer.param_groups[0]["lr"])
         rows = [index for index in indices.values() if index is not None]
         values, *errors = function(*rows, *self._last_inputs)
@@ -61,8 +62,11 @@ class CompiledUpdate:
         self.learner.row_errors.update(zip(with_errors, errors))
         return True
 
-    def _find(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> Step | None:
-        signature = tuple(
+    def _find(
+        self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None], variant: Hashable
+    ) -> Step | None:
+        signature: tuple[Any, ...] = (variant,)
+        signature += tuple(
             (
                 module_id,
                 None if index is None else len(index),
@@ -82,7 +86,8 @@ class CompiledUpdate:
             inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), lr]
             inputs += entry.adam_state()
         inputs += [value for _, value in learner.coefficients.values()]
-        inputs += [value for value in learner.registered.values() if isinstance(value, Tensor)]
+        known = {id(param) for entry in learner.optimizers for param in entry.flat.params}  # are inputs already
+        inputs += [v for v in learner.registered.values() if isinstance(v, Tensor) and id(v) not in known]
         return inputs + [target.flat for target in _targets(learner)]
 
     def _compile(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> Step | None:
@@ -151,14 +156,14 @@ class CompiledUpdate:
             batch = gather(columns, indices)
             losses = _functional_losses(learner, leaf_tensors, batch)
             total = torch.stack(list(losses.values())).sum()
-            gradients = torch.autograd.grad(total, leaf_tensors)
+            gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True, materialize_grads=True)
             by_param: dict[nn.Parameter, Tensor] = {}
             for entry, gradient in zip(learner.optimizers, gradients):
                 entry.flat.grad.copy_(gradient)
                 by_param.update(zip(entry.flat.params, entry.flat.grad_views))
             learner.optimizers.take_gradients(learner.postprocess_gradients(by_param))
             for entry in learner.optimizers:
-                if entry.module_id in losses or entry.module_id == ALL_MODULES:
+                if entry.module_id in (*losses, ALL_MODULES) and learner.takes_part(entry):
                     _adam_step_(entry, self._lr[entry.key])
         values: list[Tensor] = []
         for (module_id, name), logged in learner.metrics.items():
@@ -201,16 +206,21 @@ def _functional_losses(
     learner: Learner, leaf_tensors: list[Tensor], batch: dict[str, dict[str, Any]]
 ) -> dict[str, Tensor]:
     names = {id(p): f"module.{name}" for name, p in learner.module.named_parameters()}
-    replaced = {
-        names[id(param)]: view
+    views = {
+        id(param): view
         for entry, leaf in zip(learner.optimizers, leaf_tensors)
         for param, view in zip(entry.flat.params, entry.flat.unflatten(leaf))
-        if id(param) in names
     }
+    replaced = {names[key]: view for key, view in views.items() if key in names}
     for number, target in enumerate(_targets(learner)):
         replaced |= {f"targets.{number}.{name}": view for name, view in target.views().items()}
-    losses: dict[str, Tensor] = torch.func.functional_call(_Losses(learner), replaced, (batch,))
-    return losses
+    registered, losses = dict(learner.registered), _Losses(learner)
+    try:  # registered parameters too are those that the gradient is taken of
+        learner.registered.update({name: views.get(id(value), value) for name, value in registered.items()})
+        found: dict[str, Tensor] = torch.func.functional_call(losses, replaced, (batch,))
+        return found
+    finally:
+        learner.registered.update(registered)
 
 
 def _targets(learner: Learner) -> list[TargetNetwork]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.learner.config import require
 from lockstep.learner.critics import ACTOR, follow, modules_with_loss
+from lockstep.learner.optimizers import RegisteredOptimizer
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -53,11 +54,9 @@ def smoothed_next_values(learner: Learner, module_id: str, batch: TensorColumns)
     return values
 
 
-def leave_out_waiting_actors(learner: Learner) -> None:
-    """After gradients: an actor that does not learn in this step is not stepped either."""
-    for entry in learner.optimizers:
-        if entry.name == ACTOR and entry.has_loss:
-            entry.has_loss = policy_learns(learner, entry.module_id)
+def takes_part(learner: Learner, entry: RegisteredOptimizer) -> bool:
+    """Is the optimizer stepped now? That of the policy when it is due."""
+    return entry.name != ACTOR or policy_learns(learner, entry.module_id)
 
 
 def follow_targets(learner: Learner) -> None:

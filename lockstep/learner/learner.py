@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self, TypeVar, Unpack
 
@@ -25,7 +25,7 @@ from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
 from lockstep.learner.means import means_over_learners, once_over_learners
-from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, fused_adam
+from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer, fused_adam
 from lockstep.learner.option_types import takes_batch
 from lockstep.learner.plan import agree_on_parts
 from lockstep.learner.reduction import LocalReducer, Reducer
@@ -307,7 +307,7 @@ class Learner:
         total.backward()
         started = time.perf_counter()
         for entry in self.optimizers:
-            entry.has_loss = entry.module_id in loss_per_module or entry.module_id == ALL_MODULES
+            entry.has_loss = entry.module_id in (*loss_per_module, ALL_MODULES) and self.takes_part(entry)
             self.reducer.sum_(entry.flat.grad)
         self.seconds.reduction += time.perf_counter() - started
         return self.optimizers.gradients()
@@ -348,6 +348,14 @@ class Learner:
         for entry in self.optimizers:
             if entry.has_loss:  # a module without rows stays as it is, whatever its moments say
                 entry.step(self.config_of(entry.module_id).nan_policy)
+
+    def takes_part(self, entry: RegisteredOptimizer) -> bool:
+        """Is this optimizer stepped in the present gradient step, where its module has a loss?"""
+        return True
+
+    def compiled_variant(self) -> Hashable:
+        """With `compile=True`: what the operations of the present gradient step depend on besides shapes."""
+        return None
 
     def after_gradient_step(self) -> None:
         """After each gradient step, compiled ones too: target networks follow."""

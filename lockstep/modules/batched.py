@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lockstep.modules.layers import initialise, is_watched, make_activation
 from lockstep.ops.batched_mlp import batched_mlp
@@ -71,10 +72,11 @@ class BatchedMLP(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             if frozen:
                 weight, bias = weight.detach(), bias.detach()
-            inputs = torch.baddbmm(bias, inputs, weight)
             if i < last:
-                inputs = self.activation(inputs)
-        return inputs
+                inputs = self.activation(torch.baddbmm(bias, inputs, weight))
+        if self.sizes[-1] == 1:  # a product with one column takes several times as long as a sum
+            return (inputs * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, inputs, weight)
 
     def _is_plain(self, inputs: Tensor) -> bool:
         """May all run as one function (`ops.batched_mlp`), without anybody who looks at single operations?"""
@@ -90,6 +92,7 @@ class BatchedMLP(nn.Module):
             and inputs.dtype == self.weights[0].dtype
             and not is_watched(self.activation)
             and not torch.compiler.is_compiling()
+            and not is_in_torch_dispatch_mode()  # what traces can fuse better
             and not torch._C._are_functorch_transforms_active()
         )
 
