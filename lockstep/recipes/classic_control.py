@@ -13,6 +13,7 @@ from lockstep.algorithms import (
     IMPALAConfig,
     PPOConfig,
     QRDQNConfig,
+    SACConfig,
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
@@ -142,6 +143,19 @@ def ppo_pendulum() -> PPOConfig:
     )
 
 
+def sac_pendulum() -> SACConfig:
+    """Small networks, which are enough here; a gradient step for each step of four environments."""
+    return (
+        SACConfig()
+        .environment("Pendulum-v1")
+        .env_runners(num_envs_per_env_runner=4)
+        .training(lr=1e-3)
+        .replay(capacity=20_000, learning_starts=400)
+        .rl_module(model_config={"hiddens": (64, 64)})
+        .reporting(total_steps=20_000)
+    )
+
+
 CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, band=475.0),
@@ -152,4 +166,5 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("qrdqn", "CartPole-v1", qrdqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
+    Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, band=-180.0),
 )
