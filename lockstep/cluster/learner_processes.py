@@ -16,6 +16,8 @@ GRACE_S = 5.0
 """seconds that the others have to answer when one learner failed, before they are started again, too"""
 PROBE_S = 3.0
 """seconds in which a learner that works must say how far it is"""
+ROOM_S = 30.0
+"""seconds that the cluster may take to find room"""
 START_S = 60.0
 """seconds that a new process may take at least"""
 Answers = dict[int, Answer]
@@ -67,7 +69,7 @@ class LearnerProcesses:
         bundle = {name: amount for name, amount in wanted.items() if amount} or {"CPU": 0.001}
         self._group = placement_group([bundle] * num_learners, strategy=self._strategy)
         self.workers = [None] * num_learners
-        if not self._group.wait(min(section.learner_timeout_s, 30.0)):
+        if not self._group.wait(min(section.learner_timeout_s, ROOM_S)):
             free = self._ray.available_resources()
             self.stop()
             raise LearnerError(
@@ -77,8 +79,10 @@ class LearnerProcesses:
             )
 
     def spawn(self) -> Answers:
-        """Starts a process wherever there is none; the failures."""
+        """Starts a process wherever there is none; the failures. `LearnerError` where there is no room any more."""
         lost = [rank for rank, worker in enumerate(self.workers) if worker is None]
+        if lost and not self._group.wait(ROOM_S):
+            raise LearnerError(f"the cluster has no room for learners {lost}, whose machine is lost")
         for rank in lost:
             self.workers[rank] = self._new_worker(rank)
         answers = self.call("process", lambda rank: (), lost, limit_s=self._start_s)

@@ -219,7 +219,11 @@ class RayLearnerBackend:
                 refused = self._budget.take(which)
                 if refused is not None:
                     raise self._error(failed, f" {which} is not started again: {refused} (fault_tolerance);")
-            if not self._restart():
+            try:
+                bad = self._restart()
+            except LearnerError as error:
+                raise error if error is self._lost else self._error(failed, f" {error};") from error
+            if not bad:
                 return
 
     def _restart(self) -> Answers:

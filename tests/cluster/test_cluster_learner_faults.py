@@ -191,17 +191,16 @@ def said_by(process, seconds):
 
 
 def test_a_removed_node_is_recovered_in_the_same_call():
-    out = said_by(driver("node", REPEATS), 60 + 60 * REPEATS)
+    out = said_by(driver("node", REPEATS), 240 + 60 * REPEATS)
     seconds = [float(line.split()[1]) for line in out.splitlines() if line.startswith("recovered")]
     assert len(seconds) == REPEATS
     assert_fast(seconds)
     assert "LearnerError" in next(line for line in out.splitlines() if line.startswith("no room"))
 
 
-def test_a_full_object_store_is_a_clear_error_and_no_learner_is_updated():
-    out = said_by(driver("store", REPEATS), 300)
-    assert out.count("refused: Ray's object store has no room for the data of this call") == REPEATS
-    assert "equal" in out
+def test_data_larger_than_the_object_store_are_learned_from_all_the_same():
+    out = said_by(driver("store", REPEATS), 120 + 30 * REPEATS)
+    assert out.count("equal") == REPEATS
 
 
 @pytest.mark.parametrize("own_ray", [False, True])
