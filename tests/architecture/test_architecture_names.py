@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -53,10 +52,7 @@ def test_the_package_declares_all_that_its_init_imports():
 
 
 def fresh_import() -> tuple[float, list[str]]:
-    """Seconds that `import lockstep` takes after torch in a new process, and which heavy packages it loads.
-
-    Seconds of processor time, which does not depend on what else the machine does.
-    """
+    """Seconds of processor time that `import lockstep` takes after torch in a new process; heavy packages it loads."""
     code = (
         "import json, sys, time, torch; t = time.process_time(); import lockstep; t = time.process_time() - t;"
         f"print(json.dumps([t, [m for m in {HEAVY!r} if m in sys.modules]]))"
@@ -67,7 +63,7 @@ def fresh_import() -> tuple[float, list[str]]:
 
 
 def test_importing_lockstep_is_light():
-    runs = [fresh_import() for _ in range(3)]
-    assert [loaded for _, loaded in runs] == [[], [], []]
-    seconds = statistics.median(seconds for seconds, _ in runs)
+    runs = [fresh_import() for _ in range(5)]
+    assert not any(loaded for _, loaded in runs), runs
+    seconds = min(seconds for seconds, _ in runs)  # what else the machine does costs cache, and with it processor time
     assert 0.02 < seconds < MAX_IMPORT_SECONDS, runs
