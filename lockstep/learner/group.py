@@ -157,9 +157,9 @@ class LearnerGroup:
         if on_full not in ("wait", "drop"):
             raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
         check_flags(async_update=async_update, return_state=return_state, reduce_results=reduce_results)
+        data = self._backend.fetched(data)
         (check_episodes if kind == "episodes" else check_batch)(data)
         ready = self._queue.take_finished() if async_update else []
-        data = self._backend.fetched(data)
         given = self._backend.freeze(data) if async_update else data
         self._last_call_id += 1
         request = UpdateRequest(

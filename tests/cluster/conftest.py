@@ -32,6 +32,10 @@ def pool(cluster):
     made.close()
 
 
-@pytest.fixture(params=[0, 1, 2, 3])
+MANY = pytest.mark.faults
+"""Processes take seconds to start: the fast suite has 0 and 2 learners, 1 and 3 come with the tests that kill."""
+
+
+@pytest.fixture(params=[0, pytest.param(1, marks=MANY), 2, pytest.param(3, marks=MANY)])
 def num_learners(request):
     return request.param
