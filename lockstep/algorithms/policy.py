@@ -64,10 +64,10 @@ class Policy(ActingPolicy):
         """Version of the weights."""
         return self.learner_group.learner.weights_seq_no if self.learner_group.is_local else self._version
 
-    def acting_weights(self) -> ActingWeights:
-        """What others need to act as this policy does, as a copy."""
+    def acting_weights(self, *, copy: bool = True) -> ActingWeights:
+        """What others need to act as this policy does; with `copy=False` it may change with the next update."""
         observations, timesteps = self.connectors.obs.get_state(), dict(self.timesteps)
-        return ActingWeights(self.weights_seq_no, flatten_module(self.module), observations, timesteps)
+        return ActingWeights(self.weights_seq_no, flatten_module(self.module, copy=copy), observations, timesteps)
 
     def bring_home(self) -> None:
         """Ends learners in other processes; the policy goes on with one in this process that has their state."""

@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.cluster.start import start_ray
@@ -16,6 +17,19 @@ from lockstep.rollout.runner_backend import BuildRunner, Call, RunnerLostError
 
 ROOM_S = 30.0
 """seconds that a cluster has to find room for a runner"""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What lies in the object store; who is handed it fetches it, which is faster than to let Ray do it before."""
+
+    reference: Any
+
+
+def _fetched(value: Any) -> Any:
+    import ray
+
+    return ray.get(value.reference) if isinstance(value, Stored) else value
 
 
 class RunnerWorker:
@@ -36,7 +50,7 @@ class RunnerWorker:
         """`func(runner, *args, **options)`; the first call builds the runner, so that its error is that call's."""
         if self._runner is None:
             self._runner = self._build(**self._place)
-        return func(self._runner, *args, **options)
+        return func(self._runner, *args, **{name: _fetched(value) for name, value in options.items()})
 
 
 class RayRunnerBackend:
@@ -71,7 +85,7 @@ class RayRunnerBackend:
 
     def put(self, value: Any) -> Any:
         """A reference to `value` in the object store; runners on the same machine read it where it lies."""
-        return self._ray.put(value)
+        return Stored(self._ray.put(value))
 
     def call(self, index: int, func: Callable[..., Any], *args: Any, **options: Any) -> Call:
         """Begins a call; returns its reference."""

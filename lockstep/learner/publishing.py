@@ -9,9 +9,9 @@ from lockstep.modules import ActingWeights, flatten_module
 
 
 def acting_weights(learner: Learner, module_id: str) -> ActingWeights:
-    """All that acting with this module needs, as a copy, with the version of the weights."""
+    """All that acting with this module needs, with the version of the weights; good until the next update."""
     observations = learner.connectors[module_id].obs.get_state()
-    return ActingWeights(learner.weights_seq_no, flatten_module(learner.module[module_id]), observations)
+    return ActingWeights(learner.weights_seq_no, flatten_module(learner.module[module_id], copy=False), observations)
 
 
 def after_update(learner: Learner, module_id: str) -> tuple[ActingWeights, dict[Any, Any]]:

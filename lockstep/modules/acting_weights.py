@@ -15,7 +15,7 @@ from lockstep.modules.rl_module import RLModule
 
 @dataclass(frozen=True)
 class ActingWeights:
-    """All that acting needs of one module at one moment. Nothing in it is shared with who made it."""
+    """All that acting needs of one module at one moment."""
 
     version: int
     """`weights_seq_no` of the learner: updates made so far"""
@@ -32,15 +32,18 @@ class ActingWeights:
         return int(self.flat.nbytes)
 
 
-def flatten_module(module: RLModule) -> np.ndarray:
-    """[bytes] uint8, a copy of every parameter and buffer that acting needs (no value network), in a fixed order.
+def flatten_module(module: RLModule, *, copy: bool = True) -> np.ndarray:
+    """[bytes] uint8, every parameter and buffer that acting needs (no value network), in a fixed order.
 
-    Tensors that lie one after another in memory, as an optimizer's flat parameters do, are copied at once.
+    Tensors that lie one after another in memory, as an optimizer's flat parameters do, are copied at once; with
+    `copy=False` and all of them there, the result is that memory itself, which changes with the next gradient step.
     """
     runs = [run.cpu() for run in _runs(module)]
     if not runs:
         return np.empty(0, np.uint8)
-    return (runs[0].clone() if len(runs) == 1 else torch.cat(runs)).numpy()
+    if len(runs) > 1:
+        return torch.cat(runs).numpy()
+    return (runs[0].clone() if copy else runs[0]).numpy()
 
 
 def load_flat(module: RLModule, flat: np.ndarray) -> None:

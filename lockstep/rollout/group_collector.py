@@ -23,8 +23,8 @@ class PublishingPolicy(Protocol):
 
     is_stateful: bool
 
-    def acting_weights(self) -> ActingWeights:
-        """What runners need to act as this policy does."""
+    def acting_weights(self, *, copy: bool = True) -> ActingWeights:
+        """What runners need to act as this policy does; with `copy=False` it may change with the next update."""
         ...
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
@@ -98,7 +98,7 @@ class GroupCollector:
         Raises as `EnvRunnerGroup.sample`; no row is left behind then, and the next collect begins new episodes.
         """
         started = time.perf_counter()
-        self.group.set_weights(self.policy.acting_weights())
+        self.group.set_weights(self.policy.acting_weights(copy=False))
         fragments = self.group.sample(n_step, n_episode, random=random)
         if isinstance(self.store, ReplayWriter):
             self.store.steps_before = 0

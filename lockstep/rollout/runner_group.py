@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from lockstep.rollout.fragments import Fragment
 from lockstep.rollout.runner_backend import Call, RunnerBackend, RunnerLostError
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
-INLINE_BYTES = 65_536
+INLINE_BYTES = 98_304
 """weights up to this size travel with the request for samples instead of through the object store"""
 START_S = 120.0
 """seconds that a new runner may take for its first answer, beside `sample_timeout_s`"""
@@ -129,7 +129,7 @@ class EnvRunnerGroup:
         The weights are taken over at once: what they were made from may change afterwards.
         """
         is_small = weights.num_bytes <= INLINE_BYTES or self.is_local
-        self._weights = weights if is_small else self._backend.put(weights)
+        self._weights = replace(weights, flat=weights.flat.copy()) if is_small else self._backend.put(weights)
         self._version, self._publication = weights.version, self._publication + 1
         if wait:
             self._gather([_Request(i, _set_weights) for i in range(len(self))])

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from functools import partial
@@ -28,14 +27,6 @@ def config_of(num_env_runners, num_envs, env="CartPole-v1", **runners):
         )
         .debugging(seed=3)
     )
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    path = os.pathsep.join(filter(None, [os.path.dirname(__file__), *sys.path]))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -144,5 +135,5 @@ def test_a_hanging_runner_is_replaced_and_without_restarts_the_error_says_so(clu
 
 def test_more_runners_than_the_cluster_has_room_for_are_refused(cluster, monkeypatch):
     monkeypatch.setattr("lockstep.cluster.ray_runners.ROOM_S", 0.5)
-    with pytest.raises(EnvRunnerError, match=r"no room for .* of 2 env runners with {'CPU': 2.0} each"):
-        config_of(2, 1).env_runners(num_cpus_per_env_runner=2.0).build_env_runner_group()
+    with pytest.raises(EnvRunnerError, match=r"no room for .* of 2 env runners with {'CPU': 20.0} each"):
+        config_of(2, 1).env_runners(num_cpus_per_env_runner=20.0).build_env_runner_group()

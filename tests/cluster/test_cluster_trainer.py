@@ -34,14 +34,6 @@ def config_of(num_learners=0, num_env_runners=0, num_envs=4, total_steps=256, **
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    path = os.pathsep.join(filter(None, sys.path))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
 def here(tmp_path_factory):
     return run(config_of(), tmp_path_factory.mktemp("here"))
 

@@ -109,12 +109,12 @@ def test_a_sample_takes_exactly_one_amount(given):
 
 
 def test_weights_are_one_flat_buffer_put_once_and_taken_with_the_next_request():
-    config = config_of(rl_module={"model_config": {"hiddens": (128, 128)}})
+    config = config_of(rl_module={"model_config": {"hiddens": (160, 160)}})
     with group_of(config) as group:
         policy = config.build_policy()
         weights = policy.acting_weights()
         needed = policy.module.get_state(inference_only=True)
-        assert weights.num_bytes == sum(array.nbytes for array in needed.values()) > 65536
+        assert weights.num_bytes == sum(array.nbytes for array in needed.values()) > 98304
         group.set_weights(weights)
         assert (group._backend.puts, group.get_stats()["weights_seq_no"]) == (1, weights.version)
         group.sample(4)
