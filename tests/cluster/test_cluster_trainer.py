@@ -59,6 +59,7 @@ def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tm
     assert lag.max == 0.0
 
 
+@pytest.mark.faults
 def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly(cluster, here, tmp_path):
     there = run(config_of(1, 2, 2), tmp_path / "whole")
     assert returns_of(there) == returns_of(here)
