@@ -18,6 +18,7 @@ import torch.distributed
 from torch import Tensor
 
 from lockstep.learner.errors import LearnerError
+from lockstep.learner.shared_memory import SharedMemory, share_memory
 from lockstep.state.tensorfile import Array, parse_tensor_file, tensor_file_chunks
 from lockstep.state.tree import decode, encode
 
@@ -72,6 +73,9 @@ class LocalReducer:
 class DistributedReducer:
     """One of `world_size` learners, joined by `torch.distributed` (gloo, or NCCL on GPUs).
 
+    Learners on CPU that are all on one machine find each other over gloo and then meet in memory that they share,
+    unless `shares_memory=False`.
+
     `store` is where they find each other: a file that all can reach (one for each group, not used before),
     `"tcp://host:port"` (served by rank 0), or a `torch.distributed.Store`. `name` separates groups on one store: a
     group that is built again takes another name. It is a process group of its own and leaves torch's default one
@@ -90,6 +94,7 @@ class DistributedReducer:
         name: str = "learners",
         timeout_s: float = 60.0,
         backend: Literal["gloo", "nccl"] = "gloo",
+        shares_memory: bool = True,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {world_size} learners; ranks go from 0 to {world_size - 1}")
@@ -101,9 +106,12 @@ class DistributedReducer:
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._limit = timedelta(seconds=self.timeout_s)
         self._group: Any = None
+        self._memory: SharedMemory | None = None
         self._broken: str | None = None
         self.num_calls, self.is_waiting = 0, False
         self._join(store, name, backend)
+        if shares_memory and backend == "gloo" and world_size > 1:
+            self._memory = share_memory(rank, world_size, self.gather, self.timeout_s)
 
     def _join(self, store: Any, name: str, backend: str) -> None:
         started = time.monotonic()
@@ -120,14 +128,20 @@ class DistributedReducer:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum over all learners, in place; contiguous. The same bits for all of them."""
-        self._call("a sum", lambda group: group.allreduce([tensor]))
+        if self._memory is not None:
+            self._call("a sum", self._memory.sum_, tensor)
+        else:
+            self._call("a sum", lambda: self._group.allreduce([tensor]).wait())
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """The values of learner `source`, in place; contiguous."""
-        options = distributed.BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
-        self._call("a broadcast", lambda group: group.broadcast([tensor], options))
+        if self._memory is not None:
+            self._call("a broadcast", self._memory.broadcast_, tensor, source)
+        else:
+            options = distributed.BroadcastOptions()
+            options.rootRank, options.rootTensor = source, 0
+            self._call("a broadcast", lambda: self._group.broadcast([tensor], options).wait())
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
@@ -141,14 +155,22 @@ class DistributedReducer:
     def _gather(self, tensor: Tensor) -> list[Tensor]:
         sent = tensor.to(self._device)
         parts = [torch.empty_like(sent) for _ in range(self.world_size)]
-        self._call("an exchange", lambda group: group.allgather([parts], [sent]))
+        if self._memory is not None:
+            self._call("an exchange", self._memory.gather, parts, sent)
+        else:
+            self._call("an exchange", lambda: self._group.allgather([parts], [sent]).wait())
         return [part.cpu() for part in parts]
 
     def close(self) -> None:
         """Leaves the group; the reducer cannot be used after that."""
-        self._group, self._broken = None, self._broken or "it was closed"
+        self._leave("it was closed")
 
-    def _call(self, what: str, start: Callable[[Any], Any]) -> None:
+    def _leave(self, why: str) -> None:
+        if self._memory is not None:
+            self._memory.leave()
+        self._group, self._memory, self._broken = None, None, self._broken or why
+
+    def _call(self, what: str, work: Callable[..., Any], *args: Any) -> None:
         if self._group is None:
             raise LearnerError(
                 f"learner {self.rank} of {self.world_size} has no connection to the others: {self._broken}; build the "
@@ -157,7 +179,7 @@ class DistributedReducer:
         started = time.monotonic()
         self.num_calls, self.is_waiting = self.num_calls + 1, True
         try:
-            start(self._group).wait()
+            work(*args)
         except RuntimeError as error:
             raise self._error(what, started, error) from error
         finally:
@@ -165,10 +187,10 @@ class DistributedReducer:
 
     def _error(self, what: str, started: float, error: Exception) -> LearnerError:
         waited = time.monotonic() - started
-        self._group, self._broken = None, f"{what} failed before"
+        self._leave(f"{what} failed before")
         return LearnerError(
             f"learner {self.rank} of {self.world_size}: {what} failed after {waited:.1f} s (timeout_s="
-            f"{self.timeout_s:g}). Another learner died, hangs, or makes other calls than this one. torch says: {error}"
+            f"{self.timeout_s:g}). Another learner died, hangs, or makes other calls than this one. The cause: {error}"
         )
 
 

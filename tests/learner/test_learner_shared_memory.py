@@ -1,0 +1,123 @@
+"""Learners of one machine meet in shared memory, and over sockets, with the same outcome."""
+
+import multiprocessing
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from lockstep.learner import shared_memory
+from lockstep.learner.errors import LearnerError
+from lockstep.learner.reduction import DistributedReducer
+
+LARGE = 3 * shared_memory.PIECE // 4 + 5  # more than one piece in any dtype
+
+
+def reducers(folder, size, **options):
+    with ThreadPoolExecutor(size) as pool:
+        options = {"timeout_s": 20.0, **options}
+        made = [pool.submit(DistributedReducer, rank, size, folder / "store", **options) for rank in range(size)]
+        return [each.result() for each in made]
+
+
+def on_all(members, work, *args):
+    with ThreadPoolExecutor(len(members)) as pool:
+        return [each.result() for each in [pool.submit(work, member, *args) for member in members]]
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_sums_are_the_same_bits_for_all_in_both_ways(tmp_path, shares_memory, dtype):
+    members = reducers(tmp_path, 3, shares_memory=shares_memory)
+    assert {member._memory is not None for member in members} == {shares_memory}
+    for shape in [(1,), (), (7, 5), (0,), (LARGE,), (2,)]:
+        given = [(100 * torch.randn(shape, generator=torch.manual_seed(rank))).to(dtype) for rank in range(3)]
+        summed = on_all(members, lambda member, all_of: member.sum_(all_of[member.rank].clone()), given)
+        assert all(torch.equal(each, summed[0]) for each in summed)
+        torch.testing.assert_close(summed[0], given[0] + given[1] + given[2], rtol=1e-4, atol=1e-4)
+
+
+def broadcast(member, numel, source):
+    return member.broadcast_(torch.full((numel,), float(member.rank)), source)
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_broadcasts_and_exchanges_of_any_size(tmp_path, shares_memory):
+    members = reducers(tmp_path, 2, shares_memory=shares_memory)
+    for source, numel in [(0, 3), (1, LARGE), (0, LARGE)]:
+        sent = on_all(members, broadcast, numel, source)
+        assert all((each == source).all() for each in sent)
+    texts = ["a", "b" * (2 * shared_memory.PIECE + 3)]
+    assert (
+        on_all(members, lambda member: member.gather({"text": texts[member.rank]}))
+        == [[{"text": text} for text in texts]] * 2
+    )
+
+
+def test_many_meetings_in_turn_never_read_what_comes_later(tmp_path):
+    members = reducers(tmp_path, 3)
+
+    def count(member):
+        generator = torch.Generator().manual_seed(member.rank)
+        for number in range(200):
+            if int(torch.randint(4, (1,), generator=generator)) == 0:
+                time.sleep(0.0005)
+            total = member.sum_(torch.full((5,), float(number)))
+            assert (total == 3.0 * number).all(), number
+        return member.num_calls
+
+    assert len(set(on_all(members, count))) == 1
+
+
+def test_a_learner_that_leaves_ends_the_calls_of_the_others_at_once(tmp_path):
+    first, second = reducers(tmp_path, 2)
+    second.close()
+    began = time.monotonic()
+    with pytest.raises(LearnerError, match=r"learner 0 of 2: a sum failed .* The cause: learner 1 left"):
+        first.sum_(torch.zeros(1))
+    assert time.monotonic() - began < 1.0
+    assert not first.is_waiting
+
+
+def test_a_learner_that_does_not_come_ends_the_call_after_timeout_s(tmp_path):
+    first, second = reducers(tmp_path, 2, timeout_s=0.3)
+    with pytest.raises(LearnerError, match=r"failed after 0\.\d s \(timeout_s=0\.3\).* learner 1 did not come"):
+        first.gather(1)
+    with pytest.raises(LearnerError, match="learner 0 left"):
+        second.gather(1)
+
+
+def join_and_wait(folder):
+    reducer = DistributedReducer(1, 2, folder / "store", timeout_s=60.0)
+    reducer.sum_(torch.ones(1))
+    time.sleep(60)
+
+
+def test_a_learner_that_is_killed_ends_the_calls_of_the_others_at_once(tmp_path):
+    other = multiprocessing.get_context("spawn").Process(target=join_and_wait, args=(tmp_path,), daemon=True)
+    other.start()
+    reducer = DistributedReducer(0, 2, tmp_path / "store", timeout_s=60.0)
+    assert reducer._memory is not None
+    assert reducer.sum_(torch.ones(1)) == 2
+    os.kill(other.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(LearnerError, match="The cause: learner 1 died"):
+        reducer.sum_(torch.ones(1))
+    assert time.monotonic() - began < 2.0
+    other.join()
+
+
+@pytest.mark.parametrize("what", ["no room", "not supported", "another machine"])
+def test_where_memory_cannot_be_shared_all_learners_meet_over_sockets(tmp_path, monkeypatch, what):
+    if what == "no room":
+        monkeypatch.setattr(os, "posix_fallocate", lambda *args: (_ for _ in ()).throw(OSError("no room")))
+    elif what == "not supported":
+        monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    else:
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # there the same numbers are those of other processes
+    members = reducers(tmp_path, 2)
+    assert [member._memory for member in members] == [None, None]
+    assert on_all(members, lambda member: float(member.sum_(torch.ones(1)))) == [2.0, 2.0]
