@@ -39,16 +39,16 @@ def train_one(options: argparse.Namespace) -> dict[str, Any]:
     for setting in options.set:
         path, _, text = setting.partition("=")
         config.set_path(path, json.loads(text))
-    trainer: lockstep.OnpolicyTrainer = config.build_trainer()
+    trainer = config.build_trainer()
     label = f"{options.algorithm} {options.env} seed {options.seed}"
     curve: list[list[float]] = []
     started = time.perf_counter()
     for epoch in trainer:
         score = statistics.fmean(trainer.last_test.returns)
-        curve.append([trainer.env_step, round(score, 3)])
+        curve.append([trainer.position, round(score, 3)])
         losses = {name: round(value, 4) for name, value in epoch.training_stat.get_loss_stats_dict().items()}
         seconds = time.perf_counter() - started
-        print(f"{label}: {trainer.env_step:,} steps, {seconds:.0f} s, return {score:.1f}", file=sys.stderr, flush=True)
+        print(f"{label}: {trainer.position:,} steps, {seconds:.0f} s, return {score:.1f}", file=sys.stderr, flush=True)
         if options.verbose:
             print(f"    {losses}", file=sys.stderr, flush=True)
     final = trainer.test_collector.collect(n_episode=options.episodes)
@@ -58,7 +58,7 @@ def train_one(options: argparse.Namespace) -> dict[str, Any]:
         "final_return": round(statistics.fmean(final.returns), 3),
         "final_return_std": round(statistics.pstdev(final.returns), 3),
         "final_episodes": len(final.returns),
-        "steps": trainer.env_step,
+        "steps": trainer.position,
         "gradient_steps": trainer.gradient_step,
         "seconds": round(time.perf_counter() - started, 2),
         "seconds_collect": round(timing.train_time_collect, 2),

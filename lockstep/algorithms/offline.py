@@ -43,10 +43,10 @@ def open_data(section: OfflineDataSection) -> Any:
     if given is None:
         raise ValueError(
             "offline_data.input_ is not set; give the path of a file that write_rows wrote, the id of a Minari "
-            "dataset, or a replay buffer"
+            "dataset, or a replay buffer (lockstep train: --set offline_data.input_=PATH)"
         )
     if isinstance(given, str) and MINARI_ID.fullmatch(given) and not Path(given).exists():
-        given = read_minari_batch(given)
+        given = _minari_batch(given)
     elif isinstance(given, str | Path) and Path(given).suffix in FORMATS:
         if not Path(given).exists():
             raise FileNotFoundError(f"there is no file {given} (offline_data.input_)")
@@ -62,6 +62,18 @@ def open_data(section: OfflineDataSection) -> Any:
     if missing:
         raise KeyError(f"the offline data have no column {missing[0]!r}; columns are {sorted(given)}")
     return SampleBatch({name: given[source] for name, source in wanted.items()})
+
+
+def _minari_batch(dataset_id: str) -> SampleBatch:
+    """A local Minari dataset; `FileNotFoundError` that says how to get one."""
+    try:
+        return read_minari_batch(dataset_id)
+    except FileNotFoundError as error:
+        own = dataset_id.startswith("lockstep/")
+        how = "python benchmarks/make_offline_data.py makes it; " if own else ""
+        raise FileNotFoundError(
+            f"{error}; {how}offline_data.input_ takes other data: an id or a path (--set offline_data.input_=PATH)"
+        ) from None
 
 
 def offline_source(given: Any, policy: Policy) -> OfflineData:

@@ -8,10 +8,11 @@ What Lockstep itself reaches with them stands in `benchmarks/results/learning_*.
 
 from lockstep.recipes.classic_control import CLASSIC_CONTROL
 from lockstep.recipes.goals import GOALS
+from lockstep.recipes.offline import OFFLINE
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.robots import ROBOTS
 
-RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *ROBOTS, *GOALS)
+RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *ROBOTS, *GOALS, *OFFLINE)
 """All recipes, at most one for each algorithm and environment."""
 
 

@@ -19,17 +19,17 @@ class Recipe:
     config: Callable[[], AlgorithmConfig]
     """makes a new configuration at each call, environment and `total_steps` set"""
     reference_return: float
-    """mean return that someone else's implementation reached"""
+    """mean return that someone else's implementation reached; on data of our own agents: ours"""
     reference_source: str
     """who, and after how many steps"""
     total_steps: int
-    """environment steps of the whole run"""
+    """environment steps of the whole run; where data are there already: gradient steps"""
     band: float
     """mean final evaluation return that the median seed reaches here, at least"""
     worst: float | None = None
     """and what every seed reaches; None: not promised"""
     requires: str | None = None
-    """the extra that the environment needs (`pip install lockstep-rl[box2d]`)"""
+    """the extra that the environment or its data need (`pip install lockstep-rl[box2d]`)"""
 
 
 RL_ZOO = "RL Baselines3 Zoo, benchmark.md (one run, deterministic policy)"

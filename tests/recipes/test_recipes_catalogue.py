@@ -70,6 +70,8 @@ def test_a_run_ends_at_its_very_last_step(recipe):
     batch, envs = config.train_batch_size, config.num_envs_per_env_runner
     if config.is_off_policy:
         batch = steps_per_update(config)  # what is collected at once; samples have a size of their own
+    if config.is_offline:  # gradient steps, one after another
+        batch, envs = steps_per_update(config), 1
     assert batch % envs == 0
     assert (recipe.total_steps // 10) % batch == 0
     assert batch % (config.minibatch_size or batch) == 0
@@ -77,12 +79,21 @@ def test_a_run_ends_at_its_very_last_step(recipe):
         assert config.lr[-1][0] == recipe.total_steps
 
 
+def result_of(recipe):
+    """What is committed about a recipe; of those that learn from data, the case of their data."""
+    data = recipe.config().input_
+    if data is None:
+        return json.loads((RESULTS / f"learning_{recipe.algorithm}_{recipe.env.replace('/', '-')}.json").read_text())
+    cases = json.loads((RESULTS / "offline_learning.json").read_text())["cases"]
+    own = (recipe.algorithm, recipe.env, data.rpartition("/")[2].removesuffix("-v0"))
+    (case,) = (case for case in cases if (case["algorithm"], case["environment"], case["data"]) == own)
+    return case
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=name)
 def test_the_committed_result_is_of_this_recipe(recipe):
     """What the documentation quotes was made with these very settings, on at least three seeds, and is in the band."""
-    file = RESULTS / f"learning_{recipe.algorithm}_{recipe.env.replace('/', '-')}.json"
-    record = json.loads(file.read_text())
-    expected = recipe.config().to_dict()
+    record, expected = result_of(recipe), recipe.config().to_dict()
     for section in ("environment", "env_runners", "training", "rl_module"):
         for option, value in record["config"][section].items():
             now = expected[section][option]
@@ -93,3 +104,17 @@ def test_the_committed_result_is_of_this_recipe(recipe):
     assert all(run["steps"] == recipe.total_steps and run["final_episodes"] >= 20 for run in record["runs"])
     assert record["median"] >= recipe.band
     assert record["worst"] >= (recipe.worst if recipe.worst is not None else -math.inf)
+
+
+def test_cloning_does_no_better_than_who_left_the_data_and_what_learns_from_rewards_does():
+    """With actions taken as those in the data were: drawn, or, by the expert, most likely."""
+    cases = json.loads((RESULTS / "offline_learning.json").read_text())["cases"]
+    assert {case["algorithm"] for case in cases} == {c.algorithm for c in ALGORITHMS if c.is_offline}
+    for case in cases:
+        score, behaviour = case["as_the_data_acted"], case["behaviour"]
+        if case["data"] == "expert":
+            assert abs(score - behaviour) <= 0.2 * abs(behaviour)
+        elif case["algorithm"] == "bc":
+            assert score <= behaviour + 0.05 * abs(behaviour)
+        else:
+            assert score > behaviour + 0.05 * abs(behaviour)

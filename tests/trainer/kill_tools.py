@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from trainer_tools import config_for, hashes
+from trainer_tools import config_for, digest, hashes, random_transitions
 
 from lockstep.replay import HERVectorReplayBuffer
 from lockstep.tracking import RunFolder
@@ -26,6 +26,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "prioritised": ("dqn", {"replay": {"n_step": 1}}),
     "n-step": ("dqn", {"replay": {"prioritized": False, "n_step": 3}}),
     "hindsight": ("dqn", UNIFORM),
+    "offline": ("marwil", {}),
+    "offline pass after pass": ("bc", {"offline_data": {"columns": ("obs", "actions")}}),
 }
 
 
@@ -75,6 +77,8 @@ def run_kind(folder: Path, kind: str, total_steps: int) -> Any:
     goals = kind == "hindsight"
     env: Any = BitFlip if goals else "CartPole-v1"
     config = config_for(algorithm, env, total_steps=total_steps, **sections)
+    if config.is_offline:
+        config.offline_data(input_=random_transitions("CartPole-v1"))
     resume = (folder / "config.json").exists()
     if not resume:
         plain = config_for(algorithm, total_steps=total_steps, **sections).to_dict()
@@ -93,11 +97,13 @@ def run_kind(folder: Path, kind: str, total_steps: int) -> Any:
 
 
 def bits_of(trainer: Any) -> dict[str, str]:
-    """Hashes of weights, optimizers and random state; of environments and their streams; of the replay buffer."""
-    from trainer_tools import digest
-
+    """Hashes of weights, optimizers and random state; of environments and their streams; of the replay buffer, or of
+    where drawing from offline data stands.
+    """
     learner, collectors = hashes(trainer)
     replay = digest(trainer.buffer.get_state()) if trainer.policy.config.is_off_policy else ""
+    if trainer.policy.config.is_offline:
+        replay = digest(trainer.own_folders())
     return {"learner": learner, "collectors": collectors, "replay": replay}
 
 

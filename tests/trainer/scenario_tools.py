@@ -10,7 +10,16 @@ import numpy as np
 from gymnasium import spaces
 from trainer_tools import Recorder, RecordingLogger
 
-from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer
+from lockstep import (
+    A2CConfig,
+    Collector,
+    DQNConfig,
+    IQLConfig,
+    OfflineTrainer,
+    OffpolicyTrainer,
+    OnpolicyTrainer,
+    SampleBatch,
+)
 from lockstep.trainer import Callback
 
 NUM_ENVS, LENGTH = 2, 4
@@ -75,6 +84,20 @@ def trainer_of(kind: str, *, evaluate: bool = True, env: Any = Paying, **options
     return (OnpolicyTrainer if kind == "on" else OffpolicyTrainer)(policy, **given)
 
 
+def offline_trainer_of(*, evaluate: bool = True, **options: Any) -> Any:
+    """An `OfflineTrainer` by hand; three epochs of 70 gradient steps on samples of 4 of 20 transitions."""
+    config = IQLConfig().environment(Paying).rl_module(model_config={"hiddens": (4,)}).debugging(seed=0)
+    policy, rng = config.build_policy(), np.random.default_rng(0)
+    obs, done = rng.random((20, 2), np.float32), np.arange(20) % LENGTH == LENGTH - 1
+    data = SampleBatch(obs=obs, new_obs=obs, actions=rng.integers(0, 2, 20), rewards=np.full(20, -1.0, np.float32))
+    data.update(terminateds=done, truncateds=np.zeros(20, bool))
+    given: dict[str, Any] = {"max_epoch": 3, "step_per_epoch": 70, "batch_size": 4, "buffer": data}
+    if evaluate:
+        vector = gym.vector.SyncVectorEnv([Paying] * 2, autoreset_mode="SameStep")
+        given |= {"test_collector": Collector(policy, vector), "episode_per_test": 2}
+    return OfflineTrainer(policy, **{**given, **options})
+
+
 @dataclass
 class Outcome:
     """What a run left behind."""
@@ -82,7 +105,7 @@ class Outcome:
     reason: str | None
     error: BaseException | None
     epochs: int
-    steps: list[int]
+    steps: list[int | None]
     env_step: int
     gradient_step: int
     evaluations: int
@@ -107,7 +130,7 @@ class Raises(Callback):
 
 
 def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **options: Any) -> Outcome:
-    """Runs a trainer; `scores` are what evaluations say in turn, `stop_at` the one that is enough."""
+    """Runs a trainer (on, off or offline); `scores`: what evaluations say, `stop_at`: the one that is enough."""
     log: list[str] = []
     saves: list[tuple[int, int, int]] = []
     best: list[Any] = []
@@ -121,7 +144,8 @@ def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **optio
         options.setdefault("save_best_fn", best.append)
     options.setdefault("save_checkpoint_fn", lambda *where: saves.append(where))
     options["callbacks"] = [*options.get("callbacks", ()), Recorder(log)]
-    trainer = trainer_of(kind, logger=RecordingLogger(log), **options)
+    options["logger"] = RecordingLogger(log)
+    trainer = offline_trainer_of(**options) if kind == "offline" else trainer_of(kind, **options)
     error = None
     try:
         trainer.run()
@@ -132,7 +156,8 @@ def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **optio
 
 def outcome_of(trainer: Any, error: Any = None, best: Any = (), saves: Any = (), log: Any = ()) -> Outcome:
     info = trainer.info()
-    steps = [stats.train_collect_stat.n_collected_steps for stats in info.history]
+    collects = [stats.train_collect_stat for stats in info.history]
+    steps = [None if collect is None else collect.n_collected_steps for collect in collects]
     counted = (len(info.history), steps, info.train_step, info.gradient_step, info.test_episode // 2)
     return Outcome(
         info.stop_reason, error, *counted, info.best_score, info.best_epoch, len(best), list(saves), list(log), trainer

@@ -24,7 +24,7 @@ def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_
     on = not config.is_off_policy
     if algorithm == "td3" and env == "CartPole-v1":  # which has no continuous actions
         env = "Pendulum-v1"
-    config.environment(env, normalize_observations=on, normalize_rewards=on)
+    config.environment(env, normalize_observations=on, normalize_rewards=on and not config.is_offline)
     config.env_runners(num_envs_per_env_runner=num_envs)
     config.training(train_batch_size=64 if on else 16)
     if config.is_off_policy:
