@@ -19,10 +19,10 @@ class SumTree:
 
         self._kernels = _tree_kernels
         self.size = int(size)
-        fan, sizes = _tree_kernels.FAN, [self.size]
+        sizes = [self.size]
         while sizes[-1] > 1 or len(sizes) == 1:
-            sizes[-1] = -(-sizes[-1] // fan) * fan
-            sizes.append(sizes[-1] // fan)
+            sizes[-1] += sizes[-1] % 2
+            sizes.append(sizes[-1] // 2)
         self._levels = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.int64)
         self._tree = np.zeros(sum(sizes), np.float64)
 

@@ -50,41 +50,34 @@ def _claim(b, flags, marks):
 
 
 @compiled
-def _first_of_all(ids, rows, num_buffers):
-    """The first row where the rows are one for each sub-buffer, in order and side by side; else -1."""
-    if ids.shape[0] != num_buffers:
-        return -1
-    for k in range(num_buffers):
-        if rows[k] != rows[0] + k or ids[k] != k:
-            return -1
-    return rows[0]
-
-
-@compiled
 def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, placed, ended_returns):
     """Give each new transition its row, one after another, and keep account of the episodes.
 
-    Fills `placed` [3, n] with rows, lengths of ended episodes and starts, and `ended_returns` [n, agents]. Returns
-    the first row where the rows are just `first .. first + B - 1` (one for each sub-buffer in order), else -1.
+    Fills `placed` [3, n] with rows, lengths of ended episodes and starts, and `ended_returns` [n * agents] (`rewards`
+    too is flat). Returns the position where the rows are those of all sub-buffers at one position, in order, else -1.
     """
+    num_buffers, num_agents = returns.shape
+    in_line = ids.shape[0] == num_buffers
     for k in range(ids.shape[0]):
         b = ids[k]
         row = _claim(b, flags, marks)
         placed[0, k] = row
+        in_line = in_line and b == k and row == placed[0, 0] + k
         placed[1, k] = 0
         placed[2, k] = marks[START, b]
-        flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2)
-        flags[row] = flag | cuts[k]
-        for agent in range(rewards.shape[1]):
-            returns[b, agent] += rewards[k, agent]
-            ended_returns[k, agent] = returns[b, agent] if flag != 0 else 0.0
-            if flags[row] != 0:
+        done = terminateds[k] | truncateds[k]
+        flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2) | cuts[k]
+        flags[row] = flag
+        for agent in range(num_agents):
+            returns[b, agent] += rewards[k * num_agents + agent]
+            ended_returns[k * num_agents + agent] = returns[b, agent] if done else 0.0
+            if flag != 0:
                 returns[b, agent] = 0.0
-        if flag != 0:
+        if done:
             placed[1, k] = marks[LENGTH, b]
-        if flags[row] != 0:
+        if flag != 0:
             marks[LENGTH, b] = 0
-    return _first_of_all(ids, placed[0], marks.shape[1])
+    return placed[0, 0] // num_buffers if in_line else -1
 
 
 @compiled
@@ -301,3 +294,46 @@ def first_absent(rows, marks, num_rows):
         if row < 0 or row >= num_rows or row // num_buffers >= marks[COUNT, row % num_buffers]:
             return k
     return -1
+
+
+@compiled
+def ends(rows, flags, out):
+    """`out` [2, N]: are the rows terminated, are they truncated."""
+    for k in range(rows.shape[0]):
+        flag = flags[rows[k]]
+        out[0, k] = flag & 1
+        out[1, k] = flag & 2
+
+
+@compiled
+def same_rows(left, chosen, right, same):
+    """Keep `same` [n] where row `chosen[k]` of `left` has the bytes of row `k` of `right`."""
+    for k in range(chosen.shape[0]):
+        differing = np.uint8(0)
+        for i in range(right.shape[1]):
+            differing |= left[chosen[k], i] ^ right[k, i]
+        same[k] &= differing == 0
+
+
+@compiled
+def left_behind(ids, same, newest, flags, out):
+    """Which newest rows end here, `out` [n]: 1 by themselves, 2 as what comes is not the `same`; returns how many."""
+    number = 0
+    for k in range(ids.shape[0]):
+        row = newest[ids[k]]
+        out[k] = 0
+        if row >= 0 and flags[row] != 0:
+            out[k] = 1
+        elif row >= 0 and not same[k]:
+            out[k] = 2
+        number += out[k] != 0
+    return number
+
+
+@compiled
+def num_taken(rows, slots):
+    """How many of the rows have a slot?"""
+    number = 0
+    for k in range(rows.shape[0]):
+        number += slots[rows[k]] >= 0
+    return number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ class ReplayBuffer:
         """
         ids = self._every if buffer_ids is None else self._checked_ids(buffer_ids)
         values = self._conformed(batch, len(ids), self.options.save_only_last_obs)
-        return self._write(ids, values, self._no_cuts if len(ids) == self.buffer_num else np.zeros(len(ids), np.uint8))
+        return self._write(ids, values, self._no_cuts[: len(ids)])
 
     def cut(self, buffer_ids: npt.ArrayLike | None = None) -> None:
         """Writes a boundary: the episodes under way in these sub-buffers (None: in all) are left here.
@@ -219,26 +219,27 @@ class ReplayBuffer:
             index[piece] = self._write(np.full(len(part[0]), buffer_id), part, cuts[piece].copy()).indices
         return index
 
-    def _write(self, ids: np.ndarray, values: list[np.ndarray], cuts: np.ndarray) -> Placed:
+    def _write(self, ids: np.ndarray, values: Sequence[np.ndarray], cuts: np.ndarray) -> Placed:
         """Checked rows, either of different sub-buffers or in time order of one."""
-        ring, store, shared = self._ring, self._store, self._shared
+        ring, shared, intake = self._ring, self._shared, self._intake
         terminateds, truncateds = values[-2], values[-1]
-        rewards = values[self._intake.reward_at].reshape(len(ids), -1)
-        one_after_another = len(ids) > 1 and ids[0] == ids[1]
         ends = None
         if shared is not None:
-            obs, new_obs = values[: self._intake.num_obs], values[len(store.leaves) : -2]
-            if one_after_another:
+            obs, new_obs = values[: intake.num_obs], values[len(intake.lines) : -2]
+            if len(ids) > 1 and ids[0] == ids[1]:  # one after another
                 ends = terminateds | truncateds | (cuts != 0)
                 cuts = cuts | shared.breaks(obs, new_obs, ends) * np.uint8(CUT)
                 ends |= cuts != 0
-            shared.before(
-                ids[:1] if one_after_another else ids, [leaf[:1] for leaf in obs] if one_after_another else obs
-            )
-        placed, first = ring.place(ids, rewards, terminateds, truncateds, cuts)
-        where = slice(first, first + len(ids)) if first >= 0 else placed.indices
-        for leaf, value in zip(store.leaves, values):
-            leaf.array[where] = value
+                shared.before(ids[:1], [leaf[:1] for leaf in obs])
+            else:
+                shared.before(ids, obs)
+        placed, position = ring.place(ids, values[intake.reward_at], terminateds, truncateds, cuts)
+        if position >= 0:
+            for line, value in zip(intake.lines, values):
+                line[position] = value
+        else:
+            for leaf, value in zip(self._store.leaves, values):
+                leaf.array[placed.indices] = value
         if shared is not None:
             shared.after(ids, placed.indices, new_obs, ends)
         if self.priorities is not None:
@@ -264,7 +265,7 @@ class ReplayBuffer:
         self._segments = Segments(self._store, self._ring)
         self._reader = Reader(self._ring, self._store, self._shared, self.options, self.streams)
 
-    def _conformed(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
+    def _conformed(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> Sequence[np.ndarray]:
         if not self._store.leaves:
             self._create(schema_of(batch, last_frame))
         return self._intake.conform(batch, number, last_frame)

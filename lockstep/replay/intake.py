@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from lockstep.replay.storage import ColumnStore, Leaf, Shape, shapes_of_rows
 
 RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS)
 Tree = Any
+_kind = attrgetter("shape", "dtype", "strides")
 
 
 def schema_of(batch: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
@@ -64,18 +65,18 @@ class Intake:
         self.num_buffers = num_buffers
         self._flat = all(len(leaf.keys) == 1 for leaf in self.leaves)
         self._get = itemgetter(*(leaf.keys[0] for leaf in self.leaves))
-        self._shapes = [(num_buffers, *leaf.shape) for leaf in self.leaves]
-        self._dtypes = [leaf.dtype for leaf in self.leaves]
+        self._kinds = [_kind(np.empty((num_buffers, *leaf.shape), leaf.dtype)) for leaf in self.leaves]
+        self.lines = [leaf.array.reshape(-1, num_buffers, *leaf.shape) for leaf in store.leaves]
+        """the columns, [positions, buffers, ...]"""
 
-    def conform(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
+    def conform(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> Sequence[np.ndarray]:
         """`number` rows as arrays of the right shape; errors as `ReplayBuffer.add`."""
         columns = batch if isinstance(batch, dict) else dict(batch)
         if self._flat and number == self.num_buffers and dict.__len__(columns) == len(self.names):
-            try:  # what a collector gives, step after step: arrays that fit as they are
+            try:  # what a collector gives, step after step: whole arrays that fit as they are
                 values = self._get(columns)
-                fits = [v.shape for v in values] == self._shapes and [v.dtype for v in values] == self._dtypes
-                if fits and values[-1].flags.carray and values[-2].flags.carray and values[self.reward_at].flags.carray:
-                    return list(values)
+                if list(map(_kind, values)) == self._kinds:
+                    return values
             except (KeyError, AttributeError, TypeError):
                 pass  # found out by name below
         return self._conform_any(columns, number, last_frame)

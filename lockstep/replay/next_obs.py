@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,48 +33,49 @@ class SharedNextObs:
         self.heads = map_tree(lambda a: np.zeros((ring.num_buffers, *a.shape[1:]), a.dtype), store.trees[Columns.OBS])
         self.pool = map_tree(lambda a: np.zeros((16, *a.shape[1:]), a.dtype), store.trees[Columns.OBS])
         self.free = np.arange(16, dtype=np.int32)
+        self._know_heads()
+
+    def _know_heads(self) -> None:
+        self._heads = list(leaves(self.heads))
+        self._head_bytes = [_bytes_of(leaf) for leaf in self._heads]
 
     def clear(self) -> None:
         """Forgets everything."""
         self.slots[:] = -1
         self.free = np.arange(len(next(leaves(self.pool))), dtype=np.int32)
 
-    def before(self, ids: np.ndarray, obs: list[np.ndarray]) -> None:
+    def before(self, ids: np.ndarray, obs: Sequence[np.ndarray]) -> None:
         """To be called before the ring places rows that begin with `obs` (leaves [n, ...]) in different sub-buffers."""
-        newest = self.ring.newest[ids]
-        known = newest >= 0
-        ids, newest = ids[known], newest[known]
-        if not len(ids):
+        ring, reasons = self.ring, np.empty(len(ids), np.uint8)
+        same = self._same(self._head_bytes, ids, obs)
+        if not ring.kernels.left_behind(ids, same, ring.newest, ring.flags, reasons):
             return
-        heads = [leaf[ids] for leaf in leaves(self.heads)]
-        ended = self.ring.flags[newest] != 0
-        broken = ~ended & ~_same(heads, [leaf[known] for leaf in obs])
-        if broken.any():
-            self.ring.cut(ids[broken])
-            ended |= broken
-        if ended.any():
-            self._keep(newest[ended], [leaf[ended] for leaf in heads])
+        ring.cut(ids[reasons == 2])
+        ids = ids[reasons != 0]
+        self._keep(ring.newest[ids], [leaf[ids] for leaf in self._heads])
 
-    def breaks(self, obs: list[np.ndarray], new_obs: list[np.ndarray], ends: np.ndarray) -> np.ndarray:
+    def breaks(self, obs: Sequence[np.ndarray], new_obs: Sequence[np.ndarray], ends: np.ndarray) -> np.ndarray:
         """Of rows [n] in time order: which do not lead to the row after them (the last is not judged)."""
         cuts = np.zeros(len(ends), np.bool_)
-        cuts[:-1] = ~_same([leaf[:-1] for leaf in new_obs], [leaf[1:] for leaf in obs])
+        led_to = [_bytes_of(leaf) for leaf in new_obs]
+        cuts[:-1] = ~self._same(led_to, np.arange(len(ends) - 1), [leaf[1:] for leaf in obs])
         return cuts & ~ends
 
-    def after(self, ids: np.ndarray, rows: np.ndarray, new_obs: list[np.ndarray], ends: np.ndarray | None) -> None:
+    def after(self, ids: np.ndarray, rows: np.ndarray, new_obs: Sequence[np.ndarray], ends: np.ndarray | None) -> None:
         """To be called when the rows are placed.
 
         `ends` None: rows of different sub-buffers; else rows in time order of the one sub-buffer `ids[0]`, with what
         ends an episode.
         """
-        taken = self.slots[rows]
-        self.free = np.concatenate([self.free, taken[taken >= 0]])
-        self.slots[rows] = -1
+        if self.ring.kernels.num_taken(rows, self.slots):
+            taken = self.slots[rows]
+            self.free = np.concatenate([self.free, taken[taken >= 0]])
+            self.slots[rows] = -1
         if ends is not None:
             inside = np.flatnonzero(ends[:-1])
             self._keep(rows[inside], [leaf[inside] for leaf in new_obs])
             ids, new_obs = ids[-1:], [leaf[-1:] for leaf in new_obs]
-        for head, leaf in zip(leaves(self.heads), new_obs):
+        for head, leaf in zip(self._heads, new_obs):
             head[ids] = leaf
 
     def take(self, rows: np.ndarray) -> Tree:
@@ -101,6 +103,13 @@ class SharedNextObs:
         for target, leaf in zip(leaves(self.pool), obs):
             target[slots] = leaf
 
+    def _same(self, left: list[np.ndarray], chosen: np.ndarray, right: Sequence[np.ndarray]) -> np.ndarray:
+        """Which rows `chosen` [n] of `left` (leaves as bytes) have the bits of the rows of `right`, bool [n]."""
+        same = np.ones(len(chosen), np.bool_)
+        for a, b in zip(left, right):
+            self.ring.kernels.same_rows(a, chosen, _bytes_of(b), same)
+        return same
+
     def get_state(self) -> dict[str, Any]:
         """Copies of everything kept."""
         return {
@@ -116,13 +125,9 @@ class SharedNextObs:
         self.slots[: len(state["slots"])] = state["slots"]
         self.heads, self.pool = map_tree(np.array, state["heads"]), map_tree(np.array, state["pool"])
         self.free = np.array(state["free"])
+        self._know_heads()
 
 
-def _same(left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-    """Which rows have the same bits in all leaves, bool [n]."""
-    equal = np.ones(len(left[0]), np.bool_)
-    for a, b in zip(left, right):
-        if len(a) and a[0].size:
-            first, second = (np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (a, b))
-            equal &= (first == second).all(axis=1)
-    return equal
+def _bytes_of(leaf: np.ndarray) -> np.ndarray:
+    """Rows [n, ...] as uint8 [n, bytes of one row]; a view where they lie side by side."""
+    return np.ascontiguousarray(leaf).reshape(len(leaf), math.prod(leaf.shape[1:])).view(np.uint8)

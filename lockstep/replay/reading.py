@@ -11,7 +11,7 @@ from lockstep.data.trees import zip_trees
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.next_obs import SharedNextObs
 from lockstep.replay.options import ReplayOptions
-from lockstep.replay.ring import TERMINATED, TRUNCATED, Ring
+from lockstep.replay.ring import TERMINATED, Ring
 from lockstep.replay.storage import ColumnStore
 from lockstep.state.streams import RandomStreams
 
@@ -42,14 +42,14 @@ class Reader:
 
     def plain(self, rows: np.ndarray) -> dict[str, Tree]:
         """The transitions as they were added: single frames, single steps."""
-        store, flags = self.store, self.ring.flags.take(rows)
+        store, (terminateds, truncateds) = self.store, self.ring.ends(rows)
         return {
             OBS: store.take(OBS, rows),
             NEXT_OBS: self.next_single(rows),
             ACTIONS: store.take(ACTIONS, rows),
             REWARDS: store.take(REWARDS, rows),
-            TERMINATEDS: (flags & TERMINATED).view(np.bool_),
-            TRUNCATEDS: (flags & TRUNCATED).astype(np.bool_),
+            TERMINATEDS: terminateds,
+            TRUNCATEDS: truncateds,
             **{name: store.take(name, rows) for name in self.extras},
         }
 
@@ -62,20 +62,19 @@ class Reader:
         else:
             last, totals, discounts = ring.n_step(rows, self.rewards, options.gamma, options.n_step)
             rewards = totals.astype(self.rewards.dtype).reshape(len(rows), *self.agents)
-        flags = ring.flags.take(last)
-        terminateds = (flags & TERMINATED).view(np.bool_)
+        terminateds, truncateds = ring.ends(last)
         goals = None
         if hindsight is not None:
             rng = self.streams.numpy("hindsight")
             relabelled, last, goals = self._relabel(hindsight, rng, rows, last, rewards, discounts, terminateds)
-            flags = ring.flags.take(last)
+            truncateds = ring.ends(last)[1]
         columns = {
             OBS: self._frames(rows),
             NEXT_OBS: self._next_frames(last),
             ACTIONS: store.take(ACTIONS, rows),
             REWARDS: rewards,
             TERMINATEDS: terminateds,
-            TRUNCATEDS: (flags & TRUNCATED).astype(np.bool_),
+            TRUNCATEDS: truncateds,
         }
         for name in self.extras:
             columns[name] = store.take(name, rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,17 +11,38 @@ TERMINATED, TRUNCATED, CUT, LOST = 1, 2, 4, 8
 """how a row ends its episode; CUT: left in the middle by a reset; LOST: the next row had a predecessor that is gone"""
 
 
-class Placed(NamedTuple):
-    """What `ReplayBuffer.add` returns; entries are those of the rows given."""
+class Placed(Sequence[np.ndarray]):
+    """What `ReplayBuffer.add` returns, `(indices, episode_return, episode_length, episode_start)`; entries are those
+    of the rows given.
+    """
 
-    indices: np.ndarray
-    """int64 [n], where each row was written"""
-    episode_return: np.ndarray
-    """float64 [n], or [n, agents]: sum of rewards of an episode that ended here, else 0"""
-    episode_length: np.ndarray
-    """int64 [n], steps of an episode that ended here, else 0"""
-    episode_start: np.ndarray
-    """int64 [n], index of the first row of the row's episode; -1 where the episode has overwritten it"""
+    __slots__ = ("_numbers", "episode_return")
+
+    def __init__(self, numbers: np.ndarray, episode_return: np.ndarray) -> None:
+        self._numbers = numbers
+        self.episode_return = episode_return
+        """float64 [n], or [n, agents]: sum of rewards of an episode that ended here, else 0"""
+
+    @property
+    def indices(self) -> np.ndarray:
+        """int64 [n], where each row was written"""
+        return self._numbers[0]
+
+    @property
+    def episode_length(self) -> np.ndarray:
+        """int64 [n], steps of an episode that ended here, else 0"""
+        return self._numbers[1]
+
+    @property
+    def episode_start(self) -> np.ndarray:
+        """int64 [n], index of the first row of the row's episode; -1 where the episode has overwritten it"""
+        return self._numbers[2]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, position: Any) -> Any:
+        return (self.indices, self.episode_return, self.episode_length, self.episode_start)[position]
 
 
 class Ring:
@@ -70,19 +91,20 @@ class Ring:
     def place(
         self, ids: np.ndarray, rewards: np.ndarray, terminateds: np.ndarray, truncateds: np.ndarray, cuts: np.ndarray
     ) -> tuple[Placed, int]:
-        """Rows for new transitions (`rewards` [n, agents]); the second value as the kernel's.
+        """Rows for new transitions (`rewards` [n] or [n, agents]); the second value as the kernel's.
 
         `cuts` uint8 [n]: further flags: CUT where an episode that goes on is left after the row, LOST.
         """
-        number, agents = rewards.shape
+        flat, agents = rewards, 1
+        if rewards.ndim > 1:
+            flat, agents = rewards.reshape(-1), rewards.shape[1]
         if agents != self.returns.shape[1]:
             self.returns = np.zeros((self.num_buffers, agents), np.float64)
-        placed, returns = np.empty((3, number), np.int64), np.empty((number, agents), np.float64)
-        first = self.kernels.place(
-            ids, rewards, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, placed, returns
+        numbers, returns = np.empty((3, len(ids)), np.int64), np.empty(len(flat), np.float64)
+        position = self.kernels.place(
+            ids, flat, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, numbers, returns
         )
-        rows, lengths, starts = placed
-        return Placed(rows, returns[:, 0] if agents == 1 else returns, lengths, starts), first
+        return Placed(numbers, returns if agents == 1 else returns.reshape(-1, agents)), position
 
     def cut(self, ids: np.ndarray) -> None:
         """The episodes under way in these sub-buffers end at their newest rows without being done."""
@@ -102,6 +124,12 @@ class Ring:
         """See `ReplayBuffer.prev`."""
         out = np.empty_like(rows)
         self.kernels.preceding(rows, self.flags, self.oldest, out)
+        return out
+
+    def ends(self, rows: np.ndarray) -> np.ndarray:
+        """bool [2, N]: are the rows terminated, are they truncated?"""
+        out = np.empty((2, len(rows)), np.bool_)
+        self.kernels.ends(rows, self.flags, out)
         return out
 
     def begins_lost(self, rows: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import check_finite
 from lockstep.rollout.memory import Memory, RememberingPolicy
+from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
@@ -386,9 +387,7 @@ class Collector:
         if self.memory is not None:
             self.memory.act(obs, None)  # it remembers what it sees, whoever acts
         rng = self.streams.numpy("random_actions")
-        space = self.env.action_space
-        space.seed(int(rng.integers(2**31)))
-        return self.policy.from_env(np.stack([space.sample() for _ in range(self.rows.stop)])[self.rows])
+        return self.policy.from_env(random_actions(self.env.action_space, rng, self.num_envs_in_all)[self.rows])
 
     # -- state ---
 
