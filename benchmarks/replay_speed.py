@@ -1,6 +1,6 @@
-"""Replay buffers beside Tianshou's: adding vector steps and drawing batches.
+"""Replay buffers and collectors beside Tianshou's: adding vector steps, drawing batches, collecting into a buffer.
 
-    python benchmarks/replay_speed.py            # 3 rounds, about 2 minutes
+    python benchmarks/replay_speed.py            # 5 rounds, about 4 minutes
     python benchmarks/replay_speed.py --render
 
 Each round runs both libraries in processes of their own, one thread, in alternating order; a figure is the least of
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+from collections.abc import Callable
 from typing import Any
 
 import report
@@ -29,6 +29,12 @@ WORK = {
     "sample_frames": "draw 256 rows with 4 frames each, now and next",
     "sample_n_step": "draw 256 rows with 3-step rewards",
 }
+COLLECT = {
+    "collect_network": "with a Q network of 64x64 and epsilon 0.1",
+    "collect_random": "with random actions",
+}
+COLLECTED = 2_048
+"""steps of one call, as in ``peers/replay_work.py``"""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -51,28 +57,46 @@ def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
     return [seconds[work] for seconds in runs if work in seconds]
 
 
+def lines(record: dict[str, Any], works: dict[str, str], shown: Callable[[float], float], digits: int) -> list[Any]:
+    """Rows of a table: what it is, a figure for each library, and how many times as fast ours is."""
+    rows = []
+    for work, text in works.items():
+        ours, theirs = (seconds_of(record, library, work) for library in LIBRARIES)
+        cells = [report.spread([shown(v) for v in found], digits) if found else "-" for found in (ours, theirs)]
+        ratio = report.spread([b / a for a, b in zip(ours, theirs)], 1) if theirs else "-"
+        rows.append([text, *cells, ratio])
+    return rows
+
+
 def render(record: dict[str, Any]) -> str:
     """The markdown page of a record."""
-    rows = []
-    for work, text in WORK.items():
-        ours, theirs = (seconds_of(record, library, work) for library in LIBRARIES)
-        cells = [report.spread([1e6 * value for value in found], 1) if found else "-" for found in (ours, theirs)]
-        ratio = f"{statistics.median([b / a for a, b in zip(ours, theirs)]):.1f}" if theirs else "-"
-        rows.append([text, *cells, ratio])
     versions = {run["name"]: f"{run['name']} {run['version']}" for run in record["runs"]}
-    header = ["microseconds for one call", *(versions[name] for name in LIBRARIES), "times as fast"]
+    names = [versions[name] for name in LIBRARIES]
+    each = next(run["bytes_for_a_frame_row"] for run in record["runs"] if run["name"] == "lockstep")
+    stacks = 2 * 4 * 84 * 84 + 8 + 4
     return (
-        "# Replay buffers: speed\n\n`python benchmarks/replay_speed.py`\n\n"
-        + report.table(header, rows)
+        "# Replay buffers and collectors: speed\n\n`python benchmarks/replay_speed.py`\n\n"
+        + report.table(
+            ["microseconds for one call", *names, "times as fast"], lines(record, WORK, lambda value: 1e6 * value, 1)
+        )
         + "\nTianshou computes n-step returns in the algorithm, so there is no such figure of its buffer.\n\n"
-        + f"{record['rounds']} rounds, one thread. {report.machine_line(record['machine'])}\n"
+        + report.table(
+            ["steps per second of 8 CartPole-v1, collected into a vector buffer", *names, "times as fast"],
+            lines(record, COLLECT, lambda value: COLLECTED / value, 0),
+        )
+        + "\n## Memory\n\nA buffer of 1,000,000 transitions of 84x84 frames with `stack_num=4, ignore_obs_next=True`: "
+        + f"**{each * 1e6 / 1e9:.2f} GB** ({each:,.0f} bytes for a transition, everything that is kept beside the "
+        + "frames included; scaled from the arrays of the full buffer of 20,000 in this measurement, with episodes of "
+        + f"250 steps). Both stacks of four frames in each row would take {stacks * 1e6 / 1e9:.1f} GB.\n\n"
+        + f"{record['rounds']} rounds, one thread; medians, least and largest. "
+        + f"{report.machine_line(record['machine'])}\n"
     )
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--render", action="store_true", help="only write the table again")
     options = parser.parse_args()
     file = report.RESULTS / "replay_speed.json"

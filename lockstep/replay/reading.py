@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.columns import Columns
-from lockstep.data.trees import zip_trees
+from lockstep.data.trees import leaves
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.next_obs import SharedNextObs
 from lockstep.replay.options import ReplayOptions
@@ -129,8 +129,11 @@ class Reader:
         newest = self.next_single(rows)
         if self.options.stack_num == 1:
             return newest
-        before = self.store.take(OBS, self.ring.stacked(rows, self.options.stack_num - 1))
-        return zip_trees(lambda pair: np.concatenate([pair[0], pair[1][:, None]], 1), [before, newest], NEXT_OBS)
+        # the frames up to these rows but for the oldest, whose place at the end the newest takes: one gather
+        frames = self.store.take(OBS, np.roll(self.ring.stacked(rows, self.options.stack_num), -1, 1))
+        for stack, frame in zip(leaves(frames), leaves(newest)):
+            stack[:, -1] = frame
+        return frames
 
     def next_single(self, rows: np.ndarray) -> Tree:
         """True next observations as stored: one frame each."""
