@@ -23,7 +23,8 @@ SPACES = [
 def test_random_actions_of_every_space_are_of_its_kind_and_follow_the_generator(space):
     drawn = random_actions(space, np.random.default_rng(1), 5)
     sample = np.asarray(space.sample())
-    assert drawn.shape == (5, *sample.shape) and drawn.dtype == sample.dtype
+    assert drawn.shape == (5, *sample.shape)
+    assert drawn.dtype == sample.dtype
     assert all(space.contains(row) for row in drawn)
     np.testing.assert_array_equal(drawn, random_actions(space, np.random.default_rng(1), 5))
     assert (drawn != random_actions(space, np.random.default_rng(2), 5)).any()

@@ -48,7 +48,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(uninterrupted
         assert records_of(folder / name) == records_of(whole / name)
     other = run_in(folder / "other", "ppo", WHOLE, debugging={"seed": 4})
     assert learned(other) != expected["ppo_4"][0]
-    assert len({hash_ for pair in expected.values() for hash_ in pair}) == 2 * len(RUNS)
+    # what is collected may be the same where two algorithms explore with the same numbers, what is learned never is
+    assert len({of_learned for of_learned, _ in expected.values()}) == len(RUNS)
 
 
 def test_n_and_a_new_process_and_n_are_2n_to_the_last_bit(uninterrupted, processes, folder):
