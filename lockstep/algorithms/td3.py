@@ -99,7 +99,8 @@ class TD3Learner(Learner):
             return loss
         module: Any = self.module[module_id]
         with self.mixed_precision():
-            values = self.to_tensor(module.critics(batch[Columns.OBS], module.compute_actions(batch), frozen=True)[0])
+            actions = module.compute_actions(batch)
+            values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0])
         actor_loss = -self.masked_mean(values, batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss

@@ -94,7 +94,7 @@ class TD3BCLearner(Learner):
             return loss
         module: Any = self.module[module_id]
         actions = module.compute_actions(batch)
-        values = module.critics(batch[Columns.OBS], actions, frozen=True)[0]
+        values = module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0]
         size = self.masked_mean(values.detach().abs(), batch)
         distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
         actor_loss = distance - config.alpha / size.clamp(min=1e-8) * self.masked_mean(values, batch)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.data.trees import leaves, map_tree
+from lockstep.learner.compiled_products import PRODUCTS
 from lockstep.learner.minibatches import gather
 from lockstep.learner.optimizers import ALL_MODULES, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
@@ -115,7 +116,7 @@ class CompiledUpdate:
         streams = learner.streams.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
-                graph = make_fx(step)(*inputs)
+                graph = make_fx(step, decomposition_table=PRODUCTS)(*inputs)
         finally:
             learner.metrics, learner.row_errors = outer, {}
             learner.streams.set_state(streams)
@@ -241,7 +242,7 @@ def _adam_step_(entry: RegisteredOptimizer, lr: Tensor) -> None:
     new_avg = torch.where(good, exp_avg + (gradient - exp_avg) * (1.0 - beta1), exp_avg)
     new_sq = torch.where(good, exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2), exp_avg_sq)
     step_size = lr / (1.0 - beta1**new_step)
-    denominator = new_sq.sqrt() / (1.0 - beta2**new_step).sqrt() + group["eps"]
+    denominator = new_sq.sqrt() * (1.0 - beta2**new_step).rsqrt() + group["eps"]
     with torch.no_grad():
         moved = entry.flat.data - step_size * new_avg / denominator
         entry.flat.data.copy_(torch.where(good, moved, entry.flat.data))

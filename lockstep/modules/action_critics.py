@@ -44,16 +44,20 @@ class ActionCritics(nn.Module):
             output_gain=gains[1],
         )
 
-    def forward(self, obs: Any, actions: Tensor | None = None, *, frozen: bool = False) -> Tensor:
+    def forward(
+        self, obs: Any, actions: Tensor | None = None, *, frozen: bool = False, first_only: bool = False
+    ) -> Tensor:
         """Values `[K, N]` of actions `[N, A]` of a Box, or `[K, N, A]` of all actions of a Discrete space.
 
-        `frozen`: the gradient goes to the actions only. Actions that a mask forbids have a very low value.
+        `frozen`: the gradient goes to the actions only. `first_only`: of the first critic alone (K = 1).
+        Actions that a mask forbids have a very low value.
         """
         with torch.no_grad() if frozen else nullcontext():
             inputs = self.features(obs[OBSERVATIONS] if self.is_masked else obs).to(self.mlp.weights[0].dtype)
         if not self.is_discrete:
             if actions is None:
                 raise ValueError("critics of a Box action space need actions; give a tensor [N, A]")
-            return self.mlp(torch.cat([inputs, actions.to(inputs.dtype)], -1), frozen=frozen).squeeze(-1)
-        values: Tensor = self.mlp(inputs, frozen=frozen)
+            both = torch.cat([inputs, actions.to(inputs.dtype)], -1)
+            return self.mlp(both, frozen=frozen, first_only=first_only).squeeze(-1)
+        values: Tensor = self.mlp(inputs, frozen=frozen, first_only=first_only)
         return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values

@@ -53,12 +53,16 @@ class BatchedMLP(nn.Module):
                 weight.data[k].copy_(linear.weight.data.T)
                 self.biases[i].data[k, 0].copy_(linear.bias.data)
 
-    def forward(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
+    def forward(self, inputs: Tensor, *, frozen: bool = False, first_only: bool = False) -> Tensor:
         """`[N, input_size]` (the same for all networks) or `[num_networks, N, input_size]` ->
         `[num_networks, N, output_size]`. `frozen`: the gradient goes to the inputs only, none to the weights.
+        `first_only`: the first network alone, from `[N, input_size]` to `[1, N, output_size]`.
         """
         leading, fits = tuple(inputs.shape[:-2]), inputs.dim() >= 2 and inputs.shape[-1] == self.sizes[0]
-        if not fits or leading not in ((), (self.num_networks,)):
+        weights, biases = [*self.weights], [*self.biases]
+        if first_only:
+            weights, biases = [weight[:1] for weight in weights], [bias[:1] for bias in biases]
+        if not fits or leading not in ((), () if first_only else (self.num_networks,)):
             raise ValueError(
                 f"BatchedMLP takes [N, {self.sizes[0]}] or [{self.num_networks}, N, {self.sizes[0]}], got "
                 f"{list(inputs.shape)}"
@@ -66,10 +70,10 @@ class BatchedMLP(nn.Module):
         if inputs.dim() == 2:
             if self._is_plain(inputs):
                 half = torch.is_autocast_enabled("cpu")
-                return batched_mlp(inputs, [*self.weights], [*self.biases], frozen=frozen, half=half).unsqueeze(-1)
-            inputs = inputs.expand(self.num_networks, -1, -1)
+                return batched_mlp(inputs, weights, biases, frozen=frozen, half=half).unsqueeze(-1)
+            inputs = inputs.expand(len(weights[0]), -1, -1)
         last = len(self.sizes) - 2
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+        for i, (weight, bias) in enumerate(zip(weights, biases)):
             if frozen:
                 weight, bias = weight.detach(), bias.detach()
             if i < last:

@@ -54,7 +54,7 @@ class DefaultTD3Module(RLModule):
         """The value `[N]` of the policy's action, by the first critic."""
         if self.critics is None:
             raise RuntimeError(NO_VALUES)
-        values: Tensor = self.critics(batch["obs"], self.compute_actions(batch))[0]
+        values: Tensor = self.critics(batch["obs"], self.compute_actions(batch), first_only=True)[0]
         return values
 
     def get_non_inference_attributes(self) -> list[str]:

@@ -75,3 +75,18 @@ def test_somebody_who_looks_inside_gets_the_plain_layers():
     mlp.activation.register_forward_hook(lambda *_: seen.append(1))
     mlp(torch.zeros(2, 4, dtype=torch.float64))
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_the_first_network_alone_gives_what_it_gives_among_others(activation, frozen):
+    torch.manual_seed(0)
+    mlp = BatchedMLP(3, 4, (6, 5), 1, activation=activation, hidden_gain=None, output_gain=None).double()
+    x = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
+    alone, among = mlp(x, first_only=True, frozen=frozen), mlp(x, frozen=frozen)[:1]
+    assert alone.shape == (1, 8, 1)
+    torch.testing.assert_close(alone, among)
+    wanted = [x] if frozen else [x, *mlp.parameters()]
+    torch.testing.assert_close(*[torch.autograd.grad(out.sum(), wanted) for out in (alone, among)])
+    with pytest.raises(ValueError, match="BatchedMLP takes"):
+        mlp(x.expand(3, -1, -1), first_only=True)

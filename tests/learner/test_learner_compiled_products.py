@@ -1,0 +1,50 @@
+"""Products as compiled gradient steps write them: the same numbers, in a form that kernels around them take in."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lockstep.learner.compiled_products import MAX_WRITTEN_OUT, PRODUCTS
+
+aten = torch.ops.aten
+FEW, MANY = MAX_WRITTEN_OUT, MAX_WRITTEN_OUT + 1
+
+
+def traced(operation, *inputs, **options):
+    """Result, and the names of the graph's operations."""
+    graph = make_fx(lambda *given: operation(*given, **options), decomposition_table=PRODUCTS)(*inputs)
+    return graph(*inputs), {str(node.target).split(".")[1] for node in graph.graph.nodes if node.op == "call_function"}
+
+
+def tensors(*shapes):
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("columns", [1, FEW])
+def test_a_product_over_few_columns_is_written_out(leading, with_bias, columns):
+    bias, a, b = tensors((*leading, 1, 6) if leading else (6,), (*leading, 5, columns), (*leading, columns, 6))
+    name = ("baddbmm" if leading else "addmm") if with_bias else ("bmm" if leading else "mm")
+    inputs = (bias, a, b) if with_bias else (a, b)
+    found, operations = traced(getattr(aten, name).default, *inputs)
+    torch.testing.assert_close(found, a @ b + (bias if with_bias else 0))
+    assert operations <= {"add", "mul", "slice", "alias"}, operations
+
+
+def test_the_bias_of_a_batched_product_is_added_by_itself():
+    bias, a, b = tensors((2, 1, 6), (2, 5, MANY), (2, MANY, 6))
+    found, operations = traced(aten.baddbmm.default, bias, a, b)
+    torch.testing.assert_close(found, a @ b + bias)
+    assert operations == {"bmm", "add"}
+
+
+@pytest.mark.parametrize("case", ["many columns", "transposed", "scaled"])
+def test_other_products_stay_as_they_are(case):
+    bias, a, b = tensors((6,), (5, MANY if case == "many columns" else 3), (MANY if case == "many columns" else 3, 6))
+    b = b.t().contiguous().t() if case == "transposed" else b
+    options = {"alpha": 0.5} if case == "scaled" else {}
+    found, operations = traced(aten.addmm.default, bias, a, b, **options)
+    torch.testing.assert_close(found, a @ b * options.get("alpha", 1.0) + bias)
+    assert operations == {"addmm"}
