@@ -319,7 +319,7 @@ class AlgorithmConfig:
         check_multi_agent(self)
         if collects_while_learning(self):
             check_asynchronous(self)
-        if self.framework_device_missing():
+        if not self.num_learners and self.framework_device_missing():  # others have devices of their own
             raise ValueError(f"framework.device={self.device!r} is not there; torch sees no such device")
         if self.num_gpus_per_learner and not self.device.startswith("cuda"):
             raise ValueError(

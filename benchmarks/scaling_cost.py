@@ -1,0 +1,159 @@
+"""Where more learners stop paying: times measured here, and what follows from them for other clusters.
+
+    python benchmarks/scaling_cost.py                                # about a minute
+    python benchmarks/scaling_cost.py --hop-us 20 --gbit 100         # another network between the machines
+    python benchmarks/scaling_cost.py --render
+
+Measured, with one thread: a gradient step of PPO for two networks and several numbers of rows (least squares: a fixed
+part and a part for each row), and what a meeting of two learners costs in shared memory and over local sockets. From
+these, with the counts of `docs/scaling.md` (4 meetings for each gradient step; a ring of n learners makes 2 (n - 1)
+hops and moves 2 (n - 1) / n times the gradient through each of them): steps trained per second for n learners that are
+on n machines. Written to ``results/scaling_cost.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import report
+import torch
+
+from lockstep import PPOConfig, SampleBatch
+from lockstep.learner.reduction import DistributedReducer
+
+NETWORKS = {"64x64": (64, 64), "1024x1024": (1024, 1024)}
+ROWS = (64, 256, 1024)
+MEETINGS = 4
+"""for each gradient step of PPO"""
+ROW_BYTES = 44
+"""of CartPole: observation, action, log-probability, advantage, value target, reward, ends"""
+MINIBATCHES = {"64x64": (256, 4096), "1024x1024": (2048, 16384)}
+LEARNERS = (1, 2, 4, 8, 16, 32)
+
+
+def gradient_steps(name: str) -> dict[str, Any]:
+    """Seconds of a gradient step by rows, and the straight line through them."""
+    rng = np.random.default_rng(0)
+    total = 4 * max(ROWS)
+    batch = SampleBatch(
+        obs=rng.normal(size=(total, 4)).astype(np.float32),
+        actions=rng.integers(2, size=total),
+        action_logp=np.full(total, -0.7, np.float32),
+        advantages=rng.normal(size=total).astype(np.float32),
+        value_targets=rng.normal(size=total).astype(np.float32),
+    )
+    spaces = {"observation_space": gym.spaces.Box(-5.0, 5.0, (4,)), "action_space": gym.spaces.Discrete(2)}
+    config = PPOConfig().environment(**spaces).rl_module(model_config={"hiddens": NETWORKS[name]})
+    group = config.training(train_batch_size=total, minibatch_size=64).build_learner_group()
+    seconds = {}
+    for rows in ROWS:
+        found = []
+        for _ in range(4):
+            began = time.perf_counter()
+            group.update_from_batch(batch, minibatch_size=rows, shuffle_batch_per_epoch=True)
+            found.append((time.perf_counter() - began) * rows / total)
+        seconds[rows] = min(found[1:])
+    per_row, fixed = np.polyfit(list(seconds), list(seconds.values()), 1)
+    parameters = sum(parameter.numel() for parameter in group.learner.module.parameters())
+    return {"seconds": seconds, "fixed": max(fixed, 0.0), "per_row": per_row, "num_bytes": 4 * parameters}
+
+
+def meet(rank: int, store: str, shares_memory: bool, sizes: list[int], pipe: Any) -> None:
+    """Seconds of a sum of two learners, with half a millisecond of work before each."""
+    torch.set_num_threads(1)
+    reducer = DistributedReducer(rank, 2, store, shares_memory=shares_memory)
+    seconds = []
+    for size in sizes:
+        tensor, found = torch.ones(size // 4), []
+        for _ in range(60):
+            until = time.perf_counter() + 5e-4
+            while time.perf_counter() < until:
+                pass
+            began = time.perf_counter()
+            reducer.sum_(tensor)
+            found.append(time.perf_counter() - began)
+        seconds.append(float(np.median(found[10:])))
+    pipe.send(seconds)
+
+
+def meetings(sizes: list[int]) -> dict[str, list[float]]:
+    """By way and size."""
+    found, context = {}, multiprocessing.get_context("spawn")
+    for way, shares_memory in (("shared memory", True), ("sockets", False)):
+        with tempfile.TemporaryDirectory() as folder:
+            near, far = context.Pipe()
+            store = str(Path(folder) / "store")
+            arguments = [(rank, store, shares_memory, sizes, far) for rank in range(2)]
+            members = [context.Process(target=meet, args=each) for each in arguments]
+            for member in members:
+                member.start()
+            found[way] = [max(pair) for pair in zip(near.recv(), near.recv())]
+            for member in members:
+                member.join()
+    return found
+
+
+def rate(step: dict[str, Any], minibatch: int, learners: int, hop: float, bytes_per_s: float) -> float:
+    """Steps trained per second, one pass: rows / (gradient step + meetings + gradient + rows through the driver)."""
+    own = step["fixed"] + step["per_row"] * minibatch / learners
+    small = MEETINGS * 2 * (learners - 1) * hop
+    gradient = 2 * (learners - 1) / learners * step["num_bytes"] / bytes_per_s
+    rows = 0.0 if learners == 1 else minibatch * ROW_BYTES / bytes_per_s
+    return float(minibatch / (own + small + gradient + rows))
+
+
+def render(record: dict[str, Any]) -> str:
+    """The page."""
+    steps, found = record["steps"], record["meetings"]
+    rows = [
+        [name, f"{each['num_bytes'] / 1e6:.2f}", f"{1e3 * each['fixed']:.2f}", f"{1e6 * each['per_row']:.2f}"]
+        for name, each in steps.items()
+    ]
+    lines = ["# What more learners cost\n", report.table(["network", "MB of gradient", "ms fixed", "us a row"], rows)]
+    sizes = [*(each["num_bytes"] for each in steps.values())]
+    rows = [[way, *(f"{1e6 * value:,.0f}" for value in values)] for way, values in found.items()]
+    header = ["a meeting of 2 learners here, us", "64 bytes", *(f"{size / 1e6:.2f} MB" for size in sizes)]
+    lines += [report.table(header, rows)]
+    hop, speed = record["hop_us"] * 1e-6, record["gbit"] * 1e9 / 8
+    rows = []
+    for name, each in steps.items():
+        for minibatch in MINIBATCHES[name]:
+            one = rate(each, minibatch, 1, hop, speed)
+            ratios = [f"{rate(each, minibatch, n, hop, speed) / one:.1f}" for n in LEARNERS[1:]]
+            rows.append([f"{name}, minibatches of {minibatch:,}", f"{one:,.0f}", *ratios])
+    header = ["computed", "steps/s of 1", *(f"{n} learners, x" for n in LEARNERS[1:])]
+    about = f"Each learner on a machine of its own, {record['hop_us']:g} us a hop, {record['gbit']:g} Gbit/s:\n"
+    return "\n".join([*lines, about, report.table(header, rows), report.machine_line(record["machine"]), ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hop-us", type=float, default=50.0, help="from one machine to the next, microseconds")
+    parser.add_argument("--gbit", type=float, default=10.0, help="between machines, Gbit/s")
+    parser.add_argument("--name", default="scaling_cost")
+    parser.add_argument("--render", action="store_true", help="write the page again from the raw results")
+    options = parser.parse_args()
+    if options.render:
+        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
+    else:
+        report.warn_if_busy()
+        torch.set_num_threads(1)
+        record = {"command": " ".join(["python", *sys.argv]), "machine": report.machine()}
+        record["steps"] = {name: gradient_steps(name) for name in NETWORKS}
+        record["meetings"] = meetings([64, *(each["num_bytes"] for each in record["steps"].values())])
+    record |= {"hop_us": options.hop_us, "gbit": options.gbit}
+    report.write(options.name, record, render(record))
+    print(render(record))
+
+
+if __name__ == "__main__":
+    main()
