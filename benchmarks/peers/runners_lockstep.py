@@ -32,7 +32,7 @@ def main() -> None:
         collector.collect(n_step=w.BATCH)
         collector.store.clear()
 
-    entries = {"publish": lambda: collector.group.set_weights(policy.acting_weights(), wait=True)}
+    entries = {"publish": lambda: collector.group.set_weights(policy.acting_weights(copy=False), wait=True)}
     if OPTIONS.work == "64x64":
         entries |= {"sample": sample, "iteration": lambda: next(iterator)}
     size = policy.acting_weights().num_bytes

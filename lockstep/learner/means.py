@@ -36,18 +36,16 @@ def means_over_learners(reducer: Reducer, values: Sequence[Tensor], mask: Tensor
     """
     if not counts and reducer.world_size > 1:
         values, mask = [each[:0] for each in values], None if mask is None else mask[:0]
-    sums, sizes = [], []
-    for each in values:
-        sums.append(each.sum() if mask is None else torch.where(mask, each, 0.0).sum())  # NaN in padding stays there
-        sizes.append(each.new_tensor(float(each.numel())) if mask is None else mask.sum().to(each.dtype))
-    if reducer.world_size == 1:
-        return [own / size.clamp(min=1.0) for own, size in zip(sums, sizes)]
-    totals = reducer.sum_(torch.stack([own.detach() for own in sums] + sizes))
-    means = []
-    for own, total, size in zip(sums, totals[: len(sums)], totals[len(sums) :]):
-        of_all: Tensor = _SumOverLearners.apply(own, total)
-        means.append(of_all / size.clamp(min=1.0))
-    return means
+    own = torch.stack([each.sum() if mask is None else torch.where(mask, each, 0.0).sum() for each in values])
+    if mask is None:  # (above: NaN in padding stays there)
+        sizes = own.new_tensor([float(each.numel()) for each in values])
+    else:
+        sizes = mask.sum().to(own.dtype).expand(len(values))
+    if reducer.world_size > 1:
+        totals = reducer.sum_(torch.cat([own.detach(), sizes]))
+        sums: Tensor = _SumOverLearners.apply(own, totals[: len(values)])
+        own, sizes = sums, totals[len(values) :]
+    return list((own / sizes.clamp(min=1.0)).unbind())
 
 
 def once_over_learners(reducer: Reducer, term: Tensor) -> Tensor:

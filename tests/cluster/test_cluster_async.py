@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -14,21 +13,13 @@ ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.faults
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
-    here = {"env_vars": {"PYTHONPATH": path}}
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=here)
-    yield
-    ray.shutdown()
-
-
-def trained(num_runners, max_lag, num_envs, on_epoch=None):
+def trained(num_runners, max_lag, num_envs, on_epoch=None, num_learners=0):
     """A trainer after 8 updates of 64 steps."""
     config = (
         IMPALAConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=num_runners, num_envs_per_env_runner=num_envs, num_cpus_per_env_runner=0.5)
+        .learners(num_learners=num_learners)
         .training(train_batch_size=64, lr=1e-2, max_lag=max_lag)
         .rl_module(model_config={"hiddens": (8,)})
         .evaluation(evaluation_interval=0)
@@ -42,6 +33,7 @@ def trained(num_runners, max_lag, num_envs, on_epoch=None):
                 on_epoch(trainer, epoch)
     finally:
         trainer.train_collector.close()
+        trainer.policy.bring_home()
     return trainer
 
 
@@ -51,6 +43,27 @@ def weights_of(trainer):
 
 def test_max_lag_0_with_remote_runners_is_the_run_in_one_process_to_the_last_bit(cluster):
     np.testing.assert_array_equal(weights_of(trained(2, 0, 2)), weights_of(trained(0, 0, 4)))
+
+
+def test_remote_learners_learn_from_remote_runners_what_the_one_in_this_process_learns(cluster):
+    near = {"rtol": 1e-3, "atol": 1e-4}
+    np.testing.assert_allclose(weights_of(trained(2, 0, 2, num_learners=2)), weights_of(trained(0, 0, 4)), **near)
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+def test_remote_learners_learn_while_remote_runners_collect(cluster, num_learners):
+    def account(trainer, epoch):
+        trainer.train_collector.get_state()  # waits for what is under way
+        stats.append(trainer.train_collector.get_stats())
+
+    stats = []
+    trainer = trained(2, 2, 2, account, num_learners)
+    assert trainer.env_step == stats[-1]["num_steps_collected"] == 512
+    assert stats[-1]["num_steps_sampled"] == sum(
+        stats[-1][f"num_steps_{name}"] for name in ("collected", "dropped", "waiting")
+    )
+    lag = trainer.policy.last_results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"]
+    assert 0 <= lag <= 2
 
 
 def test_killed_runner_is_replaced_and_every_step_is_accounted_for(cluster):
