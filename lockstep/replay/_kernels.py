@@ -50,13 +50,15 @@ def _claim(b, flags, marks):
 
 
 @compiled
-def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, placed, ended_returns):
+def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, placed):
     """Give each new transition its row, one after another, and keep account of the episodes.
 
-    Fills `placed` [3, n] with rows, lengths of ended episodes and starts, and `ended_returns` [n * agents] (`rewards`
-    too is flat). Returns the position where the rows are those of all sub-buffers at one position, in order, else -1.
+    Fills `placed` [3 + agents, n] with rows, lengths of ended episodes and starts, and, as bits of float64, returns of
+    ended episodes; `rewards` is flat [n * agents]. Returns the position where the rows are those of all sub-buffers at
+    one position, in order, else -1.
     """
     num_buffers, num_agents = returns.shape
+    ended_returns = placed[3:].view(np.float64)
     in_line = ids.shape[0] == num_buffers
     for k in range(ids.shape[0]):
         b = ids[k]
@@ -70,7 +72,7 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
         flags[row] = flag
         for agent in range(num_agents):
             returns[b, agent] += rewards[k * num_agents + agent]
-            ended_returns[k * num_agents + agent] = returns[b, agent] if done else 0.0
+            ended_returns[agent, k] = returns[b, agent] if done else 0.0
             if flag != 0:
                 returns[b, agent] = 0.0
         if done:

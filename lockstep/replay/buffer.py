@@ -145,9 +145,11 @@ class ReplayBuffer:
             KeyError: a column is missing or new; ValueError: rows that do not fit the column (with the expected and
             given shape and dtype), or ids that are not allowed. Nothing is written then.
         """
-        ids = self._every if buffer_ids is None else self._checked_ids(buffer_ids)
-        values = self._conformed(batch, len(ids), self.options.save_only_last_obs)
-        return self._write(ids, values, self._no_cuts[: len(ids)])
+        ids, cuts = self._every, self._no_cuts
+        if buffer_ids is not None:
+            ids = self._checked_ids(buffer_ids)
+            cuts = cuts[: len(ids)]
+        return self._write(ids, self._conformed(batch, len(ids), self.options.save_only_last_obs), cuts)
 
     def cut(self, buffer_ids: npt.ArrayLike | None = None) -> None:
         """Writes a boundary: the episodes under way in these sub-buffers (None: in all) are left here.

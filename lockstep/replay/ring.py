@@ -16,17 +16,21 @@ class Placed(Sequence[np.ndarray]):
     of the rows given.
     """
 
-    __slots__ = ("_numbers", "episode_return")
+    __slots__ = ("_numbers",)
 
-    def __init__(self, numbers: np.ndarray, episode_return: np.ndarray) -> None:
-        self._numbers = numbers
-        self.episode_return = episode_return
-        """float64 [n], or [n, agents]: sum of rewards of an episode that ended here, else 0"""
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._numbers = numbers  # int64 [3 + agents, n] as the kernel fills it
 
     @property
     def indices(self) -> np.ndarray:
         """int64 [n], where each row was written"""
         return self._numbers[0]
+
+    @property
+    def episode_return(self) -> np.ndarray:
+        """float64 [n], or [n, agents]: sum of rewards of an episode that ended here, else 0"""
+        returns = self._numbers[3:].view(np.float64)
+        return returns[0] if len(returns) == 1 else returns.T
 
     @property
     def episode_length(self) -> np.ndarray:
@@ -100,11 +104,11 @@ class Ring:
             flat, agents = rewards.reshape(-1), rewards.shape[1]
         if agents != self.returns.shape[1]:
             self.returns = np.zeros((self.num_buffers, agents), np.float64)
-        numbers, returns = np.empty((3, len(ids)), np.int64), np.empty(len(flat), np.float64)
+        numbers = np.empty((3 + agents, len(ids)), np.int64)
         position = self.kernels.place(
-            ids, flat, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, numbers, returns
+            ids, flat, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, numbers
         )
-        return Placed(numbers, returns if agents == 1 else returns.reshape(-1, agents)), position
+        return Placed(numbers), position
 
     def cut(self, ids: np.ndarray) -> None:
         """The episodes under way in these sub-buffers end at their newest rows without being done."""
