@@ -100,10 +100,11 @@ class LearnerProcesses:
             address = served[0].value
         options = {
             "name": f"learners{self._times_joined}",
-            "timeout_s": self._section.learner_timeout_s,
+            "timeout_s": self._meeting_s,
             "backend": "nccl" if self._section.num_gpus_per_learner else "gloo",
         }
-        return self.call("join", lambda rank: (self._build, rank, len(self), address, options), limit_s=self._start_s)
+        limit_s = max(self._start_s, self._meeting_s) + GRACE_S  # who waits for another says so itself, and is kept
+        return self.call("join", lambda rank: (self._build, rank, len(self), address, options), limit_s=limit_s)
 
     def end(self, ranks: Iterable[int]) -> None:
         """Ends processes, whatever they do."""
@@ -126,6 +127,11 @@ class LearnerProcesses:
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
+
+    @property
+    def _meeting_s(self) -> float:
+        """Seconds that learners wait for one another: so long that who hangs is found before."""
+        return self._section.learner_timeout_s + 2 * (PROBE_S + GRACE_S)
 
     @property
     def _start_s(self) -> float:

@@ -85,10 +85,12 @@ class LearnerWorker:
         """Becomes learner `rank`; builds its learner if it is new."""
 
         def work() -> dict[str, bool]:
+            from ray.util import get_node_ip_address
+
             store = self._store if rank == 0 else address
             reducer: Reducer = LocalReducer()
             if num_learners > 1:
-                reducer = DistributedReducer(rank, num_learners, store, **options)
+                reducer = DistributedReducer(rank, num_learners, store, host=get_node_ip_address(), **options)
             if self._learner is None:
                 self._learner = build(reducer=reducer)
             self._learner.reducer = reducer

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.cluster.learner_processes import Answers, LearnerProcesses, failures
-from lockstep.cluster.learner_worker import BuildLearner, become, whole_of
+from lockstep.cluster.learner_worker import Answer, BuildLearner, become, whole_of
 from lockstep.cluster.start import start_ray
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
@@ -122,7 +122,9 @@ class RayLearnerBackend:
         while True:
             if self._lost is not None:
                 raise self._lost
-            rank = next(rank for rank in self._processes.alive if rank not in self._stateless)
+            rank = next((rank for rank in self._processes.alive if rank not in self._stateless), None)
+            if rank is None:
+                raise self._error(self._failed, " no learner is left that could answer;")
             answer = self._processes.call("read", lambda _: (func, *args), [rank])[rank]
             if answer.error is None:
                 return _own_copy(answer.value)
@@ -145,10 +147,18 @@ class RayLearnerBackend:
         if num_learners == before:
             return
         like = self._put(self.first(whole_of))
+        self._is_whole = False
         try:
             self._start(num_learners, like)
-        except LearnerError as error:
-            self._start(before, like)
+        except Exception as error:
+            try:
+                self._start(before, like)
+            except Exception as second:
+                self._lost = LearnerError(
+                    f"resize({num_learners}) failed ({error}), and so did the start of {before} learners again "
+                    f"({second}); build the group again"
+                )
+                raise self._lost from error
             raise LearnerError(f"resize({num_learners}): {error}. The group goes on with {before} learners") from error
 
     def num_restarts(self) -> int:
@@ -172,6 +182,8 @@ class RayLearnerBackend:
 
     def _on_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> Answers:
         """A call that changes learners: on all of them, or on none."""
+        if self._lost is not None:
+            raise self._lost
         if not self._is_whole:
             self._heal(self._failed)
         while True:
@@ -285,7 +297,7 @@ class RayLearnerBackend:
     def _error(self, failed: Answers, more: str = "") -> LearnerError:
         """With the first traceback, the rank and the last checkpoint."""
         own = {rank: answer for rank, answer in failed.items() if answer.is_own}
-        rank, answer = next(iter((own or failed).items()))
+        rank, answer = next(iter((own or failed).items()), (0, Answer()))
         saved = f"the last checkpoint is {self.last_checkpoint}" if self.last_checkpoint else "no checkpoint was saved"
         error = LearnerError(
             f"learner {rank} of {len(self)} failed, and no learner was updated;{more} {saved}.\n{answer.trace}"

@@ -96,6 +96,8 @@ class RayRunnerBackend:
         ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=max(0.0, timeout_s), fetch_local=True)
         if ready and len(calls) > 1:
             ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0, fetch_local=True)
+        if not ready:  # what has ended on another machine counts, though it is not here yet
+            ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0, fetch_local=False)
         return list(ready)
 
     def result(self, call: Call) -> Any:
@@ -103,10 +105,10 @@ class RayRunnerBackend:
         errors = self._ray.exceptions
         try:
             return self._ray.get(call)
-        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
-            raise RunnerLostError(f"its process or node ended: {_first_line(error)}") from error
         except errors.RayTaskError as error:
             raise _own_error(error) from error
+        except errors.RayError as error:  # its process died, was ended for its memory, its node or its object is lost
+            raise RunnerLostError(f"its process or node ended: {_first_line(error)}") from error
 
     def replace(self, index: int, generation: int) -> None:
         """Ends the actor and starts another one in its place, on any node."""

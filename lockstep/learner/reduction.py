@@ -74,7 +74,7 @@ class DistributedReducer:
     """One of `world_size` learners, joined by `torch.distributed` (gloo, or NCCL on GPUs).
 
     Learners on CPU that are all on one machine find each other over gloo and then meet in memory that they share,
-    unless `shares_memory=False`.
+    unless `shares_memory=False`. `host` is this machine's address for the others (None: that of its name).
 
     `store` is where they find each other: a file that all can reach (one for each group, not used before),
     `"tcp://host:port"` (served by rank 0), or a `torch.distributed.Store`. `name` separates groups on one store: a
@@ -95,6 +95,7 @@ class DistributedReducer:
         timeout_s: float = 60.0,
         backend: Literal["gloo", "nccl"] = "gloo",
         shares_memory: bool = True,
+        host: str | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {world_size} learners; ranks go from 0 to {world_size - 1}")
@@ -109,16 +110,17 @@ class DistributedReducer:
         self._memory: SharedMemory | None = None
         self._broken: str | None = None
         self.num_calls, self.is_waiting = 0, False
-        self._join(store, name, backend)
+        self._join(store, name, backend, host)
         if shares_memory and backend == "gloo" and world_size > 1:
             self._memory = share_memory(rank, world_size, self.gather, self.timeout_s)
 
-    def _join(self, store: Any, name: str, backend: str) -> None:
+    def _join(self, store: Any, name: str, backend: str, host: str | None) -> None:
         started = time.monotonic()
         try:
             shared = distributed.PrefixStore(name, _open_store(store, self.rank, self.world_size, self._limit))
             if backend == "gloo":
-                self._group = distributed.ProcessGroupGloo(shared, self.rank, self.world_size, self._limit)
+                how = self._limit if host is None else _gloo_options(host, self._limit)
+                self._group = distributed.ProcessGroupGloo(shared, self.rank, self.world_size, how)
             else:
                 options = distributed.ProcessGroupNCCL.Options()
                 options._timeout = self._limit
@@ -131,7 +133,9 @@ class DistributedReducer:
         if self._memory is not None:
             self._call("a sum", self._memory.sum_, tensor)
         else:
-            self._call("a sum", lambda: self._group.allreduce([tensor]).wait())
+            sent = tensor.to(self._device)  # NCCL sums on GPUs only
+            self._call("a sum", lambda: self._group.allreduce([sent]).wait())
+            tensor.copy_(sent)
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -141,7 +145,9 @@ class DistributedReducer:
         else:
             options = distributed.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
-            self._call("a broadcast", lambda: self._group.broadcast([tensor], options).wait())
+            sent = tensor.to(self._device)
+            self._call("a broadcast", lambda: self._group.broadcast([sent], options).wait())
+            tensor.copy_(sent)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
@@ -192,6 +198,13 @@ class DistributedReducer:
             f"learner {self.rank} of {self.world_size}: {what} failed after {waited:.1f} s (timeout_s="
             f"{self.timeout_s:g}). Another learner died, hangs, or makes other calls than this one. The cause: {error}"
         )
+
+
+def _gloo_options(host: str, limit: timedelta) -> Any:
+    options = distributed.ProcessGroupGloo._Options()
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = limit
+    return options
 
 
 def _open_store(store: Any, rank: int, world_size: int, limit: timedelta) -> Any:

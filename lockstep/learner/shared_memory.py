@@ -19,6 +19,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from torch import Tensor
 PIECE = 1 << 20
 """bytes that are exchanged at once; larger tensors go in pieces"""
 HEADER = 64
-ARRIVED, LEFT, TOKEN = 0, 1, 2
-"""numbers of the header: meetings that the owner has come to, whether it left, what tells that it is this segment"""
+ARRIVED, LEFT, TOKEN, BYTES = 0, 1, 2, 3
+"""numbers of the header: meetings that the owner has come to, whether it left, what tells that it is this segment, and
+the bytes in each of its two pieces"""
 LOOKS = 2_000
 """looks at another learner, where each may have a core of its own, before this one lets other processes run"""
 PATIENT_S = 0.005
@@ -38,27 +40,31 @@ NAP_S = 0.0005
 
 def is_supported() -> bool:
     """Can processes of this machine share memory in this way?"""
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    there = sys.platform == "linux" and hasattr(os, "memfd_create")  # which some builds of Python lack
+    return there and platform.machine() in ("x86_64", "AMD64")
 
 
 class _Segment:
     """One learner's memory: a header and two pieces that are used in turn."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.memory = mmap.mmap(descriptor, HEADER + 2 * PIECE)
-        self.header = memoryview(self.memory).cast("q")
+    def __init__(self, descriptor: int, memory: mmap.mmap, process_id: int) -> None:
+        self.descriptor, self.memory = descriptor, memory
+        self.header = memoryview(memory).cast("q")
+        self._process = f"/proc/{process_id}/stat"
 
     def piece(self, which: int, dtype: torch.dtype, numel: int) -> Tensor:
         """`[numel]`, a view."""
         return torch.frombuffer(self.memory, dtype=dtype, count=numel, offset=HEADER + which * PIECE)
 
     def is_alive(self) -> bool:
-        """Does the owner hold its lock?"""
+        """Does the owner hold its lock, and is it there (a process that it forked would hold it, too)?"""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            try:
+                return Path(self._process).read_text().rpartition(")")[2].split()[0] not in "ZX"
+            except OSError:
+                return False
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         return False
 
@@ -115,7 +121,11 @@ class SharedMemory:
         self._turn = 1 - self._turn
         views = [segment.piece(self._turn, part.dtype, len(part)) for segment in self._segments]
         views[self._rank].copy_(part)
+        self._segments[self._rank].header[BYTES + self._turn] = part.nbytes
         self._meet()
+        for rank, segment in self._others:
+            if segment.header[BYTES + self._turn] != part.nbytes:
+                raise RuntimeError(f"learner {rank} makes another call")
         return views
 
     def _meet(self) -> None:
@@ -165,26 +175,37 @@ def share_memory(
     return SharedMemory(found, rank, timeout_s)
 
 
-def _own_segment() -> tuple[_Segment | None, tuple[str, int] | None]:
+def _own_segment() -> tuple[_Segment | None, tuple[int, int, int] | None]:
     """A new segment, and what others need to find it; nothing where there is no room for it."""
-    token = secrets.randbits(62)
+    token, process_id = secrets.randbits(62), os.getpid()
     try:
         descriptor = os.memfd_create("lockstep")
-        os.posix_fallocate(descriptor, 0, HEADER + 2 * PIECE)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
         return None, None
-    segment = _Segment(descriptor)
+    try:
+        os.posix_fallocate(descriptor, 0, HEADER + 2 * PIECE)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        memory = mmap.mmap(descriptor, HEADER + 2 * PIECE)
+    except OSError:
+        os.close(descriptor)
+        return None, None
+    segment = _Segment(descriptor, memory, process_id)
     segment.header[TOKEN] = token
-    return segment, (f"/proc/{os.getpid()}/fd/{descriptor}", token)
+    return segment, (process_id, descriptor, token)
 
 
-def _opened(path: str, token: int) -> _Segment | None:
+def _opened(process_id: int, number: int, token: int) -> _Segment | None:
     """Another learner's segment; None where that process is on another machine."""
     try:
-        segment = _Segment(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-    except (OSError, ValueError):  # no such file, or not a segment
+        descriptor = os.open(f"/proc/{process_id}/fd/{number}", os.O_RDWR | os.O_NONBLOCK)
+    except OSError:
         return None
+    try:
+        memory = mmap.mmap(descriptor, HEADER + 2 * PIECE)
+    except (OSError, ValueError):  # not a segment
+        os.close(descriptor)
+        return None
+    segment = _Segment(descriptor, memory, process_id)
     return segment if segment.header[TOKEN] == token else None
 
 

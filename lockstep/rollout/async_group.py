@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
@@ -135,11 +136,15 @@ class AsyncGroupCollector(GroupCollector):
     def _ask(self, limit: int) -> None:
         """Asks idle runners for fragments while less than `limit` are under way or waiting."""
         group, steps = self.group, self.fragment_length * self.envs_per_runner
-        room = limit - len(self._waiting) - group.num_in_flight
         if self.max_lag == 0:  # shares do not depend on who is fast
-            for number in range(room if group.num_in_flight == 0 and not self._waiting else 0):
-                group.ask(number % len(group), steps)
+            there = Counter(fragment.runner for fragment in self._waiting)  # some may wait since an error, or a restore
+            for number in range(limit if group.num_in_flight == 0 else 0):
+                if there[number % len(group)]:
+                    there[number % len(group)] -= 1
+                else:
+                    group.ask(number % len(group), steps)
             return
+        room = limit - len(self._waiting) - group.num_in_flight
         most = group.section.max_requests_in_flight_per_env_runner
         for _ in range(room):
             asked, index = min((group.num_asked(i), i) for i in range(len(group)))

@@ -72,6 +72,7 @@ class EnvRunnerGroup:
         self._to_renew: set[int] = set()
         """runners whose next fragment in `sample_async` begins new episodes"""
         self._in_flight: dict[Call, _Request] = {}
+        self._kept: list[Fragment] = []
         """of `sample_async`"""
         self.num_lost_requests = 0
         """requests whose runner was lost; each was made again to its successor"""
@@ -246,42 +247,53 @@ class EnvRunnerGroup:
 
     def ready(self, timeout_s: float = 0.0) -> list[Fragment]:
         """The fragments that are ready; waits up to `timeout_s` seconds for the first one, if any is under way."""
-        return self._ready(timeout_s) if self._in_flight else []
+        return self._ready(timeout_s) if self._in_flight else self._kept_fragments()
 
     def drain(self) -> list[Fragment]:
         """Waits for all requests under way, without making new ones; their fragments."""
         fragments = []
         while self._in_flight:
             fragments += self._ready(self.section.sample_timeout_s)
-        return fragments
+        return fragments + self._kept_fragments()
 
     def _ready(self, timeout_s: float) -> list[Fragment]:
         until = time.monotonic() + timeout_s
         while True:
             late = min(self._deadline(request.index) for request in self._in_flight.values())
             ended = self._backend.wait(list(self._in_flight), max(0.0, min(until, late) - time.monotonic()))
-            fragments = [found for call in ended if (found := self._take(call)) is not None]
+            fragments = self._kept_fragments()
+            try:
+                for call in ended:
+                    fragments += self._take(call)
+            except BaseException:
+                self._kept = fragments
+                raise
             for i in {request.index for request in self._in_flight.values()}:
                 if self._is_late(i):
                     self._ask_all_again(i, self._late_text())
             if fragments or not self._in_flight or time.monotonic() >= until:
                 return fragments
 
-    def _take(self, call: Call) -> Fragment | None:
-        """The fragment of an ended call, None where its runner was lost (its successor is asked for it)."""
+    def _kept_fragments(self) -> list[Fragment]:
+        """Those that came beside an error."""
+        kept, self._kept = self._kept, []
+        return kept
+
+    def _take(self, call: Call) -> list[Fragment]:
+        """The fragment of an ended call, none where its runner was lost (its successor is asked for it)."""
         if call not in self._in_flight:  # of a runner that was replaced since
-            return None
+            return []
         request = self._in_flight[call]
         try:
             fragment: Fragment = self._result(call, request.index)
         except RunnerLostError as lost:
             self._ask_all_again(request.index, str(lost))
-            return None
+            return []
         except BaseException:
             del self._in_flight[call]
             raise
         del self._in_flight[call]
-        return fragment
+        return [fragment]
 
     def _ask_all_again(self, index: int, reason: str) -> None:
         lost = {call: request for call, request in self._in_flight.items() if request.index == index}

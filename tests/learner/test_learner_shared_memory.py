@@ -110,12 +110,50 @@ def test_a_learner_that_is_killed_ends_the_calls_of_the_others_at_once(tmp_path)
     other.join()
 
 
-@pytest.mark.parametrize("what", ["no room", "not supported", "another machine"])
+def wait_beside(folder, forked):
+    reducer = DistributedReducer(1, 2, folder / "store", timeout_s=60.0)
+    if os.fork() == 0:
+        time.sleep(20)  # has what its parent has open
+        os._exit(0)
+    forked.set()
+    reducer.sum_(torch.ones(1))
+    time.sleep(60)
+
+
+def test_a_process_that_a_killed_learner_forked_does_not_pass_for_it(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    forked = context.Event()
+    other = context.Process(target=wait_beside, args=(tmp_path, forked), daemon=True)
+    other.start()
+    reducer = DistributedReducer(0, 2, tmp_path / "store", timeout_s=60.0)
+    assert forked.wait(60)
+    os.kill(other.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(LearnerError, match="The cause: learner 1 died"):
+        for _ in range(2):
+            reducer.sum_(torch.ones(1))
+    assert time.monotonic() - began < 5.0
+
+
+def test_calls_that_do_not_fit_together_end_in_an_error_and_not_in_numbers(tmp_path):
+    members = reducers(tmp_path, 2)
+
+    def mismatched(member):
+        with pytest.raises(LearnerError, match=r"makes other calls than this one\. The cause: learner . makes another"):
+            member.sum_(torch.ones(3 + 2 * member.rank))
+        return True
+
+    assert on_all(members, mismatched) == [True, True]
+
+
+@pytest.mark.parametrize("what", ["no room", "not supported", "an older Python", "another machine"])
 def test_where_memory_cannot_be_shared_all_learners_meet_over_sockets(tmp_path, monkeypatch, what):
     if what == "no room":
         monkeypatch.setattr(os, "posix_fallocate", lambda *args: (_ for _ in ()).throw(OSError("no room")))
     elif what == "not supported":
         monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    elif what == "an older Python":
+        monkeypatch.delattr(os, "memfd_create")
     else:
         monkeypatch.setattr(os, "getpid", lambda: 1)  # there the same numbers are those of other processes
     members = reducers(tmp_path, 2)
