@@ -4,6 +4,7 @@ One file, so that one process runs it and the learners are started once.
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -478,6 +479,43 @@ def test_resize_2_1_3_keeps_loss_curve_and_parameters_of_one_learner(pool):
         one.get_state(["learner/optimizer", "learner/random"]), group.get_state(["learner/optimizer", "learner/random"])
     )
     group.shutdown()
+
+
+@pytest.mark.faults
+def test_a_resize_whose_learners_cannot_be_built_leaves_the_group_as_it_is_or_says_that_it_is_lost(pool, monkeypatch):
+    group, one = pool.group(ppo(2)), ppo().build_learner_group()
+    backend, start, failing = group._backend, group._backend._start, [True]
+
+    def failing_start(number, like=None):
+        if failing.pop(0):
+            raise RuntimeError("the build failed")
+        start(number, like)
+
+    monkeypatch.setattr(backend, "_start", failing_start)
+    failing += [False]
+    with pytest.raises(LearnerError, match=r"resize\(3\): the build failed\. The group goes on with 2 learners"):
+        group.resize(3)
+    for which in (group, one):
+        which.update_from_batch(batch())
+    assert_all_are(group, one)
+    failing += [True, True]
+    with pytest.raises(LearnerError, match="and so did the start of 2 learners again"):
+        group.resize(3)
+    for call in (lambda: group.update_from_batch(batch()), group.get_weights):
+        with pytest.raises(LearnerError, match="build the group again"):
+            call()
+
+
+@pytest.mark.faults
+def test_a_group_without_a_learner_says_so_in_every_call(pool):
+    group = pool.group(ppo(2).fault_tolerance(max_learner_restarts=0))
+    for pid in group._backend.process_ids():
+        os.kill(pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(LearnerError):
+            group.update_from_batch(batch())
+        with pytest.raises(LearnerError):
+            group.get_weights()
 
 
 @pytest.mark.faults

@@ -236,6 +236,42 @@ def test_lost_runner_is_replaced_and_no_step_counts_twice():
     collector.close()
 
 
+def test_in_step_what_waits_of_an_unfinished_batch_is_completed_by_the_runners_that_lack():
+    """As after an error of one runner: its fragment is missing, the other's waits."""
+    trainer = trainer_of(config_of(max_lag=0))
+    collector = trainer.train_collector
+    collector.group.set_weights(collector.policy.acting_weights())
+    collector._published = collector.policy.weights_seq_no
+    collector.group.ask(1, collector.fragment_length * collector.envs_per_runner)
+    collector._take(collector.group.drain())
+    collector.collect()
+    assert collector.get_stats()["num_steps_collected"] == collector.get_stats()["num_steps_sampled"] == 64
+    collector.close()
+
+
+def test_fragments_that_come_beside_an_error_are_returned_by_the_next_call():
+    trainer = trainer_of(config_of(max_lag=1))
+    group = trainer.train_collector.group
+    group.set_weights(trainer.policy.acting_weights())
+    for index in range(2):
+        group.ask(index, 16)
+    fine, bad = list(group._in_flight)
+    group._backend.wait = lambda calls, timeout_s: [fine, bad]
+    original = group._backend.result
+
+    def result(call):
+        if call == bad:
+            raise RuntimeError("the environment failed")
+        return original(call)
+
+    group._backend.result = result
+    with pytest.raises(RuntimeError, match="the environment failed"):
+        group.ready(1.0)
+    assert [len(fragment) for fragment in group.ready(1.0)] == [16]
+    assert group.ready(0.0) == []
+    trainer.train_collector.close()
+
+
 # -- states, resets, ends ---
 
 
