@@ -52,11 +52,13 @@ def update_both(group, one, number):
 
 
 def assert_fast(seconds, limit=RECOVERY_S):
-    """On a machine where a process takes seconds to start, a recovery may take that longer; the half, at least."""
+    """Where a process takes more than two seconds to start, as low in priority as Ray starts its own, a recovery may
+    take that longer (two of them start, and one is built); the half, at least.
+    """
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import lockstep, ray"], check=True, timeout=300)
+    subprocess.run(["nice", "-n", "15", sys.executable, "-c", "import lockstep, ray"], check=True, timeout=300)
     start = time.monotonic() - began
-    assert statistics.median(seconds) < limit + (3 * start if start > 4 else 0), (start, sorted(seconds))
+    assert statistics.median(seconds) < limit + 3 * max(0.0, start - 2), (start, sorted(seconds))
 
 
 def kill_later(process_id, seconds, how=signal.SIGKILL):
