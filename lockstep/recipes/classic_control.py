@@ -14,6 +14,7 @@ from lockstep.algorithms import (
     PPOConfig,
     QRDQNConfig,
     SACConfig,
+    TD3Config,
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
@@ -156,6 +157,19 @@ def sac_pendulum() -> SACConfig:
     )
 
 
+def td3_pendulum() -> TD3Config:
+    """As `sac_pendulum`, with a longer warm-up by random actions."""
+    return (
+        TD3Config()
+        .environment("Pendulum-v1")
+        .env_runners(num_envs_per_env_runner=4)
+        .training(lr=1e-3)
+        .replay(capacity=20_000, learning_starts=1_000)
+        .rl_module(model_config={"hiddens": (64, 64)})
+        .reporting(total_steps=20_000)
+    )
+
+
 CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, band=475.0),
@@ -167,4 +181,5 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "Acrobot-v1", ppo_acrobot, -73.506, f"{RL_ZOO}, 1M steps", 200_000, band=-90.0),
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, band=-180.0),
+    Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, band=-180.0),
 )
