@@ -6,7 +6,7 @@
 
 The setting is in ``peers/sac_protocol.py``, the same for all: one gradient step on 256 rows for each step, networks of
 256 x 256. What is measured leaves out random steps and warm-up, so that both columns of rates say the same. ``half``
-entries multiply in bfloat16. The raw record has the processor's time too.
+entries multiply in bfloat16. Rates are by the processor's time; the raw record has the clock's too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""What an update of SAC or TD3 costs at the least: its products of 256 x 256 matrices alone, in float32 and bfloat16.
+
+    python benchmarks/sac_products.py [--rounds 200]
+
+One thread, batch 256, layers of 256 units. A product counts once for a forward pass of one network, once for the
+gradient of its inputs and once for that of its weights. SAC: policy at both observations, two critics and two target
+critics forward (6), two critics' gradients (4), two critics at the policy's action, forward and down to it (4), the
+policy's gradient (2). TD3 in the mean of two steps: 9, and the policy's 5 in every second one. Written to
+``results/sac_products.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+import report
+
+PRODUCTS = {"SAC": 16.0, "TD3": 9 + 5 / 2}
+SIZE = 256
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Microseconds of the processor for one product, the kinds in turn."""
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    record: dict[str, Any] = {"rounds": rounds, "machine": report.machine(), "torch": torch.__version__}
+    seconds: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    matrices = {name: torch.randn(2, SIZE, SIZE).to(getattr(torch, name)) for name in seconds}
+    for _ in range(rounds):
+        for name, (a, b) in matrices.items():
+            torch.mm(a, b)
+            began = time.process_time()
+            for _ in range(16):
+                torch.mm(a, b)
+            seconds[name].append((time.process_time() - began) / 16 * 1e6)
+    record["microseconds"] = {
+        name: {"lowest": round(min(values), 1), "median": round(statistics.median(values), 1)}
+        for name, values in seconds.items()
+    }
+    return record
+
+
+def render(record: dict[str, Any]) -> str:
+    """The markdown page of a record."""
+    rows = []
+    for name, found in record["microseconds"].items():
+        cells = [f"{count * found[kind] / 1e3:.2f}" for count in PRODUCTS.values() for kind in ("lowest", "median")]
+        rows.append([name, f"{found['lowest']:.0f}", f"{2 * SIZE**3 / found['lowest'] / 1e3:.0f}", *cells])
+    header = ["products in", "us each, lowest", "GFLOP/s"]
+    header += [f"{algorithm}, ms, {kind}" for algorithm in PRODUCTS for kind in ("lowest", "median")]
+    return "\n".join(
+        [
+            "# The products of an update of SAC and TD3 alone",
+            "",
+            report.table(header, rows),
+            f"{record['rounds']} rounds of 16 products, one thread. PyTorch {record['torch']}. "
+            f"{report.machine_line(record['machine'])}",
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The products of an update of SAC and TD3 alone.")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--name", default="sac_products", help="name of the files in benchmarks/results")
+    parser.add_argument("--render", action="store_true", help="only write the table again")
+    options = parser.parse_args()
+    if options.render:
+        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
+    else:
+        record = measure(options.rounds)
+    text = render(record)
+    report.write(options.name, record, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
