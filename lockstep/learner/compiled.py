@@ -36,7 +36,8 @@ class CompiledUpdate:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
         self._steps: dict[Any, Step | None] = {}
-        self._lr: dict[str, Tensor] = {}
+        self._rates: dict[str, Tensor] = {}
+        """by optimizer: see `_set_rates_`"""
         self._last_key: Any = None
         self._last_columns: Any = None
         self._last_step: Step | None = None
@@ -56,7 +57,7 @@ class CompiledUpdate:
         function, metrics, with_errors = self._last_step
         for entry in self.learner.optimizers:
             entry.has_loss = entry.module_id in (*indices, ALL_MODULES) and self.learner.takes_part(entry)
-            self._lr[entry.key].fill_(entry.optimizer.param_groups[0]["lr"])
+            _set_rates_(entry, self._rates[entry.key])
         rows = [index for index in indices.values() if index is not None]
         values, *errors = function(*rows, *self._last_inputs)
         self.learner.metrics.log_many(metrics, values)
@@ -83,8 +84,10 @@ class CompiledUpdate:
         learner = self.learner
         inputs: list[Tensor] = [leaf for part in columns.values() for v in part.values() for leaf in leaves(v)]
         for entry in learner.optimizers:
-            lr = self._lr.setdefault(entry.key, torch.zeros((), device=learner.device))
-            inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), lr]
+            if entry.key not in self._rates:
+                self._rates[entry.key] = torch.ones(2, device=learner.device)
+            rates = self._rates[entry.key]
+            inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), rates]
             inputs += entry.adam_state()
         inputs += [value for _, value in learner.coefficients.values()]
         known = {id(param) for entry in learner.optimizers for param in entry.flat.params}  # are inputs already
@@ -165,7 +168,7 @@ class CompiledUpdate:
             learner.optimizers.take_gradients(learner.postprocess_gradients(by_param))
             for entry in learner.optimizers:
                 if entry.module_id in (*losses, ALL_MODULES) and learner.takes_part(entry):
-                    _adam_step_(entry, self._lr[entry.key])
+                    _adam_step_(entry, self._rates[entry.key])
         values: list[Tensor] = []
         for (module_id, name), logged in learner.metrics.items():
             names.append((module_id, name, logged[-1][1]))
@@ -228,7 +231,20 @@ def _targets(learner: Learner) -> list[TargetNetwork]:
     return [value for value in learner.registered.values() if isinstance(value, TargetNetwork)]
 
 
-def _adam_step_(entry: RegisteredOptimizer, lr: Tensor) -> None:
+def _set_rates_(entry: RegisteredOptimizer, rates: Tensor) -> None:
+    """`rates` `[2]` for the coming step: on the CPU the learning rate over the first moment's correction, and the
+    inverse root of the second moment's (a kernel would take both powers anew for every few parameters: 250 us of 135,000
+    parameters); elsewhere the learning rate alone, since the host does not know the step.
+    """
+    group = entry.optimizer.param_groups[0]
+    if rates.device.type != "cpu":
+        rates[0].fill_(group["lr"])
+        return
+    (beta1, beta2), step = group["betas"], float(entry.adam_state()[2]) + 1.0
+    rates.numpy()[:] = group["lr"] / (1.0 - beta1**step), (1.0 - beta2**step) ** -0.5
+
+
+def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:
     """Adam (Kingma & Ba 2015, algorithm 1) on the flat tensors; skipped whole where the gradient is not finite."""
     group = entry.optimizer.param_groups[0]
     beta1, beta2 = group["betas"]
@@ -241,8 +257,10 @@ def _adam_step_(entry: RegisteredOptimizer, lr: Tensor) -> None:
     new_step = step + good.to(step.dtype)
     new_avg = torch.where(good, exp_avg + (gradient - exp_avg) * (1.0 - beta1), exp_avg)
     new_sq = torch.where(good, exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2), exp_avg_sq)
-    step_size = lr / (1.0 - beta1**new_step)
-    denominator = new_sq.sqrt() * (1.0 - beta2**new_step).rsqrt() + group["eps"]
+    step_size, correction = rates.unbind()
+    if rates.device.type != "cpu":
+        step_size, correction = step_size / (1.0 - beta1**new_step), (1.0 - beta2**new_step).rsqrt()
+    denominator = new_sq.sqrt() * correction + group["eps"]
     with torch.no_grad():
         moved = entry.flat.data - step_size * new_avg / denominator
         entry.flat.data.copy_(torch.where(good, moved, entry.flat.data))
