@@ -21,7 +21,7 @@ def load(name: str):
 
 
 def test_every_example_is_tested():
-    tested = {"train_cartpole", "parts", "own_loop", "custom_loss"}
+    tested = {"train_cartpole", "parts", "own_loop", "custom_loss", "two_nodes"}  # the last: test_docs_scaling.py
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
