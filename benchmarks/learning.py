@@ -2,13 +2,16 @@
 
     python benchmarks/learning.py ppo CartPole-v1              # 5 seeds
     python benchmarks/learning.py ppo Pendulum-v1 --seeds 3 --compile
+    python benchmarks/learning.py ppo Pendulum-v1 --add --first-seed 3 --seeds 2 --compile    # two more
     python benchmarks/learning.py --all
     python benchmarks/learning.py --render                     # results/learning.md, from the results there are
     python benchmarks/learning.py ppo CartPole-v1 --set training.lr=5e-4 --name trial    # results/trial.json
 
 Writes ``results/learning_<algorithm>_<environment>.json``: of each seed the final evaluation (most likely actions, new
 episodes on environments of their own), the curve of the evaluations on the way, seconds, steps per second of training
-(without evaluation), and of all the median and the worst. The file is replaced after every seed.
+(without evaluation), revision, and of all the median and the worst. The file is replaced after every seed. `--add`
+keeps the seeds that are in it already, if they were made with the same settings; a seed that is run again takes the
+place of its older run.
 """
 
 from __future__ import annotations
@@ -95,12 +98,17 @@ def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int) -
 def run_recipe(options: argparse.Namespace, algorithm: str, env: str) -> None:
     """All seeds of a recipe; the file is written after each."""
     name = options.name or result_name(algorithm, env)
-    facts, runs = report.machine(), []
+    facts, before, runs = report.machine(), earlier_record(options, name), []
+    if before:
+        facts, runs = before["machine"], before["runs"]
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        runs.append(run_seed(options, algorithm, env, seed))
-        config, library = runs[-1].pop("config"), runs[-1].pop("lockstep")
-        installed = runs[-1].pop("versions")
+        moment = {"date": report.machine()["date"], "revision": report.revision()}
+        run = {**run_seed(options, algorithm, env, seed), "compile": options.compile, **moment}
+        config, library, installed = run.pop("config"), run.pop("lockstep"), run.pop("versions")
         del config["debugging"]
+        if before:
+            check_same_settings(name, before["config"], config)
+        runs = sorted([kept for kept in runs if kept["seed"] != seed] + [run], key=lambda kept: kept["seed"])
         finals = [run["final_return"] for run in runs]
         summary = {
             "median": statistics.median(finals),
@@ -113,7 +121,7 @@ def run_recipe(options: argparse.Namespace, algorithm: str, env: str) -> None:
         record = {
             "algorithm": algorithm,
             "environment": env,
-            "compile": options.compile,
+            "compile": all(kept.get("compile", before.get("compile")) for kept in runs),
             "threads": 1,
             "machine": facts,
             "lockstep": library,
@@ -129,6 +137,35 @@ def run_recipe(options: argparse.Namespace, algorithm: str, env: str) -> None:
         f"{summary['median_seconds']:.0f} s a seed",
         flush=True,
     )
+
+
+def earlier_record(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """With ``--add``, what the result's file says by now; empty without, or where there is no file."""
+    file = report.RESULTS / f"{name}.json"
+    return dict(json.loads(file.read_text())) if options.add and file.exists() else {}
+
+
+def check_same_settings(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Ends the program where seeds would come to stand beside others that learned with other settings.
+
+    Whether updates were compiled may differ (each run says it); options that came later stand at their defaults.
+    """
+    changed = [
+        f"{section}.{option}: {value!r}, now {now[section][option]!r}"
+        for section, options in before.items()
+        if isinstance(options, dict)
+        for option, value in options.items()
+        if f"{section}.{option}" != "framework.compile" and not agrees(value, now[section][option])
+    ]
+    if changed:
+        raise SystemExit(f"{name}.json was made with other settings ({'; '.join(changed)}): run all seeds again")
+
+
+def agrees(value: Any, now: Any) -> bool:
+    """Equal, apart from what a dictionary has more by now."""
+    if isinstance(value, dict) and isinstance(now, dict):
+        return all(key in now and now[key] == part for key, part in value.items())
+    return bool(value == now)
 
 
 def render() -> str:
@@ -176,6 +213,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--render", action="store_true", help="the table only")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--add", action="store_true", help="keep the seeds that the result's file has")
     parser.add_argument("--episodes", type=int, default=FINAL_EPISODES, help="of the final evaluation")
     parser.add_argument("--compile", action="store_true", help="framework.compile=True")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.OPTION=JSON")
