@@ -8,10 +8,10 @@
     python benchmarks/learning.py ppo CartPole-v1 --set training.lr=5e-4 --name trial    # results/trial.json
 
 Writes ``results/learning_<algorithm>_<environment>.json``: of each seed the final evaluation (most likely actions, new
-episodes on environments of their own), the curve of the evaluations on the way, seconds, steps per second of training
-(without evaluation), revision, and of all the median and the worst. The file is replaced after every seed. `--add`
-keeps the seeds that are in it already, if they were made with the same settings; a seed that is run again takes the
-place of its older run.
+episodes on environments of their own), the curve of the evaluations on the way and of the mean return of the training
+episodes that ended between them, seconds, steps per second of training (without evaluation), revision, and of all the
+median and the worst. The file is replaced after every seed. `--add` keeps the seeds that are in it already, if they
+were made with the same settings; a seed that is run again takes the place of its older run.
 """
 
 from __future__ import annotations
@@ -30,25 +30,34 @@ import report
 FINAL_EPISODES = 50
 
 
-def train_one(options: argparse.Namespace) -> dict[str, Any]:
-    """One seed in this process; progress lines go to standard error."""
-    import lockstep
+def recipe_config(options: argparse.Namespace) -> Any:
+    """The recipe's settings."""
     from lockstep.recipes import find_recipe
 
     recipe = find_recipe(options.algorithm, options.env)
     if recipe is None:
         raise SystemExit(f"there is no recipe of {options.algorithm!r} for {options.env!r}; see `lockstep list`")
-    config = recipe.config().debugging(seed=options.seed).framework(compile=options.compile)
+    return recipe.config()
+
+
+def train_one(options: argparse.Namespace, config: Any) -> dict[str, Any]:
+    """One seed in this process; progress lines go to standard error."""
+    import lockstep
+
+    config.debugging(seed=options.seed).framework(compile=options.compile)
     for setting in options.set:
         path, _, text = setting.partition("=")
         config.set_path(path, json.loads(text))
     trainer = config.build_trainer()
     label = f"{options.algorithm} {options.env} seed {options.seed}"
     curve: list[list[float]] = []
+    training: list[list[float]] = []
     started = time.perf_counter()
     for epoch in trainer:
         score = statistics.fmean(trainer.last_test.returns)
         curve.append([trainer.position, round(score, 3)])
+        if epoch.train_collect_stat.returns_stat is not None:
+            training.append([trainer.position, round(epoch.train_collect_stat.returns_stat.mean, 3)])
         losses = {name: round(value, 4) for name, value in epoch.training_stat.get_loss_stats_dict().items()}
         seconds = time.perf_counter() - started
         print(f"{label}: {trainer.position:,} steps, {seconds:.0f} s, return {score:.1f}", file=sys.stderr, flush=True)
@@ -68,6 +77,7 @@ def train_one(options: argparse.Namespace) -> dict[str, Any]:
         "seconds_update": round(timing.train_time_update, 2),
         "steps_per_second": round(timing.update_speed, 1),
         "curve": curve,
+        "training_curve": training,
         "versions": {name: versions(name) for name in ("torch", "numpy", "gymnasium", "numba")},
         "lockstep": lockstep.__version__,
         "config": config.to_dict(),
@@ -81,9 +91,9 @@ def versions(package: str) -> str:
     return version(package)
 
 
-def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int) -> dict[str, Any]:
-    """One seed in a process of its own."""
-    command = [report.lockstep_python(), __file__, algorithm, env, "--one", "--seed", str(seed)]
+def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int, script: str) -> dict[str, Any]:
+    """One seed in a process of its own, which runs the script."""
+    command = [report.lockstep_python(), script, algorithm, env, "--one", "--seed", str(seed)]
     command += ["--episodes", str(options.episodes)]
     command += [flag for flag, on in (("--compile", options.compile), ("--verbose", options.verbose)) if on]
     command += [word for setting in options.set for word in ("--set", setting)]
@@ -95,15 +105,15 @@ def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int) -
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def run_recipe(options: argparse.Namespace, algorithm: str, env: str) -> None:
-    """All seeds of a recipe; the file is written after each."""
+def run_seeds(options: argparse.Namespace, algorithm: str, env: str, script: str = __file__) -> None:
+    """All seeds of a recipe, or of what the script trains; the file is written after each."""
     name = options.name or result_name(algorithm, env)
     facts, before, runs = report.machine(), earlier_record(options, name), []
     if before:
         facts, runs = before["machine"], before["runs"]
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         moment = {"date": report.machine()["date"], "revision": report.revision()}
-        run = {**run_seed(options, algorithm, env, seed), "compile": options.compile, **moment}
+        run = {**run_seed(options, algorithm, env, seed, script), "compile": options.compile, **moment}
         config, library, installed = run.pop("config"), run.pop("lockstep"), run.pop("versions")
         del config["debugging"]
         if before:
@@ -231,7 +241,7 @@ def main() -> None:
     """Runs what the command line says."""
     options = parse()
     if options.one:
-        print(json.dumps(train_one(options)))
+        print(json.dumps(train_one(options, recipe_config(options))))
         return
     if options.render:
         print(render())
@@ -243,7 +253,7 @@ def main() -> None:
 
         recipes = [(recipe.algorithm, recipe.env) for recipe in RECIPES]
     for algorithm, env in recipes:
-        run_recipe(options, algorithm, env)
+        run_seeds(options, algorithm, env)
 
 
 if __name__ == "__main__":

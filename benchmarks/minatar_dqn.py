@@ -1,0 +1,92 @@
+"""DQN on MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176), in the setting of the paper's own DQN.
+
+    pip install --no-deps MinAtar==1.0.15                    # its games need numpy and gymnasium only
+    python benchmarks/minatar_dqn.py --seeds 5 --compile          # Breakout, 500,000 frames each
+    python benchmarks/minatar_dqn.py --game Asterix --steps 1000000
+
+Writes ``results/minatar_<game>.json``, in the form of ``learning.py``, whose other options it takes too. MinAtar's last
+release is of 2023 and asks for plotting packages that its games do not use: so it is installed for this command only,
+without them, and the game is not among the recipes.
+
+As in the paper's code: one convolution of 16 filters of 3 x 3 and 128 units, learning after 5,000 frames, 32
+remembered transitions for each frame, a memory of 100,000, the target network copied every 1,000 frames, epsilon from
+1 to 0.1 over 100,000 frames, errors clipped at 1, gamma 0.99, all six actions, sticky actions (0.1), difficulty that
+ramps. Not as there: one batch of 128 for four frames instead of four of 32, Adam with 1e-3 instead of centred RMSProp
+with momentum (2.5e-4 and 0.95, that is about 5e-3), eight environments side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import learning
+
+GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+FRAMES = 500_000
+NUM_ENVS = 8
+
+
+def minatar_dqn(env: str, steps: int) -> Any:
+    """The settings for a game, by its id."""
+    from lockstep import DQNConfig
+
+    return (
+        DQNConfig()
+        .environment(env)
+        .env_runners(num_envs_per_env_runner=NUM_ENVS)
+        .training(
+            lr=1e-3,
+            gamma=0.99,
+            train_batch_size=128,
+            double_q=False,
+            grad_clip=None,
+            epsilon=[[0, 1.0], [5_000, 1.0], [105_000, 0.1]],
+            target_update_interval=250,
+        )
+        .replay(capacity=100_000, learning_starts=5_000, update_per_step=0.25)
+        .rl_module(
+            model_config={
+                "conv_filters": ((16, 3, 1),),
+                "image_hiddens": (128,),
+                "conv_activation": "relu",
+                "orthogonal_init": False,
+            }
+        )
+        .evaluation(evaluation_episodes=20)
+        .reporting(total_steps=steps)
+    )
+
+
+def register_games() -> None:
+    """Makes MinAtar's games known to gymnasium, which loads no package's by itself."""
+    try:
+        from minatar.gym import register_envs
+    except ImportError as error:
+        raise SystemExit(f"{error}; pip install --no-deps MinAtar==1.0.15") from None
+    register_envs()
+
+
+def main() -> None:
+    """Runs what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--game", choices=GAMES, default="Breakout")
+    parser.add_argument("--steps", type=int, default=FRAMES, help="frames of a seed")
+    own, rest = parser.parse_known_args()
+    if "--one" in rest:  # a seed's own process: algorithm and environment come first
+        options = learning.parse(rest)
+        register_games()
+        config = minatar_dqn(options.env, FRAMES)
+        print(json.dumps(learning.train_one(options, config)))
+        return
+    env = f"MinAtar/{own.game}-v0"
+    options = learning.parse(["dqn", env, *rest])
+    options.name = options.name or f"minatar_{own.game.lower()}"
+    options.set = [f"reporting.total_steps={own.steps}", *options.set]
+    learning.run_seeds(options, "dqn", env, __file__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
