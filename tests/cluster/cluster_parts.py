@@ -136,7 +136,7 @@ class Pool:
         section = config.sections["learners"]
         if not section.num_learners:
             return config.build_learner_group()
-        backend = next((one for one in self.backends.values() if len(one) == section.num_learners), None)
+        backend = next((one for one in self.backends.values() if self._can_take_over(one, section.num_learners)), None)
         if backend is None:
             backend = config.build_learner_group()._backend
             self.backends[id(backend)] = backend
@@ -144,12 +144,23 @@ class Pool:
             self._take_over(backend, config)
         return LearnerGroup(backend, section)
 
+    @staticmethod
+    def _can_take_over(backend, num_learners):
+        import ray
+
+        if len(backend) != num_learners:
+            return False
+        try:
+            ray.get([worker.__ray_call__.remote(forget) for worker in backend._processes.workers])
+        except ray.exceptions.RayActorError:  # a test that ended them for good
+            return False
+        return True
+
     def _take_over(self, backend, config):
         import ray
 
         processes = backend._processes
         processes._section, processes._build = config.sections["learners"], ray.put(partial(build_learner, config))
-        ray.get([worker.__ray_call__.remote(forget) for worker in processes.workers])
         answers = processes.join()
         assert [answer.trace for answer in answers.values()] == [""] * len(backend)
         backend._modules, backend.last_checkpoint, backend._restarts = answers[0].value, "", 0

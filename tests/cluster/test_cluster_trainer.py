@@ -46,6 +46,11 @@ def returns_of(result):
     return [(e.train_collect_stat.returns, e.test_collect_stat.returns) for e in result.history]
 
 
+def placed():
+    """The placement groups that hold something: those of other tests' groups are among them."""
+    return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}
+
+
 def assert_near(policy, other, atol):
     for name, array in other.module.get_state().items():
         np.testing.assert_allclose(policy.module.get_state()[name], array, rtol=0, atol=atol, err_msg=name)
@@ -61,6 +66,7 @@ def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tm
 
 @pytest.mark.faults
 def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly(cluster, here, tmp_path):
+    before = placed()
     there = run(config_of(1, 2, 2), tmp_path / "whole")
     assert returns_of(there) == returns_of(here)
     assert_near(there.policy, here.policy, 1e-12)
@@ -70,9 +76,7 @@ def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly
     resumed = run_in_folder(trainer, folder)
     assert_near(resumed.policy, there.policy, 0.0)
     assert load_policy(resumed.path).learner_group.is_local
-    assert not ray.util.placement_group_table() or all(
-        group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
-    )
+    assert placed() == before
 
 
 def test_dqn_collects_with_env_runners_into_its_replay_buffer(cluster, tmp_path):
