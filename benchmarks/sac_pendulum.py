@@ -6,7 +6,8 @@
 
 The setting is in ``peers/sac_protocol.py``, the same for all: one gradient step on 256 rows for each step, networks of
 256 x 256. What is measured leaves out random steps and warm-up, so that both columns of rates say the same. ``half``
-entries multiply in bfloat16. Rates are by the processor's time; the raw record has the clock's too.
+entries multiply in bfloat16. Rates are by the processor's time; the raw record has the clock's too, and the gradient
+steps that each run counted. RLlib's new API stack has no TD3.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ import statistics
 from collections.abc import Sequence
 
 from training_comparison import Comparison, Entry, Row, main
+
+COLUMNS = (
+    "Both rates leave out the first 600 steps (500 without gradient steps). `return` is the mean of the last 5 "
+    "training episodes (median over rounds)."
+)
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
@@ -33,7 +39,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
         *lines,
         "",
         "The goals are 2 over Stable-Baselines3 in float32, and 4 with products in bfloat16. Rates are by the "
-        "processor's time, without the random steps and 100 more. The products alone: `sac_products.md`.",
+        "processor's time. The products alone: `sac_products.md`.",
     ]
 
 
@@ -46,13 +52,17 @@ def comparison(algorithm: str) -> Comparison:
         "lockstep-compiled": Entry("sac_lockstep.py", None, (*chosen, "--compile"), compiled=True),
         "lockstep-compiled-half": Entry("sac_lockstep.py", None, (*chosen, "--compile", "--half"), compiled=True),
         "sb3": Entry("sac_sb3.py", "sb3", chosen),
+        "tianshou": Entry("sac_tianshou.py", "tianshou", chosen),
+        "torchrl": Entry("sac_torchrl.py", "torchrl", chosen),
+        "rllib": Entry("sac_rllib.py", "rllib", chosen),
         "plain": Entry("sac_plain.py", "cleanrl", chosen),
         "plain-compiled": Entry("sac_plain.py", "cleanrl", (*chosen, "--compile"), compiled=True),
     }
+    if algorithm == "td3":
+        del entries["rllib"]
     work = f"{algorithm.upper()}, Pendulum-v1, a gradient step on 256 rows for each step, networks of 256 x 256"
-    return Comparison(
-        f"{algorithm.upper()} on Pendulum-v1", work, f"{algorithm}_pendulum", 3_000, entries, verdicts, ()
-    )
+    title, name = f"{algorithm.upper()} on Pendulum-v1", f"{algorithm}_pendulum"
+    return Comparison(title, work, name, 3_000, entries, verdicts, columns=COLUMNS)
 
 
 if __name__ == "__main__":

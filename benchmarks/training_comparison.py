@@ -68,6 +68,11 @@ class Comparison:
     """lines under the table: the ratios that the project promises"""
     passed_on: tuple[tuple[str, str, int], ...] = ()
     """whole numbers that the scripts take beside the common options: name, text, default"""
+    columns: str = (
+        "`steady` leaves out the first five updates; compiled entries are compared by it, eager ones by the "
+        "whole loop. `return` is the mean of the last 20 training episodes (median over rounds)."
+    )
+    """what the columns mean"""
 
 
 def one_run(
@@ -201,8 +206,7 @@ def render(comparison: Comparison, record: dict[str, Any]) -> str:
     torch_versions = sorted({run["torch"] for run in record["runs"] if "torch" in run})
     notes = [
         f"{record['work']}{asked}; {record['steps']:,} steps, {record['rounds']} rounds: median (lowest-highest).",
-        "`steady` leaves out the first five updates; compiled entries are compared by it, eager ones by the "
-        "whole loop. `return` is the mean of the last 20 training episodes (median over rounds).",
+        comparison.columns,
         f"PyTorch {', '.join(torch_versions)}. {report.machine_line(record['machine'])}",
     ]
     if failed:

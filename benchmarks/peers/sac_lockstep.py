@@ -8,7 +8,7 @@ OPTIONS = p.parse("Lockstep's SAC and TD3", ("--half", "products in bfloat16"), 
 
 import lockstep  # noqa: E402
 from lockstep.trainer import Callback  # noqa: E402
-from lockstep.trainer.events import UpdateEnd  # noqa: E402
+from lockstep.trainer.events import CollectEnd, UpdateEnd  # noqa: E402
 
 
 class Marks(Callback):
@@ -16,6 +16,10 @@ class Marks(Callback):
 
     def __init__(self, clock: p.Clock) -> None:
         self.clock = clock
+
+    def on_collect_end(self, event: CollectEnd) -> None:
+        for episode_return in event.stats.returns:
+            self.clock.episode(episode_return)
 
     def on_update_end(self, event: UpdateEnd) -> None:
         self.clock.mark(event.env_step)
@@ -38,8 +42,9 @@ def main() -> None:
     config.reporting(total_steps=OPTIONS.steps).debugging(seed=OPTIONS.seed)
     config.framework(mixed_precision=OPTIONS.half, compile=OPTIONS.compile, num_threads=OPTIONS.threads)
     clock = p.Clock(OPTIONS.steps)
-    config.build_trainer(callbacks=[Marks(clock)]).run()
-    clock.report("lockstep", lockstep.__version__, OPTIONS)
+    trainer = config.build_trainer(callbacks=[Marks(clock)])
+    trainer.run()
+    clock.report("lockstep", lockstep.__version__, OPTIONS, gradient_steps=trainer.gradient_step)
 
 
 if __name__ == "__main__":

@@ -113,17 +113,22 @@ def main() -> None:
     memory = {name: np.zeros((size, *shape), np.float32) for name, shape in shapes.items()}
     clock = p.Clock(OPTIONS.steps)
     obs, _ = env.reset(seed=OPTIONS.seed)
+    gradient_steps, episode_return = 0, 0.0
     for step in range(OPTIONS.steps):
         action = rng.uniform(-1, 1, 1).astype(np.float32) if step < p.RANDOM_STEPS else agent.act(obs)
         after, reward, terminated, truncated, _ = env.step(2 * action)
         row = (obs, action, reward, terminated, after)
         for name, value in zip(memory, row, strict=True):
             memory[name][step % size] = value
-        obs = env.reset()[0] if terminated or truncated else after
+        obs, episode_return = after, episode_return + float(reward)
+        if terminated or truncated:
+            clock.episode(episode_return)
+            obs, episode_return = env.reset()[0], 0.0
         if step >= p.RANDOM_STEPS:
             index = rng.integers(0, min(step + 1, size), p.BATCH)
             batch = [torch.from_numpy(column[index]) for column in memory.values()]
             critic_step(*batch)
+            gradient_steps += 1
             if SAC:
                 actor_step(batch[0])
                 agent.follow(agent.targets, agent.critics)
@@ -132,7 +137,8 @@ def main() -> None:
                 agent.follow(agent.targets, agent.critics)
                 agent.follow(agent.target_actor, agent.actor)
         clock.mark(step + 1)
-    clock.report("plain, compiled" if OPTIONS.compile else "plain", torch.__version__, OPTIONS)
+    name = "plain, compiled" if OPTIONS.compile else "plain"
+    clock.report(name, torch.__version__, OPTIONS, gradient_steps=gradient_steps)
 
 
 main()

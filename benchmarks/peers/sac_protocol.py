@@ -14,6 +14,8 @@ import json
 import os
 import sys
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 ENVIRONMENT = "Pendulum-v1"
@@ -25,16 +27,19 @@ LEARNING_RATE = 1e-3
 GAMMA = 0.99
 TAU = 0.005
 CAPACITY = 100_000
+NUM_RETURNS = 5  # training episodes (of 200 steps) in the return that a run reports
 NOISE, TARGET_NOISE, NOISE_CLIP, POLICY_DELAY = 0.1, 0.2, 0.5, 2
 
 
-def parse(description: str, *switches: tuple[str, str]) -> argparse.Namespace:
+def parse(
+    description: str, *switches: tuple[str, str], algorithms: Sequence[str] = ("sac", "td3")
+) -> argparse.Namespace:
     """Read ``--algorithm --steps --threads --seed`` and the script's own ``switches``; fix the number of threads.
 
     Call this before torch is imported.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--algorithm", choices=("sac", "td3"), default="sac")
+    parser.add_argument("--algorithm", choices=algorithms, default=algorithms[0])
     parser.add_argument("--steps", type=int, default=3_000, help="steps, the first 600 of which are not measured")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -52,12 +57,13 @@ def parse(description: str, *switches: tuple[str, str]) -> argparse.Namespace:
 
 
 class Clock:
-    """The time since the measured part began."""
+    """The time since the measured part began, and the returns of the last training episodes."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.began: tuple[int, float, float] | None = None
         self.ended = (0, 0.0, 0.0)
+        self.returns: deque[float] = deque(maxlen=NUM_RETURNS)
 
     def mark(self, steps: int) -> None:
         """So many environment steps, with their gradient steps, are done."""
@@ -65,7 +71,11 @@ class Clock:
             self.ended = steps, time.perf_counter(), time.process_time()
             self.began = self.began or self.ended
 
-    def report(self, name: str, version: str, options: argparse.Namespace) -> None:
+    def episode(self, episode_return: float) -> None:
+        """A training episode ended."""
+        self.returns.append(float(episode_return))
+
+    def report(self, name: str, version: str, options: argparse.Namespace, *, gradient_steps: int) -> None:
         """Print the last line: one JSON object."""
         import torch
 
@@ -78,7 +88,8 @@ class Clock:
             "steps": steps,
             "steps_per_s": round(steps / processor, 1),
             "steady_steps_per_s": round(steps / processor, 1),
-            "final_return": None,
+            "final_return": round(sum(self.returns) / len(self.returns), 1) if self.returns else None,
+            "gradient_steps": gradient_steps,
             "ms_per_step": round(1e3 * wall / steps, 4),
             "processor_ms_per_step": round(1e3 * processor / steps, 4),
             "threads": options.threads,

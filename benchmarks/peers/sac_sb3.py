@@ -51,7 +51,9 @@ def main() -> None:
     clock = p.Clock(OPTIONS.steps)
     algorithm.learn(OPTIONS.steps, callback=Marks(clock))
     clock.mark(algorithm.num_timesteps)
-    clock.report("stable-baselines3", stable_baselines3.__version__, OPTIONS)
+    for episode in list(algorithm.ep_info_buffer)[-p.NUM_RETURNS :]:
+        clock.episode(episode["r"])
+    clock.report("stable-baselines3", stable_baselines3.__version__, OPTIONS, gradient_steps=algorithm._n_updates)
 
 
 main()

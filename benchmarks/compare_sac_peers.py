@@ -1,0 +1,257 @@
+"""The same gradient steps in Lockstep's SAC learner and in its peers': losses, gradients and parameters compared.
+
+    python benchmarks/setup_peers.py sb3 rllib
+    python benchmarks/compare_sac_peers.py                # about a minute; exit status 1 above 1e-5
+    python benchmarks/compare_sac_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
+
+Stable-Baselines3's SAC and RLlib's SAC learner (new API stack) start from given weights and take 50 gradient steps on
+given rows with given random numbers (``peers/numerics_sac.py``); Lockstep takes the same, in float32. Compared are the
+losses and the temperature of each step, and gradients, parameters and target networks of steps 1 and 50. Where the
+libraries differ on purpose the difference is switched off, and listed in the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import compare_learner_peers as ppo  # puts peers/ on the path
+import gymnasium as gym
+import numerics_sac as n
+import numpy as np
+import report
+import setup_peers
+import torch
+from numerics import NUM_UPDATES, WATCHED, Recording
+
+from lockstep import SACConfig, SampleBatch, __version__
+from lockstep.algorithms.sac import SACLearner
+from lockstep.learner.soft import NEXT_NOISE, NOISE
+
+PEERS: dict[str, tuple[str, str, float, tuple[str, ...]]] = {
+    "Stable-Baselines3": (
+        "sb3",
+        "numerics_sac_sb3.py",
+        1e-8,
+        (
+            "Order: its policy learns from critics that have just moved, ours (and RLlib's) from those that also gave "
+            "the critics' errors; its critics' optimizer steps after its policy's here.",
+            "Density of an action: it takes log(1 - a^2 + 1e-6), ours is exact; its 1e-6 is 0 here.",
+        ),
+    ),
+    "RLlib": (
+        "rllib",
+        "numerics_sac_rllib.py",
+        1e-7,
+        (
+            "Critics: its own encode observation and action apart; they have the usual networks here, by its hook.",
+            "Error: Huber's, which is ours (half the square) while no critic is off by 1; its script makes sure of it.",
+            "Adam: its epsilon is fixed at 1e-7; ours is set to the same.",
+        ),
+    ),
+}
+
+
+class GivenNoiseLearner(SACLearner):
+    """The random numbers come with the batch."""
+
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """None."""
+        return {}
+
+
+class RecordingLearner(GivenNoiseLearner):
+    """Our learner, looked at through its own hooks."""
+
+    recording: Recording
+
+    def postprocess_gradients(self, gradients: Any) -> Any:
+        """As they come."""
+        names = {param: name for name, param in named_parameters(self).items()}
+        self.recording.keep("gradient", neutral({names[param]: value for param, value in gradients.items()}))
+        return super().postprocess_gradients(gradients)
+
+
+def named_parameters(learner: Any) -> dict[str, Any]:
+    """All that learns, by the module's names, and ``log_alpha``."""
+    return {
+        **dict(learner.module[ppo.MODULE].named_parameters()),
+        "log_alpha": learner.registered[f"{ppo.MODULE}/log_alpha"],
+    }
+
+
+def neutral(named: Mapping[str, torch.Tensor], critics: str = "critic") -> dict[str, np.ndarray]:
+    """The same arrays under neutral names; batched critics one by one, as plain layers have them."""
+    found: dict[str, np.ndarray] = {}
+    plain = {"encoder.mlp.0": "policy.0", "encoder.mlp.2": "policy.1", "policy_head": "policy.2"}
+    for name, value in named.items():
+        array = value.detach().numpy()
+        start, _, end = name.rpartition(".")
+        if start in plain:
+            found[f"{plain[start]}.{end}"] = array
+        elif name == "log_alpha":
+            found[name] = array
+        else:  # critics.mlp.weights.1: [networks, inputs, outputs]
+            is_weight = start.endswith("weights")
+            for k, one in enumerate(array):
+                found[f"{critics}{k}.{end}.{'weight' if is_weight else 'bias'}"] = one.T if is_weight else one[0]
+    return found
+
+
+def our_learner(epsilon: float, compiled: bool) -> Any:
+    """Built, with the given weights."""
+    config = (
+        SACConfig()
+        .environment(
+            lambda: None,
+            observation_space=gym.spaces.Box(-10.0, 10.0, (n.OBS_SIZE,), np.float32),
+            action_space=gym.spaces.Box(-1.0, 1.0, (n.NUM_ACTIONS,), np.float32),
+        )
+        .training(
+            learner_class=GivenNoiseLearner if compiled else RecordingLearner,
+            lr=n.LEARNING_RATE,
+            gamma=n.GAMMA,
+            tau=n.TAU,
+            initial_alpha=n.INITIAL_ALPHA,
+            adam_epsilon=epsilon,
+        )
+        .rl_module(model_config={"hiddens": n.HIDDENS})
+        .framework(compile=compiled)
+    )
+    learner: Any = config.build_learner()
+    weights = n.initial_weights()
+    given = {name: weights[name] for name in neutral(named_parameters(learner)) if name != "log_alpha"}
+    with torch.no_grad():
+        target = learner.registered[f"{ppo.MODULE}/target"]
+        own = neutral(named_parameters(learner)) | neutral(target.views(), "target")
+        for name, array in own.items():  # views of the learner's own memory
+            if name != "log_alpha":
+                array[...] = given[name.replace("target", "critic")]
+    return learner
+
+
+def our_recording(epsilon: float, compiled: bool) -> Recording:
+    """The gradient steps on the given rows with the given random numbers."""
+    learner, rows, recording = our_learner(epsilon, compiled), n.make_rows(), Recording()
+    if isinstance(learner, RecordingLearner):
+        learner.recording = recording
+    for number in range(1, NUM_UPDATES + 1):
+        index = n.rows_of_update(number)
+        noise = dict(zip((NOISE, NEXT_NOISE), n.noise_of_update(number)))
+        recording.rows.append(index)
+        results = learner.update_from_batch(
+            SampleBatch({**{name: column[index] for name, column in rows.items()}, **noise})
+        )
+        recording.losses.append({name: float(results[ppo.MODULE][name]) for name in n.LOSSES})
+        target = learner.registered[f"{ppo.MODULE}/target"].views()
+        recording.keep("parameter", neutral(named_parameters(learner)) | neutral(target, "target"))
+    return recording
+
+
+def compare(ours: Recording, theirs: Any) -> list[ppo.Difference]:
+    """Each loss over all updates; gradients, parameters and targets after the watched ones."""
+    found = []
+    for name in n.LOSSES:
+        steps = zip(ours.losses, theirs[f"loss/{name}"], strict=True)
+        pairs = ((f"update {k}", step[name], value) for k, (step, value) in enumerate(steps, start=1))
+        found.append(ppo.difference(f"{name}, updates 1 to {NUM_UPDATES}", pairs))
+    for kind in ("gradient", "parameter", "target"):
+        for update in WATCHED:
+            start = f"{'parameter' if kind == 'target' else kind}/{update}/"
+            keys = [key for key in theirs.files if key.startswith(start)]
+            keys = [key for key in keys if (kind == "target") == key.startswith(f"{start}target")]
+            missing = [key for key in keys if key not in ours.arrays]
+            if kind == "gradient" and len(missing) == len(keys):
+                continue  # compiled: nobody looks at them
+            both = [(key.removeprefix(start), ours.arrays[key], theirs[key]) for key in keys]
+            pairs = ((name, mine, other.reshape(mine.shape)) for name, mine, other in both)
+            found.append(ppo.difference(f"{kind}s, update {update}", pairs))
+    return found
+
+
+def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
+    """One peer; ours eager and compiled."""
+    environment, script, epsilon, _ = PEERS[peer]
+    python = str(setup_peers.environment_python(environment))
+    file = folder / "theirs.npz"
+    line = report.run_json([python, f"benchmarks/peers/{script}", "--out", str(file)], timeout=300)
+    theirs, entries = np.load(file), []
+    for mode in (False, True) if compiled else (False,):
+        found = compare(our_recording(epsilon, mode), theirs)
+        entry = {
+            "peer": peer,
+            "peer_version": line["version"],
+            "lockstep": "compiled" if mode else "eager",
+            "differences": [vars(item) for item in found],
+        }
+        entries.append(entry)
+        print(f"{peer}, {entry['lockstep']}: {max(item.largest for item in found):.1e}", flush=True)
+    return entries
+
+
+def render(record: dict[str, Any]) -> str:
+    """The markdown page of a record."""
+    first, last = WATCHED
+    columns = ["losses", *(f"{kind} {k}" for kind in ("gradients", "parameters", "targets") for k in WATCHED)]
+    lines = []
+    for entry in record["entries"]:
+        worst: dict[str, float] = {}
+        for item in entry["differences"]:
+            kind, _, update = item["quantity"].partition(",")
+            label = "losses" if kind in n.LOSSES else f"{kind} {update.split()[-1]}"
+            worst[label] = max(worst.get(label, 0.0), item["largest"])
+        cells = [f"{worst[column]:.1e}" if column in worst else "-" for column in columns]
+        lines.append([f"{entry['peer']} {entry['peer_version']}", entry["lockstep"], *cells])
+    own = [f"- {peer}: {text}" for peer, (*_, notes) in PEERS.items() for text in notes]
+    largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
+    return "\n".join(
+        [
+            "# SAC's gradient step beside the peers'",
+            "",
+            f"Largest difference of all: **{largest:.1e}** (allowed {ppo.TOLERANCE:.0e}).",
+            "",
+            report.table(["peer", "Lockstep", f"losses 1-{last}", *columns[1:]], lines),
+            f"SAC with two critics and a learned temperature, networks of 256 x 256, {n.BATCH} rows, {n.NUM_ACTIONS} "
+            "actions, float32, one thread; the same weights, rows and random numbers. Each cell: the largest |ours - "
+            f"theirs| / max(1, |theirs|). Losses: critics, policy, temperature, and the temperature itself, of each of "
+            f"the {last} updates; gradients, parameters and target networks of updates {first} and {last}.",
+            "",
+            "Switched off or set alike for the comparison:",
+            "",
+            *own,
+            "",
+            f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}",
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare SAC's gradient step with the peers'.")
+    parser.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
+    parser.add_argument("--only", nargs="+", choices=list(PEERS), help="some of the peers")
+    parser.add_argument("--name", default="sac_numerics", help="name of the files in benchmarks/results")
+    parser.add_argument("--render", action="store_true", help="only write the page again")
+    options = parser.parse_args()
+    if options.render:
+        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
+    else:
+        chosen = options.only or list(PEERS)
+        if missing := [PEERS[peer][0] for peer in chosen if not setup_peers.is_ready(PEERS[peer][0])]:
+            parser.error(f"run first: python benchmarks/setup_peers.py {' '.join(missing)}")
+        record = {"machine": report.machine(), "lockstep": __version__, "torch": torch.__version__, "entries": []}
+        for peer in chosen:
+            with tempfile.TemporaryDirectory() as folder:
+                record["entries"] += run_peer(peer, Path(folder), not options.no_compile)
+    report.write(options.name, record, text := render(record))
+    print("\n" + text)
+    largest = [item["largest"] for entry in record["entries"] for item in entry["differences"]]
+    return 0 if all(value <= ppo.TOLERANCE for value in largest) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
