@@ -1,7 +1,7 @@
 """The same gradient steps in Lockstep's SAC learner and in its peers': losses, gradients and parameters compared.
 
     python benchmarks/setup_peers.py sb3 rllib
-    python benchmarks/compare_sac_peers.py                # about a minute; exit status 1 above 1e-5
+    python benchmarks/compare_sac_peers.py                # some minutes; exit status 1 above 1e-5
     python benchmarks/compare_sac_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
 
 Stable-Baselines3's SAC and RLlib's SAC learner (new API stack) start from given weights and take 50 gradient steps on
