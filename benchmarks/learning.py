@@ -110,7 +110,8 @@ def run_seeds(options: argparse.Namespace, algorithm: str, env: str, script: str
     name = options.name or result_name(algorithm, env)
     facts, before, runs = report.machine(), earlier_record(options, name), []
     if before:
-        facts, runs = before["machine"], before["runs"]
+        facts = before["machine"]
+        runs = [{"compile": before["compile"], "revision": facts["revision"], **run} for run in before["runs"]]
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         moment = {"date": report.machine()["date"], "revision": report.revision()}
         run = {**run_seed(options, algorithm, env, seed, script), "compile": options.compile, **moment}
@@ -131,7 +132,7 @@ def run_seeds(options: argparse.Namespace, algorithm: str, env: str, script: str
         record = {
             "algorithm": algorithm,
             "environment": env,
-            "compile": all(kept.get("compile", before.get("compile")) for kept in runs),
+            "compile": all(kept["compile"] for kept in runs),
             "threads": 1,
             "machine": facts,
             "lockstep": library,
