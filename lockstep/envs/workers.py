@@ -21,6 +21,7 @@ from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.env_state import check_rows
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.envs.worker import shared_tree, work
+from lockstep.state.values import is_number
 
 _GRACE = 1.0
 """seconds that a worker is given to end by itself"""
@@ -94,7 +95,7 @@ class WorkerVectorEnv(VectorBoundary):
     ) -> None:
         if len(env_fns) == 0:
             raise ValueError("num_envs must be at least 1, got no environment.")
-        if step_timeout is not None and step_timeout <= 0:
+        if step_timeout is not None and not (is_number(step_timeout) and step_timeout > 0):
             raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
         self.num_envs = len(env_fns)
         probe = env_fns[0]()

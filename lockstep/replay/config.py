@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.replay.hindsight import STRATEGIES
-from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.replay.priorities import schedule_of_beta
+from lockstep.state.schedules import ScheduleLike
 from lockstep.state.sections import Section
 
 
@@ -55,4 +56,4 @@ class ReplaySection(Section):
         for name, (right, allowed) in rules.items():
             if not right:
                 raise ValueError(f"replay.{name}={getattr(self, name)!r} is not allowed; it must be {allowed}")
-        Schedule(self.beta, "replay.beta")
+        schedule_of_beta(self.beta, "replay.beta")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.replay.ring import Ring
+from lockstep.state.values import is_number
 
 STRATEGIES = ("future", "final", "episode")
 KEYS = ("observation", "achieved_goal", "desired_goal")
@@ -42,7 +43,7 @@ class Hindsight:
             )
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy={strategy!r}; allowed are {', '.join(STRATEGIES)}")
-        if not future_k >= 0.0:
+        if not (is_number(future_k) and future_k >= 0.0):
             raise ValueError(f"future_k={future_k!r} is not allowed; it must be at least 0 (0 relabels nothing)")
         self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
         self.strategy, self.share = strategy, float(future_k) / (1.0 + float(future_k))

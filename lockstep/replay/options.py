@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.state.values import is_number
+
 
 @dataclass(frozen=True)
 class ReplayOptions:
@@ -29,7 +31,7 @@ class ReplayOptions:
         for name in ("ignore_obs_next", "save_only_last_obs", "sample_avail"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; it must be True or False")
-        if not 0.0 <= self.gamma <= 1.0:
+        if not (is_number(self.gamma) and 0.0 <= self.gamma <= 1.0):
             raise ValueError(f"gamma={self.gamma!r} is not allowed; it must lie in [0, 1]")
         if self.buffer_num > self.size:
             raise ValueError(f"size={self.size} is less than one row for each of buffer_num={self.buffer_num}")

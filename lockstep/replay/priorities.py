@@ -9,6 +9,17 @@ import numpy as np
 
 from lockstep.ops import SumTree
 from lockstep.state import Schedule, ScheduleLike
+from lockstep.state.values import is_number
+
+
+def schedule_of_beta(beta: ScheduleLike, name: str = "beta") -> Schedule:
+    """Beta over rows added. `ValueError` where it is below 0."""
+    schedule = Schedule(beta, name)
+    given: Any = schedule.specification
+    values = [] if callable(given) else [given] if is_number(given) else [value for _, value in given]
+    if min(values, default=0.0) < 0.0:
+        raise ValueError(f"{name}={beta!r} is not allowed; it must be at least 0 (0 makes up for nothing)")
+    return schedule
 
 
 class Priorities:
@@ -20,14 +31,14 @@ class Priorities:
     """
 
     def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
-        if not alpha >= 0.0:
+        if not (is_number(alpha) and alpha >= 0.0):
             raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
-        if not epsilon > 0.0:
+        if not (is_number(epsilon) and epsilon > 0.0):
             raise ValueError(
                 f"epsilon={epsilon!r} is not allowed; it must be larger than 0, so that every row is drawn"
             )
         self.alpha, self.epsilon = float(alpha), float(epsilon)
-        self.beta = Schedule(beta, "beta")
+        self.beta = schedule_of_beta(beta)
         self.tree = SumTree(num_rows)
         self.largest = 1.0
         """largest error so far"""

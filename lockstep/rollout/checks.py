@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -9,6 +10,18 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import named_leaves
 from lockstep.rollout.errors import MalformedBufferError
+
+
+def check_collector(policy: Any, flags: Mapping[str, Any], hooks: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for something that cannot act, that is neither True nor False, or that is no function."""
+    if not callable(getattr(policy, "act", None)) or not callable(getattr(policy, "check_spaces", None)):
+        raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool | np.bool_):
+            raise ValueError(f"{name}={flag!r} is not allowed; it must be True or False")
+    for name, hook in hooks.items():
+        if hook is not None and not callable(hook):
+            raise ValueError(f"{name}={hook!r} is not allowed; it must be a function, or None")
 
 
 def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None:

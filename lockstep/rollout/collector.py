@@ -14,7 +14,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_finite
+from lockstep.rollout.checks import check_collector, check_finite
 from lockstep.rollout.memory import Memory, RememberingPolicy
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
@@ -85,10 +85,12 @@ class Collector:
         streams: RandomStreams | None = None,
         place: tuple[int, int] | None = None,
     ) -> None:
+        flags = {"exploration_noise": exploration_noise, "raise_on_nan_in_buffer": raise_on_nan_in_buffer}
+        check_collector(policy, flags, {"on_step_hook": on_step_hook, "on_episode_done_hook": on_episode_done_hook})
         self.policy = policy
         self.env: VectorBoundary = env if isinstance(env, VectorBoundary) else make_vector(env)
         space = self.env.observation_space
-        self.frame_stack = FrameStack(frame_stack, space) if frame_stack > 1 else None
+        self.frame_stack = FrameStack(frame_stack, space) if frame_stack != 1 else None
         self.observation_space = space if self.frame_stack is None else self.frame_stack.observation_space
         policy.check_spaces(self.env.observation_space, self.env.action_space)
         self.raise_on_nan_in_buffer = raise_on_nan_in_buffer

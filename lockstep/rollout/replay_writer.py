@@ -122,6 +122,8 @@ def store_for(
         if remembers:
             raise ValueError("a recurrent policy cannot collect into a replay buffer; use a RolloutStore")
         return ReplayWriter(buffer, num_steps, num_envs, observation_space, action_space, raise_on_nan=raise_on_nan)
+    if buffer is not None and not isinstance(buffer, RolloutStore):
+        raise ValueError(f"buffer={buffer!r} is not allowed; it must be a ReplayBuffer, a RolloutStore, or None")
     if buffer is not None and buffer.num_envs != num_envs:
         raise ValueError(f"buffer.num_envs={buffer.num_envs} does not fit the {num_envs} environments")
     return buffer

@@ -6,14 +6,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lockstep.state.values import is_number
+
 ScheduleLike: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], float]
 """A number, `[[0, v0], [t1, v1], ...]`, or a function of the step."""
 
 _ALLOWED = "a number, a list of points [[0, v0], [t1, v1], ...], or a function of the step"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 class Schedule:
@@ -41,7 +39,7 @@ class Schedule:
         self._values: np.ndarray | None = None
         if callable(value):
             self._function: Callable[[int], float] | None = value
-        elif _is_number(value):
+        elif is_number(value):
             self._function = None
             self._check_finite(value, 0)
         elif isinstance(value, list | tuple | np.ndarray):
@@ -90,7 +88,7 @@ class Schedule:
         """
         if not isinstance(state, Mapping) or set(state) != {"timestep", "value"}:
             raise ValueError(f"{self.name}: a schedule's state has 'timestep' and 'value'; got {state!r}")
-        if not _is_number(state["value"]) or not _is_number(state["timestep"]) or state["timestep"] < 0:
+        if not is_number(state["value"]) or not is_number(state["timestep"]) or state["timestep"] < 0:
             raise ValueError(f"{self.name}: 'timestep' (from 0) and 'value' must be numbers; got {dict(state)!r}")
         self._timestep = int(state["timestep"])
         self._value = float(state["value"])
@@ -103,7 +101,7 @@ class Schedule:
         return float(self.specification)  # type: ignore[arg-type]
 
     def _check_finite(self, value: Any, t: int) -> float:
-        if not _is_number(value) or not math.isfinite(value):
+        if not is_number(value) or not math.isfinite(value):
             raise ValueError(f"{self.name} must be a finite number at every step; at step {t} it is {value!r}")
         return float(value)
 
@@ -114,7 +112,7 @@ class Schedule:
                 f"{points!r}. For a constant value give the number itself."
             )
         for point in points:
-            sound = isinstance(point, list | tuple | np.ndarray) and len(point) == 2 and all(map(_is_number, point))
+            sound = isinstance(point, list | tuple | np.ndarray) and len(point) == 2 and all(map(is_number, point))
             if not sound or not all(math.isfinite(part) for part in point):
                 raise ValueError(f"{self.name}: every point must be [step, value], two finite numbers; got {point!r}")
         times = np.array([point[0] for point in points], dtype=np.float64)

@@ -13,6 +13,7 @@ from lockstep.algorithms.policy import Policy
 from lockstep.data.rollout import RolloutStore
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.rollout import CollectorLike
+from lockstep.state.values import check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -21,7 +22,7 @@ from lockstep.tracking.statistics import (
     TrainingStats,
     merge_training_stats,
 )
-from lockstep.trainer.callbacks import Callback, LoggingCallback
+from lockstep.trainer.callbacks import Callback, LoggingCallback, savers_last
 from lockstep.trainer.checkpoints import resume_from_logger
 from lockstep.trainer.checks import (
     can_test_in_train,
@@ -31,8 +32,6 @@ from lockstep.trainer.checks import (
     check_functions,
     check_observers,
     check_parts,
-    check_whole,
-    check_wholes,
 )
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import mean_return, run_info, score_of
@@ -125,7 +124,7 @@ class BaseTrainer:
         self.save_best_fn, self.save_checkpoint_fn = save_best_fn, save_checkpoint_fn
         self.test_in_train = can_test_in_train(test_in_train, stop_fn)
         self.logger = logger or LazyLogger()
-        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *callbacks]
+        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last(callbacks)]
         self.callbacks += [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         self.nan_policy, self.resume_from_log = nan_policy, resume_from_log
         if seed is not None:

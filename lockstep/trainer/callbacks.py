@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.state.values import check_number, check_whole, check_wholes
 from lockstep.tracking import BaseLogger, prune_checkpoints
 from lockstep.trainer.checkpoints import save_trainer
 from lockstep.trainer.events import (
@@ -109,18 +110,18 @@ class LoggingCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Writes full checkpoints to `directory/step_<environment step>`, and keeps the newest `num_to_keep`.
+    """Writes full checkpoints to `directory/step_<environment step>` (of a run that collects nothing: gradient step),
+    and keeps the newest `num_to_keep`.
 
     After every `interval`-th epoch and at the end, whatever ended the run. For a trainer made by hand; one that is made
     with a run's folder does so by itself. `restore_trainer(trainer, newest_checkpoint(directory))` goes on.
     """
 
     def __init__(self, directory: str | Path, *, interval: int = 1, num_to_keep: int = 3) -> None:
-        if interval < 1 or num_to_keep < 1:
-            raise ValueError(f"interval={interval} and num_to_keep={num_to_keep} must be at least 1")
+        check_wholes(interval=interval, num_to_keep=num_to_keep)
         self.directory, self.interval, self.num_to_keep = Path(directory), interval, num_to_keep
         self._trainer: Any = None
-        self._saved_at: int | None = None
+        self._saved_at: tuple[int, int] | None = None
 
     def on_run_start(self, event: RunStart) -> Stop:
         """Whose checkpoints."""
@@ -130,19 +131,24 @@ class CheckpointCallback(Callback):
     def on_epoch_end(self, event: EpochEnd) -> Stop:
         """Saves, where it is time."""
         if event.epoch % self.interval == 0:
-            self._save(event.env_step)
+            self._save(event)
         return None
 
     def on_run_end(self, event: RunEnd) -> Stop:
         """Saves what is not saved yet."""
-        if self._saved_at != event.env_step:
-            self._save(event.env_step)
+        if self._saved_at != (event.epoch, event.position):
+            self._save(event)
         return None
 
-    def _save(self, env_step: int) -> None:
-        save_trainer(self._trainer, self.directory / f"step_{env_step:012d}")
+    def _save(self, event: Event) -> None:
+        save_trainer(self._trainer, self.directory / f"step_{event.position:012d}")
         prune_checkpoints(self.directory, self.num_to_keep)
-        self._saved_at = env_step
+        self._saved_at = event.epoch, event.position
+
+
+def savers_last(callbacks: Iterable[Callback]) -> list[Callback]:
+    """In the order given, but those that save what the others know come after them."""
+    return sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
 
 
 class EarlyStop(Callback):
@@ -161,6 +167,9 @@ class EarlyStop(Callback):
     ) -> None:
         if threshold is None and patience is None and time_limit_s is None:
             raise ValueError("EarlyStop needs threshold, patience or time_limit_s")
+        check_number("threshold", threshold)
+        check_whole("patience", patience, 1, optional=True)
+        check_number("time_limit_s", time_limit_s, above=0.0)
         self.threshold, self.patience, self.time_limit_s = threshold, patience, time_limit_s
         self.num_without_best = 0
         self._started = time.monotonic()

@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout import AsyncCollector, CollectorLike
+from lockstep.state.values import check_whole
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
 
 
-def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
-    """Raises `ValueError` unless `value` is a whole number of at least `least` (or None, where optional)."""
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        none = ", or None" if optional else ""
-        raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}{none}")
-
-
-def check_wholes(**values: Any) -> None:
-    """Raises `ValueError` unless each is a whole number of at least 1."""
-    for name, value in values.items():
-        check_whole(name, value, 1)
-
-
-def check_foreign(trainer: str, elsewhere: Mapping[str, str], options: dict[str, Any]) -> None:
-    """Takes the parameters of other trainers out of `options`; raises `ValueError` for one that is set.
+def check_foreign(trainer: type, elsewhere: Mapping[str, str], options: dict[str, Any]) -> None:
+    """Takes the parameters of other trainers out of `options`; raises `ValueError` for one that is set, `TypeError` for
+    one that no trainer has.
 
     `elsewhere`: `{parameter: what this trainer does instead}`.
     """
     foreign = [name for name in elsewhere if options.pop(name, None) is not None]
     if foreign:
-        raise ValueError(f"{foreign[0]} does not apply to {trainer}: it {elsewhere[foreign[0]]}")
+        raise ValueError(f"{foreign[0]} does not apply to {trainer.__name__}: it {elsewhere[foreign[0]]}")
+    own = [
+        inspect.signature(vars(one)["__init__"]).parameters for one in trainer.__mro__[:-1] if "__init__" in vars(one)
+    ]
+    known = {name for parameters in own for name in parameters} - {"self", "args", "kwargs", "options"}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            told = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(sorted(known))}."
+            raise TypeError(f"{trainer.__name__} has no parameter {name!r}. {told}")
+
+
+def check_kind(trainer: str, policy: Any, *, from_rollouts: bool) -> None:
+    """Raises `ValueError` for a policy that learns from something else than what this trainer gives it."""
+    if not isinstance(policy, Policy):
+        return  # `check_parts` tells it
+    config = policy.config
+    if from_rollouts == (not (config.is_off_policy or config.is_offline)):
+        return
+    kinds = ("samples of a buffer", "whole rollouts")
+    fitting = (
+        "OffpolicyTrainer" if config.is_off_policy else "OfflineTrainer" if config.is_offline else "OnpolicyTrainer"
+    )
+    raise ValueError(
+        f"policy of {config.algorithm!r} learns from {kinds[not from_rollouts]}, {trainer} gives it "
+        f"{kinds[from_rollouts]}; use {fitting}"
+    )
+
+
+def check_online(trainer: str, policy: Any, train_collector: Any, *, from_rollouts: bool) -> None:
+    """As `check_kind`; and `ValueError` without a collector to train with."""
+    check_kind(trainer, policy, from_rollouts=from_rollouts)
+    if not isinstance(train_collector, CollectorLike):
+        raise ValueError(f"train_collector={train_collector!r} is not allowed; it must be a lockstep.Collector")
 
 
 def check_amount(step_per_collect: Any, episode_per_collect: Any) -> None:
@@ -94,6 +116,8 @@ def check_observers(logger: Any, callbacks: Sequence[Any], resume_from_log: Any)
         raise ValueError("resume_from_log=True needs a logger that keeps records; give the logger of the earlier run")
     if logger is not None and not isinstance(logger, BaseLogger):
         raise ValueError(f"logger={logger!r} is not allowed; it must be a lockstep.tracking.BaseLogger, or None")
+    if not isinstance(callbacks, Sequence):
+        raise ValueError(f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")

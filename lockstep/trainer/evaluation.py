@@ -33,8 +33,9 @@ def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectSt
 
 
 def test_episode(policy: Policy, collector: Collector, n_episode: int) -> CollectStats:
-    """Evaluates a policy on `n_episode` whole episodes."""
-    del policy
+    """Evaluates a policy on `n_episode` whole episodes. `ValueError` for a collector of another policy."""
+    if collector.policy is not policy:
+        raise ValueError("the collector acts with another policy than the one to test; make it with the same one")
     return collector.collect(n_episode=n_episode)
 
 

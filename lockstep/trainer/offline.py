@@ -18,7 +18,7 @@ from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import InfoStats
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_foreign
+from lockstep.trainer.checks import check_foreign, check_kind
 from lockstep.trainer.seeding import seed_buffer
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
@@ -65,7 +65,8 @@ class OfflineTrainer(BaseTrainer):
     ) -> None:
         if options.get("test_in_train") is False:
             options.pop("test_in_train")
-        check_foreign("OfflineTrainer", ELSEWHERE, options)
+        check_foreign(type(self), ELSEWHERE, options)
+        check_kind("OfflineTrainer", policy, from_rollouts=False)
         super().__init__(policy, max_epoch, batch_size, None, test_collector, step_per_epoch, **options)
         try:
             source = offline_source(buffer, policy)

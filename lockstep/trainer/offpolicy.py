@@ -10,8 +10,9 @@ from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.values import check_whole
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_amount, check_foreign, check_whole
+from lockstep.trainer.checks import check_amount, check_foreign, check_online
 from lockstep.trainer.seeding import seed_buffer
 
 ELSEWHERE = {
@@ -49,7 +50,8 @@ class OffpolicyTrainer(BaseTrainer):
         buffer: ReplayBuffer | None = None,
         **options: Any,
     ) -> None:
-        check_foreign("OffpolicyTrainer", ELSEWHERE, options)
+        check_foreign(type(self), ELSEWHERE, options)
+        check_online("OffpolicyTrainer", policy, train_collector, from_rollouts=False)
         check_amount(step_per_collect, episode_per_collect)
         check_whole("learning_starts", learning_starts, 0)
         number = isinstance(update_per_step, int | float) and not isinstance(update_per_step, bool)

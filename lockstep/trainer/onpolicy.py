@@ -11,11 +11,13 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.rollout import CollectorLike
+from lockstep.state.values import check_whole
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_amount, check_foreign, check_whole
+from lockstep.trainer.checks import check_amount, check_foreign, check_online
 
 ELSEWHERE = {
     "buffer": "learns from its train_collector's rollouts only",
+    "learning_starts": "learns from every rollout",
     "update_per_step": "makes one update for each collect; set repeat_per_collect",
     "reward_metric": "trains one agent, whose return is one number already",
 }
@@ -44,7 +46,8 @@ class OnpolicyTrainer(BaseTrainer):
         episode_per_collect: int | None = None,
         **options: Any,
     ) -> None:
-        check_foreign("OnpolicyTrainer", ELSEWHERE, options)
+        check_foreign(type(self), ELSEWHERE, options)
+        check_online("OnpolicyTrainer", policy, train_collector, from_rollouts=True)
         check_amount(step_per_collect, episode_per_collect)
         check_whole("repeat_per_collect", repeat_per_collect, 1)
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)

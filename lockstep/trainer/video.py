@@ -15,6 +15,7 @@ from lockstep.algorithms.build import make_envs
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
 from lockstep.state.streams import RandomStreams
+from lockstep.state.values import check_wholes
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, Stop
 from lockstep.trainer.events import EvaluationEnd, RunStart
@@ -82,8 +83,7 @@ class VideoCallback(Callback):
     def __init__(
         self, directory: str | Path, *, interval: int = 5, num_episodes: int = 1, suffix: str = ".mp4", seed: int = 0
     ) -> None:
-        if interval < 1 or num_episodes < 1:
-            raise ValueError(f"interval={interval} and num_episodes={num_episodes} must be at least 1")
+        check_wholes(interval=interval, num_episodes=num_episodes)
         if suffix not in FORMATS:
             raise ValueError(f"suffix={suffix!r} is not allowed; choose one of {', '.join(FORMATS)}")
         self.directory, self.suffix, self.seed = Path(directory), suffix, seed

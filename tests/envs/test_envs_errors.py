@@ -163,7 +163,7 @@ def check_all_workers_are_gone(boundary):
     boundary.close()
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0])
+@pytest.mark.parametrize("timeout", [0, -1.0, "soon"])
 def test_a_time_out_must_be_positive(timeout):
     with pytest.raises(ValueError, match="step_timeout must be a positive number"):
         make_vector(CountingEnv, mode="async", num_envs=1, step_timeout=timeout)

@@ -326,6 +326,7 @@ def test_options_that_are_not_allowed_are_refused(cls):
     for options, message in (
         ({"stack_num": 0}, "stack_num=0 is not allowed"),
         ({"n_step": 1.5}, "n_step=1.5 is not allowed"),
+        ({"gamma": "high"}, "gamma='high' is not allowed"),
         ({"gamma": 1.1}, r"gamma=1.1 .* \[0, 1\]"),
         ({"storage": "disk"}, "allowed are 'memory' and 'memmap'"),
         ({"directory": "x"}, "for storage='memmap' only"),

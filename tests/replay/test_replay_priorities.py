@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -91,3 +93,19 @@ def test_what_priorities_refuse():
     for options in ({"alpha": -1}, {"epsilon": 0}, {"beta": "high"}):
         with pytest.raises((ValueError, TypeError), match=next(iter(options))):
             PrioritizedReplayBuffer(3, **options)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("alpha", -0.1),
+        ("alpha", "high"),
+        ("epsilon", 0),
+        ("epsilon", None),
+        ("beta", -0.4),
+        ("beta", [[0, 0.4], [9, -1]]),
+    ],
+)
+def test_options_of_priorities_that_are_not_allowed_are_refused_with_name_and_value(name, value):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} is not allowed; it must be ")):
+        PrioritizedReplayBuffer(10, **{name: value})

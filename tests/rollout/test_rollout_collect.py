@@ -454,3 +454,26 @@ def test_environments_without_a_state_begin_new_episodes_with_the_seeds_of_a_run
     restored = make()
     restored.set_state(state)
     assert restored.collect(n_episode=10).lens == expected.lens
+
+
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [
+        ("policy", None, "a lockstep.Policy"),
+        ("buffer", 3, "a ReplayBuffer, a RolloutStore, or None"),
+        ("exploration_noise", "yes", "True or False"),
+        ("raise_on_nan_in_buffer", None, "True or False"),
+        ("on_step_hook", 3, "a function, or None"),
+        ("on_episode_done_hook", "print", "a function, or None"),
+    ],
+)
+def test_a_wrong_option_of_a_collector_is_refused_with_name_value_and_what_is_allowed(name, value, allowed):
+    options = {"policy": Acting(), "env": light(ENDLESS), name: value}
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed; it must be {allowed}"):
+        Collector(**options)
+
+
+@pytest.mark.parametrize("frames", [0, -1])
+def test_fewer_frames_than_one_are_refused(frames):
+    with pytest.raises(ValueError, match=f"frames of at least 1, got {frames}"):
+        Collector(Acting(), light(ENDLESS), frame_stack=frames)

@@ -1,13 +1,19 @@
 """Every wrong or contradictory parameter is refused at construction, with its name and its value."""
 
+import math
 import re
+from functools import partial
 
 import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from scenario_tools import trainer_of
 from trainer_tools import config_for
 
-from lockstep import Collector, OnpolicyTrainer
+from lockstep import Collector, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
+from lockstep.trainer import Callback, CheckpointCallback, EarlyStop
+from lockstep.trainer import test_episode as evaluate
+from lockstep.trainer.video import VideoCallback
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +113,68 @@ def test_a_part_that_is_none_or_of_another_policy_is_refused(template):
         OnpolicyTrainer(template.policy, **given(template, test_collector=other.test_collector))
 
 
-def test_an_unknown_parameter_is_refused_by_name(template):
-    with pytest.raises(TypeError, match="max_epochs"):
+@pytest.mark.parametrize("trainer, kind", [(OnpolicyTrainer, "on"), (OffpolicyTrainer, "off")])
+@pytest.mark.parametrize("collector", [None, 3])
+def test_a_trainer_that_collects_needs_a_collector(trainer, kind, collector):
+    made = trainer_of(kind, evaluate=False)
+    options = {"max_epoch": 1, "batch_size": 4, "step_per_epoch": 8, "step_per_collect": 8}
+    options |= {"repeat_per_collect": 1} if kind == "on" else {}
+    with pytest.raises(
+        ValueError, match=f"train_collector={collector} is not allowed; it must be a lockstep.Collector"
+    ):
+        trainer(made.policy, train_collector=collector, **options)
+
+
+def test_a_policy_that_learns_from_something_else_is_refused_with_the_trainer_that_fits():
+    on, off = trainer_of("on", evaluate=False), trainer_of("off", evaluate=False)
+    options = {"max_epoch": 1, "batch_size": 4, "step_per_epoch": 8}
+    with pytest.raises(ValueError, match=r"policy of 'a2c' learns from whole rollouts, .*; use OnpolicyTrainer"):
+        OffpolicyTrainer(on.policy, train_collector=on.train_collector, step_per_collect=8, **options)
+    with pytest.raises(ValueError, match=r"policy of 'dqn' learns from samples of a buffer, .*; use OffpolicyTrainer"):
+        collector = off.train_collector
+        OnpolicyTrainer(off.policy, train_collector=collector, step_per_collect=8, repeat_per_collect=1, **options)
+    with pytest.raises(ValueError, match=r"policy of 'a2c' learns from whole rollouts, .*; use OnpolicyTrainer"):
+        OfflineTrainer(on.policy, buffer=off.buffer, **options)
+
+
+def test_one_callback_instead_of_a_list_is_refused(template):
+    with pytest.raises(ValueError, match=r"callbacks=<.*> is not allowed; it must be a list"):
+        OnpolicyTrainer(template.policy, **given(template, callbacks=Callback()))
+
+
+@pytest.mark.parametrize(
+    "make, name, value",
+    [
+        (EarlyStop, "threshold", "475"),
+        (EarlyStop, "threshold", math.nan),
+        (EarlyStop, "patience", 0),
+        (EarlyStop, "patience", 1.5),
+        (EarlyStop, "time_limit_s", 0),
+        (EarlyStop, "time_limit_s", math.inf),
+        (partial(CheckpointCallback, "there"), "interval", 1.5),
+        (partial(CheckpointCallback, "there"), "num_to_keep", 0),
+        (partial(VideoCallback, "there"), "interval", 0),
+        (partial(VideoCallback, "there"), "num_episodes", True),
+    ],
+)
+def test_a_wrong_option_of_a_callback_is_refused_with_name_and_value(make, name, value):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} is not allowed; it must be a")):
+        make(**{name: value})
+
+
+def test_a_test_episode_of_another_policy_is_refused(template):
+    other = config_for().build_trainer()
+    with pytest.raises(ValueError, match="the collector acts with another policy than the one to test"):
+        evaluate(other.policy, template.test_collector, 1)
+
+
+def test_an_unknown_parameter_is_refused_by_name_with_what_was_meant(template):
+    with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'max_epochs'\. Did you mean 'max_epoch'\?"):
         OnpolicyTrainer(template.policy, **given(template, max_epochs=3))
+    with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'xyz'\. It has batch_size, callbacks, "):
+        OnpolicyTrainer(template.policy, **given(template, xyz=3))
+    with pytest.raises(TypeError, match=r"OffpolicyTrainer has no parameter 'learn_starts'\. .* 'learning_starts'\?"):
+        trainer_of("off", learn_starts=3)
 
 
 def test_evaluation_in_the_environments_of_training_is_refused(template):
@@ -139,7 +204,9 @@ def test_learning_outside_of_a_training_step_is_refused(template):
         template.policy.update(32, template.buffer)
 
 
-@pytest.mark.parametrize("name, value", [("buffer", []), ("update_per_step", 0.5), ("reward_metric", max)])
+@pytest.mark.parametrize(
+    "name, value", [("buffer", []), ("update_per_step", 0.5), ("learning_starts", 9), ("reward_metric", max)]
+)
 def test_what_belongs_to_other_trainers_is_refused_with_what_to_do(template, name, value):
     with pytest.raises(ValueError, match=f"{name} does not apply to OnpolicyTrainer: it "):
         OnpolicyTrainer(template.policy, **given(template, **{name: value}))

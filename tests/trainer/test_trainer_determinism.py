@@ -1,10 +1,11 @@
 """The same seed gives the same bits: every algorithm, 1 and 4 environments, sync and async vectorisation."""
 
 import pytest
-from trainer_tools import collected, learned, smallest_config
+from trainer_tools import collected, digest, learned, smallest_config
 
 from lockstep import ALGORITHMS, get_config
 from lockstep.tracking import TraceLogger
+from lockstep.trainer import restore_trainer, save_trainer
 
 
 def trace_of(algorithm: str, num_envs: int, seed: int = 11, vectorize_mode: str = "auto"):
@@ -39,3 +40,19 @@ def test_the_same_seed_gives_the_same_bits(algorithm, num_envs):
         assert same == hashes
         other, _ = trace_of(algorithm, num_envs, seed=12)
         assert one.digest() != other.digest()
+
+
+@pytest.mark.parametrize("algorithm", [config.algorithm for config in ALGORITHMS])
+def test_every_algorithm_goes_on_bit_by_bit_from_a_checkpoint(algorithm, folder):
+    def bits(trainer):
+        return learned(trainer), collected(trainer), digest(trainer.own_folders().get("offline")), len(trainer.history)
+
+    straight, first, again = (smallest_config(algorithm).build_trainer() for _ in range(3))
+    straight.run()
+    next(first)
+    path = save_trainer(first, folder / "checkpoint")
+    restore_trainer(again, path)
+    again.run()
+    assert bits(again) == bits(straight)
+    if get_config(algorithm).is_off_policy:
+        assert digest(again.buffer.get_state()) == digest(straight.buffer.get_state())

@@ -9,10 +9,17 @@ from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTraine
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
 from lockstep.rollout import MalformedBufferError
-from lockstep.state.checkpoint import read_checkpoint
+from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder
 from lockstep.tracking.plots import read_curve
-from lockstep.trainer import build_onpolicy_trainer, build_trainer, restore_trainer, save_trainer
+from lockstep.trainer import (
+    Callback,
+    CheckpointCallback,
+    build_onpolicy_trainer,
+    build_trainer,
+    restore_trainer,
+    save_trainer,
+)
 from lockstep.trainer.run import load_policy, load_trainer, run_in_folder
 
 ROWS = 100
@@ -293,3 +300,20 @@ def test_the_seed_is_that_of_what_is_drawn(columns):
 
     assert np.array_equal(drawn(4), drawn(4))
     assert not np.array_equal(drawn(4), drawn(5))
+
+
+def test_checkpoint_callback_names_offline_checkpoints_by_gradient_steps_and_saves_what_was_interrupted(folder):
+    def interrupt(event):
+        if event.gradient_step == 134:
+            raise KeyboardInterrupt
+
+    watcher = Callback()
+    watcher.on_update_end = interrupt
+    trainer = trainer_of(batch_of(), callbacks=[watcher, CheckpointCallback(folder / "kept")])
+    assert trainer.run().stop_reason == "interrupted"
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == ["step_000000000070", "step_000000000134"]
+    again, straight = trainer_of(batch_of()), trainer_of(batch_of())
+    restore_trainer(again, newest_checkpoint(folder / "kept"))
+    again.run()
+    straight.run()
+    assert learned(again) == learned(straight)

@@ -5,6 +5,7 @@ import pytest
 from trainer_tools import Recorder, RecordingLogger, Stops, config_for, digest
 
 from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer, RolloutStore
+from lockstep.envs import make_vector
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import read_checkpoint
@@ -205,8 +206,10 @@ def test_each_trainer_refuses_the_others_buffers_and_configurations():
     trainer = trainer_of()
     collector, policy = trainer.collector, trainer.policy
     common = {"max_epoch": 1, "batch_size": 8, "step_per_epoch": 8, "step_per_collect": 8}
-    with pytest.raises(ValueError, match="OnpolicyTrainer learns from rollouts"):
-        OnpolicyTrainer(policy, train_collector=collector, repeat_per_collect=1, **common)
+    with pytest.raises(ValueError, match="OnpolicyTrainer learns from rollouts, train_collector has a replay buffer"):
+        own = A2CConfig().environment("CartPole-v1").build_policy()
+        replaying = Collector(own, make_vector("CartPole-v1", num_envs=NUM_ENVS), VectorReplayBuffer(20, NUM_ENVS))
+        OnpolicyTrainer(own, train_collector=replaying, repeat_per_collect=1, **common)
     collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, collector.env.action_space)
     with pytest.raises(ValueError, match="OffpolicyTrainer learns from a replay buffer"):
         OffpolicyTrainer(policy, train_collector=collector, **common)

@@ -192,8 +192,27 @@ def test_checkpoint_callback_saves_prunes_and_is_enough_to_go_on(folder, straigh
     again.run()
     assert bits(again) == straight["off"]
     assert sorted(path.name for path in folder.iterdir()) == ["step_000000000032", "step_000000000048"]
-    with pytest.raises(ValueError, match="interval=0 and num_to_keep=3 must be at least 1"):
+    with pytest.raises(ValueError, match="interval=0 is not allowed; it must be a whole number, at least 1"):
         CheckpointCallback(folder, interval=0)
+
+
+def test_checkpoint_callback_saves_what_the_callbacks_after_it_know(folder):
+    class Counts(Callback):
+        number = 0
+
+        def on_epoch_end(self, event):
+            self.number += 1
+
+        def get_state(self):
+            return {"number": self.number}
+
+        def set_state(self, state):
+            self.number = int(state["number"])
+
+    trainer_of("on", evaluate=False, callbacks=[CheckpointCallback(folder), Counts()]).run()
+    counts = Counts()
+    restore_trainer(trainer_of("on", evaluate=False, callbacks=[counts]), newest_checkpoint(folder))
+    assert counts.number == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
