@@ -17,14 +17,18 @@ from torch import nn
 
 from lockstep.modules.action_values import DistributionalQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
+from lockstep.modules.deterministic import DefaultTD3Module
 from lockstep.modules.plain import ACTIVATIONS, is_plain, tanh_
 from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
 from lockstep.modules.rl_module import RLModule
+from lockstep.modules.soft_actor_critic import DefaultSACModule
 from lockstep.modules.spaces import map_leaves
-from lockstep.ops.distributions import DiagGaussian
+from lockstep.ops.deterministic import SquashedDeterministic
+from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedGaussian
 
 MAX_PLANS = 16
-_METHODS = ("_forward", "_run", "_policy", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
+_OF_ALL = ("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
+_METHODS = (*_OF_ALL, "_run", "_policy")
 _OF_MEANS = ("value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked")
 
 
@@ -88,14 +92,18 @@ class TorchActor:
 
 
 class NumpyActor:
-    """Acts with a plain :class:`DefaultActorCriticModule` through numpy, on the memory of its parameters."""
+    """Acts with a plain :class:`DefaultActorCriticModule` (or SAC's, or TD3's) through numpy, on the memory of its
+    parameters.
+    """
 
-    def __init__(self, module: DefaultActorCriticModule, obs_pipeline: Pipeline | None = None) -> None:
+    def __init__(self, module: DefaultActorCriticModule | DefaultTD3Module, obs_pipeline: Pipeline | None = None) -> None:
         """Use :meth:`build`, which checks whether the module is plain enough."""
         self.module = module
         self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline
         self._shape = cast(spaces.Box, module.observation_space).shape
-        self._is_gaussian = module.action_dist_cls.dist_class is DiagGaussian
+        heads = {DiagGaussian: _gaussian, SquashedGaussian: _squashed_gaussian, SquashedDeterministic: _deterministic}
+        self._head = heads.get(module.action_dist_cls.dist_class)
+        self._log_std_bounds = getattr(module, "log_std_bounds", None)
         self._num_actions = module.action_dist_cls.noise_size
         self._mean = module.mean_of_array if isinstance(module, DistributionalQModule) else None
         activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
@@ -105,14 +113,17 @@ class NumpyActor:
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
         """An actor, or None where numpy cannot act for this module: other observations than a flat Box, other
-        heads than Categorical and Gaussian, other activations than tanh and relu, overridden methods, hooks,
-        another device, or networks so large that there is nothing to gain.
+        heads than Categorical, Gaussian and deterministic ones, other activations than tanh and relu, overridden
+        methods, hooks, another device, or networks so large that there is nothing to gain.
         """
         if isinstance(module, DistributionalQModule):
             # With dueling the order of the advantages' means is not that of the values' means.
             fits = module.value_head is None and is_plain(module, DistributionalQModule, (*_METHODS, *_OF_MEANS))
+        elif isinstance(module, DefaultTD3Module):
+            fits = is_plain(module, DefaultTD3Module, _OF_ALL, dists=(SquashedDeterministic,))
         else:
-            fits = is_plain(module, DefaultActorCriticModule, _METHODS)
+            base = DefaultSACModule if isinstance(module, DefaultSACModule) else DefaultActorCriticModule
+            fits = is_plain(module, base, _METHODS, dists=(Categorical, DiagGaussian, SquashedGaussian))
         if not fits:
             return None
         return cls(cast(DefaultActorCriticModule, module), obs_pipeline)
@@ -122,7 +133,7 @@ class NumpyActor:
         layers.append(self.module.policy_head)
         self._layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
         self._dtype = self._layers[0][0].dtype
-        log_std = self.module.log_std
+        log_std = getattr(self.module, "log_std", None)
         self._log_std = None if log_std is None else log_std.detach().numpy()
         self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
 
@@ -148,22 +159,18 @@ class NumpyActor:
             x = buffer
         np.matmul(x, weight, out)
         np.add(out, bias, out)
-        if self._is_gaussian:
-            return self._gaussian(out, noise)
+        if self._head is not None:
+            mean, log_std = out[:, : self._num_actions], self._log_std
+            if log_std is None:
+                log_std = out[:, self._num_actions :]
+            if self._log_std_bounds is not None:
+                log_std = log_std.clip(*self._log_std_bounds)
+            return self._head(mean, log_std, noise)
         if self._mean is not None:
             out = self._mean(out)
         if noise is not None:
             np.add(out, noise, out)
         return cast(np.ndarray, out.argmax(1))
-
-    def _gaussian(self, out: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
-        mean = out[:, : self._num_actions]
-        if noise is None:
-            return mean.copy()
-        log_std = out[:, self._num_actions :] if self._log_std is None else self._log_std
-        actions = np.exp(log_std) * noise
-        np.add(actions, mean, actions)
-        return cast(np.ndarray, actions)
 
     def _make_plan(self, num_rows: int) -> tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]:
         """Weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""
@@ -172,6 +179,26 @@ class NumpyActor:
         steps = [(weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._layers]
         self._plans[num_rows] = steps[:-1], steps[-1]
         return self._plans[num_rows]
+
+
+def _gaussian(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
+    """New arrays, here and below: `mean` is a buffer."""
+    if noise is None:
+        return mean.copy()
+    actions = np.exp(log_std) * noise
+    np.add(actions, mean, actions)
+    return cast(np.ndarray, actions)
+
+
+def _squashed_gaussian(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
+    actions = _gaussian(mean, log_std, noise)
+    tanh_(actions)
+    return actions
+
+
+def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
+    actions = np.tanh(mean)
+    return actions if noise is None else np.clip(actions + noise, -1.0, 1.0)
 
 
 def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:

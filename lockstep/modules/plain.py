@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.modules.encoders import Encoder, FlatFeatures
 from lockstep.modules.rl_module import RLModule
-from lockstep.ops.distributions import Categorical, DiagGaussian
+from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution
 
 LARGEST_FOR_NUMPY = 1 << 20
 """multiply-adds for one row; beyond, torch's overhead is nothing"""
@@ -32,17 +32,23 @@ def relu_(x: np.ndarray) -> None:
 ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: tanh_, nn.ReLU: relu_}
 
 
-def is_plain(module: Any, base: type[RLModule], methods: Sequence[str], more_parts: Sequence[nn.Module] = ()) -> bool:
+def is_plain(
+    module: Any,
+    base: type[RLModule],
+    methods: Sequence[str],
+    more_parts: Sequence[nn.Module] = (),
+    dists: Sequence[type[Distribution]] = (Categorical, DiagGaussian),
+) -> bool:
     """Whether the policy of `module` is exactly that of `base`, and its layers are linear with activations between.
 
-    That is: none of `methods` overridden, no action mask, a flat Box observed, a Categorical or Gaussian head, no hook
-    on a layer (or on `more_parts`), in float32 or float64 on the host, and small.
+    That is: none of `methods` overridden, no action mask, a flat Box observed, a head for one of `dists`, no hook on a
+    layer (or on `more_parts`), in float32 or float64 on the host, and small.
     """
     if not isinstance(module, base) or any(getattr(type(module), name) is not getattr(base, name) for name in methods):
         return False
-    if any(name in vars(module) for name in methods) or module.is_masked:
+    if any(name in vars(module) for name in methods) or getattr(module, "is_masked", False):
         return False
-    if module.action_dist_cls.dist_class not in (Categorical, DiagGaussian):
+    if module.action_dist_cls.dist_class not in dists:
         return False
     encoder = module.encoder
     if (

@@ -8,6 +8,8 @@ from torch import nn
 
 from lockstep.modules import (
     DefaultActorCriticModule,
+    DefaultSACModule,
+    DefaultTD3Module,
     NumpyActor,
     RLModule,
     RLModuleSpec,
@@ -64,6 +66,27 @@ def test_numpy_and_torch_pick_the_same_actions(action_space, activation, share, 
             part = slice(start, start + size)
             small = actor.act(obs[part], None if given is None else given[part])
             assert_same_actions(module, obs[part], None if given is None else given[part], small, expected[part])
+
+
+@pytest.mark.parametrize(
+    "cls, action_space, config",
+    [
+        (DefaultActorCriticModule, CONTINUOUS, {"squash_actions": True, "log_std_init": 0.5}),
+        (DefaultSACModule, CONTINUOUS, {"log_std_bounds": (-0.2, 0.1)}),
+        (DefaultSACModule, DISCRETE, {}),
+        (DefaultTD3Module, CONTINUOUS, {}),
+    ],
+)
+def test_numpy_and_torch_pick_the_same_actions_for_squashed_policies(cls, action_space, config):
+    config = {"policy_gain": 1.0, "activation": "relu", "hiddens": (16, 16)} | config
+    module = RLModuleSpec(cls, BOX, action_space, model_config=config).build(seed=3)
+    actor, obs = NumpyActor.build(module), rows(300)
+    noise = np.random.default_rng(1).standard_normal((300, module.action_dist_cls.noise_size), np.float32)
+    for given in (noise, None):
+        found, kept = actor.act(obs, given), actor.act(obs, given).copy()
+        assert_same_actions(module, obs, given, found, TorchActor(module).act(obs, given))
+        actor.act(rows(300, seed=5), given)
+        np.testing.assert_array_equal(found, kept)
 
 
 def test_acting_draws_from_the_policys_distribution():
@@ -178,7 +201,6 @@ def test_what_numpy_cannot_do_goes_to_torch():
     others = [
         build(spaces.MultiDiscrete([2, 3])),
         build(spaces.MultiBinary(3)),
-        build(CONTINUOUS, squash_actions=True),
         build(activation="gelu"),
         build(activation="silu"),
         build(space=image),
