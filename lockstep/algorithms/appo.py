@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection, require
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import adapt_kl_coefficient, evaluate_trajectories, inputs_under, train_columns
-from lockstep.learner.targets import TargetNetwork, flat_parameters
+from lockstep.learner.targets import TargetNetwork
 from lockstep.learner.vtrace import check_vtrace_options, correct, load_vtrace
 from lockstep.ops import clipped_surrogate_loss
 from lockstep.state.schedules import ScheduleLike
@@ -151,8 +150,7 @@ class APPOLearner(Learner):
                 mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
                 adapt_kl_coefficient(self.registered[f"{module_id}/kl_coeff"], mean_kl, config.kl_target)
             target: TargetNetwork = self.registered[f"{module_id}/target"]
-            source = partial(flat_parameters, self.optimizers, module_id, self.module[module_id])
-            target.after_gradient_step(source, config.target_network_update_freq, config.tau)
+            target.after_gradient_step(self.optimizers, module_id, config.target_network_update_freq, config.tau)
 
 
 class APPOConfig(AlgorithmConfig):

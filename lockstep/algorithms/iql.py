@@ -25,7 +25,7 @@ from lockstep.data.columns import Columns
 from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.critics import critic_loss, critics_of_actions, follow, modules_with_loss, td_targets
-from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultIQLModule
@@ -109,13 +109,11 @@ class IQLLearner(Learner):
         self.log(module_id, vf_loss=vf_loss, actor_loss=actor_loss, weight_mean=self.masked_mean(weights, batch))
         return loss + vf_loss + actor_loss
 
-    def apply_gradients(self, gradients: Gradients) -> None:
-        """One step of each optimizer; then the target critics follow."""
-        super().apply_gradients(gradients)
+    def after_gradient_step(self) -> None:
+        """The target critics follow."""
         for module_id in modules_with_loss(self):
             config: Any = self.config_of(module_id)
-            module: Any = self.module[module_id]
-            follow(self, module_id, "target", module.critics, 1, config.tau)
+            follow(self, module_id, 1, config.tau)
 
 
 class IQLConfig(AlgorithmConfig):

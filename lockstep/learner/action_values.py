@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.config import TrainingSection, require
-from lockstep.learner.targets import TargetNetwork, flat_parameters
+from lockstep.learner.targets import TargetNetwork
 from lockstep.state.schedules import Schedule, ScheduleLike
 
 if TYPE_CHECKING:
@@ -60,9 +59,8 @@ def follow_targets(learner: Learner) -> None:
     """After a gradient step: the target networks of the modules that took part are told."""
     for module_id in dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss):
         config: Any = learner.config_of(module_id)
-        source = partial(flat_parameters, learner.optimizers, module_id, learner.module[module_id])
         target: TargetNetwork = learner.registered[f"{module_id}/target"]
-        target.after_gradient_step(source, config.target_update_interval, config.tau)
+        target.after_gradient_step(learner.optimizers, module_id, config.target_update_interval, config.tau)
 
 
 def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.optimizers import fused_adam
-from lockstep.learner.targets import TargetNetwork, flat_parameters
+from lockstep.learner.targets import TargetNetwork
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -55,10 +54,10 @@ def critic_loss(learner: Learner, module_id: str, batch: TensorColumns, values: 
     return loss
 
 
-def follow(learner: Learner, module_id: str, name: str, source: nn.Module, interval: int, tau: float) -> None:
-    """After a gradient step: the target network `name` of a module goes after `source`."""
-    target: TargetNetwork = learner.registered[f"{module_id}/{name}"]
-    target.after_gradient_step(partial(flat_parameters, learner.optimizers, module_id, source), interval, tau)
+def follow(learner: Learner, module_id: str, interval: int, tau: float) -> None:
+    """After a gradient step: the target network of a module goes after what learns."""
+    target: TargetNetwork = learner.registered[f"{module_id}/target"]
+    target.after_gradient_step(learner.optimizers, module_id, interval, tau)
 
 
 def modules_with_loss(learner: Learner) -> Sequence[str]:

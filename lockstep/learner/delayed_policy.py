@@ -63,4 +63,4 @@ def follow_targets(learner: Learner) -> None:
     """After a gradient step: the target networks follow where the policy has learned."""
     for module_id in modules_with_loss(learner):
         config: Any = learner.config_of(module_id)
-        follow(learner, module_id, "target", learner.module[module_id], config.policy_delay, config.tau)
+        follow(learner, module_id, config.policy_delay, config.tau)

@@ -31,7 +31,9 @@ def with_noise(learner: Learner, columns: dict[str, Any], plan: UpdatePlan) -> d
             everyone = numbers
             numbers = np.zeros((num_rows_of(next(iter(columns[module_id].values()))), size[1]), np.float32)
             numbers[lookup[lookup >= 0]] = everyone[lookup >= 0]
-        parts = np.split(numbers, np.cumsum(list(widths.values()))[:-1], axis=1)
-        drawn = {name: learner.to_tensor(np.ascontiguousarray(part)) for name, part in zip(widths, parts)}
-        filled[module_id] = {**columns[module_id], **drawn}
+        drawn, end = dict(columns[module_id]), 0
+        for name, width in widths.items():
+            begin, end = end, end + width
+            drawn[name] = learner.to_tensor(np.ascontiguousarray(numbers[:, begin:end]))
+        filled[module_id] = drawn
     return filled

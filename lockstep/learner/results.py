@@ -124,6 +124,8 @@ class UpdateMetrics:
 
 def _weighted_mean(values: list[tuple[float, float, int]]) -> float:
     """Of `(value, rows, step)` by rows; NaN where there are none."""
+    if len(values) == 1:
+        return values[0][0] if values[0][1] else float("nan")
     counted = [entry for entry in values if entry[1]]
     if not counted:
         return float("nan")
@@ -156,6 +158,6 @@ def _joined(parts: list[Any]) -> Logged:
 
 def _to_host(vectors: list[Tensor]) -> list[list[float]]:
     """Vectors of one length as lists, in one transfer; of several lengths, one by one."""
-    if len({len(vector) for vector in vectors}) == 1:
+    if len(vectors) > 1 and len({len(vector) for vector in vectors}) == 1:
         return torch.stack(vectors).tolist()
     return [vector.tolist() for vector in vectors]

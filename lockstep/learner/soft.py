@@ -135,5 +135,4 @@ def follow_targets(learner: Learner) -> None:
     """After a gradient step: the target critics follow."""
     for module_id in modules_with_loss(learner):
         config: Any = learner.config_of(module_id)
-        module: Any = learner.module[module_id]
-        follow(learner, module_id, "target", module.critics, config.target_update_interval, config.tau)
+        follow(learner, module_id, config.target_update_interval, config.tau)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ class TargetNetwork:
         self.module: Any = copy.deepcopy(module).requires_grad_(False)
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         own = dict(self.module.named_parameters())
+        self.followed = [p for p in module.parameters() if p.requires_grad]
+        """the parameters that it goes after"""
         self._shapes = [own[name].shape for name in self._names]
         self.flat = torch.cat([own[name].detach().reshape(-1) for name in self._names])
         for name, view in self.views().items():
@@ -34,14 +37,15 @@ class TargetNetwork:
         parts = self.flat.split([shape.numel() for shape in self._shapes])
         return {name: part.view(shape) for name, shape, part in zip(self._names, self._shapes, parts)}
 
-    def after_gradient_step(self, source: Callable[[], Tensor], interval: int, tau: float) -> None:
-        """Each `interval`-th call: `tau` of the way to `source()`, the parameters that learn, as one flat tensor."""
+    def after_gradient_step(self, optimizers: OptimizerSet, module_id: str, interval: int, tau: float) -> None:
+        """Each `interval`-th call: `tau` of the way to the parameters that learn, those of module `module_id`."""
         self.num_steps += 1
         if self.num_steps % interval == 0:
+            source = _flat(optimizers, module_id, self.followed)
             if tau == 1.0:
-                self.flat.copy_(source())
+                self.flat.copy_(source)
             else:
-                self.flat.lerp_(source(), tau)
+                self.flat.lerp_(source, tau)
 
     def get_state(self) -> dict[str, Any]:
         """Parameters (a copy) and the count."""
@@ -56,10 +60,9 @@ class TargetNetwork:
         self.num_steps = int(state["num_steps"])
 
 
-def flat_parameters(optimizers: OptimizerSet, module_id: str, module: nn.Module) -> Tensor:
-    """The trainable parameters of a module as one flat tensor: the optimizer's own where it has all of them."""
-    params = [p for p in module.parameters() if p.requires_grad]
+def _flat(optimizers: OptimizerSet, module_id: str, params: Sequence[nn.Parameter]) -> Tensor:
+    """Parameters of a module as one flat tensor: the optimizer's own where it has just these."""
     for entry in optimizers.of_module(module_id):
-        if len(entry.flat.params) == len(params) and all(a is b for a, b in zip(entry.flat.params, params)):
+        if len(entry.flat.params) == len(params) and all(map(operator.is_, entry.flat.params, params)):
             return entry.flat.data
     return torch.cat([p.detach().reshape(-1) for p in params])

@@ -96,7 +96,9 @@ class NumpyActor:
     parameters.
     """
 
-    def __init__(self, module: DefaultActorCriticModule | DefaultTD3Module, obs_pipeline: Pipeline | None = None) -> None:
+    def __init__(
+        self, module: DefaultActorCriticModule | DefaultTD3Module, obs_pipeline: Pipeline | None = None
+    ) -> None:
         """Use :meth:`build`, which checks whether the module is plain enough."""
         self.module = module
         self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline

@@ -41,16 +41,16 @@ class MultiRLModule(nn.Module):
     def __init__(self, modules: Mapping[str, RLModule] | None = None) -> None:
         super().__init__()
         self.rl_modules = nn.ModuleDict()
+        self._parameters_of: dict[str, list[nn.Parameter]] = {}
         for module_id, module in (modules or {}).items():
             self.add_module(module_id, module)
 
     # Mapping
 
     def __getitem__(self, module_id: str) -> RLModule:
-        modules = self.rl_modules
-        if module_id not in modules:
+        module = self._modules["rl_modules"]._modules.get(module_id)  # type: ignore[union-attr]  # several for each step
+        if module is None:
             raise KeyError(f"no module {module_id!r}; there are {', '.join(map(repr, self)) or 'none'}")
-        module = modules[module_id]
         assert isinstance(module, RLModule)
         return module
 
@@ -88,12 +88,20 @@ class MultiRLModule(nn.Module):
         if name in self.rl_modules and not override:
             raise ValueError(f"there is a module {name!r} already; remove it first, or pass override=True")
         self.rl_modules[name] = module
+        self._parameters_of.pop(name, None)
 
     def remove_module(self, module_id: str) -> RLModule:
         """Take a module out and return it; `KeyError` with the ids that exist for an unknown one."""
         module = self[module_id]
         del self.rl_modules[module_id]
+        self._parameters_of.pop(module_id, None)
         return module
+
+    def num_trainable_parameters(self, module_id: str) -> int:
+        """How many numbers of a module can learn. (Its parameters are looked for once: that walks all its parts.)"""
+        if module_id not in self._parameters_of:
+            self._parameters_of[module_id] = list(self[module_id].parameters())
+        return sum(p.numel() for p in self._parameters_of[module_id] if p.requires_grad)
 
     def foreach_module(self, func: Callable[[str, RLModule], T]) -> dict[str, T]:
         """`func(module_id, module)` for each module."""

@@ -208,7 +208,7 @@ class Collector:
         first, restarts = self._begin_collect(), self.env.num_restarts
         try:
             steps = self._collect_amount(amount, n_episode is None, random)
-            if self.store is not None and self.raise_on_nan_in_buffer:
+            if self.store is not None and self.raise_on_nan_in_buffer and self.store.size > first:
                 check_finite(self.store, first)
         except BaseException:
             self._obs = None

@@ -25,6 +25,8 @@ class SequenceSummaryStats:
         numbers = [float(value) for value in values]
         if not numbers:
             return cls()
+        if len(numbers) == 1:
+            return cls(numbers[0], 0.0, numbers[0], numbers[0], numbers[0], 1)
         mean = sum(numbers) / len(numbers)
         std = (sum((value - mean) ** 2 for value in numbers) / len(numbers)) ** 0.5
         return cls(mean, std, max(numbers), min(numbers), statistics.median(numbers), len(numbers))

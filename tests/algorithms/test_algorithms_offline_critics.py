@@ -118,6 +118,14 @@ def test_iql_is_equations_5_to_7(action_space):
     near(results, vf_loss=vf_loss, critic_loss=critic, actor_loss=actor, total_loss=vf_loss + critic + actor)
 
 
+def test_the_target_critics_of_iql_follow_after_the_gradient_step_so_compiled_ones_too():
+    learner = learner_of(IQLConfig, tau=1.0)
+    target = learner.registered[f"{MODULE}/target"]
+    learner.optimizers.get(MODULE, "critic").flat.data.add_(1.0)
+    learner.after_gradient_step()
+    torch.testing.assert_close(target.flat, learner.optimizers.get(MODULE, "critic").flat.data, rtol=0, atol=0)
+
+
 def gradients_by_part(learner):
     """Which optimizers' parameters each part of IQL's loss reaches is seen by leaving the others out."""
     return {entry.name: entry.flat.grad.clone() for entry in learner.optimizers}

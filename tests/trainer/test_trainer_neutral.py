@@ -132,6 +132,8 @@ def test_empty_statistics_are_none_and_not_zero():
         **dict.fromkeys(("mean", "std", "max", "min", "median")),
         "count": 0,
     }
+    one = SequenceSummaryStats.from_sequence([2.5])
+    assert one == SequenceSummaryStats(2.5, 0.0, 2.5, 2.5, 2.5, 1)
     some = SequenceSummaryStats.from_sequence(np.array([1.0, 2.0, 6.0]))
     assert dataclasses.astuple(some) == (3.0, pytest.approx(14**0.5 / 3**0.5), 6.0, 1.0, 2.0, 3)
     assert all(type(value) in (float, int) for value in dataclasses.astuple(some))
