@@ -6,7 +6,7 @@
 
 Measured, with one thread: a gradient step of PPO for two networks and several numbers of rows (least squares: a fixed
 part and a part for each row), and what a meeting of two learners costs in shared memory and over local sockets. From
-these, with the counts of `docs/scaling.md` (4 meetings for each gradient step; a ring of n learners makes 2 (n - 1)
+these, with the counts of `docs/scaling.md` (3 meetings for each gradient step; a ring of n learners makes 2 (n - 1)
 hops and moves 2 (n - 1) / n times the gradient through each of them): steps trained per second for n learners that are
 on n machines. Written to ``results/scaling_cost.json`` and ``.md``.
 """
@@ -32,7 +32,7 @@ from lockstep.learner.reduction import DistributedReducer
 
 NETWORKS = {"64x64": (64, 64), "1024x1024": (1024, 1024)}
 ROWS = (64, 256, 1024)
-MEETINGS = 4
+MEETINGS = 3
 """for each gradient step of PPO"""
 ROW_BYTES = 44
 """of CartPole: observation, action, log-probability, advantage, value target, reward, ends"""

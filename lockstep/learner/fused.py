@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.reduction import Reducer
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import fused_q
-from lockstep.ops.fused_ppo import can_fuse, load_kernel, ppo_loss
+from lockstep.ops.fused_ppo import Others, can_fuse, load_kernel, moments, ppo_loss
 
 
 def load_fused_loss(learner: Learner, module_id: str) -> None:
@@ -26,14 +27,13 @@ def load_fused_loss(learner: Learner, module_id: str) -> None:
 def fused_loss(learner: Learner, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor | None:
     """The loss that PPO's `compute_loss_for_module` writes out, its terms logged; None where it has to do so.
 
-    That is: several learners, masked rows, a KL penalty, an overridden `masked_mean` or `normalized`, an action
-    distribution without a kernel, another device, a trace.
+    That is: masked rows, a KL penalty, an overridden `masked_mean` or `normalized`, an action distribution without a
+    kernel, another device, a trace.
     """
     action_dist = learner.module[module_id].action_dist_cls
     inputs, values = fwd_out[Columns.ACTION_DIST_INPUTS], fwd_out[Columns.VF_PREDS]
     if (
-        learner.reducer.world_size > 1
-        or Columns.LOSS_MASK in batch
+        Columns.LOSS_MASK in batch
         or config.kl_coeff > 0
         or type(learner).masked_mean is not Learner.masked_mean
         or type(learner).normalized is not Learner.normalized
@@ -41,6 +41,8 @@ def fused_loss(learner: Learner, module_id: str, config: Any, batch: TensorColum
         or not can_fuse(action_dist.dist_class, inputs, values, batch[Columns.ACTIONS])
     ):
         return None
+    if not learner.rows_in_step:  # stand-ins, which keep learners in step and count for nothing
+        batch, inputs, values = {name: column[:0] for name, column in batch.items()}, inputs[:0], values[:0]
     rows = batch[Columns.ACTIONS], batch[Columns.ACTION_LOGP], batch[Columns.ADVANTAGES], batch[Columns.VALUE_TARGETS]
     clip_param, entropy_coeff = (learner.coefficient(module_id, name) for name in ("clip_param", "entropy_coeff"))
     loss, terms = ppo_loss(
@@ -53,10 +55,19 @@ def fused_loss(learner: Learner, module_id: str, config: Any, batch: TensorColum
         old_values=batch.get(Columns.VF_PREDS),
         vf_clip_param=config.vf_clip_param,
         normalize=config.normalize_advantages == "minibatch",
+        others=_others(learner.reducer, rows[2]),
     )
     policy_loss, vf_loss, entropy, mean_kl = terms.unbind()
     learner.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
     return loss
+
+
+def _others(reducer: Reducer, advantages: Tensor) -> Others | None:
+    if reducer.world_size == 1:
+        return None
+    parts = torch.zeros(reducer.world_size, 3, dtype=torch.float64)
+    parts[reducer.rank] = moments(advantages)
+    return Others(reducer.sum_(parts), reducer.sum_)
 
 
 def load_fused_q(learner: Learner, module_id: str) -> None:

@@ -24,18 +24,37 @@ def _check(num_rows, values, actions, old_logp, advantages, value_targets):
 
 
 @_compiled
-def _scale(advantages, normalize):
-    """Mean and the factor 1 / (deviation + 1e-8) of the advantages; 0 and 1 where they stay as they are."""
-    if not normalize:
-        return 0.0, 1.0
+def moments(values, result):
+    """Fills `[3]`: number, mean, and sum of squared distances from the mean."""
     mean = 0.0
-    for n in range(len(advantages)):
-        mean += advantages[n]
-    mean /= len(advantages)
-    variance = 0.0
-    for n in range(len(advantages)):
-        variance += (advantages[n] - mean) ** 2
-    return mean, 1.0 / (math.sqrt(variance / len(advantages)) + 1e-8)
+    for n in range(len(values)):
+        mean += values[n]
+    mean /= max(len(values), 1)
+    squares = 0.0
+    for n in range(len(values)):
+        squares += (values[n] - mean) ** 2
+    result[0], result[1], result[2] = len(values), mean, squares
+
+
+@_compiled
+def _scale(advantages, normalize, parts):
+    """Number of rows of all learners (their moments are `parts` `[K, 3]`; none: of these), mean and the factor
+    1 / (deviation + 1e-8) of the advantages; 0 and 1 where they stay as they are.
+    """
+    if len(parts) == 0:
+        parts = np.empty((1, 3), np.float64)
+        moments(advantages, parts[0])
+    count, mean, squares = 0.0, 0.0, 0.0
+    for k in range(len(parts)):  # Chan et al. 1979
+        number, apart = parts[k, 0], parts[k, 1] - mean
+        if number > 0:
+            count += number
+            mean += apart * (number / count)
+            squares += parts[k, 2] + apart * apart * number * ((count - number) / count)
+    count = max(count, 1.0)
+    if not normalize:
+        return count, 0.0, 1.0
+    return count, mean, 1.0 / (math.sqrt(squares / count) + 1e-8)
 
 
 @_compiled
@@ -53,11 +72,10 @@ def _surrogate(logp, old_logp, advantage, clip, dual_clip):
 
 
 @_compiled
-def _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values):
-    """The mean value loss; fills its derivatives, times `vf_coeff`."""
-    num_rows = len(values)
+def _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values, num_rows):
+    """The value loss over all `num_rows`; fills its derivatives, times `vf_coeff`."""
     total = 0.0
-    for n in range(num_rows):
+    for n in range(len(values)):
         error = np.float64(values[n]) - value_targets[n]
         loss, slope = 0.5 * error * error, error
         if vf_clip > 0.0:
@@ -75,15 +93,19 @@ def _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values)
 def categorical(
     inputs, values, actions, old_logp, advantages, value_targets, old_values,
     of_inputs, of_values, total_loss, terms, clip_param, vf_coeff, entropy_coeff, dual_clip, vf_clip, normalize,
+    parts,
 ):  # fmt: skip
-    """Fills the loss, its derivatives `of_...` and the four `terms`; `inputs` are logits `[N, D]`."""
-    num_rows, size = inputs.shape
-    _check(num_rows, values, actions, old_logp, advantages, value_targets)
+    """Fills the loss, its derivatives `of_...` and the four `terms`; `inputs` are logits `[N, D]`.
+
+    Of the means over the rows of all learners (`parts`, see `_scale`) it is what these rows add.
+    """
+    size = inputs.shape[1]
+    _check(len(inputs), values, actions, old_logp, advantages, value_targets)
     clip, bonus = np.float64(clip_param[()]), np.float64(entropy_coeff[()])
-    mean, scale = _scale(advantages, normalize)
+    num_rows, mean, scale = _scale(advantages, normalize, parts)
     log_probs = np.empty(size, np.float64)
     losses, entropies, kls = 0.0, 0.0, 0.0
-    for n in range(num_rows):
+    for n in range(len(inputs)):
         highest = np.float64(inputs[n, 0])
         for d in range(1, size):
             highest = max(highest, np.float64(inputs[n, d]))
@@ -108,7 +130,7 @@ def categorical(
         entropies += entropy
         kls += kl
     terms[0], terms[2], terms[3] = losses / num_rows, entropies / num_rows, kls / num_rows
-    terms[1] = _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values)
+    terms[1] = _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values, num_rows)
     total_loss[()] = terms[0] + vf_coeff * terms[1] - bonus * terms[2]
 
 
@@ -116,16 +138,17 @@ def categorical(
 def diag_gaussian(
     inputs, values, actions, old_logp, advantages, value_targets, old_values,
     of_inputs, of_values, total_loss, terms, clip_param, vf_coeff, entropy_coeff, dual_clip, vf_clip, normalize,
+    parts,
 ):  # fmt: skip
     """As `categorical`; `inputs` `[N, 2 A]` are means, then the logarithms of the deviations."""
-    num_rows, size = inputs.shape[0], inputs.shape[1] // 2
-    _check(num_rows, values, actions, old_logp, advantages, value_targets)
+    size = inputs.shape[1] // 2
+    _check(len(inputs), values, actions, old_logp, advantages, value_targets)
     if actions.shape[1] != size:
         raise ValueError("actions must have half as many columns as the action_dist_inputs")
     clip, bonus = np.float64(clip_param[()]), np.float64(entropy_coeff[()])
-    mean, scale = _scale(advantages, normalize)
+    num_rows, mean, scale = _scale(advantages, normalize, parts)
     losses, entropies, kls = 0.0, 0.0, 0.0
-    for n in range(num_rows):
+    for n in range(len(inputs)):
         logp = -size * HALF_LOG_2_PI
         entropy = size * (0.5 + HALF_LOG_2_PI)
         for a in range(size):
@@ -144,5 +167,5 @@ def diag_gaussian(
         entropies += entropy
         kls += kl
     terms[0], terms[2], terms[3] = losses / num_rows, entropies / num_rows, kls / num_rows
-    terms[1] = _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values)
+    terms[1] = _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values, num_rows)
     total_loss[()] = terms[0] + vf_coeff * terms[1] - bonus * terms[2]

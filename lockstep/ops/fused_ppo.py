@@ -8,7 +8,8 @@ two 64 x 64 networks on 256 rows: 1,010 us without it, 800 us with it. The numbe
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,25 @@ from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 _NO_VALUES = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+_NO_PARTS = torch.empty(0, 3, dtype=torch.float64)
+
+
+class Others(NamedTuple):
+    """What a learner knows of the others that have rows of the same batch, so that means are over all rows."""
+
+    moments: Tensor
+    """`[K, 3]` float64: `moments` of each learner's advantages, the own ones among them"""
+    sum_: Callable[[Tensor], Any]
+    """the sum over all learners, in place"""
+
+
+def moments(values: Tensor) -> Tensor:
+    """`[3]` float64: the number of `values` `[N]`, their mean, and the sum of their squared distances from it."""
+    from lockstep.ops import _fused_ppo_kernels as kernels
+
+    found = torch.empty(3, dtype=torch.float64)
+    kernels.moments(values.detach().numpy(), found.numpy())
+    return found
 
 
 def can_fuse(distribution: type[Distribution], inputs: Tensor, values: Tensor, actions: Tensor) -> bool:
@@ -53,6 +73,7 @@ def ppo_loss(
     old_values: Tensor | None = None,
     vf_clip_param: float | None = None,
     normalize: bool = False,
+    others: Others | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(loss, terms)`: the loss of equation 9 in Schulman et al. 2017 with its gradient, and what it is made of.
 
@@ -62,17 +83,19 @@ def ppo_loss(
         coefficients: clip parameter (0-d), of the value loss, of the entropy (0-d).
         dual_clip, old_values, vf_clip_param: as in `ops.losses`; None switches them off.
         normalize: shift and scale the advantages to mean 0 and deviation 1 first.
+        others: those that have the rest of the rows; None where these are all.
 
     Returns:
         The 0-d loss, and `[4]` without gradient: the means over the rows of the clipped surrogate loss, the value
         loss, the entropy and the KL estimate k3. The loss can be differentiated once (`RuntimeError` on a second
-        time).
+        time). With `others` both are those of all rows, and the gradient is the own rows' part of theirs.
     """
     if vf_clip_param is None or old_values is None:
         old_values, vf_clip_param = _NO_VALUES[values.dtype], 0.0
     clip_param, vf_loss_coeff, entropy_coeff = coefficients
     settings = (clip_param.numpy(), vf_loss_coeff, entropy_coeff.numpy(), dual_clip or 0.0, vf_clip_param, normalize)
-    result: tuple[Tensor, Tensor] = _PpoLoss.apply(inputs, values, distribution, (*batch, old_values), settings)
+    rows = (*batch, old_values)
+    result: tuple[Tensor, Tensor] = _PpoLoss.apply(inputs, values, distribution, rows, settings, others)
     return result
 
 
@@ -88,14 +111,25 @@ def load_kernel(distribution: type[Distribution], size: int, dtype: torch.dtype)
 class _PpoLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, values: Tensor, distribution: type[Distribution], rows: Any, settings: Any
+        ctx: Any,
+        inputs: Tensor,
+        values: Tensor,
+        distribution: type[Distribution],
+        rows: Any,
+        settings: Any,
+        others: Others | None,
     ) -> tuple[Tensor, Tensor]:
         from lockstep.ops import _fused_ppo_kernels as kernels
 
         kernel = kernels.categorical if distribution is Categorical else kernels.diag_gaussian
         of_inputs, of_values = torch.empty_like(inputs), torch.empty_like(values)
         loss, terms = inputs.new_empty(()), inputs.new_empty(4)
-        kernel(*[tensor.numpy() for tensor in (inputs, values, *rows, of_inputs, of_values, loss, terms)], *settings)
+        parts = _NO_PARTS if others is None else others.moments
+        arrays = [tensor.numpy() for tensor in (inputs, values, *rows, of_inputs, of_values, loss, terms)]
+        kernel(*arrays, *settings, parts.numpy())
+        if others is not None:
+            others.sum_(terms)
+            loss.copy_(terms[0] + settings[1] * terms[1] - float(settings[2]) * terms[2])
         ctx.save_for_backward(of_inputs, of_values)
         ctx.mark_non_differentiable(terms)
         return loss, terms
@@ -104,4 +138,4 @@ class _PpoLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         of_inputs, of_values = ctx.saved_tensors
-        return of_inputs * gradient, of_values * gradient, None, None, None
+        return of_inputs * gradient, of_values * gradient, None, None, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from lockstep.ops import (
     clipped_surrogate_loss,
     clipped_value_loss,
 )
-from lockstep.ops.fused_ppo import can_fuse, ppo_loss
+from lockstep.ops.fused_ppo import Others, can_fuse, moments, ppo_loss
 
 N, SIZE = 37, 3
 OPTIONS: list[dict[str, Any]] = [
@@ -152,3 +153,29 @@ def test_what_cannot_be_fused_is_known() -> None:
 
     make_fx(traced)(inputs)
     assert seen == [False]
+
+
+@pytest.mark.parametrize("cuts", [(20,), (0, 5), (37,)])
+@pytest.mark.parametrize("distribution", [Categorical, DiagGaussian])
+def test_parts_of_a_batch_on_several_learners_add_up_to_the_whole(distribution: Any, cuts: tuple[int, ...]) -> None:
+    options = OPTIONS[-1]
+    given = rows(distribution)
+    loss, terms = fused(distribution, given, **options)
+    expected = torch.autograd.grad(loss, [given["inputs"], given["values"]])
+    bounds = [0, *cuts, N]
+    parts = torch.stack([moments(given["batch"][2][begin:end]) for begin, end in itertools.pairwise(bounds)])
+    totals, gradients = [], []
+    for begin, end in itertools.pairwise(bounds):
+        own = {key: given[key][begin:end] for key in ("inputs", "values", "old_values")}
+        own |= {"batch": tuple(column[begin:end] for column in given["batch"])}
+        part, _ = fused(
+            distribution,
+            {**given, **own},
+            **options,
+            others=Others(parts, lambda own_terms: totals.append(own_terms.clone()) or own_terms.copy_(terms)),
+        )
+        torch.testing.assert_close(part, loss, rtol=1e-12, atol=1e-13)
+        gradients.append(torch.autograd.grad(part, [given["inputs"], given["values"]]))
+    torch.testing.assert_close(torch.stack(totals).sum(0), terms, rtol=1e-12, atol=1e-13)
+    for each, found in zip(expected, zip(*gradients)):
+        torch.testing.assert_close(torch.stack(found).sum(0), each, rtol=1e-12, atol=1e-13)
