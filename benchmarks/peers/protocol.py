@@ -65,20 +65,22 @@ def parse(description: str, *switches: tuple[str, str] | tuple[str, str, int]) -
 
 
 class Clock:
-    """The time at the end of each update, and the returns of the last 20 training episodes."""
+    """The time at the end of each update, the clock's and the processor's, and the returns of the last 20 training
+    episodes.
+    """
 
     def __init__(self) -> None:
-        self.marks: list[tuple[int, float]] = []
+        self.marks: list[tuple[int, float, float]] = []
         self.returns: deque[float] = deque(maxlen=20)
 
     def start(self) -> None:
         """Start the clock: everything is built, nothing is collected yet."""
-        self.marks = [(0, time.perf_counter())]
+        self.marks = [(0, time.perf_counter(), time.process_time())]
 
     def mark(self, steps: int) -> None:
         """One more update is done, ``steps`` environment steps since the start."""
         if steps > self.marks[-1][0]:
-            self.marks.append((steps, time.perf_counter()))
+            self.marks.append((steps, time.perf_counter(), time.process_time()))
 
     def episode(self, episode_return: float) -> None:
         """A training episode ended."""
@@ -86,7 +88,7 @@ class Clock:
 
     def report(self, name: str, version: str, threads: int, **more: Any) -> None:
         """Print the last line: one JSON object."""
-        (_, began), (steps, ended) = self.marks[0], self.marks[-1]
+        (_, began, processor_began), (steps, ended, processor_ended) = self.marks[0], self.marks[-1]
         warm = self.marks[min(WARM_UPDATES, max(len(self.marks) - 2, 0))]
         import torch
 
@@ -97,6 +99,8 @@ class Clock:
             "seconds_total_loop": round(ended - began, 4),
             "steps_per_s": round(steps / (ended - began), 1),
             "steady_steps_per_s": round((steps - warm[0]) / (ended - warm[1]), 1),
+            "processor_steps_per_s": round(steps / (processor_ended - processor_began), 1),
+            "processor_steady_steps_per_s": round((steps - warm[0]) / (processor_ended - warm[2]), 1),
             "final_return": round(sum(self.returns) / len(self.returns), 2) if self.returns else None,
             "threads": threads,
             "torch": torch.__version__,

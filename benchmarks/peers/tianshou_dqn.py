@@ -83,7 +83,8 @@ def main() -> None:
     trainer = algorithm.create_trainer(parameters)
     trainer.run()
     clock.mark(OPTIONS.steps)
-    clock.report("tianshou", tianshou.__version__, OPTIONS.threads)
+    updates = next(iter(algorithm.optim._optim.state.values()))["step"]
+    clock.report("tianshou", tianshou.__version__, OPTIONS.threads, gradient_steps=int(updates))
 
 
 main()
