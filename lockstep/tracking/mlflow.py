@@ -10,7 +10,8 @@ from lockstep.tracking.logger import RestoredData
 from lockstep.tracking.numbered import NumberedLogger
 from lockstep.tracking.records import flatten
 
-_RECORDS, _SAVE = "lockstep.records", "lockstep.save"
+_PROGRESS = ("lockstep.progress.even", "lockstep.progress.odd")
+"""tags that are written in turn: a kill may leave the one it came upon empty, the other tells how far the run was"""
 _LONGEST_TEXT = 5000
 _MOST_PARAMS = 100
 
@@ -18,7 +19,8 @@ _MOST_PARAMS = 100
 class MLflowLogger(NumberedLogger):
     """Sends records to a run of MLflow: numbers as metrics over their scope's step, text as tags.
 
-    One request for each record, which holds the number of records too, so that a kill cannot part them.
+    One request for each record, which holds the number of records too. Where a kill came between its metrics, those
+    that arrived are known by their times when the record is sent again.
 
     Args:
         experiment_name: made where there is none.
@@ -52,6 +54,8 @@ class MLflowLogger(NumberedLogger):
         self.tags = dict(tags or {})
         self._connected: Any = None
         self._is_running = False
+        self._last_time = 0  # of the last record that is there as a whole, in milliseconds
+        self._may_be_cut = False  # the next record may be there in parts
 
     @property
     def client(self) -> Any:
@@ -85,8 +89,9 @@ class MLflowLogger(NumberedLogger):
             self._warn_lost(self.tracking_uri or "the tracking server")
             self.run_id = None
             return {"records": self._number or 0}  # the numbers go on; those before are not sent again
-        save = tags.get(_SAVE)
-        return {"records": int(tags.get(_RECORDS, 0)), **({} if save is None else {"save": json.loads(save)})}
+        kept = max((_parsed(tags.get(name)) for name in _PROGRESS), key=lambda one: int(one.get("records", 0)))
+        self._last_time, self._may_be_cut = int(kept.get("time", 0)), True
+        return kept
 
     def _send(
         self, number: int, step_type: str, step: int, values: dict[str, Any], progress: Mapping[str, Any]
@@ -94,13 +99,20 @@ class MLflowLogger(NumberedLogger):
         self._begin()
         from mlflow.entities import Metric, RunTag
 
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, float(v), now, step) for name, v in values.items() if isinstance(v, int | float)]
+        now = max(int(time.time() * 1000), self._last_time + 1)
+        numbers = {name: float(v) for name, v in values.items() if isinstance(v, int | float)}
+        if self._may_be_cut:
+            numbers = {name: v for name, v in numbers.items() if not self._has_arrived(name, step)}
+        metrics = [Metric(name, v, now, step) for name, v in numbers.items()]
         tags = [RunTag(name, v[:_LONGEST_TEXT]) for name, v in values.items() if isinstance(v, str)]
-        tags.append(RunTag(_RECORDS, str(progress["records"])))
-        if "save" in progress:
-            tags.append(RunTag(_SAVE, json.dumps(progress["save"])))
+        tags.append(RunTag(_PROGRESS[number % 2], json.dumps({**progress, "time": now})))
         self.client.log_batch(self.run_id, metrics=metrics, tags=tags)
+        self._last_time, self._may_be_cut = now, False
+
+    def _has_arrived(self, name: str, step: int) -> bool:
+        """Is this metric of the next record there, from a process that was killed while it sent it?"""
+        history = self.client.get_metric_history(self.run_id, name)
+        return any(metric.step == step and metric.timestamp > self._last_time for metric in history)
 
     def _begin(self) -> None:
         """A new run, or the one there is, as running."""
@@ -128,6 +140,13 @@ class MLflowLogger(NumberedLogger):
         if self._is_running:
             self._is_running = False
             self.client.set_terminated(self.run_id, "FINISHED")
+
+
+def _parsed(tag: str | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads(tag or "{}"))
+    except ValueError:
+        return {}
 
 
 def _is_folder(uri: str) -> bool:

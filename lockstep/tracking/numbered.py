@@ -30,23 +30,21 @@ class NumberedLogger(BaseLogger):
         self.config = dict(config or {})
         self._number: int | None = None  # of the next record; None: after those that are there
         self._num_there: int | None = None  # None: not asked yet
+        self._save: list[Any] | None = None  # the last save on record: counters, records up to it, path
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Send one record, unless the run has it already; None is left out, and so are arrays."""
         if self._num_there is None:
-            self._num_there = int(self._progress().get("records", 0))
+            kept = self._progress()
+            self._num_there, self._save = int(kept.get("records", 0)), kept.get("save")
         number = self._num_there if self._number is None else self._number
         self._number = number + 1
         if number < self._num_there:
             return
         values = {name: value for name, value in flatten(data, exclude_arrays=True).items() if value is not None}
-        progress: dict[str, Any] = {"records": number + 1}
         if "save/epoch" in values:
-            progress["save"] = [
-                *(int(values[f"save/{name}"]) for name in COUNTERS),
-                number + 1,
-                values.get("save/path"),
-            ]
+            self._save = [*(int(values[f"save/{name}"]) for name in COUNTERS), number + 1, values.get("save/path")]
+        progress = {"records": number + 1, **({} if self._save is None else {"save": self._save})}
         self._send(number, step_type, int(step), values, progress)
         self._num_there = number + 1
 

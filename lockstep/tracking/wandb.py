@@ -105,17 +105,9 @@ class WandbLogger(NumberedLogger):
         self.run.log({**values, step_type: step}, step=number)
         path = self._progress_path
         path.parent.mkdir(parents=True, exist_ok=True)
-        save = {"save": progress["save"]} if "save" in progress else self._kept_save(path)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps({**progress, **save}))
+        part.write_text(json.dumps(progress))
         os.replace(part, path)
-
-    def _kept_save(self, path: Path) -> dict[str, Any]:
-        try:
-            kept = json.loads(path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return {"save": kept["save"]} if "save" in kept else {}
 
     def _close(self) -> None:
         if self._run is not None:

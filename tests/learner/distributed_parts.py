@@ -67,16 +67,22 @@ LEARNERS = {
     "sac": (SACLearner, SACTraining),
     "sac_discrete": (SACLearner, SACTraining),
     "td3": (TD3Learner, TD3Training),
+    "ddpg": (TD3Learner, TD3Training),
     "cql": (CQLLearner, CQLTraining),
+    "cql_discrete": (CQLLearner, CQLTraining),
     "iql": (IQLLearner, IQLTraining),
+    "iql_discrete": (IQLLearner, IQLTraining),
     "td3_bc": (TD3BCLearner, TD3BCTraining),
 }
 OWN_MODULES = {
     "sac": (DefaultSACModule, TWO_DIMENSIONS),
     "sac_discrete": (DefaultSACModule, THREE),
     "td3": (DefaultTD3Module, TWO_DIMENSIONS),
+    "ddpg": (DefaultTD3Module, TWO_DIMENSIONS),
     "cql": (DefaultSACModule, TWO_DIMENSIONS),
+    "cql_discrete": (DefaultSACModule, THREE),
     "iql": (DefaultIQLModule, TWO_DIMENSIONS),
+    "iql_discrete": (DefaultIQLModule, THREE),
     "td3_bc": (DefaultTD3Module, TWO_DIMENSIONS),
 }
 REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig, "bc": BCConfig, "marwil": MARWILConfig}
@@ -118,7 +124,8 @@ def build(case, reducer):
             mid: ModuleConnectors(obs=ObsPipeline([NormalizeObs()], BOX), rewards=NormalizeRewards())
             for mid in case.modules
         }
-    config = ModelConfig(hiddens=(8,), recurrent=case.memory, recurrent_size=4, max_seq_len=4)
+    critics = 1 if case.algorithm == "ddpg" else 2
+    config = ModelConfig(hiddens=(8,), recurrent=case.memory, recurrent_size=4, max_seq_len=4, num_critics=critics)
     kind = RecurrentActorCriticModule if case.memory else DefaultActorCriticModule
     kind, actions = OWN_MODULES.get(case.algorithm, (kind, THREE))
     specs = {mid: RLModuleSpec(kind, BOX, actions, model_config=config) for mid in case.modules}

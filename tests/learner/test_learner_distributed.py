@@ -67,6 +67,9 @@ CASES = {
     "cql, learned weight, empty shards": Case(
         "cql", {**CLIPPED, "num_actions": 3, "lagrangian": True, "bc_iters": 10}, source="batch", empty=True
     ),
+    "cql, discrete, empty shards": Case("cql_discrete", CLIPPED, source="batch", empty=True),
+    "iql, discrete": Case("iql_discrete", CLIPPED, source="batch"),
+    "ddpg": Case("ddpg", {**CLIPPED, "tau": 0.1, "policy_delay": 1, "target_noise": 0.0}, source="batch"),
     "iql, empty shards": Case("iql", CLIPPED, source="batch", empty=True),
     "td3_bc, empty shards": Case("td3_bc", CLIPPED, source="batch", empty=True),
     "bc, empty shards": Case("bc", {**CLIPPED, "entropy_coeff": 0.01}, source="batch", empty=True),
