@@ -1,8 +1,8 @@
 """Learners in Ray actors beside RLlib's: PPO updates of 1 and 2 learners, and the time to build a group of 2.
 
     python benchmarks/setup_peers.py rllib
-    python benchmarks/remote_learners.py                          # all networks
-    python benchmarks/remote_learners.py --works 64x64 --rounds 5
+    python benchmarks/remote_learners.py                          # the first three networks
+    python benchmarks/remote_learners.py --works 64x64 --rounds 5 --name trial
     python benchmarks/remote_learners.py --render                 # the page again, from the raw results
 
 One thread for each learner. Both sides live in processes of their own, each with its own Ray, for the whole run; a
@@ -30,6 +30,7 @@ sys.path.insert(0, str(report.HERE / "peers"))
 import learner_work as w
 
 SMALL_GOAL, SCALING_GOAL = 3.0, 1.6
+LARGE = ("1024x1024", "2048x2048")
 RATIOS = [
     (f"rllib, {which}, {source}", f"lockstep, {which}, {ours}")
     for which in ("1 learner", "2 learners")
@@ -104,7 +105,7 @@ def render_work(work: str, part: dict[str, Any]) -> str:
         verdicts.append(f"- a group of 2 is built {ratio}) x as fast as RLlib's")
     for source in ("episodes", "rollout", "batch"):
         one, two = f"lockstep, 1 learner, {source}", f"lockstep, 2 learners, {source}"
-        goal = f"; goal {SCALING_GOAL:g} on 2 cores" if work == "1024x1024" else ""
+        goal = f"; goal {SCALING_GOAL:g} on 2 cores" if work in LARGE else ""
         verdicts.append(f"- {two}: {by_round(part, one, two)}{goal}) x as fast as 1")
     about = (
         f"CartPole-v1: {part['rows']:,} steps in {part['rollout']['pieces']} episodes or pieces of one, "
@@ -134,7 +135,7 @@ def render(record: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure learners in Ray actors beside RLlib's.")
-    parser.add_argument("--works", nargs="+", choices=list(w.REMOTE_WORKS), default=list(w.REMOTE_WORKS))
+    parser.add_argument("--works", nargs="+", choices=list(w.REMOTE_WORKS), default=list(w.REMOTE_WORKS)[:3])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-peer", action="store_true", help="without RLlib")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one request")

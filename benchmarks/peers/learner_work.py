@@ -65,8 +65,9 @@ REMOTE_WORKS = {
     "64x64": WORKS["64x64"],
     "256x256": WORKS["256x256"],
     "1024x1024": Work(hiddens=(1024, 1024), minibatch=2000, num_epochs=2, updates=1),
+    "2048x2048": Work(hiddens=(2048, 2048), minibatch=2000, num_epochs=1, updates=1),
 }
-"""what ``remote_learners.py`` measures; the last is large enough for two learners to pay"""
+"""what ``remote_learners.py`` measures; the last two are large enough for two learners to pay"""
 FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 IMAGE = (84, 84, 4)
 
