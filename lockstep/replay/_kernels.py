@@ -53,22 +53,23 @@ def _claim(b, flags, marks):
 def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, placed):
     """Give each new transition its row, one after another, and keep account of the episodes.
 
-    Fills `placed` [3 + agents, n] with rows, lengths of ended episodes and starts, and, as bits of float64, returns of
-    ended episodes; `rewards` is flat [n * agents]. Returns the position where the rows are those of all sub-buffers at
-    one position, in order, else -1.
+    `ids` None: one for each sub-buffer; `cuts` None: no further flags; `rewards` is flat [n * agents]. Fills `placed`
+    [3 + agents, n] with rows, lengths of ended episodes and starts, and, as bits of float64, returns of ended episodes.
+    Returns the position where the rows are those of all sub-buffers at one position, in order, else -1.
     """
     num_buffers, num_agents = returns.shape
     ended_returns = placed[3:].view(np.float64)
-    in_line = ids.shape[0] == num_buffers
-    for k in range(ids.shape[0]):
-        b = ids[k]
+    number = terminateds.shape[0]
+    in_line = number == num_buffers
+    for k in range(number):
+        b = k if ids is None else ids[k]
         row = _claim(b, flags, marks)
         placed[0, k] = row
         in_line = in_line and b == k and row == placed[0, 0] + k
         placed[1, k] = 0
         placed[2, k] = marks[START, b]
         done = terminateds[k] | truncateds[k]
-        flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2) | cuts[k]
+        flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2) | (np.uint8(0) if cuts is None else cuts[k])
         flags[row] = flag
         for agent in range(num_agents):
             returns[b, agent] += rewards[k * num_agents + agent]
@@ -80,6 +81,28 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
         if flag != 0:
             marks[LENGTH, b] = 0
     return placed[0, 0] // num_buffers if in_line else -1
+
+
+@compiled
+def place_step(rewards, packed, flags, marks, returns, placed, memory, layout):
+    """As `place`, for one transition of each sub-buffer; and write the columns to their rows.
+
+    `packed` are the bytes of the columns [n, ...], one after another, then of `terminateds` and `truncateds`; `memory`
+    and `layout` as of `ColumnStore`.
+    """
+    number = returns.shape[0]
+    given = np.frombuffer(packed, np.uint8)
+    terminateds, truncateds = given[-2 * number : -number], given[-number:]
+    position = place(None, rewards, terminateds, truncateds, None, flags, marks, returns, placed)
+    pieces = number if position < 0 else 1  # stretches of memory in each column
+    read = np.uint64(0)
+    for column in range(layout.shape[0]):
+        length = np.uint64(layout[column, 1] * (number // pieces))
+        for k in range(pieces):
+            start = np.uint64(layout[column, 0] + placed[0, k] * layout[column, 1])
+            for i in range(length):
+                memory[start + i] = given[read + i]
+            read += length
 
 
 @compiled

@@ -24,6 +24,7 @@ from lockstep.replay.reading import ACTIONS, NEXT_OBS, OBS, REQUIRED, REWARDS, R
 from lockstep.replay.ring import CUT, Placed, Ring
 from lockstep.replay.segments import Segments
 from lockstep.replay.storage import ColumnStore, Shape, shapes_of_space
+from lockstep.replay.whole_steps import WholeSteps
 from lockstep.state import ScheduleLike
 from lockstep.state.streams import RandomStreams
 
@@ -85,6 +86,7 @@ class ReplayBuffer:
         self._ring = Ring(self.options.rows_each, buffer_num)
         self._store = ColumnStore(self._ring.num_rows, storage, directory)
         self._shared: SharedNextObs | None = None
+        self._whole_steps: WholeSteps | None = None
         self.priorities = None if priorities is None else Priorities(self._ring.num_rows, **priorities)
         self.hindsight = hindsight
         self.streams = RandomStreams(seed)
@@ -145,10 +147,13 @@ class ReplayBuffer:
             KeyError: a column is missing or new; ValueError: rows that do not fit the column (with the expected and
             given shape and dtype), or ids that are not allowed. Nothing is written then.
         """
-        ids, cuts = self._every, self._no_cuts
-        if buffer_ids is not None:
+        if buffer_ids is None:
+            if self._whole_steps is not None and (placed := self._whole_steps.add(batch)) is not None:
+                return self._counted(placed, self._ring.num_buffers)
+            ids, cuts = self._every, self._no_cuts
+        else:
             ids = self._checked_ids(buffer_ids)
-            cuts = cuts[: len(ids)]
+            cuts = self._no_cuts[: len(ids)]
         return self._write(ids, self._conformed(batch, len(ids), self.options.save_only_last_obs), cuts)
 
     def cut(self, buffer_ids: npt.ArrayLike | None = None) -> None:
@@ -210,17 +215,6 @@ class ReplayBuffer:
             return None
         return {"alpha": found.alpha, "epsilon": found.epsilon, "beta": found.beta.specification}
 
-    def _append(self, batch: Mapping[str, Any], buffer_id: int, cuts: np.ndarray) -> np.ndarray:
-        """Rows one after another to one sub-buffer, with further flags `cuts`; their indices."""
-        number = len(np.asarray(batch[REWARDS]))
-        values = self._conformed(batch, number, False)
-        index = np.empty(number, np.int64)
-        for start in range(0, number, self._ring.size):
-            piece = slice(start, start + self._ring.size)
-            part = [value[piece] for value in values]
-            index[piece] = self._write(np.full(len(part[0]), buffer_id), part, cuts[piece].copy()).indices
-        return index
-
     def _write(self, ids: np.ndarray, values: Sequence[np.ndarray], cuts: np.ndarray) -> Placed:
         """Checked rows, either of different sub-buffers or in time order of one."""
         ring, shared, intake = self._ring, self._shared, self._intake
@@ -244,19 +238,21 @@ class ReplayBuffer:
                 leaf.array[placed.indices] = value
         if shared is not None:
             shared.after(ids, placed.indices, new_obs, ends)
+        return self._counted(placed, len(ids))
+
+    def _counted(self, placed: Placed, number: int) -> Placed:
+        """To be called when rows were written."""
         if self.priorities is not None:
             self.priorities.add(placed.indices)
-        self.num_added += len(ids)
+        self.num_added += number
         return placed
 
     def _create(self, shapes: Mapping[str, Tree]) -> None:
         if self.hindsight is not None and not (isinstance(shapes[OBS], dict) and set(KEYS[1:]) <= set(shapes[OBS])):
             raise ValueError(f"hindsight needs observations that are dicts with {KEYS}")
         extras = [name for name in shapes if name not in REQUIRED]
-        for name in (OBS, ACTIONS, REWARDS, *extras):
-            self._store.create(name, shapes[name])
-        if not self.options.ignore_obs_next:
-            self._store.create(NEXT_OBS, shapes[OBS])
+        columns = {name: shapes[name] for name in (OBS, ACTIONS, REWARDS, *extras)}
+        self._store.create(columns if self.options.ignore_obs_next else {**columns, NEXT_OBS: shapes[OBS]})
         self._know()
 
     def _know(self) -> None:
@@ -264,6 +260,7 @@ class ReplayBuffer:
         if self.options.ignore_obs_next:
             self._shared = SharedNextObs(self._store, self._ring)
         self._intake = Intake(self._store, self.buffer_num, self._shared is not None)
+        self._whole_steps = WholeSteps.of(self._intake, self._ring, self._store)
         self._segments = Segments(self._store, self._ring)
         self._reader = Reader(self._ring, self._store, self._shared, self.options, self.streams)
 

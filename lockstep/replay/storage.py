@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import weakref
@@ -17,6 +18,8 @@ from gymnasium import spaces
 from lockstep.data.trees import is_numeric, leaves, map_tree, named_leaves, to_numpy_leaf
 
 Tree = Any
+ALIGNMENT = 64
+"""bytes of a line of the processor's cache"""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class Shape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Leaf:
@@ -84,20 +92,31 @@ class ColumnStore:
                 weakref.finalize(self, shutil.rmtree, str(self.directory), ignore_errors=True)
         self.trees: dict[str, Tree] = {}
         self.leaves: list[Leaf] = []
+        self.memory = np.zeros(0, np.uint8)
+        """the bytes of all columns, which are views on it; none where they are files"""
+        self.layout = np.zeros((0, 2), np.int64)
+        """for each leaf where it begins in `memory`, and the bytes of a row"""
 
-    def create(self, name: str, shapes: Tree) -> None:
-        """Room for a column; `shapes` is a tree of `(shape, dtype)` inside `Shape`."""
-        taken = len(self.leaves)
-        self.trees[name] = _build(name, shapes, (), self._allocate)
-        for (path, array), (_, keys) in zip(named_leaves(name, self.trees[name]), _keys(self.trees[name], (name,))):
-            self.leaves.append(Leaf(path, keys, array))
-        if len(self.leaves) == taken:
-            raise ValueError(f"column {name!r} has no arrays in it")
-
-    def _allocate(self, path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        whole = (self.num_rows, *shape)
+    def create(self, columns: Mapping[str, Tree]) -> None:
+        """Room for all columns, trees of `Shape`."""
+        sizes = np.array([shape.nbytes for tree in columns.values() for shape in leaves(tree)], np.int64)
+        rooms = -(-sizes * self.num_rows // ALIGNMENT) * ALIGNMENT
+        self.layout = np.stack([np.cumsum(rooms) - rooms, sizes], axis=1)
         if self.directory is None:
-            return np.zeros(whole, dtype)
+            self.memory = np.zeros(rooms.sum(), np.uint8)
+        starts = iter(self.layout[:, 0].tolist())
+        for name, shapes in columns.items():
+            tree = _build(name, shapes, (), lambda path, shape: self._allocate(path, shape, next(starts)))
+            found = [Leaf(path, keys, a) for (path, a), keys in zip(named_leaves(name, tree), _keys(tree, (name,)))]
+            if not found:
+                raise ValueError(f"column {name!r} has no arrays in it")
+            self.trees[name] = tree
+            self.leaves += found
+
+    def _allocate(self, path: str, row: Shape, start: int) -> np.ndarray:
+        whole, dtype = (self.num_rows, *row.shape), row.dtype
+        if self.directory is None:
+            return self.memory[start : start + self.num_rows * row.nbytes].view(dtype).reshape(whole)
         file = self.directory / (path.replace("/", "__") + ".bin")
         if not np.prod(whole):
             return np.zeros(whole, dtype)
@@ -129,8 +148,8 @@ class ColumnStore:
             ValueError: the columns are others than those of this store.
         """
         if not self.trees:
-            for name, tree in state.items():
-                self.create(name, map_tree(lambda array: Shape(array.shape[1:], array.dtype), tree))
+            rows = {name: map_tree(lambda a: Shape(a.shape[1:], a.dtype), tree) for name, tree in state.items()}
+            self.create(rows)
         if list(state) != list(self.trees):
             raise ValueError(f"the state has the columns {sorted(state)}, this buffer {sorted(self.trees)}")
         for name, tree in state.items():
@@ -180,13 +199,13 @@ def _build(path: str, shapes: Tree, keys: tuple[Any, ...], allocate: Any) -> Tre
         return {key: _build(f"{path}/{key}", part, (*keys, key), allocate) for key, part in shapes.items()}
     if isinstance(shapes, tuple):
         return tuple(_build(f"{path}/{i}", part, (*keys, i), allocate) for i, part in enumerate(shapes))
-    return allocate(path, shapes.shape, shapes.dtype)
+    return allocate(path, shapes)
 
 
-def _keys(tree: Tree, keys: tuple[Any, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Each array of a tree with the keys that lead to it."""
+def _keys(tree: Tree, keys: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The keys that lead to each array of a tree."""
     if isinstance(tree, dict):
         return [found for key, part in tree.items() for found in _keys(part, (*keys, key))]
     if isinstance(tree, tuple):
         return [found for i, part in enumerate(tree) for found in _keys(part, (*keys, i))]
-    return [(tree, keys)]
+    return [keys]

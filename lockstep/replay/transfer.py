@@ -43,12 +43,24 @@ def copy_rows(source: ReplayBuffer, rows: np.ndarray, target: ReplayBuffer, buff
         taken.flags[taken.newest[buffer_id]] |= LOST
     index = np.concatenate(
         [
-            target._append(source._reader.plain(rows[start : start + CHUNK]), buffer_id, marks[start : start + CHUNK])
+            append(target, source._reader.plain(rows[start : start + CHUNK]), buffer_id, marks[start : start + CHUNK])
             for start in range(0, len(rows), CHUNK)
         ]
     )
     if orphans[0] and was_empty and len(rows) <= taken.size:
         taken.inherits[buffer_id] = True
+    return index
+
+
+def append(buffer: ReplayBuffer, batch: Any, buffer_id: int, cuts: np.ndarray) -> np.ndarray:
+    """Adds rows one after another to one sub-buffer, with further flags `cuts`; their indices."""
+    number, size = len(np.asarray(batch[Columns.REWARDS])), buffer._ring.size
+    values = buffer._conformed(batch, number, False)
+    index = np.empty(number, np.int64)
+    for start in range(0, number, size):
+        piece = slice(start, start + size)
+        part = [value[piece] for value in values]
+        index[piece] = buffer._write(np.full(len(part[0]), buffer_id), part, cuts[piece].copy()).indices
     return index
 
 
@@ -147,7 +159,7 @@ def extend(buffer: ReplayBuffer, batch: Any) -> np.ndarray:
         if len(rows):
             buffer.cut([b])
             part = plain if len(rows) == number else plain[rows]
-            index[rows] = buffer._append(part, b, np.where(cuts[rows], CUT, 0).astype(np.uint8))
+            index[rows] = append(buffer, part, b, np.where(cuts[rows], CUT, 0).astype(np.uint8))
     return index
 
 

@@ -1,0 +1,128 @@
+"""The short way into a buffer: whole vector steps in one compiled call."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_tools import rows
+
+from lockstep.data import SampleBatch
+from lockstep.data.trees import named_leaves
+from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
+
+
+def assert_same(left, right):
+    """Two buffers hold the same, bit by bit."""
+    pairs = zip(named_leaves("", left.get_state()), named_leaves("", right.get_state()), strict=True)
+    for (path, a), (other_path, b) in pairs:
+        assert path == other_path
+        np.testing.assert_array_equal(a, b, err_msg=path)
+
+
+def step(number, count, rng):
+    """A step of `number` environments with a further column; some episodes end."""
+    batch = rows(number, count, ends=rng.choice(["", "", "terminated", "truncated"], number))
+    return {**batch, "logp": rng.random((number, 3)), "rewards": rng.random(number, np.float32)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    actions=st.lists(st.sampled_from(["step", "step", "step", "some", "cut"]), min_size=1, max_size=40),
+    number=st.integers(2, 4),
+    prioritized=st.booleans(),
+)
+def test_a_whole_step_is_added_as_its_rows_given_by_ids_are(actions, number, prioritized):
+    rng = np.random.default_rng(0)
+    kind = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
+    short, long = kind(5 * number, number), kind(5 * number, number)
+    for count, action in enumerate(actions):
+        batch = step(number, 10 * count, rng)
+        if action == "step":
+            placed, expected = short.add(batch), long.add(batch, range(number))
+            for a, b in zip(placed, expected, strict=True):
+                np.testing.assert_array_equal(a, b)
+        elif action == "cut":
+            short.cut([0])
+            long.cut([0])
+        else:  # the sub-buffers get out of line
+            some = {name: column[1:] for name, column in batch.items()}
+            for buffer in (short, long):
+                buffer.add(some, range(1, number))
+        assert_same(short, long)
+
+
+def test_whole_steps_of_fitting_arrays_take_the_short_way():
+    rng = np.random.default_rng(0)
+    buffer = VectorReplayBuffer(20, 2)
+    buffer.add(step(2, 0, rng))
+    for given_rows in (step(2, 1, rng), SampleBatch(step(2, 2, rng)), pickle.loads(pickle.dumps(step(2, 3, rng)))):
+        assert buffer._whole_steps.add(given_rows) is not None
+    assert len(buffer) == 8
+    np.testing.assert_array_equal(buffer[[2, 3]]["obs"][:, 0], [1, 2])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"obs": np.asfortranarray(rows(2, 5)["obs"])},
+        {"rewards": np.repeat(np.float32([5, 6]), 2)[::2]},
+        {"rewards": [5.0, 6.0]},
+        {"terminateds": np.zeros(2, np.uint8)},
+        {"new_obs": torch.from_numpy(rows(2, 5)["new_obs"])},
+    ],
+)
+def test_rows_that_need_more_than_copying_take_the_long_way_and_are_stored_alike(changed):
+    short, long = VectorReplayBuffer(20, 2), VectorReplayBuffer(20, 2)
+    for buffer in (short, long):
+        buffer.add(rows(2))
+    batch = rows(2, 5)
+    assert short._whole_steps.add({**batch, **changed}) is None
+    short.reset()
+    long.reset()
+    short.add({**batch, **changed})
+    long.add(batch)
+    for name in ("obs", "rewards", "new_obs", "terminateds"):
+        np.testing.assert_array_equal(short.all()[name], long.all()[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("obs", np.zeros((4, 2), np.float32)),
+        ("obs", np.zeros((2, 2, 2), np.float32)),
+        ("actions", np.zeros((2, 1), np.int64)),
+        ("rewards", np.zeros((1, 2), np.float32)),
+        ("truncateds", np.zeros((2, 1), bool)),
+        ("new_obs", np.zeros((2, 2), np.complex64)),
+    ],
+)
+def test_a_step_with_as_many_bytes_in_another_shape_or_dtype_is_refused_and_nothing_is_written(name, value):
+    buffer = VectorReplayBuffer(20, 2)
+    buffer.add(rows(2))
+    before = buffer.get_state()
+    with pytest.raises(ValueError, match=f"column '{name}' expects"):
+        buffer.add({**rows(2), name: value})
+    with pytest.raises(KeyError, match=r"unknown: \['more'\]"):
+        buffer.add({**rows(2), "more": value})
+    pairs = zip(named_leaves("", before), named_leaves("", buffer.get_state()), strict=True)
+    for (path, a), (_, b) in pairs:
+        np.testing.assert_array_equal(a, b, err_msg=path)
+
+
+def test_what_the_short_way_does_not_know_takes_the_long_way(tmp_path):
+    for options in ({"storage": "memmap", "directory": tmp_path}, {"ignore_obs_next": True}):
+        buffer = ReplayBuffer(5, **options)
+        buffer.add(rows(1))
+        assert buffer._whole_steps is None
+    large = ReplayBuffer(5)
+    large.add(rows(1, obs_size=2000))
+    nested = ReplayBuffer(5)
+    nested.add({**rows(1), "obs": {"a": np.zeros((1, 2))}, "new_obs": {"a": np.zeros((1, 2))}})
+    agents = ReplayBuffer(5)
+    agents.add({**rows(1), "rewards": np.zeros((1, 2), np.float32)})
+    assert large._whole_steps is nested._whole_steps is agents._whole_steps is None
