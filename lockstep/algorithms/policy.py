@@ -22,7 +22,7 @@ from lockstep.learner.publishing import after_update
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, RLModule, flatten_module
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats
+from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, first_bad_step
 
 if TYPE_CHECKING:
     from lockstep.algorithms.config import AlgorithmConfig
@@ -33,7 +33,7 @@ class Policy(ActingPolicy):
 
     With a learner in this process it acts on that learner's memory, so what was just learned is acted on at once.
     Where learners are in other processes it acts with a copy, `module` and `connectors`, that gets their weights after
-    each update.
+    each update. The spaces are the configuration's where they are not given.
     """
 
     def __init__(
@@ -41,11 +41,15 @@ class Policy(ActingPolicy):
         config: AlgorithmConfig,
         learner_group: LearnerGroup,
         *,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Any = None,
+        action_space: Any = None,
         module: RLModule | None = None,
         connectors: ModuleConnectors | None = None,
     ) -> None:
+        if observation_space is None or action_space is None:
+            from lockstep.algorithms.build import find_spaces
+
+            observation_space, action_space = find_spaces(config, None, None)
         if learner_group.is_local:
             module = learner_group.learner.module[DEFAULT_MODULE_ID]
             connectors = learner_group.learner.connectors[DEFAULT_MODULE_ID]
@@ -55,7 +59,7 @@ class Policy(ActingPolicy):
         self.learner_group = learner_group
         self.last_results: dict[str, Any] = {}
         self.last_batch: SampleBatch | None = None
-        """the last sample of a replay buffer that was learned from"""
+        """the last sample of a replay buffer that was learned from, or the first of an update with a loss not finite"""
         self._last_series: dict[Any, Any] = {}
         self._take_over()
 
@@ -131,7 +135,8 @@ class Policy(ActingPolicy):
                 metrics[name] = SequenceSummaryStats.from_sequence([value])
         common = results[ALL_MODULES]
         stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
-        return TrainingStats(time.perf_counter() - started, common["num_minibatches"], metrics, stages)
+        bad = first_bad_step({name: values for (_, name), values in series.items()})
+        return TrainingStats(time.perf_counter() - started, common["num_minibatches"], metrics, stages, bad)
 
     def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
         """One pass over a prepared batch; returns the results by module."""

@@ -39,7 +39,8 @@ def update_from_replay(
             f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
         )
     at_once = MOST_STEPS if sample_size and buffer.priorities is None else 1
-    parts = []
+    parts: list[TrainingStats] = []
+    bad: SampleBatch | None = None
     for start in range(0, steps, at_once):
         now = min(at_once, steps - start)
         batch = buffer.sample(now * sample_size) if sample_size else buffer[buffer.permutation()]
@@ -53,11 +54,15 @@ def update_from_replay(
             SampleBatch._trusted(needed), timesteps=policy.timesteps, minibatch_size=sample_size or None
         )
         parts.append(policy.training_stats(results, started))
+        if bad is None and parts[-1].first_bad_step is not None:
+            size, number = len(batch) // now, parts[-1].first_bad_step
+            bad = batch[(number - 1) * size : number * size]
         if isinstance(buffer, ReplayBuffer) and buffer.priorities is not None:
             errors = np.concatenate(policy.learner_group.foreach_learner(_row_errors, DEFAULT_MODULE_ID))
             sound = np.isfinite(errors)  # what is done about the others, nan_policy says
             if sound.any():
                 buffer.update_weight(batch[Columns.BATCH_INDEXES][sound], errors[sound])
+    policy.last_batch = policy.last_batch if bad is None else bad
     return parts[0] if len(parts) == 1 else merge_training_stats(parts)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -113,6 +115,8 @@ class TrainingStats:
     """e.g. `metrics["policy_loss"].mean`"""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     """seconds by stage of the update"""
+    first_bad_step: int | None = None
+    """the first of these gradient steps, counted from 1, in which a loss was not finite"""
 
     def get_loss_stats_dict(self) -> dict[str, float]:
         """Mean of each metric."""
@@ -188,12 +192,28 @@ def merge_training_stats(parts: Sequence[TrainingStats]) -> TrainingStats:
         stats = [part.metrics[name] for part in parts if name in part.metrics and part.metrics[name].count]
         merged[name] = _merge(stats)
     stages = dict.fromkeys(name for part in parts for name in part.stage_seconds)
+    before = itertools.accumulate((part.gradient_steps for part in parts), initial=0)
+    bad = (steps + part.first_bad_step for steps, part in zip(before, parts) if part.first_bad_step is not None)
     return TrainingStats(
         sum(part.train_time for part in parts),
         sum(part.gradient_steps for part in parts),
         merged,
         {name: sum(part.stage_seconds.get(name, 0.0) for part in parts) for name in stages},
+        next(bad, None),
     )
+
+
+def first_bad_step(series: Mapping[str, Sequence[float]]) -> int | None:
+    """Of the losses among `{metric: its value in each gradient step}`: the first step, from 1, with one not finite.
+
+    Losses that are not of every step (a policy that learns in every second one) are left out: the total has them.
+    """
+    losses = [values for name, values in series.items() if "loss" in name]
+    number = max(map(len, losses), default=0)
+    losses = [values for values in losses if len(values) == number]
+    if all(math.isfinite(sum(values)) for values in losses):
+        return None
+    return next((k for k, step in enumerate(zip(*losses), 1) if not all(map(math.isfinite, step))), None)
 
 
 def _merge(stats: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:

@@ -288,8 +288,9 @@ class BaseTrainer:
         self._emit(UpdateEnd(*self._where(), stats=stats))
         bad = [name for name, mean in stats.get_loss_stats_dict().items() if "loss" in name and not math.isfinite(mean)]
         if bad and self.nan_policy == "stop":
+            step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
             raise FloatingPointError(
-                f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {self.gradient_step}; "
+                f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {step}; "
                 "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
                 "The batch is in trainer.bad_batch and in the last checkpoint"
             )

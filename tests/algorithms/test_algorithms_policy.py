@@ -286,3 +286,14 @@ def test_checkpoints_of_another_kind_or_shape_are_refused_and_nothing_is_changed
     with pytest.raises(ValueError, match=r"policy_head.weight has shape \(4, 8\), expected \(3, 8\)"):
         policy.restore_from_path(wider)
     np.testing.assert_array_equal(policy.compute_actions(OBS), before)
+
+
+def test_a_policy_is_made_of_a_configuration_and_its_learner_group():
+    config = (
+        PPOConfig()
+        .environment(observation_space=BOX, action_space=ACTIONS[0])
+        .rl_module(model_config={"hiddens": (8,)})
+    )
+    policy = Policy(config, config.build_learner_group())
+    assert (policy.observation_space, policy.action_space) == (BOX, ACTIONS[0])
+    np.testing.assert_array_equal(policy.compute_actions(OBS), config.build_policy().compute_actions(OBS))

@@ -213,7 +213,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch(data):
     trainer = OfflineTrainer(policy, buffer=data, max_epoch=1, batch_size=8, step_per_epoch=2)
     with pytest.raises(FloatingPointError, match="not finite"), pytest.warns(RuntimeWarning, match="not finite"):
         trainer.run()
-    assert len(trainer.bad_batch["obs"]) == 16
+    assert len(trainer.bad_batch["obs"]) == 8  # the sample of that gradient step
     assert trainer.stop_reason == "error"
 
 

@@ -260,6 +260,25 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch():
     assert trainer.stop_reason == "error"
 
 
+@pytest.mark.parametrize("at, steps", [(5, 8), (70, 100)])
+def test_a_loss_that_is_not_finite_is_told_with_its_gradient_step_and_the_sample_of_that_step(at, steps):
+    samples = []
+
+    class Bad(DQNConfig.learner_class):
+        def compute_loss_for_module(self, *, batch, **given):
+            samples.append(batch["obs"].numpy().copy())
+            return super().compute_loss_for_module(batch=batch, **given) * (np.nan if len(samples) == at else 1.0)
+
+    base = config_for("dqn", replay={"prioritized": False, "n_step": 1}, training={"learner_class": Bad})
+    policy = base.build_policy()
+    collector = Collector(policy, make_vector("CartPole-v1", num_envs=NUM_ENVS), VectorReplayBuffer(100, NUM_ENVS))
+    options = {"max_epoch": 1, "step_per_epoch": 20, "step_per_collect": 20, "batch_size": 4}
+    trainer = OffpolicyTrainer(policy, train_collector=collector, update_per_step=steps / 20, **options)
+    with pytest.raises(FloatingPointError, match=f"gradient step {at};"), pytest.warns(RuntimeWarning):
+        trainer.run()
+    np.testing.assert_array_equal(trainer.bad_batch["obs"], samples[at - 1])
+
+
 def test_a_callback_can_stop_the_run():
     trainer = trainer_of(callbacks=[Stops("UpdateEnd", at=2)], max_epoch=5)
     assert trainer.run().stop_reason == "enough"
