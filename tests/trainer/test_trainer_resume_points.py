@@ -183,6 +183,18 @@ def test_seed_makes_a_trainer_by_hand_draw_what_a_configuration_with_that_seed_d
         by_hand(-1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_stop_fn_ended_goes_on_until_max_epoch(kind, folder, straight):
+    scores = iter([1.0, 9.0])
+    options = {"compute_score_fn": lambda stats: next(scores), "stop_fn": lambda score: score >= 9.0}
+    first = trainer_of(kind, callbacks=[CheckpointCallback(folder)], **options)
+    assert first.run().stop_reason == "stop_fn"
+    again = trainer_of(kind)
+    restore_trainer(again, newest_checkpoint(folder))
+    assert again.run().stop_reason == "max_epoch"
+    assert (again.info().best_score, bits(again)) == (9.0, straight[kind])
+
+
 def test_checkpoint_callback_saves_prunes_and_is_enough_to_go_on(folder, straight):
     first = trainer_of("off", max_epoch=2, callbacks=[CheckpointCallback(folder, num_to_keep=1)])
     first.run()
