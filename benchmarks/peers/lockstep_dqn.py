@@ -38,6 +38,7 @@ def main() -> None:
             train_batch_size=s.BATCH,
             epsilon=[[0, 1.0], [OPTIONS.steps // 2, s.LAST_EPSILON]],
             double_q=False,
+            huber_delta=None,
             target_update_interval=s.ROUNDS_PER_TARGET * OPTIONS.updates,
             grad_clip=s.MAX_GRAD_NORM,
         )
