@@ -1,7 +1,7 @@
 """DQN on MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176), in the setting of the paper's own DQN.
 
     pip install --no-deps MinAtar==1.0.15                    # its games need numpy and gymnasium only
-    python benchmarks/minatar_dqn.py --seeds 5 --compile          # Breakout, 500,000 frames each
+    python benchmarks/minatar_dqn.py --seeds 5 --compile     # Breakout, 300,000 frames each
     python benchmarks/minatar_dqn.py --game Asterix --steps 1000000
 
 Writes ``results/minatar_<game>.json``, in the form of ``learning.py``, whose other options it takes too. MinAtar's last
@@ -25,7 +25,7 @@ from typing import Any
 import learning
 
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-FRAMES = 500_000
+FRAMES = 300_000
 NUM_ENVS = 8
 
 
