@@ -1,14 +1,15 @@
 """Two settings of one recipe, seed by seed: do they learn the same?
 
     python benchmarks/learning.py sac Pendulum-v1 --compile --set rl_module.model_config.hiddens=[256,256] \\
-        --name sac_learning_float32
+        --set reporting.total_steps=10000 --name sac_learning_float32
     python benchmarks/learning.py sac Pendulum-v1 --compile --set rl_module.model_config.hiddens=[256,256] \\
-        --set framework.mixed_precision=true --name sac_learning_bfloat16
+        --set reporting.total_steps=10000 --set framework.mixed_precision=true --name sac_learning_bfloat16
     python benchmarks/compare_learning.py sac_learning_float32 sac_learning_bfloat16 --name sac_learning
 
 Reads what ``learning.py`` wrote and writes ``results/<name>.md``: at each evaluation, and of the 50 episodes after
-training, the mean over seeds of both, and the second minus the first with its 95 % interval (Welch's t: seeds are
-independent runs). They are called equal where 0 lies in the interval.
+training, the mean over seeds of both, and the second minus the first with its 95 % interval (Student's t). The same
+seeds begin with the same weights and are evaluated on the same episodes: their differences are taken seed by seed
+(otherwise Welch's interval of independent runs). Two settings are called equal where 0 lies in the interval.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), half
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+def difference(first: Sequence[float], second: Sequence[float], same_seeds: bool) -> tuple[float, float]:
     """Mean of the second minus that of the first, and half the width of its 95 % interval."""
+    if same_seeds:
+        return interval([there - here for here, there in zip(first, second)])
     parts = [statistics.variance(values) / len(values) for values in (first, second)]
     among = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (first, second)))
     degrees = sum(parts) ** 2 / among if among else 1.0
@@ -79,9 +82,10 @@ def differing(first: dict[str, Any], second: dict[str, Any]) -> str:
 def render(names: Sequence[str]) -> str:
     """The page's text."""
     records = [json.loads((report.RESULTS / f"{name}.json").read_text()) for name in names]
+    seeds = [[run["seed"] for run in record["runs"]] for record in records]
     rows, unequal = [], []
     for (label, first), second in zip(series(records[0]).items(), series(records[1]).values()):
-        apart, half = difference(first, second)
+        apart, half = difference(first, second, seeds[0] == seeds[1])
         cells = [f"{mean:,.1f} +- {width:,.1f}" for mean, width in map(interval, (first, second))]
         rows.append([label, *cells, f"{apart:+,.1f} +- {half:,.1f}"])
         if abs(apart) > half:
@@ -89,9 +93,10 @@ def render(names: Sequence[str]) -> str:
     medians = ", ".join(f"{name}: {record['median']:,.1f}" for name, record in zip(names, records))
     seconds = ", ".join(f"{name}: {record['median_seconds']:,.0f}" for name, record in zip(names, records))
     facts = records[0]["machine"]
+    count = f"the same {len(seeds[0])}" if seeds[0] == seeds[1] else f"{len(seeds[0])} and {len(seeds[1])}"
     lines = [
-        f"{records[0]['algorithm'].upper()} on {records[0]['environment']}, {records[0]['seeds']} and "
-        f"{records[1]['seeds']} seeds. What differs: {differing(records[0]['config'], records[1]['config'])}.",
+        f"{records[0]['algorithm'].upper()} on {records[0]['environment']}, {count} seeds. "
+        f"What differs: {differing(records[0]['config'], records[1]['config'])}.",
         "",
         report.table(["mean return", *names, "second minus first"], rows),
         f"With +- half of the 95 % interval. Medians after training: {medians}. Seconds a seed, evaluations included: "
