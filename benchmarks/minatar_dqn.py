@@ -8,11 +8,12 @@ Writes ``results/minatar_<game>.json``, in the form of ``learning.py``, whose ot
 release is of 2023 and asks for plotting packages that its games do not use: so it is installed for this command only,
 without them, and the game is not among the recipes.
 
-As in the paper's code: one convolution of 16 filters of 3 x 3 and 128 units, learning after 5,000 frames, 32
-remembered transitions for each frame, a memory of 100,000, the target network copied every 1,000 frames, epsilon from
-1 to 0.1 over 100,000 frames, errors clipped at 1, gamma 0.99, all six actions, sticky actions (0.1), difficulty that
-ramps. Not as there: one batch of 128 for four frames instead of four of 32, Adam with 1e-3 instead of centred RMSProp
-with momentum (2.5e-4 and 0.95, that is about 5e-3), eight environments side by side.
+As in the paper's code: one convolution of 16 filters of 3 x 3 and 128 units, learning after 5,000 frames, a memory of
+100,000, the target network copied every 1,000 frames, epsilon from 1 to 0.1 over 100,000 frames, errors clipped at 1,
+gamma 0.99, all six actions, sticky actions (0.1), difficulty that ramps. Not as there: a batch of 64 for four frames
+instead of four of 32, that is half as many remembered transitions for a frame; Adam with 1e-3 instead of centred
+RMSProp with momentum (2.5e-4 and 0.95, that is about 5e-3); eight environments side by side; 300,000 frames instead
+of 5,000,000.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def minatar_dqn(env: str, steps: int) -> Any:
         .training(
             lr=1e-3,
             gamma=0.99,
-            train_batch_size=128,
+            train_batch_size=64,
             double_q=False,
             grad_clip=None,
             epsilon=[[0, 1.0], [5_000, 1.0], [105_000, 0.1]],
