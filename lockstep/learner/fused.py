@@ -41,7 +41,7 @@ def fused_loss(learner: Learner, module_id: str, config: Any, batch: TensorColum
         or not can_fuse(action_dist.dist_class, inputs, values, batch[Columns.ACTIONS])
     ):
         return None
-    if not learner.rows_in_step:  # stand-ins, which keep learners in step and count for nothing
+    if learner.reducer.world_size > 1 and not learner.rows_in_step:  # stand-ins, which count for nothing
         batch, inputs, values = {name: column[:0] for name, column in batch.items()}, inputs[:0], values[:0]
     rows = batch[Columns.ACTIONS], batch[Columns.ACTION_LOGP], batch[Columns.ADVANTAGES], batch[Columns.VALUE_TARGETS]
     clip_param, entropy_coeff = (learner.coefficient(module_id, name) for name in ("clip_param", "entropy_coeff"))

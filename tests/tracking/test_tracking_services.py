@@ -4,6 +4,7 @@ import importlib.util
 import json
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,24 @@ def payloads(path: Path) -> list[bytes]:
 
 
 def sent_to_wandb(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all files of the run, in the order of time."""
+    """The rows of all files of the run, in the order of time, when wandb's own process has written their ends."""
     from wandb.proto import wandb_internal_pb2 as protocol
 
-    rows = []
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
-        for payload in payloads(path):
-            record = protocol.Record()
-            record.ParseFromString(payload)
-            if record.WhichOneof("record_type") == "history":
-                items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-                rows.append(items)
-    return rows
+    until = time.monotonic() + 30.0
+    while True:
+        paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+        records = [[protocol.Record.FromString(payload) for payload in payloads(path)] for path in paths]
+        ended = [any(record.WhichOneof("record_type") == "exit" for record in part) for part in records]
+        if all(ended):
+            break
+        assert time.monotonic() < until, f"wandb did not write the end of {paths[ended.index(False)]}"
+        time.sleep(0.1)
+    return [
+        {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+        for part in records
+        for record in part
+        if record.WhichOneof("record_type") == "history"
+    ]
 
 
 def log_some(logger: BaseLogger, first: int, last: int) -> None:
