@@ -1,7 +1,7 @@
 """DQN on MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176), in the setting of the paper's own DQN.
 
     pip install --no-deps MinAtar==1.0.15                    # its games need numpy and gymnasium only
-    python benchmarks/minatar_dqn.py --seeds 5 --compile     # Breakout, 300,000 frames each
+    python benchmarks/minatar_dqn.py --seeds 5 --compile     # Breakout, 500,000 frames each
     python benchmarks/minatar_dqn.py --game Asterix --steps 1000000
 
 Writes ``results/minatar_<game>.json``, in the form of ``learning.py``, whose other options it takes too. MinAtar's last
@@ -12,7 +12,7 @@ As in the paper's code: one convolution of 16 filters of 3 x 3 and 128 units, le
 100,000, the target network copied every 1,000 frames, epsilon from 1 to 0.1 over 100,000 frames, errors clipped at 1,
 gamma 0.99, all six actions, sticky actions (0.1), difficulty that ramps. Not as there: a batch of 64 for four frames
 instead of four of 32, that is half as many remembered transitions for a frame; Adam with 1e-3 instead of centred
-RMSProp with momentum (2.5e-4 and 0.95, that is about 5e-3); eight environments side by side; 300,000 frames instead
+RMSProp with momentum (2.5e-4 and 0.95, that is about 5e-3); eight environments side by side; 500,000 frames instead
 of 5,000,000.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import learning
 
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-FRAMES = 300_000
+FRAMES = 500_000
 NUM_ENVS = 8
 
 
