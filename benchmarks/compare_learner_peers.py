@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -264,18 +264,24 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
+def main(
+    peers: Mapping[str, tuple[Any, ...]],
+    run_peer: Callable[[str, Path, bool], list[dict[str, Any]]],
+    render: Callable[[dict[str, Any]], str],
+    name: str,
+) -> int:
+    """The command of this comparison, and of SAC's. `peers`: of each the environment that it is installed in, first."""
     parser = argparse.ArgumentParser(description="Compare the gradient step with the peers'.")
     parser.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
-    parser.add_argument("--only", nargs="+", choices=list(PEERS), help="some of the peers")
-    parser.add_argument("--name", default="learner_numerics", help="name of the files in benchmarks/results")
+    parser.add_argument("--only", nargs="+", choices=list(peers), help="some of the peers")
+    parser.add_argument("--name", default=name, help="name of the files in benchmarks/results")
     parser.add_argument("--render", action="store_true", help="only write the page again")
     options = parser.parse_args()
     if options.render:
         record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
     else:
-        chosen = options.only or list(PEERS)
-        if missing := [PEERS[peer][0] for peer in chosen if not setup_peers.is_ready(PEERS[peer][0])]:
+        chosen = options.only or list(peers)
+        if missing := [peers[peer][0] for peer in chosen if not setup_peers.is_ready(peers[peer][0])]:
             parser.error(f"run first: python benchmarks/setup_peers.py {' '.join(missing)}")
         record = {"machine": report.machine(), "lockstep": __version__, "torch": torch.__version__, "entries": []}
         for peer in chosen:
@@ -288,4 +294,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(PEERS, run_peer, render, "learner_numerics"))

@@ -12,9 +12,6 @@ libraries differ on purpose the difference is switched off, and listed in the re
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ import setup_peers
 import torch
 from numerics import NUM_UPDATES, WATCHED, Recording
 
-from lockstep import SACConfig, SampleBatch, __version__
+from lockstep import SACConfig, SampleBatch
 from lockstep.algorithms.sac import SACLearner
 from lockstep.learner.soft import NEXT_NOISE, NOISE
 
@@ -230,28 +227,5 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare SAC's gradient step with the peers'.")
-    parser.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
-    parser.add_argument("--only", nargs="+", choices=list(PEERS), help="some of the peers")
-    parser.add_argument("--name", default="sac_numerics", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the page again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        chosen = options.only or list(PEERS)
-        if missing := [PEERS[peer][0] for peer in chosen if not setup_peers.is_ready(PEERS[peer][0])]:
-            parser.error(f"run first: python benchmarks/setup_peers.py {' '.join(missing)}")
-        record = {"machine": report.machine(), "lockstep": __version__, "torch": torch.__version__, "entries": []}
-        for peer in chosen:
-            with tempfile.TemporaryDirectory() as folder:
-                record["entries"] += run_peer(peer, Path(folder), not options.no_compile)
-    report.write(options.name, record, text := render(record))
-    print("\n" + text)
-    largest = [item["largest"] for entry in record["entries"] for item in entry["differences"]]
-    return 0 if all(value <= ppo.TOLERANCE for value in largest) else 1
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(ppo.main(PEERS, run_peer, render, "sac_numerics"))
