@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,13 @@ def compare(ours: n.Recording, theirs: Any, with_kl: bool) -> list[Difference]:
     return found
 
 
+def entry_of(peer: str, version: str, compiled: bool, found: Sequence[Difference], **more: str) -> dict[str, Any]:
+    """What the raw results keep of one comparison; tells its largest difference."""
+    names = {"peer": peer, "peer_version": version, **more, "lockstep": "compiled" if compiled else "eager"}
+    print(f"{', '.join(names.values())}: {max(item.largest for item in found):.1e}", flush=True)
+    return {**names, "differences": [vars(item) for item in found]}
+
+
 def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
     """All cases of one peer, ours eager and compiled."""
     environment, script, cases, _ = PEERS[peer]
@@ -212,15 +219,7 @@ def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
         for mode in (False, True) if compiled else (False,):
             with_kl = peer != "RLlib" or case.kl_coeff > 0
             found = compare(our_recording(case, order, mode), theirs, with_kl)
-            entry = {
-                "peer": peer,
-                "peer_version": line["version"],
-                "case": name,
-                "lockstep": "compiled" if mode else "eager",
-                "differences": [vars(item) for item in found],
-            }
-            entries.append(entry)
-            print(f"{peer}: {name}, {entry['lockstep']}: {max(item.largest for item in found):.1e}", flush=True)
+            entries.append(entry_of(peer, line["version"], mode, found, case=name))
     return entries
 
 

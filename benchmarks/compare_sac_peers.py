@@ -179,14 +179,7 @@ def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
     theirs, entries = np.load(file), []
     for mode in (False, True) if compiled else (False,):
         found = compare(our_recording(epsilon, mode), theirs)
-        entry = {
-            "peer": peer,
-            "peer_version": line["version"],
-            "lockstep": "compiled" if mode else "eager",
-            "differences": [vars(item) for item in found],
-        }
-        entries.append(entry)
-        print(f"{peer}, {entry['lockstep']}: {max(item.largest for item in found):.1e}", flush=True)
+        entries.append(ppo.entry_of(peer, line["version"], mode, found))
     return entries
 
 

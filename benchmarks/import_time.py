@@ -8,11 +8,8 @@ first round warms the file cache and is thrown away. Written to ``results/import
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -63,21 +60,5 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Import time of lockstep beside torch's.")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--name", default="import_time", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the table again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        record = measure(options.rounds)
-    text = render(record)
-    report.write(options.name, record, text)
-    print(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    report.publish("Import time of lockstep beside torch's.", "import_time", 9, measure, render)

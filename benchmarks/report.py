@@ -6,6 +6,7 @@ path of this machine.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -13,7 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,28 @@ def lockstep_python() -> str:
     """The project's interpreter: ``.venv``'s where there is one, otherwise this one."""
     inside = ROOT / ".venv" / "bin" / "python"
     return str(inside) if inside.exists() else sys.executable
+
+
+def publish(
+    about: str,
+    name: str,
+    rounds: int,
+    measure: Callable[[int], dict[str, Any]],
+    render: Callable[[dict[str, Any]], str],
+) -> None:
+    """The command of a measurement (`--rounds`, `--name`, `--render`): measures, writes both files, prints the page.
+
+    `measure(rounds)` gives the raw record, `render(record)` the page.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--name", default=name, help="name of the files in benchmarks/results")
+    parser.add_argument("--render", action="store_true", help="only write the table again")
+    options = parser.parse_args()
+    if options.render:
+        record = json.loads((RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
+    else:
+        record = measure(options.rounds)
+    text = render(record)
+    write(options.name, record, text)
+    print(text)

@@ -14,8 +14,6 @@ reach lies between the two. Written to ``results/sac_products.json`` and ``.md``
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
@@ -77,21 +75,5 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="The products of an update of SAC and TD3 alone.")
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--name", default="sac_products", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the table again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        record = measure(options.rounds)
-    text = render(record)
-    report.write(options.name, record, text)
-    print(text)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    report.publish("The products of an update of SAC and TD3 alone.", "sac_products", 200, measure, render)

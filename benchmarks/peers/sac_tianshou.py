@@ -20,7 +20,7 @@ from tianshou.algorithm import SAC, TD3  # noqa: E402
 from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy  # noqa: E402
 from tianshou.algorithm.modelfree.sac import AutoAlpha, SACPolicy  # noqa: E402
 from tianshou.algorithm.optim import AdamOptimizerFactory  # noqa: E402
-from tianshou.data import Collector, CollectStats, VectorReplayBuffer  # noqa: E402
+from tianshou.data import VectorReplayBuffer  # noqa: E402
 from tianshou.env import DummyVectorEnv  # noqa: E402
 from tianshou.exploration import GaussianNoise  # noqa: E402
 from tianshou.trainer import OffPolicyTrainerParams  # noqa: E402
@@ -30,18 +30,7 @@ from tianshou.utils.net.continuous import (  # noqa: E402
     ContinuousActorProbabilistic,
     ContinuousCritic,
 )
-
-
-class NotingCollector(Collector):
-    """Tianshou's collector; hands the returns of finished episodes to the clock."""
-
-    clock: p.Clock | None = None
-
-    def collect(self, *args: Any, **kwargs: Any) -> CollectStats:
-        stats = super().collect(*args, **kwargs)
-        for value in stats.returns if self.clock else ():
-            self.clock.episode(value)
-        return stats
+from tianshou_noting import NotingCollector  # noqa: E402
 
 
 def make_algorithm(observation_space: gym.spaces.Box, action_space: gym.spaces.Box) -> SAC | TD3:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import dqn_setting as s
 import protocol as p
 
@@ -16,22 +14,11 @@ import torch  # noqa: E402
 from tianshou.algorithm import DQN  # noqa: E402
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy  # noqa: E402
 from tianshou.algorithm.optim import AdamOptimizerFactory  # noqa: E402
-from tianshou.data import Collector, CollectStats, VectorReplayBuffer  # noqa: E402
+from tianshou.data import VectorReplayBuffer  # noqa: E402
 from tianshou.env import DummyVectorEnv  # noqa: E402
 from tianshou.trainer import OffPolicyTrainerParams  # noqa: E402
 from tianshou.utils.net.common import Net  # noqa: E402
-
-
-class NotingCollector(Collector):
-    """Tianshou's collector; hands the returns of finished episodes to the clock."""
-
-    clock: p.Clock | None = None
-
-    def collect(self, *args: Any, **kwargs: Any) -> CollectStats:
-        stats = super().collect(*args, **kwargs)
-        for value in stats.returns if self.clock else ():
-            self.clock.episode(value)
-        return stats
+from tianshou_noting import NotingCollector  # noqa: E402
 
 
 def main() -> None:

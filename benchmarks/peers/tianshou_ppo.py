@@ -15,24 +15,13 @@ import torch  # noqa: E402
 from tianshou.algorithm import PPO  # noqa: E402
 from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy  # noqa: E402
 from tianshou.algorithm.optim import AdamOptimizerFactory  # noqa: E402
-from tianshou.data import Collector, CollectStats, VectorReplayBuffer  # noqa: E402
+from tianshou.data import VectorReplayBuffer  # noqa: E402
 from tianshou.env import DummyVectorEnv  # noqa: E402
 from tianshou.trainer import OnPolicyTrainerParams  # noqa: E402
 from tianshou.utils.net.common import ActorCritic, Net  # noqa: E402
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic  # noqa: E402
+from tianshou_noting import NotingCollector  # noqa: E402
 from torch import nn  # noqa: E402
-
-
-class NotingCollector(Collector):
-    """Tianshou's collector; hands the returns of finished episodes to the clock."""
-
-    clock: p.Clock
-
-    def collect(self, *args: Any, **kwargs: Any) -> CollectStats:
-        stats = super().collect(*args, **kwargs)
-        for value in stats.returns:
-            self.clock.episode(value)
-        return stats
 
 
 def categorical(logits: torch.Tensor) -> torch.distributions.Categorical:
