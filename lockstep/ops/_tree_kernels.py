@@ -1,10 +1,13 @@
 """Compiled loops of :mod:`lockstep.ops.sum_tree`.
 
-A tree is one float64 array: the leaves, then for each two of them their sum, then for each two of these theirs, up to
-one number. `levels` [L] says where each level begins; every level but the last is filled up to an even number.
+A tree is one float64 array: the leaves, then for each four of them their sum, then for each four of these theirs, up
+to one number. `levels` [L] (uint64) says where each level begins; every level but the last is filled up with zeros to
+a multiple of four.
 
 Many leaves are set or found in one go, level by level: what is done for one does not wait for the memory that another
-needs. A sum is always computed anew from its two parts: the tree depends on its leaves alone, and no error piles up.
+needs. A sum is always computed anew from its parts: the tree depends on its leaves alone, and no error piles up.
+
+Places are unsigned, as an index that may be negative costs a test for each number read.
 """
 
 # numba infers the types of the kernels below.
@@ -16,27 +19,37 @@ import numpy as np
 
 from lockstep.ops.compiling import compiled
 
+ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+
 
 @compiled
 def _sum_above(tree, levels, leaves):
     """Compute the sums above these leaves anew."""
     for level in range(1, levels.shape[0]):
         start, below = levels[level], levels[level - 1]
-        num_nodes = (start - below) // 2
-        if num_nodes <= leaves.shape[0]:  # most of them lie above some leaf
-            for node in range(num_nodes):
-                tree[start + node] = tree[below + 2 * node] + tree[below + 2 * node + 1]
+        num_nodes = (start - below) // FOUR
+        if num_nodes <= np.uint64(leaves.shape[0]):  # most of them lie above some leaf
+            _sum_level(tree, start, below, num_nodes)
         else:
             for k in range(leaves.shape[0]):
-                node = leaves[k] >> level
-                tree[start + node] = tree[below + 2 * node] + tree[below + 2 * node + 1]
+                node = np.uint64(leaves[k]) >> np.uint64(2 * level)
+                part = below + FOUR * node
+                tree[start + node] = (tree[part] + tree[part + ONE]) + (tree[part + TWO] + tree[part + THREE])
+
+
+@compiled
+def _sum_level(tree, start, below, num_nodes):
+    """Compute all sums of one level."""
+    for k in range(num_nodes):
+        part = below + FOUR * np.uint64(k)
+        tree[start + np.uint64(k)] = (tree[part] + tree[part + ONE]) + (tree[part + TWO] + tree[part + THREE])
 
 
 @compiled
 def assign(tree, levels, leaves, values):
     """Set leaves; of a leaf that is named twice the last value stays."""
     for k in range(leaves.shape[0]):
-        tree[leaves[k]] = values[k]
+        tree[np.uint64(leaves[k])] = values[k]
     _sum_above(tree, levels, leaves)
 
 
@@ -45,25 +58,11 @@ def assign_one(tree, levels, leaves, value):
     """Set several leaves to one value."""
     changed = False
     for k in range(leaves.shape[0]):
-        changed |= tree[leaves[k]] != value
-        tree[leaves[k]] = value
+        leaf = np.uint64(leaves[k])
+        changed |= tree[leaf] != value
+        tree[leaf] = value
     if changed:
         _sum_above(tree, levels, leaves)
-
-
-@compiled
-def assign_powers(tree, levels, leaves, errors, epsilon, alpha):
-    """Set leaves to `(|error| + epsilon) ** alpha`; the largest base, or -1 and nothing set where one is not finite."""
-    largest = 0.0
-    for k in range(leaves.shape[0]):
-        base = abs(errors[k]) + epsilon
-        if not np.isfinite(base):
-            return -1.0
-        largest = max(largest, base)
-    for k in range(leaves.shape[0]):
-        tree[leaves[k]] = (abs(errors[k]) + epsilon) ** alpha
-    _sum_above(tree, levels, leaves)
-    return largest
 
 
 @compiled
@@ -71,8 +70,7 @@ def rebuild(tree, levels):
     """Compute every sum from the leaves."""
     for level in range(1, levels.shape[0]):
         start, below = levels[level], levels[level - 1]
-        for node in range((start - below) // 2):
-            tree[start + node] = tree[below + 2 * node] + tree[below + 2 * node + 1]
+        _sum_level(tree, start, below, (start - below) // FOUR)
 
 
 @compiled
@@ -81,18 +79,43 @@ def find(tree, levels, masses, scale, leaves):
     rest = masses * scale
     leaves[:] = 0
     for level in range(levels.shape[0] - 2, -1, -1):
-        for m in range(masses.shape[0]):  # without a jump that depends on the numbers: it could not be foretold
-            left = levels[level] + 2 * leaves[m]
-            goes_right = (rest[m] >= tree[left]) & (tree[left + 1] > 0.0)
-            rest[m] -= tree[left] if goes_right else 0.0
-            leaves[m] = 2 * leaves[m] + goes_right
+        start, last = levels[level], levels[level + 1] - FOUR
+        for k in range(masses.shape[0]):  # without a jump that depends on the numbers: it could not be foretold
+            part = min(start + FOUR * np.uint64(leaves[k]), last)
+            first = tree[part]
+            second = first + tree[part + ONE]
+            third = second + tree[part + TWO]
+            mass = rest[k]
+            passed = np.uint64(mass >= first) + np.uint64(mass >= second) + np.uint64(mass >= third)
+            below = first if mass >= first else 0.0
+            below = second if mass >= second else below
+            below = third if mass >= third else below
+            rest[k] = mass - below
+            leaves[k] = FOUR * np.uint64(leaves[k]) + passed
+    num_leaves = np.int64(levels[1])
+    for k in range(leaves.shape[0]):  # where rounding has led past the end of a part, zeros follow: back over them
+        leaves[k] = min(leaves[k], num_leaves - 1)
+        while tree[np.uint64(leaves[k])] == 0.0 and leaves[k] > 0:
+            leaves[k] -= 1
 
 
 @compiled
-def relative_powers(tree, leaves, exponent, out):
-    """`(value / smallest value) ** -exponent` of the leaves named."""
+def bases(errors, epsilon, out):
+    """`|error| + epsilon`; returns the largest, or -1 where one is not finite."""
+    largest = 0.0
+    finite = True
+    for k in range(errors.shape[0]):
+        out[k] = abs(errors[k]) + epsilon
+        finite &= np.isfinite(out[k])
+        largest = max(largest, out[k])
+    return largest if finite else -1.0
+
+
+@compiled
+def relative(tree, leaves, out):
+    """`value / smallest value` of the leaves named."""
     smallest = np.inf
     for k in range(leaves.shape[0]):
-        smallest = min(smallest, tree[leaves[k]])
+        smallest = min(smallest, tree[np.uint64(leaves[k])])
     for k in range(leaves.shape[0]):
-        out[k] = np.float32(smallest / tree[leaves[k]]) ** np.float32(exponent)
+        out[k] = tree[np.uint64(leaves[k])] / smallest

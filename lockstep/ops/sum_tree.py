@@ -21,9 +21,9 @@ class SumTree:
         self.size = int(size)
         sizes = [self.size]
         while sizes[-1] > 1 or len(sizes) == 1:
-            sizes[-1] += sizes[-1] % 2
-            sizes.append(sizes[-1] // 2)
-        self._levels = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.int64)
+            sizes[-1] += -sizes[-1] % 4
+            sizes.append(sizes[-1] // 4)
+        self._levels = np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.uint64)
         self._tree = np.zeros(sum(sizes), np.float64)
 
     def __len__(self) -> int:
@@ -74,14 +74,19 @@ class SumTree:
         Returns:
             The largest `|error| + epsilon`; None, and nothing is set, where an error is not finite.
         """
-        largest = self._kernels.assign_powers(self._tree, self._levels, indices, errors, epsilon, alpha)
-        return None if largest < 0.0 else float(largest)
+        values = np.empty(len(indices), np.float64)
+        largest = self._kernels.bases(errors, epsilon, values)
+        if largest < 0.0:
+            return None
+        np.power(values, alpha, out=values)  # numpy has it for many numbers at once
+        self._kernels.assign(self._tree, self._levels, indices, values)
+        return float(largest)
 
     def relative_powers(self, indices: np.ndarray, exponent: float) -> np.ndarray:
         """`(number / smallest number among these) ** -exponent` at indices known to be sound; float32 `[n]`."""
         out = np.empty(len(indices), np.float32)
-        self._kernels.relative_powers(self._tree, indices, exponent, out)
-        return out
+        self._kernels.relative(self._tree, indices, out)
+        return np.power(out, np.float32(-exponent), out=out)
 
     def find(self, masses: npt.ArrayLike) -> np.ndarray:
         """For each mass in `[0, total)` the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])`; int64.

@@ -314,9 +314,12 @@ def in_order(count, oldest, num_rows, out):
 def first_absent(rows, marks, num_rows):
     """Position of the first number that is no stored row; -1 where all are."""
     num_buffers = marks.shape[1]
+    stored = num_rows  # all rows below this one are
+    for b in range(num_buffers):
+        stored = min(stored, marks[COUNT, b] * num_buffers)
     for k in range(rows.shape[0]):
         row = rows[k]
-        if row < 0 or row >= num_rows or row // num_buffers >= marks[COUNT, row % num_buffers]:
+        if row < 0 or (row >= stored and (row >= num_rows or row // num_buffers >= marks[COUNT, row % num_buffers])):
             return k
     return -1
 
