@@ -155,6 +155,16 @@ class Policy(ActingPolicy):
 
     # -- state ---
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
+        """A policy of its own, with a learner in this process, that acts and learns on as this one would."""
+        spaces = self.observation_space, self.action_space
+        twin: Policy = self.config.copy().learners(num_learners=0).build_policy(spaces=spaces)
+        twin.set_state(self.get_state())
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Policy is not pickled: write it with save_to_path(path), read it with from_checkpoint(path)")
+
     def get_state(self) -> dict[str, Any]:
         """The group's state, the time and the random numbers of `compute_actions`."""
         return {

@@ -210,10 +210,7 @@ class ReplayBuffer:
 
     def priority_options(self) -> dict[str, Any] | None:
         """What `priorities` was given as, None where rows are drawn uniformly."""
-        found = self.priorities
-        if found is None:
-            return None
-        return {"alpha": found.alpha, "epsilon": found.epsilon, "beta": found.beta.specification}
+        return None if self.priorities is None else self.priorities.options()
 
     def _write(self, ids: np.ndarray, values: Sequence[np.ndarray], cuts: np.ndarray) -> Placed:
         """Checked rows, either of different sub-buffers or in time order of one."""
@@ -298,6 +295,12 @@ class ReplayBuffer:
             ValueError: the state is of a buffer of another size, with other columns or other parts.
         """
         states.set_state(self, state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return states.reduce(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayBuffer:
+        return states.deep_copy(self, memo)
 
     def save(self, path: str | Path) -> Path:
         """Writes the whole buffer as a checkpoint (safetensors and JSON, no pickle) and returns its path."""

@@ -106,7 +106,9 @@ def make(cls: type[ReplayBuffer], batch: Any, size: int | None, options: dict[st
     from lockstep.replay.buffer import ReplayBuffer
 
     if cls is not ReplayBuffer:
-        raise TypeError(f"use ReplayBuffer.from_batch(..., priorities=..., hindsight=...), not {cls.__name__}")
+        raise TypeError(
+            f"use ReplayBuffer, not {cls.__name__}, with the options buffer_num=, priorities=, hindsight= for its parts"
+        )
     if size is None:
         num_buffers = options.get("buffer_num", 1)
         lengths = transfer.episodes_in(batch)[0] if len(batch["rewards"]) else np.ones(1, np.int64)

@@ -44,6 +44,10 @@ class Priorities:
         """largest error so far"""
         self._newest = 1.0
 
+    def options(self) -> dict[str, Any]:
+        """What this was made with."""
+        return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
+
     def clear(self) -> None:
         """No row has a priority; the largest error is kept."""
         self.tree.load(np.zeros(self.tree.size))

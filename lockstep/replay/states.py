@@ -1,9 +1,13 @@
-"""The state of a replay buffer: as copies, or for a checkpoint as views in pieces."""
+"""The state of a replay buffer: as copies, or for a checkpoint as views in pieces; copies of whole buffers."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
 
 from lockstep.data.trees import map_tree
 from lockstep.replay.segments import Segments
@@ -62,3 +66,44 @@ def set_state(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
         buffer.priorities.set_state(state["priorities"])
     buffer.streams.set_state(state["streams"])
     buffer.num_added = int(state["num_added"])
+
+
+def reduce(buffer: ReplayBuffer) -> tuple[Any, ...]:
+    """What another buffer like this is made of. The columns are views on memory, which copy as arrays of their own:
+    so a buffer is built anew and given the state.
+    """
+    made = {
+        **buffer.options.keywords(),
+        "storage": buffer._store.storage,  # files in a temporary folder of their own
+        "priorities": buffer.priority_options(),
+        "hindsight": buffer.hindsight,
+    }
+    of_a_subclass = {name: value for name, value in vars(buffer).items() if name not in _attributes()}
+    return rebuild, (type(buffer), buffer.options.size, made, get_state(buffer)), of_a_subclass
+
+
+def rebuild(cls: type[ReplayBuffer], size: int, made: Mapping[str, Any], state: Mapping[str, Any]) -> ReplayBuffer:
+    """A buffer of this class from what `reduce` told."""
+    from lockstep.replay.buffer import ReplayBuffer
+
+    buffer = cls.__new__(cls)
+    ReplayBuffer.__init__(buffer, size, **made)
+    buffer.set_state(state)
+    return buffer
+
+
+def deep_copy(buffer: ReplayBuffer, memo: dict[int, Any]) -> ReplayBuffer:
+    """A buffer of its own; functions (schedules, goals) are the same."""
+    build, parts, of_a_subclass = reduce(buffer)
+    twin: ReplayBuffer = build(*parts)
+    memo[id(buffer)] = twin
+    vars(twin).update(copy.deepcopy(of_a_subclass, memo))
+    return twin
+
+
+@cache
+def _attributes() -> frozenset[str]:
+    from lockstep.replay.buffer import ReplayBuffer
+
+    one = spaces.Discrete(1)
+    return frozenset(vars(ReplayBuffer(1, observation_space=one, action_space=one)))

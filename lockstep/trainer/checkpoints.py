@@ -28,8 +28,14 @@ def save_trainer(trainer: BaseTrainer, path: str | Path) -> Path:
     return write_checkpoint(path, folders, metadata=counters)
 
 
-def restore_trainer(trainer: BaseTrainer, path: str | Path) -> None:
-    """Continues a run bit by bit from a full checkpoint. `ValueError` where it is damaged or of another shape."""
+def restore_trainer(trainer: BaseTrainer, path: str | Path | None) -> None:
+    """Continues a run bit by bit from a full checkpoint.
+
+    Raises `ValueError` where it is damaged or of another shape, and for None, which `newest_checkpoint` gives where
+    there is no checkpoint.
+    """
+    if path is None:
+        raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found none that is whole)")
     folders = read_checkpoint(path)
     if "trainer" not in folders:
         raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.algorithms.policy import Policy
+from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike
 from lockstep.state.values import check_whole
 from lockstep.tracking import BaseLogger, LazyLogger
@@ -57,6 +58,22 @@ def check_online(trainer: str, policy: Any, train_collector: Any, *, from_rollou
     check_kind(trainer, policy, from_rollouts=from_rollouts)
     if not isinstance(train_collector, CollectorLike):
         raise ValueError(f"train_collector={train_collector!r} is not allowed; it must be a lockstep.Collector")
+
+
+def check_stacks(policy: Policy, collector: CollectorLike, buffer: ReplayBuffer) -> None:
+    """Raises `ValueError` where the buffer stacks frames (or takes stacks apart) into what the policy does not take."""
+    stack_num, only_last = buffer.options.stack_num, buffer.options.save_only_last_obs
+    stored, taken = collector.observation_space.shape, policy.observation_space.shape
+    if stored is None or (stack_num == 1 and not only_last):
+        return
+    frame = stored[1:] if only_last else stored
+    gives = frame if stack_num == 1 else (stack_num, *frame)
+    if gives != taken:
+        raise ValueError(
+            f"stack_num={stack_num}, save_only_last_obs={only_last}: the buffer of train_collector would give "
+            f"observations of shape {gives}, and the policy takes {taken}. Environments that stack frames on the first "
+            f"axis go with save_only_last_obs=True; for others leave both out"
+        )
 
 
 def check_amount(step_per_collect: Any, episode_per_collect: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from lockstep.rollout import CollectorLike
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.values import check_whole
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_amount, check_foreign, check_online
+from lockstep.trainer.checks import check_amount, check_foreign, check_online, check_stacks
 from lockstep.trainer.seeding import seed_buffer
 
 ELSEWHERE = {
@@ -70,6 +71,13 @@ class OffpolicyTrainer(BaseTrainer):
             train_collector.buffer = VectorReplayBuffer(CAPACITY, train_collector.num_envs)
             seed_buffer(train_collector.buffer, options.get("seed"))
         self.buffer: ReplayBuffer = train_collector.buffer
+        check_stacks(policy, train_collector, self.buffer)
+        if max_epoch and learning_starts >= max_epoch * step_per_epoch:
+            warnings.warn(
+                f"learning_starts={learning_starts} is not below the {max_epoch * step_per_epoch} steps of the run "
+                "(max_epoch * step_per_epoch): nothing will be learned",
+                stacklevel=2,
+            )
         if buffer is not None:
             self._begin_with(buffer)
 

@@ -283,3 +283,21 @@ def test_a_callback_can_stop_the_run():
     trainer = trainer_of(callbacks=[Stops("UpdateEnd", at=2)], max_epoch=5)
     assert trainer.run().stop_reason == "enough"
     assert trainer.gradient_step == 4
+
+
+def test_a_buffer_that_gives_other_shapes_than_the_policy_takes_is_refused_at_construction():
+    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)}).build_policy()
+    for options, shape in (({"stack_num": 3}, r"\(3, 4\)"), ({"save_only_last_obs": True}, r"\(\)")):
+        collector = Collector(policy, "CartPole-v1", ReplayBuffer(50, **options))
+        with pytest.raises(ValueError, match=rf"observations of shape {shape}, and the policy takes \(4,\)"):
+            trainer_of(policy=policy, train_collector=collector)
+
+
+def test_random_steps_for_the_whole_run_are_told_at_construction():
+    with pytest.warns(UserWarning, match="learning_starts=32 is not below the 32 steps of the run"):
+        trainer_of(learning_starts=32)
+
+
+def test_nothing_to_restore_from_is_told_as_such():
+    with pytest.raises(ValueError, match="path=None: there is no checkpoint to go on from"):
+        restore_trainer(trainer_of(), None)
