@@ -25,6 +25,8 @@ class Settings:
 
 def settings_of(command: Train) -> Settings:
     """Recipe (or the algorithm's defaults), then the file, the options, `--set`. `ValueError` for mistakes."""
+    if command.total_steps is not None and command.total_steps < 1:
+        raise ValueError(f"--total-steps {command.total_steps} is not allowed; it must be at least 1")
     config = get_config(command.algorithm)
     env = environment_of(command.env)
     recipe = find_recipe(command.algorithm, command.env) if command.recipe else None

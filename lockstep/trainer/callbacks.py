@@ -141,7 +141,9 @@ class CheckpointCallback(Callback):
         return None
 
     def _save(self, event: Event) -> None:
-        save_trainer(self._trainer, self.directory / f"step_{event.position:012d}")
+        path = save_trainer(self._trainer, self.directory / f"step_{event.position:012d}")
+        # named in the log, so that `resume_from_log` finds it; `restore_trainer` writes the same record again
+        self._trainer.logger.save_data(event.epoch, event.env_step, event.gradient_step, lambda *_: path)
         prune_checkpoints(self.directory, self.num_to_keep)
         self._saved_at = event.epoch, event.position
 

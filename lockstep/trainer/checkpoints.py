@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
@@ -36,9 +36,18 @@ def restore_trainer(trainer: BaseTrainer, path: str | Path | None) -> None:
     """
     if path is None:
         raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found none that is whole)")
+    _restore(trainer, path, _folders_of_run(path))
+
+
+def _folders_of_run(path: str | Path) -> dict[str, dict[str, Any]]:
+    """`ValueError` for a checkpoint that is damaged or not of a whole run."""
     folders = read_checkpoint(path)
     if "trainer" not in folders:
         raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
+    return folders
+
+
+def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str, Any]]) -> None:
     trainer.policy.set_checkpoint_folders(folders)
     state = folders["trainer"]["state"]
     trainer.set_own_folders(folders)
@@ -52,12 +61,13 @@ def restore_trainer(trainer: BaseTrainer, path: str | Path | None) -> None:
 def resume_from_logger(trainer: BaseTrainer) -> bool:
     """Goes on from what the logger's last save names: everything, where that is a full checkpoint (then True).
 
-    Else, with a warning where there should be one, the three counters of that save.
+    Else, with a warning where there should be one, the three counters of that save. `ValueError` for a full checkpoint
+    that does not fit this trainer.
     """
     path, iterator = trainer.logger.last_checkpoint(), trainer._iterator
     if path is not None:
         try:
-            restore_trainer(trainer, path)
+            folders = _folders_of_run(path)
         except (OSError, ValueError) as error:
             warnings.warn(
                 f"resume_from_log: only the counters are restored, as {path} is no full checkpoint ({error})",
@@ -65,9 +75,18 @@ def resume_from_logger(trainer: BaseTrainer) -> bool:
                 stacklevel=2,
             )
         else:
+            _restore(trainer, path, folders)
             trainer._iterator = iterator  # this is called from within it
             return True
-    trainer.epoch, trainer.env_step, trainer.gradient_step = trainer.logger.restore_data()
+    counters = trainer.logger.restore_data()
+    if path is None and any(counters):
+        warnings.warn(
+            "resume_from_log: only the counters are restored, as the log names no checkpoint: policy, optimizers and "
+            "replay buffer are those given (CheckpointCallback writes full checkpoints)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    trainer.epoch, trainer.env_step, trainer.gradient_step = counters
     return False
 
 

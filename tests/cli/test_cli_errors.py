@@ -24,6 +24,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "batch": ((*TRAIN, "--num-envs", "5000"), "training.train_batch_size=1000 is smaller than"),
     "device": ((*TRAIN, "--device", "abacus"), "framework.device='abacus'"),
     "config file": ((*TRAIN, "--config", "none.json"), "cannot read --config none.json: No such file"),
+    "steps": ((*TRAIN, "--total-steps", "0"), "--total-steps 0 is not allowed; it must be at least 1"),
     "seeds": ((*TRAIN, "--seeds", "0"), "--seeds 0 is not allowed"),
     "actions": (("train", "ppo", "cli_envs:TupleActions"), "ppo cannot act in Tuple(Discrete(2), Discrete(3))"),
     "shape": (("train", "ppo", "cli_envs:WrongShape"), "has shape (2,), its space says (3,)"),

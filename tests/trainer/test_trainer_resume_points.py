@@ -10,6 +10,7 @@ from scenario_tools import KINDS, Paying, config_of, trainer_of
 from trainer_tools import collected, learned, without_wall_time
 
 from lockstep import Collector, OffpolicyTrainer, OnpolicyTrainer
+from lockstep.replay import VectorReplayBuffer
 from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.tracking import JsonlLogger, TraceLogger, read_metrics
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, Profiler, restore_trainer, save_trainer
@@ -111,6 +112,43 @@ def test_a_log_whose_checkpoint_is_gone_gives_the_counters_and_says_so(folder):
     assert (again.env_step, again.gradient_step) == (48, 6)
     with pytest.raises(ValueError, match="resume_from_log=True needs a logger that keeps records"):
         trainer_of("on", resume_from_log=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_names_the_checkpoints_of_the_callback_and_doubles_no_record(kind, folder, straight):
+    def trainer(name, resume=False, **options):
+        logger = JsonlLogger(folder / f"{name}.jsonl", resume=resume)
+        callbacks = [CheckpointCallback(folder / name)]
+        return trainer_of(kind, logger=logger, resume_from_log=resume, callbacks=callbacks, **options)
+
+    trainer("straight").run()
+    trainer("resumed", max_epoch=2).run()
+    again = trainer("resumed", resume=True)
+    again.run()
+    assert bits(again) == straight[kind]
+    assert len(again.history) == 3
+    saves = [
+        [(record["step"], record["data"]["path"] is None) for record in read_metrics(folder / f"{name}.jsonl")
+         if record["scope"] == "save"]
+        for name in ("straight", "resumed")
+    ]  # fmt: skip
+    assert saves[0] == saves[1] == [(step, unnamed) for step in (16, 32, 48) for unnamed in (True, False)]
+
+
+def test_a_log_that_names_no_checkpoint_gives_the_counters_and_says_so(folder):
+    trainer_of("on", logger=JsonlLogger(folder / "metrics.jsonl"), max_epoch=2).run()
+    again = trainer_of("on", logger=JsonlLogger(folder / "metrics.jsonl", resume=True), resume_from_log=True)
+    with pytest.warns(RuntimeWarning, match="only the counters are restored, as the log names no checkpoint"):
+        assert [stats.epoch for stats in again] == [3]
+
+
+def test_a_full_checkpoint_in_the_log_that_does_not_fit_is_refused_and_not_passed_over(folder):
+    logger = JsonlLogger(folder / "metrics.jsonl")
+    trainer_of("off", logger=logger, max_epoch=1, callbacks=[CheckpointCallback(folder)]).run()
+    again = trainer_of("off", logger=JsonlLogger(folder / "metrics.jsonl", resume=True), resume_from_log=True)
+    again.train_collector.buffer = again.buffer = VectorReplayBuffer(10, again.train_collector.num_envs)
+    with pytest.raises(ValueError, match=r"the state has \[32, 2\] rows and sub-buffers, this buffer \[5, 2\]"):
+        again.run()
 
 
 def test_a_run_that_is_resumed_with_another_kind_of_logger_begins_a_new_record(folder):
