@@ -122,7 +122,8 @@ def _namespace_of(minari: Any, dataset_id: str) -> str | None:
         return minari.dataset.minari_dataset.parse_dataset_id(dataset_id)[0]
     except (ValueError, TypeError):
         raise ValueError(
-            f"dataset_id={dataset_id!r}; allowed are '<name>-v<version>' and '<namespace>/<name>-v<version>'"
+            f"dataset_id={dataset_id!r}; allowed are '<name>-v<version>' and '<namespace>/<name>-v<version>', of "
+            "letters, digits, '-' and '_', the namespace of at least two"
         ) from None
 
 

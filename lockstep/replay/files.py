@@ -11,6 +11,7 @@ from lockstep.data.minari_files import write_minari
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.replay import transfer
 from lockstep.replay.hindsight import Hindsight
+from lockstep.replay.intake import check_columns
 from lockstep.state import CheckpointError, ScheduleLike, read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def make(cls: type[ReplayBuffer], batch: Any, size: int | None, options: dict[st
         raise TypeError(
             f"use ReplayBuffer, not {cls.__name__}, with the options buffer_num=, priorities=, hindsight= for its parts"
         )
+    check_columns(batch)
     if size is None:
         num_buffers = options.get("buffer_num", 1)
         lengths = transfer.episodes_in(batch)[0] if len(batch["rewards"]) else np.ones(1, np.int64)

@@ -18,15 +18,20 @@ Tree = Any
 _kind = attrgetter("shape", "dtype", "strides")
 
 
+def check_columns(batch: Mapping[str, Any]) -> None:
+    """Raises `KeyError` where a column of a transition is missing."""
+    for name in REQUIRED:
+        if name not in batch:
+            raise KeyError(f"column {name!r} is missing; given are {sorted(batch)}, needed {sorted(REQUIRED)}")
+
+
 def schema_of(batch: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
     """The stored columns that first rows ask for; with `last_frame` observations are stacks [n, frames, ...].
 
     Raises:
         KeyError: a column is missing; ValueError, TypeError: one that cannot be stored.
     """
-    for name in REQUIRED:
-        if name not in batch:
-            raise KeyError(f"column {name!r} is missing; given are {sorted(batch)}, needed {sorted(REQUIRED)}")
+    check_columns(batch)
     for name in RESERVED:
         if name in batch:
             raise ValueError(f"column {name!r} is one that drawing adds; call it something else")

@@ -45,6 +45,10 @@ class Placed(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return 4
 
+    def __repr__(self) -> str:
+        names = ("indices", "episode_return", "episode_length", "episode_start")
+        return f"Placed({', '.join(f'{name}={value}' for name, value in zip(names, self))})"
+
     def __getitem__(self, position: Any) -> Any:
         return (self.indices, self.episode_return, self.episode_length, self.episode_start)[position]
 

@@ -74,7 +74,8 @@ class Leaf:
 class ColumnStore:
     """Columns `name -> tree of arrays [num_rows, ...]`, made when the first rows or the spaces are known.
 
-    With `storage="memmap"` each array is a file in `directory` (one of its own, removed with the object, where None).
+    With `storage="memmap"` each array is a file in `directory` (one of its own, removed with the object, where None);
+    files of an earlier store there are replaced.
     """
 
     def __init__(self, num_rows: int, storage: str = "memory", directory: str | Path | None = None) -> None:
@@ -120,6 +121,7 @@ class ColumnStore:
         file = self.directory / (path.replace("/", "__") + ".bin")
         if not np.prod(whole):
             return np.zeros(whole, dtype)
+        file.unlink(missing_ok=True)  # a file of its own: a buffer that is still mapped on an older one keeps its rows
         return np.memmap(file, dtype, "w+", shape=whole).view(np.ndarray)
 
     def nbytes(self) -> int:

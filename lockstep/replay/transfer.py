@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.data.columns import Columns
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves
+from lockstep.replay.intake import check_columns
 from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def to_batch(buffer: ReplayBuffer) -> SampleBatch:
 
 def extend(buffer: ReplayBuffer, batch: Any) -> np.ndarray:
     """See `ReplayBuffer.extend`."""
+    check_columns(batch)
     columns = {name: column for name, column in dict(batch).items() if name not in NOT_STORED}
     number = len(np.asarray(columns[Columns.REWARDS]))
     index = np.empty(number, np.int64)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.state.sections import Section
+from lockstep.tracking.jsonl import JsonlLogger
+from lockstep.tracking.logger import BaseLogger
+from lockstep.tracking.mlflow import MLflowLogger
+from lockstep.tracking.tensorboard import TensorboardLogger
+from lockstep.tracking.wandb import WandbLogger
 
-LOGGERS = ("jsonl", "tensorboard", "wandb", "mlflow")
+CLASSES = {"jsonl": JsonlLogger, "tensorboard": TensorboardLogger, "wandb": WandbLogger, "mlflow": MLflowLogger}
+LOGGERS = tuple(CLASSES)
 
 
 @dataclass
@@ -39,6 +47,19 @@ class ReportingSection(Section):
                     f"reporting.logger_config={{{name!r}: {options!r}}} is not allowed; give a dict of "
                     f"arguments for any of {LOGGERS}"
                 )
+            _check_arguments(name, options)
+
+
+def _check_arguments(name: str, options: dict[str, Any]) -> None:
+    known: list[str] = []
+    for one in (CLASSES[name], BaseLogger):
+        parameters = inspect.signature(vars(one)["__init__"]).parameters.values()
+        known += [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(str(option), known, n=1, cutoff=0.5)
+            told = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise ValueError(f"reporting.logger_config: {CLASSES[name].__name__} has no argument {option!r}; {told}")
 
 
 @dataclass

@@ -307,3 +307,22 @@ def test_extend_takes_episodes_by_flags_or_by_eps_id_and_keeps_the_last_rows_tha
     assert two.maxsize == 12
     assert two.to_batch()["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert two._ring.count.tolist() == [3, 6]
+
+
+def test_two_buffers_on_one_directory_do_not_write_into_each_others_rows(tmp_path):
+    first = ReplayBuffer(10, storage="memmap", directory=tmp_path)
+    first.add(rows(1, first=3))
+    second = ReplayBuffer(10, storage="memmap", directory=tmp_path)
+    second.add(rows(1, first=7))
+    assert (first.all()["obs"][0, 0], second.all()["obs"][0, 0]) == (3.0, 7.0)
+
+
+def test_a_table_that_lacks_a_column_is_refused_with_what_it_has():
+    with pytest.raises(KeyError, match=r"column '\w+' is missing; given are \['obs'\]"):
+        ReplayBuffer.from_batch({"obs": np.zeros((3, 2))})
+
+
+def test_where_rows_were_placed_can_be_read_in_a_print():
+    buffer = ReplayBuffer(10)
+    placed = [buffer.add(rows(1, first=2, ends=[end])) for end in ("", "terminated")][1]
+    assert repr(placed) == "Placed(indices=[1], episode_return=[4.], episode_length=[2], episode_start=[0])"

@@ -1,6 +1,7 @@
 """Loggers: scopes, intervals without loss, saves, resume without doubled records, TensorBoard's files."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import pytest
 
 from lockstep.state import read_checkpoint, write_checkpoint
 from lockstep.tracking import BaseLogger, JsonlLogger, LazyLogger, MultiLogger, TensorboardLogger, read_metrics
+from lockstep.tracking.config import ReportingSection
 
 
 class ListLogger(BaseLogger):
@@ -393,3 +395,24 @@ def test_one_logger_that_fails_at_the_end_does_not_keep_the_others_from_flushing
     with pytest.raises(OSError, match="disk full"):
         logger.finalize()
     assert len(last.records) == 2
+
+
+def test_a_folder_instead_of_a_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a folder; give a file in it, such as .*metrics\.jsonl"):
+        JsonlLogger(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"wandb": {"proj": "poles"}}, "WandbLogger has no argument 'proj'; did you mean 'project'?"),
+        ({"jsonl": {"train_intervall": 3}}, "JsonlLogger has no argument 'train_intervall'; did you mean 'train_inter"),
+        ({"tensorboard": {"x": 3}}, "TensorboardLogger has no argument 'x'; it has log_dir, train_interval"),
+    ],
+)
+def test_an_argument_that_a_logger_of_a_configuration_does_not_have_is_refused_before_the_run(
+    options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        ReportingSection(logger_config=options).validate()
+    ReportingSection(logger_config={"wandb": {"project": "poles", "update_interval": 5}}).validate()
