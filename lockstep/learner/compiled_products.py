@@ -19,6 +19,9 @@ MAX_WRITTEN_OUT = 8
 
 def _written_out(a: Tensor, b: Tensor) -> Tensor:
     """`a` `[..., N, K]` times `b` `[..., K, M]` as a sum of K outer products."""
+    if b.stride(-1) != 1:  # neighbours in the result must be neighbours in `b`, or the kernel would not be vectorised
+        b = b.clone(memory_format=torch.contiguous_format)
+        b = b.as_strided(b.shape, b.stride())  # which the compiler keeps as a buffer of its own
     out = a[..., :, :1] * b[..., :1, :]
     for k in range(1, a.shape[-1]):
         out = out + a[..., :, k : k + 1] * b[..., k : k + 1, :]
@@ -26,8 +29,7 @@ def _written_out(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _is_small(a: Tensor, b: Tensor) -> bool:
-    """Few columns, and neighbours in the result are neighbours in `b` (or the kernel would not be vectorised)."""
-    return a.shape[-1] <= MAX_WRITTEN_OUT and b.stride(-1) == 1
+    return a.shape[-1] <= MAX_WRITTEN_OUT
 
 
 def _plain(a: Tensor, b: Tensor) -> Any:
@@ -39,7 +41,9 @@ def _with_bias(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: fl
         return NotImplemented
     if _is_small(a, b):
         return bias + _written_out(a, b)
-    return NotImplemented if a.dim() == 2 else bias + torch.bmm(a, b)
+    if a.dim() == 2:  # with one more dimension, so that the compiler does not make one call of product and sum again
+        return (bias + torch.mm(a, b).unsqueeze(0)).squeeze(0)
+    return bias + torch.bmm(a, b)
 
 
 aten = torch.ops.aten

@@ -33,18 +33,23 @@ def test_a_product_over_few_columns_is_written_out(leading, with_bias, columns):
     assert operations <= {"add", "mul", "slice", "alias"}, operations
 
 
-def test_the_bias_of_a_batched_product_is_added_by_itself():
-    bias, a, b = tensors((2, 1, 6), (2, 5, MANY), (2, MANY, 6))
-    found, operations = traced(aten.baddbmm.default, bias, a, b)
+def test_a_product_with_a_transposed_matrix_of_few_rows_is_written_out_with_a_copy_of_it():
+    bias, a, b = tensors((6,), (5, FEW), (6, FEW))
+    found, operations = traced(aten.addmm.default, bias, a, b.t())
+    torch.testing.assert_close(found, a @ b.t() + bias)
+    assert operations <= {"add", "mul", "slice", "alias", "clone", "as_strided"}, operations
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_the_bias_of_a_product_is_added_by_itself(leading):
+    bias, a, b = tensors((*leading, 1, 6) if leading else (6,), (*leading, 5, MANY), (*leading, MANY, 6))
+    found, operations = traced(aten.baddbmm.default if leading else aten.addmm.default, bias, a, b)
     torch.testing.assert_close(found, a @ b + bias)
-    assert operations == {"bmm", "add"}
+    assert operations == ({"bmm", "add"} if leading else {"mm", "unsqueeze", "add", "squeeze"})
 
 
-@pytest.mark.parametrize("case", ["many columns", "transposed", "scaled"])
-def test_other_products_stay_as_they_are(case):
-    bias, a, b = tensors((6,), (5, MANY if case == "many columns" else 3), (MANY if case == "many columns" else 3, 6))
-    b = b.t().contiguous().t() if case == "transposed" else b
-    options = {"alpha": 0.5} if case == "scaled" else {}
-    found, operations = traced(aten.addmm.default, bias, a, b, **options)
-    torch.testing.assert_close(found, a @ b * options.get("alpha", 1.0) + bias)
+def test_a_scaled_product_stays_as_it_is():
+    bias, a, b = tensors((6,), (5, FEW), (FEW, 6))
+    found, operations = traced(aten.addmm.default, bias, a, b, alpha=0.5)
+    torch.testing.assert_close(found, a @ b * 0.5 + bias)
     assert operations == {"addmm"}
