@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.algorithms.acting import ActingPolicy
+from lockstep.algorithms.by_hand import configuration_of
 from lockstep.algorithms.offline import fit_normalizers
 from lockstep.algorithms.plain_values import named_options
 from lockstep.algorithms.replaying import update_from_replay
@@ -33,12 +34,13 @@ class Policy(ActingPolicy):
 
     With a learner in this process it acts on that learner's memory, so what was just learned is acted on at once.
     Where learners are in other processes it acts with a copy, `module` and `connectors`, that gets their weights after
-    each update. The spaces are the configuration's where they are not given.
+    each update. Made of a module, which the group's learner trains, it is configured as that learner is. The spaces are
+    the configuration's, or the module's, where they are not given.
     """
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config_or_module: AlgorithmConfig | RLModule,
         learner_group: LearnerGroup,
         *,
         observation_space: Any = None,
@@ -46,6 +48,7 @@ class Policy(ActingPolicy):
         module: RLModule | None = None,
         connectors: ModuleConnectors | None = None,
     ) -> None:
+        config = configuration_of(config_or_module, learner_group)
         if observation_space is None or action_space is None:
             from lockstep.algorithms.build import find_spaces
 

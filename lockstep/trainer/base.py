@@ -34,7 +34,7 @@ from lockstep.trainer.checks import (
     check_parts,
 )
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import mean_return, run_info, score_of
+from lockstep.trainer.evaluation import check_evaluated, mean_return, run_info, score_of
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -172,6 +172,7 @@ class BaseTrainer:
             self.resume_from_log = False
             if resume_from_logger(self):
                 return
+        self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where the counters do
         if reset_collectors:
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
@@ -305,6 +306,7 @@ class BaseTrainer:
         self.test_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
+        check_evaluated(stats)
         score = score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
         self.last_test = stats

@@ -21,7 +21,8 @@ class ProgressDisplay(Callback):
     """Shows steps, steps per second, return, length, losses and the time left.
 
     `console`: rich's console; `None` makes one on stdout. `live`: `None` means live on a terminal, else one line for
-    each epoch. `title` stands above the live display. rich is loaded when the run begins.
+    each epoch with its evaluation, and one for each evaluation besides. `title` stands above the live display. rich is
+    loaded when the run begins.
     """
 
     def __init__(self, console: Console | None = None, *, live: bool | None = None, title: str = "") -> None:
@@ -33,6 +34,8 @@ class ProgressDisplay(Callback):
         self._train, self._updates = CollectStats(), TrainingStats()
         self._test: CollectStats | None = None
         self._best: tuple[float, int] | None = None
+        self._untold = ""
+        """the line of an evaluation, until it is told or an epoch's line has it"""
 
     @property
     def is_live(self) -> bool:
@@ -61,6 +64,7 @@ class ProgressDisplay(Callback):
         self._step = event.position
         if event.stats.returns:
             self._train = event.stats
+        self._tell()
         self._draw()
         return None
 
@@ -68,27 +72,32 @@ class ProgressDisplay(Callback):
         """Keeps the losses."""
         self._step = event.position
         self._updates = event.stats
+        self._tell()
         self._draw()
         return None
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Keeps the returns."""
+        """Keeps the returns; a plain line tells those of an evaluation before or inside an epoch."""
+        self._tell()
         self._test = event.stats
         if event.is_best:
             self._best = (event.score, event.position)
         self._draw()
-        if self._live is None and event.epoch == 0:
-            self._say(f"{self._steps_text(0)}  evaluation {_episodes_text(event.stats)}")
+        self._untold = f"{self._steps_text(event.position)}  evaluation {_episodes_text(event.stats)}"
+        if event.epoch == 0:
+            self._tell()
         return None
 
     def on_epoch_end(self, event: EpochEnd) -> Stop:
         """A plain line, where there is no live display."""
+        self._untold = ""
         if self._live is None:
             self._say(self.line(event.stats))
         return None
 
     def on_run_end(self, event: RunEnd) -> Stop:
         """The last state stays on the screen."""
+        self._tell()
         if self._live is not None:
             live, self._live = self._live, None
             live.refresh()
@@ -109,6 +118,11 @@ class ProgressDisplay(Callback):
             parts.append(_losses_text(epoch.training_stat))
         parts += [f"{info.timing.update_speed:,.0f} steps/s", f"{self._left_text()} left"]
         return "  ".join(part for part in parts if part)
+
+    def _tell(self) -> None:
+        if self._untold and self._live is None:
+            self._say(self._untold)
+        self._untold = ""
 
     def _say(self, text: str) -> None:
         sys.stdout.write(text + "\n")

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 
 def mean_return(stats: CollectStats) -> float:
-    """The default score. `ValueError` for an evaluation in which no episode ended."""
-    if stats.returns_stat is None or stats.returns_stat.mean is None:
+    """The default score. `ValueError` where no episode ended."""
+    check_evaluated(stats)
+    return sum(stats.returns) / len(stats.returns)
+
+
+def check_evaluated(stats: CollectStats) -> None:
+    """Raises `ValueError` for an evaluation in which no episode ended, whatever its score is made of."""
+    if not stats.returns:
         raise ValueError(
             "the evaluation has no finished episode; raise episode_per_test, or limit the episodes' length"
         )
-    return stats.returns_stat.mean
 
 
 def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectStats) -> float:

@@ -119,12 +119,15 @@ class OffpolicyTrainer(BaseTrainer):
             raise MalformedBufferError(f"buffer is {what}; give a ReplayBuffer with transitions, or leave it out")
         if given.hasnull():
             raise MalformedBufferError("buffer has transitions with NaN; call its dropnull() first")
-        self.policy.process_buffer(given)
-        if given is not self.buffer:
-            try:
-                self.buffer.update(given)
-            except (KeyError, ValueError) as error:
-                raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
+        prepared = self.policy.process_buffer(given)
+        if prepared is self.buffer:
+            return
+        if given is self.buffer:
+            self.buffer.reset()  # what was made of it takes its place
+        try:
+            self.buffer.update(prepared)
+        except (KeyError, ValueError) as error:
+            raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
 
     # -- state ---
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockstep.learner.learner import Learner
 from lockstep.replay import OfflineRows, ReplayBuffer
+from lockstep.rollout import Collector
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -14,18 +16,28 @@ if TYPE_CHECKING:
 def seed_run(trainer: BaseTrainer, seed: int) -> None:
     """Streams of environments, exploration, evaluation, samples and minibatches, each from the seed and its name.
 
-    The initial weights are drawn when the policy is built and stay as they are.
+    `ValueError` for env runners, whose environments have the streams of their own configuration. The initial weights
+    are drawn when the policy is built and stay as they are.
     """
     streams = RandomStreams(seed)
     for name in ("train_collector", "test_collector"):
         collector = getattr(trainer, name)
-        if collector is not None:
+        if isinstance(collector, Collector):
             collector.streams, collector.num_resets = streams.child(name), 0
+        elif collector is not None:
+            raise ValueError(
+                f"seed={seed} does not reach the env runners of {name}, which have that of their configuration; "
+                "leave it out and set debugging(seed=...)"
+            )
     if trainer.train_collector is not None:
         seed_buffer(trainer.train_collector.buffer, seed)
     policy = trainer.policy
-    policy.learner_group.learner.streams.set_state(streams.child("learner").get_state())
+    policy.learner_group.foreach_learner(_seed_learner, seed)
     policy.seed(seed)
+
+
+def _seed_learner(learner: Learner, seed: int) -> None:
+    learner.streams.set_state(RandomStreams(seed).child("learner").get_state())
 
 
 def seed_buffer(buffer: object, seed: int | None) -> None:

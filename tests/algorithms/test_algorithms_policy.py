@@ -7,6 +7,10 @@ from gymnasium import spaces
 from space_envs import BOX, SpaceEnv
 
 from lockstep import A2CConfig, Policy, PPOConfig, RolloutStore, SampleBatch, load_policy, policy_within_training_step
+from lockstep.algorithms.ppo import PPOLearner, PPOTraining
+from lockstep.connectors import ClipActions, ModuleConnectors
+from lockstep.learner import Learner, LearnerGroup
+from lockstep.modules import DefaultActorCriticModule, RLModuleSpec
 from lockstep.state.checkpoint import CheckpointError
 
 OBS = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
@@ -286,6 +290,50 @@ def test_checkpoints_of_another_kind_or_shape_are_refused_and_nothing_is_changed
     with pytest.raises(ValueError, match=r"policy_head.weight has shape \(4, 8\), expected \(3, 8\)"):
         policy.restore_from_path(wider)
     np.testing.assert_array_equal(policy.compute_actions(OBS), before)
+
+
+def learner_by_hand(action_space=ACTIONS[0], kind=PPOLearner):
+    spec = RLModuleSpec(
+        module_class=DefaultActorCriticModule,
+        observation_space=BOX,
+        action_space=action_space,
+        model_config={"hiddens": (8,)},
+    )
+    actions = ClipActions(action_space) if isinstance(action_space, spaces.Box) else None
+    connectors = {"default_policy": ModuleConnectors(actions=actions)}
+    return kind(config=PPOTraining(lr=0.5, gamma=0.5), module_spec=spec, connectors=connectors).build()
+
+
+@pytest.mark.parametrize("space", [ACTIONS[0], ACTIONS[3]], ids=lambda space: type(space).__name__)
+def test_a_policy_is_made_of_a_module_and_the_learner_group_that_trains_it(space, tmp_path):
+    class Own(PPOLearner):
+        pass
+
+    learner = learner_by_hand(space, Own)
+    module = learner.module["default_policy"]
+    policy = Policy(module, LearnerGroup(learner))
+    assert policy.module is module
+    assert (policy.observation_space, policy.action_space) == (BOX, space)
+    assert (policy.config.algorithm, policy.config.lr, policy.config.gamma) == ("ppo", 0.5, 0.5)
+    before = policy.compute_actions(OBS)
+    store = rollout(policy)
+    with policy_within_training_step(policy):
+        assert policy.update(0, store, 4, 2).gradient_steps == 8
+    after = policy.compute_actions(OBS)
+    assert (after != before).any()
+    loaded = load_policy(policy.save_to_path(tmp_path / "policy"))
+    np.testing.assert_array_equal(loaded.compute_actions(OBS), after)
+
+
+def test_a_policy_of_a_module_that_its_group_does_not_train_or_of_something_else_is_refused():
+    learner, other = learner_by_hand(), learner_by_hand()
+    with pytest.raises(ValueError, match="learner does not train this DefaultActorCriticModule as 'default_policy'"):
+        Policy(other.module["default_policy"], LearnerGroup(learner))
+    with pytest.raises(TypeError, match="of a configuration or of an RLModule, not of a Linear; wrap_module"):
+        Policy(torch.nn.Linear(2, 2), LearnerGroup(learner))
+    unknown = Learner(config=PPOTraining(), module_spec=learner.module).build()
+    with pytest.raises(ValueError, match="Learner is of no algorithm here; give a configuration instead"):
+        Policy(learner.module["default_policy"], LearnerGroup(unknown))
 
 
 def test_a_policy_is_made_of_a_configuration_and_its_learner_group():

@@ -113,6 +113,17 @@ def test_a_checkpoint_in_pieces_writes_what_has_changed_and_links_the_rest(
                 assert linked
 
 
+@pytest.mark.parametrize("storage", ["memory", "memmap"])
+def test_sub_buffers_of_a_loaded_buffer_share_its_memory_as_before(storage, tmp_path):
+    buffer = fill_from_counting(VectorReplayBuffer(24, 3, seed=2), 13)
+    loaded = VectorReplayBuffer.load(buffer.save(tmp_path / "saved"), storage=storage)
+    for each in (buffer, loaded):
+        assert each.add(rows(1, 70, obs_size=2), [1]).indices % 3 == 1
+        each.add(rows(3, 80, obs_size=2))
+        assert {70, 80, 81, 82} <= set(each.all()["obs"][:, 0].tolist())
+    tree_equal(go_on(loaded), go_on(buffer))
+
+
 def test_a_state_is_a_copy():
     buffer = fill_from_counting(ReplayBuffer(20), 9)
     state = buffer.get_state()

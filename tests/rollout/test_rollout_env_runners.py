@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from runner_tools import ManyRunners, config_of, runner_count
 
-from lockstep import DQNConfig, RolloutStore
+from lockstep import DQNConfig, OffpolicyTrainer, RolloutStore
 from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.data.trees import leaves
 from lockstep.envs.counting import CountingEnv
@@ -268,3 +268,13 @@ def test_a_group_collector_fills_a_replay_buffer_as_a_collector_does():
             one.collect(n_step=60)
         for name, column in other.buffer.all().items():
             np.testing.assert_array_equal(collector.buffer.all()[name], column, err_msg=name)
+
+
+def test_a_seed_of_a_trainer_that_does_not_reach_env_runners_is_refused():
+    config = DQNConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2)
+    policy = config.build_policy()
+    amounts = {"max_epoch": 1, "batch_size": 4, "step_per_epoch": 8, "step_per_collect": 8}
+    with group_of(config) as group:
+        collector = GroupCollector(policy, group, VectorReplayBuffer(400, 4))
+        with pytest.raises(ValueError, match=r"seed=3 does not reach the env runners of train_collector.*debugging"):
+            OffpolicyTrainer(policy, train_collector=collector, seed=3, **amounts)

@@ -157,6 +157,31 @@ def test_the_collectors_buffer_is_the_one_given_and_may_be_replaced():
     assert isinstance(collector.buffer, RolloutStore)
 
 
+@pytest.mark.parametrize("keep, told", [(True, [(10.0 * 15, 5)] * NUM_ENVS), (False, [(10.0 * 9, 2)] * NUM_ENVS)])
+def test_an_emptied_buffer_keeps_its_statistics_where_asked_and_close_ends_the_environments(keep, told):
+    ended = []
+
+    class Noting(VectorReplayBuffer):
+        def add(self, batch, buffer_ids=None):
+            placed = super().add(batch, buffer_ids)
+            ended.extend(zip(placed.episode_return.tolist(), placed.episode_length.tolist()))
+            return placed
+
+    policy = Scripted()
+    policy.act = lambda obs, noise: np.zeros(len(obs), np.int64)
+    vector = LightSyncVectorEnv([lambda: CountingEnv(((5, "terminate"),))] * NUM_ENVS)
+    collector = Collector(policy, vector, Noting(400, NUM_ENVS))
+    collector.collect(n_step=3 * NUM_ENVS)
+    collector.reset_buffer(keep_statistics=keep)
+    assert len(collector.buffer) == 0
+    collector.collect(n_step=2 * NUM_ENVS)
+    assert ended[-NUM_ENVS:] == told
+    closed = []
+    vector.close = lambda: closed.append(1)
+    collector.close()
+    assert closed == [1]
+
+
 def test_a_buffer_for_another_number_of_environments_is_refused():
     with pytest.raises(ValueError, match=r"1 sub-buffers, and there are 4 environments; use VectorReplayBuffer"):
         collector_of(BACKENDS["light"]("SameStep"), buffer=ReplayBuffer(100))

@@ -206,8 +206,9 @@ def test_async_collector_counts_the_first_episodes_that_start():
         assert collector.collect(n_step=5, random=True).n_collected_steps == 5
 
 
-def test_async_collector_restarts_workers_without_gluing_episodes(tmp_path):
-    env = vector_of(tmp_path, "die", at=3, waits=(0.002, 0.0, 0.002))
+@pytest.mark.parametrize("how", ["die", "hang"])
+def test_async_collector_restarts_workers_without_gluing_episodes(how, tmp_path):
+    env = vector_of(tmp_path, how, at=3, waits=(0.002, 0.0, 0.002), step_timeout=0.5 if how == "hang" else None)
     buffer = VectorReplayBuffer(900, 3)
     with env, pytest.warns(RuntimeWarning, match="started again"):
         stats = AsyncCollector(Zeros(), env, buffer).collect(n_step=200)
@@ -228,6 +229,13 @@ def test_async_collector_refuses_nan_in_a_new_row_by_name():
         with pytest.raises(MalformedBufferError, match=r"environment 0 .* column 'rewards' at step 3"):
             collector.collect(n_step=9)
         assert len(collector.buffer) == 3
+
+
+def test_async_collector_tells_an_episode_that_never_ends(monkeypatch):
+    monkeypatch.setattr("lockstep.rollout.async_collector.NEVER_ENDS", 20)
+    told = pytest.raises(RuntimeError, match=r"an episode has not ended in 20 steps; .*TimeLimit")
+    with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode="async") as env, told:
+        AsyncCollector(Zeros(), env).collect(n_episode=1)
 
 
 def test_async_collector_is_refused_where_it_does_not_belong():

@@ -227,10 +227,14 @@ def test_a_run_that_stop_fn_ended_goes_on_until_max_epoch(kind, folder, straight
     options = {"compute_score_fn": lambda stats: next(scores), "stop_fn": lambda score: score >= 9.0}
     first = trainer_of(kind, callbacks=[CheckpointCallback(folder)], **options)
     assert first.run().stop_reason == "stop_fn"
-    again = trainer_of(kind)
+    better = []
+    again = trainer_of(kind, save_best_fn=better.append)
     restore_trainer(again, newest_checkpoint(folder))
-    assert again.run().stop_reason == "max_epoch"
-    assert (again.info().best_score, bits(again)) == (9.0, straight[kind])
+    info = again.run()
+    assert info.stop_reason == "max_epoch"
+    assert (info.best_score, info.best_epoch, info.best_reward) == (9.0, 1, -4.0)
+    assert better == []  # the scores after it are lower: the best is that of the first part
+    assert bits(again) == straight[kind]
 
 
 def test_checkpoint_callback_saves_prunes_and_is_enough_to_go_on(folder, straight):

@@ -498,15 +498,20 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(folde
     trainer.reset()
     assert trainer.bad_batch is None
     going_on = build(max_epoch=1, nan_policy="ignore")
-    going_on.policy.learner_group.learner.compute_losses = lambda **arguments: {
-        name: loss * math.nan for name, loss in plain_of(going_on)(**arguments).items()
-    }
-    assert going_on.run().stop_reason == "max_epoch"
+    ignoring = going_on.policy.learner_group.learner
+    spoiled = ignoring.compute_losses
 
+    def spoiling(**arguments):
+        losses = spoiled(**arguments)
+        ignoring.log("default_policy", policy_loss=losses["default_policy"] * math.nan)
+        return losses
 
-def plain_of(trainer):
-    learner = trainer.policy.learner_group.learner
-    return type(learner).compute_losses.__get__(learner)
+    ignoring.compute_losses = spoiling
+    info = going_on.run()
+    assert info.stop_reason == "max_epoch"
+    seen = info.history[0].training_stat.metrics["policy_loss"]
+    assert math.isnan(seen.mean)
+    assert seen.count > 0
 
 
 def test_an_environment_whose_episodes_never_end_is_told_after_the_first_epoch():
@@ -542,11 +547,13 @@ def test_statistics_are_those_of_the_epoch():
     assert timing.update_speed == pytest.approx(256 / timing.train_time)
 
 
-def test_an_empty_evaluation_is_an_error():
-    from lockstep.trainer.evaluation import mean_return
-
-    with pytest.raises(ValueError, match="no finished episode"):
-        mean_return(CollectStats())
+@pytest.mark.parametrize("own_score", [{}, {"compute_score_fn": lambda stats: 7.0}])
+def test_an_empty_evaluation_is_an_error(own_score):
+    trainer = build(**own_score)
+    trainer.test_collector.collect = lambda n_episode: CollectStats(0, 30)
+    with pytest.raises(ValueError, match="the evaluation has no finished episode; raise episode_per_test"):
+        trainer.run()
+    assert (trainer.stop_reason, trainer.best_score) == ("error", None)
 
 
 def test_a_run_may_go_on_from_the_counters_of_a_log(folder):
@@ -561,12 +568,26 @@ def test_a_run_may_go_on_from_the_counters_of_a_log(folder):
     assert [stats.epoch for stats in trainer] == [1, 2, 3]  # the next run is a new one
 
 
-def test_verbose_prints_a_line_for_each_epoch_and_nothing_else_is_printed(capsys):
+def test_verbose_prints_a_line_for_each_evaluation_with_its_return_and_else_nothing_is_printed(capsys):
     build().run()
     assert capsys.readouterr().out == ""
-    build(verbose=True).run()
-    lines = [line for line in capsys.readouterr().out.splitlines() if "256" in line]
-    assert len(lines) >= 1
+    # test_in_train: the training return suffices in each epoch, the evaluations never do
+    asked = iter([False, True, False, False, True, False, False])
+    trainer = build(verbose=True, test_in_train=True, stop_fn=lambda score: next(asked))
+    scores = Scores()
+    trainer.callbacks.append(scores)
+    trainer.run()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("/")[0].strip() for line in lines] == ["0", "64", "128", "192", "256"]
+    assert [f"evaluation return {score:.4g} ±" in line for line, (score, _) in zip(lines, scores.seen)] == [True] * 5
+    assert ["policy_loss" in line for line in lines] == [False, False, True, False, True]
+
+
+def test_show_progress_shows_plain_lines_only_where_the_output_is_no_terminal(capsys):
+    build(show_progress=True).run()
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert [line.split("/")[0].strip() for line in text.splitlines()] == ["0", "128", "256"]
 
 
 def test_rows_that_only_reset_are_in_no_statistics_of_the_policy():
