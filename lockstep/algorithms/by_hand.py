@@ -45,7 +45,7 @@ def _configuration_of_learner(module: RLModule, group: LearnerGroup) -> Algorith
     fitting = [known for known in ALGORITHMS if isinstance(learner, known.learner_class)]
     if not fitting:
         raise ValueError(f"{type(learner).__name__} is of no algorithm here; give a configuration instead of a module")
-    config = max(fitting, key=lambda known: len(known.learner_class.__mro__))()
+    config = fitting[0]()  # no algorithm's learner is another's: none imports another
     spaces = {"observation_space": module.observation_space, "action_space": module.action_space}
     spec = RLModuleSpec(module_class=type(module), model_config=module.model_config, **spaces)
     actions, sections = learner.connectors[DEFAULT_MODULE_ID].actions, config.sections

@@ -64,7 +64,6 @@ class ProgressDisplay(Callback):
         self._step = event.position
         if event.stats.returns:
             self._train = event.stats
-        self._tell()
         self._draw()
         return None
 

@@ -584,8 +584,17 @@ def test_verbose_prints_a_line_for_each_evaluation_with_its_return_and_else_noth
 
 
 def test_show_progress_shows_plain_lines_only_where_the_output_is_no_terminal(capsys):
-    build(show_progress=True).run()
-    text = capsys.readouterr().out
+    told = []
+    build(show_progress=True, train_fn=lambda *where: told.append(capsys.readouterr().out)).run()
+    told.append(capsys.readouterr().out)
+    assert ["evaluation" in part for part in told] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]  # each line as soon as it is known
+    text = "".join(told)
     assert "\x1b" not in text
     assert [line.split("/")[0].strip() for line in text.splitlines()] == ["0", "128", "256"]
 
