@@ -208,7 +208,8 @@ def test_async_collector_counts_the_first_episodes_that_start():
 
 @pytest.mark.parametrize("how", ["die", "hang"])
 def test_async_collector_restarts_workers_without_gluing_episodes(how, tmp_path):
-    env = vector_of(tmp_path, how, at=3, waits=(0.002, 0.0, 0.002), step_timeout=0.5 if how == "hang" else None)
+    slow = 0.02 if how == "hang" else 0.002  # the others must not be done before the hang is noticed
+    env = vector_of(tmp_path, how, at=3, waits=(slow, 0.0, slow), step_timeout=1.0 if how == "hang" else None)
     buffer = VectorReplayBuffer(900, 3, n_step=3, gamma=0.5)
     with env, pytest.warns(RuntimeWarning, match="started again"):
         stats = AsyncCollector(Zeros(), env, buffer).collect(n_step=200)

@@ -5,6 +5,7 @@ import io
 from contextlib import nullcontext
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from scenario_tools import KINDS, Paying, config_of, trainer_of
 from trainer_tools import collected, learned, without_wall_time
@@ -12,8 +13,10 @@ from trainer_tools import collected, learned, without_wall_time
 from lockstep import Collector, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.replay import VectorReplayBuffer
 from lockstep.state.checkpoint import newest_checkpoint
+from lockstep.state.streams import RandomStreams
 from lockstep.tracking import JsonlLogger, TraceLogger, read_metrics
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, Profiler, restore_trainer, save_trainer
+from lockstep.trainer.seeding import seed_run
 
 
 class At(Callback):
@@ -209,14 +212,16 @@ def test_seed_makes_a_trainer_by_hand_draw_what_a_configuration_with_that_seed_d
     one, two, other = by_hand(5), by_hand(5), by_hand(6)
     assert one.first_difference(two) is None
     assert one.digest() != other.digest()
-    config = config_of(kind, seed=0)
-    configured, seeded = config.build_trainer(), config.build_trainer()
-    from lockstep.trainer.seeding import seed_run
-
-    seed_run(seeded, 0)
+    configured, seeded = (config_of(kind, seed=seed).build_trainer() for seed in (5, 0))
+    seeded.policy.set_state(configured.policy.get_state())  # the same weights
+    seeded.policy.learner_group.learner.streams.set_state(RandomStreams(99).child("learner").get_state())
+    seeded.policy.seed(99)
+    seed_run(seeded, 5)
     configured.run()
     seeded.run()
     assert bits(configured) == bits(seeded)
+    if kind == "off":
+        assert np.array_equal(configured.buffer.sample_indices(9), seeded.buffer.sample_indices(9))
     with pytest.raises(ValueError, match="seed=-1 is not allowed"):
         by_hand(-1)
 
