@@ -572,12 +572,15 @@ def test_verbose_prints_a_line_for_each_evaluation_with_its_return_and_else_noth
     build().run()
     assert capsys.readouterr().out == ""
     # test_in_train: the training return suffices in each epoch, the evaluations never do
-    asked = iter([False, True, False, False, True, False, False])
-    trainer = build(verbose=True, test_in_train=True, stop_fn=lambda score: next(asked))
+    asked, told = iter([False, True, False, False, True, False, False]), []
+    options = {"stop_fn": lambda score: next(asked), "train_fn": lambda *where: told.append(capsys.readouterr().out)}
+    trainer = build(verbose=True, test_in_train=True, **options)
     scores = Scores()
     trainer.callbacks.append(scores)
     trainer.run()
-    lines = capsys.readouterr().out.splitlines()
+    told.append(capsys.readouterr().out)
+    assert [len(part.splitlines()) for part in told] == [1] * 5  # each at once
+    lines = "".join(told).splitlines()
     assert [line.split("/")[0].strip() for line in lines] == ["0", "64", "128", "192", "256"]
     assert [f"evaluation return {score:.4g} ±" in line for line, (score, _) in zip(lines, scores.seen)] == [True] * 5
     assert ["policy_loss" in line for line in lines] == [False, False, True, False, True]
