@@ -46,7 +46,7 @@ def _configuration_of_learner(module: RLModule, group: LearnerGroup) -> Algorith
     if not fitting:
         raise ValueError(f"{type(learner).__name__} is of no algorithm here; give a configuration instead of a module")
     config = fitting[0]()  # no algorithm's learner is another's: none imports another
-    spaces = {"observation_space": module.observation_space, "action_space": module.action_space}
+    spaces: dict[str, Any] = {"observation_space": module.observation_space, "action_space": module.action_space}
     spec = RLModuleSpec(module_class=type(module), model_config=module.model_config, **spaces)
     actions, sections = learner.connectors[DEFAULT_MODULE_ID].actions, config.sections
     given = {"clip_actions": isinstance(actions, ClipActions), "rescale_actions": isinstance(actions, RescaleActions)}
