@@ -40,6 +40,7 @@ NOT_AN_ALGORITHM = (
     "acting",
     "asynchronous",
     "build",
+    "by_hand",
     "config",
     "module_specs",
     "offline",
