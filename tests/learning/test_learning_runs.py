@@ -19,7 +19,8 @@ pytestmark = pytest.mark.learning
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = {100_000: 5, 500_000: 3, 1_000_000: 1}
-"""how many, for runs up to that long"""
+"""how many, for runs up to that long (a run of SAC on HalfCheetah, with a gradient step for each step, is one: it takes
+most of an hour)"""
 ONE_SEED = """
 import json, statistics, sys
 from lockstep.recipes import find_recipe
@@ -71,6 +72,8 @@ def test_the_median_seed_reaches_the_band(recipe, made_data):
         pytest.importorskip("minari", reason=f"{recipe.algorithm} {recipe.env} needs the extra {recipe.requires!r}")
         variables["MINARI_DATASETS_PATH"] = str(made_data(recipe.env))
     num_seeds = next(seeds for steps, seeds in SEEDS.items() if recipe.total_steps <= steps)
+    if recipe.config().is_off_policy and recipe.total_steps > 100_000:
+        num_seeds = 1
     returns = [final_return(recipe, seed, **variables) for seed in range(num_seeds)]
     assert statistics.median(returns) >= recipe.band, returns
     assert recipe.worst is None or min(returns) >= recipe.worst, returns
