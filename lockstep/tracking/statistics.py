@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -31,7 +30,7 @@ class SequenceSummaryStats:
             return cls(numbers[0], 0.0, numbers[0], numbers[0], numbers[0], 1)
         mean = sum(numbers) / len(numbers)
         std = (sum((value - mean) ** 2 for value in numbers) / len(numbers)) ** 0.5
-        return cls(mean, std, max(numbers), min(numbers), statistics.median(numbers), len(numbers))
+        return cls(mean, std, max(numbers), min(numbers), _median(numbers), len(numbers))
 
 
 @dataclass(frozen=True)
@@ -216,6 +215,12 @@ def first_bad_step(series: Mapping[str, Sequence[float]]) -> int | None:
     return next((k for k, step in enumerate(zip(*losses), 1) if not all(map(math.isfinite, step))), None)
 
 
+def _median(numbers: Sequence[float]) -> float:
+    """Of at least one number. (Importing the standard library's `statistics` takes 20 ms.)"""
+    ordered, half = sorted(numbers), len(numbers) // 2
+    return ordered[half] if len(numbers) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
 def _merge(stats: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
     count = sum(stat.count for stat in stats)
     if not count:
@@ -224,5 +229,5 @@ def _merge(stats: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
     square = sum(((stat.std or 0.0) ** 2 + (stat.mean or 0.0) ** 2) * stat.count for stat in stats) / count
     maximum = max(stat.max for stat in stats if stat.max is not None)
     minimum = min(stat.min for stat in stats if stat.min is not None)
-    median = statistics.median(stat.median for stat in stats if stat.median is not None)
+    median = _median([stat.median for stat in stats if stat.median is not None])
     return SequenceSummaryStats(mean, max(square - mean * mean, 0.0) ** 0.5, maximum, minimum, median, count)

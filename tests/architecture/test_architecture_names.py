@@ -63,8 +63,7 @@ def fresh_import() -> tuple[float, list[str]]:
 
 
 def test_importing_lockstep_is_light():
-    runs = [fresh_import()]
-    while min(runs)[0] >= MAX_IMPORT_SECONDS and len(runs) < 15:
-        runs.append(fresh_import())  # what else the machine does costs cache, and with it processor time
+    runs = [fresh_import() for _ in range(5)]
     assert not any(loaded for _, loaded in runs), runs
-    assert 0.02 < min(runs)[0] < MAX_IMPORT_SECONDS, runs
+    seconds = min(seconds for seconds, _ in runs)  # what else the machine does costs cache, and with it processor time
+    assert 0.02 < seconds < MAX_IMPORT_SECONDS, runs
