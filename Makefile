@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Tests start many processes; without bytecode each would compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-dev train test test-faults test-learning lint bench docs clean
 .DEFAULT_GOAL := train
