@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,8 @@ def with_whole_returns(buffer: ReplayBuffer, gamma: float) -> ReplayBuffer:
     """
     if buffer.hindsight is not None:
         raise ValueError("a buffer with hindsight has no returns of whole episodes: goals differ from row to row")
-    seen = copy.copy(buffer)
+    seen = object.__new__(type(buffer))  # `copy.copy` gives a buffer with rows of its own
+    vars(seen).update(vars(buffer))
     seen.options = replace(buffer.options, n_step=buffer.options.rows_each, gamma=gamma)
     seen._reader = Reader(seen._ring, seen._store, seen._shared, seen.options, seen.streams)
     return seen

@@ -59,7 +59,9 @@ def test_whole_returns_reach_to_the_end_of_the_episode_and_say_how_it_ended():
         "truncateds": np.array([0, 0, 0, 0, 1, 0], bool),
     }
     buffer = ReplayBuffer.from_batch(batch)
-    seen = with_whole_returns(buffer, 0.5)[np.arange(6)]
+    view = with_whole_returns(buffer, 0.5)
+    seen = view[np.arange(6)]
+    assert view._store is buffer._store  # nothing is copied
     np.testing.assert_allclose(seen["rewards"], [1 + 1 + 0.75, 2 + 1.5, 3, 4 + 2.5, 5, 6])
     np.testing.assert_allclose(seen["discounts"], [0.125, 0.25, 0.5, 0.25, 0.5, 0.5])
     np.testing.assert_allclose(seen["new_obs"], [90, 90, 90, 91, 91, 92])
