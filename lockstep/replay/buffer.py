@@ -185,8 +185,9 @@ class ReplayBuffer:
         return transfer.extend(self, batch)
 
     def update(self, other: ReplayBuffer) -> np.ndarray:
-        """Copies all transitions of another buffer with the same columns: those of its sub-buffer `b` to sub-buffer
-        `b % buffer_num`. Boundaries are kept and written before and after; returns the new indices, int64.
+        """Copies all transitions of another buffer with the same columns, of its sub-buffer `b` to `b % buffer_num`.
+
+        Boundaries are kept and written before and after; returns the new indices, int64. Errors as `add`.
         """
         return transfer.join(self, other)
 

@@ -65,14 +65,25 @@ def append(buffer: ReplayBuffer, batch: Any, buffer_id: int, cuts: np.ndarray) -
     return index
 
 
-def join(target: ReplayBuffer, other: ReplayBuffer) -> np.ndarray:
-    """See `ReplayBuffer.update`."""
-    if other is target:
-        raise ValueError("a buffer cannot be updated with itself")
+def join(target: ReplayBuffer, other: ReplayBuffer, *, replace: bool = False) -> np.ndarray:
+    """See `ReplayBuffer.update`; with `replace` the target is emptied before, once it is known that the rows fit."""
+    if other._ring is target._ring:
+        raise ValueError("a buffer cannot be updated with itself, nor with another view of its rows")
+    check_fits(target, other)
+    if replace:
+        target.reset()
     found = []
     for b, rows in enumerate(rows_by_buffer(other)):
         found.append(copy_rows(other, rows, target, b % target.buffer_num))
     return np.concatenate(found)
+
+
+def check_fits(target: ReplayBuffer, other: ReplayBuffer) -> None:
+    """`KeyError` or `ValueError` where stored rows of `other` are none that the target takes. Writes nothing."""
+    rows = other._ring.in_order()
+    for start in range(0, len(rows), CHUNK):
+        piece = other._reader.plain(rows[start : start + CHUNK])
+        target._conformed(piece, len(piece[Columns.REWARDS]), False)
 
 
 def rows_by_buffer(buffer: ReplayBuffer) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
+from lockstep.replay.transfer import join
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.values import check_whole
@@ -122,10 +123,12 @@ class OffpolicyTrainer(BaseTrainer):
         prepared = self.policy.process_buffer(given)
         if prepared is self.buffer:
             return
-        if given is self.buffer:
-            self.buffer.reset()  # what was made of it takes its place
+        if not isinstance(prepared, ReplayBuffer):
+            raise MalformedBufferError(
+                f"process_buffer gave a {type(prepared).__name__}; OffpolicyTrainer needs a ReplayBuffer of it"
+            )
         try:
-            self.buffer.update(prepared)
+            join(self.buffer, prepared, replace=given is self.buffer)  # what was made of it takes its place
         except (KeyError, ValueError) as error:
             raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
 

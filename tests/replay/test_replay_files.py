@@ -20,6 +20,7 @@ from lockstep.replay import (
     ReplayBuffer,
     VectorReplayBuffer,
 )
+from lockstep.replay.views import with_whole_returns
 from lockstep.state import CheckpointError, read_checkpoint, write_checkpoint
 
 
@@ -223,6 +224,27 @@ def test_update_with_itself_is_refused_and_other_columns_too():
     other.add(rows(1))
     with pytest.raises(ValueError, match="'obs' expects"):
         buffer.update(other)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_update_that_does_not_fit_writes_nothing(shared):
+    """Not in the first rows, and not in the last: integers become flags where they are 0 or 1."""
+    buffer = VectorReplayBuffer(40, 2, ignore_obs_next=shared)
+    buffer.add({**rows(2), "marked": np.array([True, False])})  # an episode under way: no boundary may come into it
+    before = buffer.get_state()
+    for obs_size, last in ((3, 1), (4, 2)):
+        other = ReplayBuffer(10)
+        for mark in (0, 1, last):
+            other.add({**rows(1, obs_size=obs_size), "marked": np.array([mark])})
+        with pytest.raises(ValueError, match="'obs' expects" if obs_size == 3 else "'marked' expects"):
+            buffer.update(other)
+        tree_equal(buffer.get_state(), before)
+
+
+def test_an_update_with_a_view_of_the_same_rows_is_refused():
+    buffer = fill_from_counting(ReplayBuffer(20), 9)
+    with pytest.raises(ValueError, match="another view of its rows"):
+        buffer.update(with_whole_returns(buffer, 0.9))
 
 
 def test_reset_keeps_statistics_where_asked():

@@ -2,16 +2,19 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 from test_trainer_offpolicy import NUM_ENVS
 from test_trainer_offpolicy import trainer_of as offpolicy_trainer_of
 from test_trainer_run import build
-from trainer_tools import config_for, random_transitions
+from trainer_tools import config_for, digest, random_transitions
 
 from lockstep import Collector, DQNConfig
 from lockstep.envs import make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
+from lockstep.replay.views import with_whole_returns
+from lockstep.rollout import MalformedBufferError
 
 
 def test_an_update_is_made_on_the_whole_rollout_which_is_empty_afterwards_and_episodes_go_on():
@@ -63,6 +66,26 @@ def test_a_buffer_to_begin_with_goes_through_process_buffer_once_and_what_that_g
     assert (len(calls), len(trainer.buffer)) == (1, 28)
     drawn = trainer.buffer.sample(200)["rewards"]
     assert set(drawn.tolist()) == {1.0, 2.0}
+
+
+@pytest.mark.parametrize("made", ["other columns", "a view of the same rows", "no buffer"])
+def test_a_buffer_is_as_before_where_what_process_buffer_makes_of_it_does_not_fit(made):
+    class Making(DQNConfig):
+        def process_buffer(self, buffer):
+            if made == "other columns":
+                return ReplayBuffer.from_batch({**buffer.to_batch(), "values": np.zeros(12)})
+            return with_whole_returns(buffer, 0.9) if made == "a view of the same rows" else buffer.to_batch()
+
+    config = Making().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
+    policy = config.env_runners(num_envs_per_env_runner=NUM_ENVS).build_policy()
+    given = VectorReplayBuffer(400, NUM_ENVS)
+    given.extend(random_transitions("CartPole-v1", 12))
+    before = digest(given.get_state())
+    collector = Collector(policy, make_vector("CartPole-v1", num_envs=NUM_ENVS), given)
+    with pytest.raises(MalformedBufferError, match=r"does not fit|process_buffer gave a SampleBatch"):
+        offpolicy_trainer_of(policy=policy, train_collector=collector, buffer=given)
+    assert len(given) == 12
+    assert digest(given.get_state()) == before
 
 
 def test_a_new_run_and_one_from_counters_begin_exploration_where_their_steps_begin():
