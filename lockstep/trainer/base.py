@@ -22,7 +22,7 @@ from lockstep.tracking.statistics import (
     TrainingStats,
     merge_training_stats,
 )
-from lockstep.trainer.callbacks import Callback, LoggingCallback, savers_last
+from lockstep.trainer.callbacks import Callback, LoggingCallback, have_saver, savers_last
 from lockstep.trainer.checkpoints import resume_from_logger
 from lockstep.trainer.checks import (
     can_test_in_train,
@@ -354,16 +354,13 @@ class BaseTrainer:
             raise failures[0]
 
     def _checkpoint(self) -> None:
-        saved: list[Any] = []
-
-        def save(epoch: int, env_step: int, gradient_step: int) -> Any:
-            saved.append(self.save_checkpoint_fn(epoch, env_step, gradient_step) if self.save_checkpoint_fn else None)
-            return saved[-1]
-
-        self.logger.save_data(*self._where(), save if self.save_checkpoint_fn else None)
+        """Writes one, and records it; without one its counters, unless callbacks write checkpoints and record those."""
+        path = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
+        if path is not None or not have_saver(self.callbacks):
+            self.logger.save_data(*self._where(), lambda *_: path)
         self._saved_at = self._position()
-        if saved and saved[-1] is not None:
-            self._emit(CheckpointSaved(*self._where(), path=Path(saved[-1])))
+        if path is not None:
+            self._emit(CheckpointSaved(*self._where(), path=Path(path)))
 
     def _position(self) -> tuple[int, ...]:
         return (*self._where(), self.test_episode, self.in_epoch)

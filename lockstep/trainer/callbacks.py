@@ -153,6 +153,11 @@ def savers_last(callbacks: Iterable[Callback]) -> list[Callback]:
     return sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
 
 
+def have_saver(callbacks: Iterable[Callback]) -> bool:
+    """Does one of them write checkpoints, and their records?"""
+    return any(isinstance(callback, CheckpointCallback) for callback in callbacks)
+
+
 class EarlyStop(Callback):
     """Ends a run at a score, after evaluations without a better one, or after some seconds.
 

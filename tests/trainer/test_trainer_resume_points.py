@@ -117,6 +117,12 @@ def test_a_log_whose_checkpoint_is_gone_gives_the_counters_and_says_so(folder):
         trainer_of("on", resume_from_log=True)
 
 
+def saves_in(path):
+    """Step and checkpoint of each record of a save."""
+    records = [record for record in read_metrics(path) if record["scope"] == "save"]
+    return [(record["step"], record["data"]["path"]) for record in records]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_names_the_checkpoints_of_the_callback_and_doubles_no_record(kind, folder, straight):
     def trainer(name, resume=False, **options):
@@ -130,12 +136,35 @@ def test_a_log_names_the_checkpoints_of_the_callback_and_doubles_no_record(kind,
     again.run()
     assert bits(again) == straight[kind]
     assert len(again.history) == 3
-    saves = [
-        [(record["step"], record["data"]["path"] is None) for record in read_metrics(folder / f"{name}.jsonl")
-         if record["scope"] == "save"]
-        for name in ("straight", "resumed")
-    ]  # fmt: skip
-    assert saves[0] == saves[1] == [(step, unnamed) for step in (16, 32, 48) for unnamed in (True, False)]
+    for name in ("straight", "resumed"):
+        paths = [str(folder / name / f"step_{step:012d}") for step in (16, 32, 48)]
+        assert saves_in(folder / f"{name}.jsonl") == list(zip((16, 32, 48), paths))  # one for each checkpoint
+
+
+def test_a_log_has_one_record_for_each_checkpoint_and_the_last_one_is_gone_on_from(folder, straight):
+    """The callback saves every second epoch; the trainer's own function every epoch, where it names what it wrote."""
+
+    def trainer(name, resume=False, saves=None, **options):
+        logger = JsonlLogger(folder / f"{name}.jsonl", resume=resume)
+        callbacks = [CheckpointCallback(folder / name, interval=2)]
+        return trainer_of(
+            "on", logger=logger, resume_from_log=resume, callbacks=callbacks, save_checkpoint_fn=saves, **options
+        )
+
+    own = {"none": None, "unnamed": lambda *where: None, "named": lambda epoch, *_: folder / f"own_{epoch}"}
+    for name, saves in own.items():
+        run, log = trainer(name, saves=saves), folder / f"{name}.jsonl"
+        for _ in range(3):
+            next(run)
+        killed = log.read_bytes()
+        iter(run)  # ends the run
+        log.write_bytes(killed)
+        steps = [(step, "own" in path) for step, path in saves_in(log)]
+        named = [(16, True), (32, True), (32, False), (48, True)]
+        assert steps == (named if name == "named" else [(32, False)])
+    again = trainer("none", resume=True)
+    assert [stats.epoch for stats in again] == [3]
+    assert (bits(again), len(again.history)) == (straight["on"], 3)
 
 
 def test_a_log_that_names_no_checkpoint_gives_the_counters_and_says_so(folder):
