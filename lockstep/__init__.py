@@ -18,6 +18,7 @@ from lockstep.algorithms import (
     IMPALAConfig,
     IQLConfig,
     MARWILConfig,
+    MultiAgentPolicy,
     Policy,
     PPOConfig,
     QRDQNConfig,
@@ -31,7 +32,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner import Learner, LearnerGroup
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
-from lockstep.rollout import AsyncCollector, Collector
+from lockstep.rollout import AsyncCollector, Collector, MultiAgentCollector
 from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.run import TrainResult, load_policy, train
 
@@ -53,6 +54,8 @@ __all__ = [
     "LearnerGroup",
     "MARWILConfig",
     "ModelConfig",
+    "MultiAgentCollector",
+    "MultiAgentPolicy",
     "MultiRLModule",
     "MultiRLModuleSpec",
     "OfflineTrainer",

@@ -12,6 +12,7 @@ from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
+from lockstep.algorithms.multi_agent_policy import MultiAgentPolicy
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
@@ -68,6 +69,7 @@ __all__ = [
     "IQLLearner",
     "MARWILConfig",
     "MARWILLearner",
+    "MultiAgentPolicy",
     "PPOConfig",
     "PPOLearner",
     "Policy",

@@ -19,6 +19,7 @@ from lockstep.algorithms.module_specs import (
     spaces_by_module,
     spaces_of_agents,
 )
+from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.policy import Policy
 from lockstep.connectors import (
     ClipActions,
@@ -231,14 +232,12 @@ def build_connectors(
     return ModuleConnectors(obs=pipeline, rewards=rewards, actions=actions), space
 
 
-def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> Policy:
-    """A policy over a group of learners. `ValueError` where there are several modules: a policy acts with one."""
-    modules = list(module_specs(config))
-    if modules != [DEFAULT_MODULE_ID]:
-        raise ValueError(
-            f"a Policy acts with the one module {DEFAULT_MODULE_ID!r}, this configuration has {modules}; use "
-            "build_learner_group(), which learns with all of them"
-        )
+def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> AnyPolicy:
+    """A policy over a group of learners: a `Policy`, of several agents a `MultiAgentPolicy`."""
+    if config.is_multi_agent:
+        from lockstep.algorithms.build_agents import build_multi_agent_policy
+
+        return build_multi_agent_policy(config, env, spaces)
     spaces = find_spaces(config, env, spaces)
     group = config.build_learner_group(env, spaces)
     try:
@@ -256,13 +255,15 @@ def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None
         raise
 
 
-def build_acting_parts(config: AlgorithmConfig, spaces: Spaces) -> tuple[RLModule, ModuleConnectors]:
+def build_acting_parts(
+    config: AlgorithmConfig, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID
+) -> tuple[RLModule, ModuleConnectors]:
     """A network and its transforms to act with, of the same shape as a learner's; weights come from there."""
     import torch
 
     check_spaces(config.algorithm, *spaces)
     connectors, module_space = build_connectors(config, *spaces)
-    spec = copy.deepcopy(module_specs(config)[DEFAULT_MODULE_ID])
+    spec = copy.deepcopy(module_specs(config)[module_id])
     module = build_module(config, spec, module_space, spaces[1], RandomStreams(config.seed))
     return module.to(getattr(torch, config.dtype)), connectors
 
@@ -329,8 +330,13 @@ def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
     return ImportError(f"{option} needs Ray: pip install 'lockstep-rl[ray]', or set it to 0")
 
 
-def build_collector(config: AlgorithmConfig, policy: Policy) -> CollectorLike:
+def build_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike:
     """The training collector: of environments in this process, or of env runners."""
+    if isinstance(policy, MultiAgentPolicy):
+        from lockstep.algorithms.build_agents import build_multi_agent_collector
+
+        number = config.num_envs_per_env_runner
+        return build_multi_agent_collector(config, policy, "train_collector", number, explore=config.explore)
     spaces = policy.observation_space, policy.action_space
     if collects_while_learning(config):
         group = build_env_runner_group(config, spaces, with_logp=config.max_lag > 0)
@@ -381,9 +387,14 @@ def build_hindsight(config: AlgorithmConfig) -> Hindsight:
     )
 
 
-def build_test_collector(config: AlgorithmConfig, policy: Policy) -> Collector:
+def build_test_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike:
     """The evaluation collector: environments and random streams of its own."""
     num_envs = min(config.evaluation_num_envs, config.evaluation_episodes)
+    if isinstance(policy, MultiAgentPolicy):
+        from lockstep.algorithms.build_agents import build_multi_agent_collector
+
+        explore = config.evaluation_explore
+        return build_multi_agent_collector(config, policy, "test_collector", num_envs, explore=explore)
     return Collector(
         policy,
         make_envs(config, num_envs),

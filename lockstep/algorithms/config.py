@@ -157,8 +157,8 @@ class AlgorithmConfig:
 
     @property
     def is_multi_agent(self) -> bool:
-        """Are there other modules than the one of a single agent?"""
-        return list(module_specs(self)) != [DEFAULT_MODULE_ID]
+        """Are there policies of agents, or other modules than the one of a single agent?"""
+        return self.policies is not None or list(module_specs(self)) != [DEFAULT_MODULE_ID]
 
     def evaluation(self, **options: Any) -> Self:
         """Evaluation: see `EvaluationSection`."""
@@ -394,7 +394,7 @@ class AlgorithmConfig:
         )
 
     def build_policy(self, env: Any = None, spaces: tuple[Any, Any] | None = None) -> Any:
-        """A policy that acts and learns."""
+        """A policy that acts and learns; of several agents a `MultiAgentPolicy`."""
         return build_policy(self, env, spaces)
 
     def build_offline_data(self) -> Any:

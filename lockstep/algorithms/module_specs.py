@@ -79,6 +79,11 @@ def check_multi_agent(config: AlgorithmConfig) -> None:
             f"multi_agent.policies={sorted(policies)}, but rl_module.rl_module_spec has the modules {sorted(named)}; "
             "give both the same ids, or only one of them"
         )
+    if config.reward_metric is not None and not config.is_multi_agent:
+        raise ValueError(
+            "multi_agent.reward_metric needs several agents; one agent's return is one number already. Leave it out, "
+            "or name modules with multi_agent(policies=...)"
+        )
     if policies is None:
         return
     ids = list(policies)

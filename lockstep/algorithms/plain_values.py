@@ -41,7 +41,10 @@ def to_plain(path: str, value: Any) -> Any:
 
 
 def named_options(config: AlgorithmConfig) -> dict[str, Any]:
-    """`config.to_dict()`; where the environment or the offline data cannot be written they are only named."""
+    """`config.to_dict()`; where the environment or the offline data cannot be written they are only named.
+
+    Functions of several agents that have no name are left out: who goes on gives them again.
+    """
     try:
         return config.to_dict()
     except ValueError:
@@ -51,6 +54,9 @@ def named_options(config: AlgorithmConfig) -> dict[str, Any]:
             changed.environment(env=name, observation_space=None, action_space=None)
         if hasattr(data, "__len__") and not isinstance(data, str | list | tuple):
             changed.offline_data(input_=None)
+        for option in ("policy_mapping_fn", "reward_metric"):
+            if "<" in getattr(getattr(config, option), "__qualname__", ""):
+                changed.set_section("multi_agent", {option: None})
         return changed.to_dict()
 
 

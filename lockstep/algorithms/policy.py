@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.algorithms import learning
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.by_hand import configuration_of
+from lockstep.algorithms.learning import update_from_rollout
 from lockstep.algorithms.offline import fit_normalizers
-from lockstep.algorithms.plain_values import named_options
 from lockstep.algorithms.replaying import update_from_replay
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.space_codec import describe_space, space_from
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.publishing import after_update
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, RLModule, flatten_module
 from lockstep.replay import OfflineRows, ReplayBuffer
-from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, first_bad_step
+from lockstep.tracking.statistics import TrainingStats
 
 if TYPE_CHECKING:
     from lockstep.algorithms.config import AlgorithmConfig
+    from lockstep.algorithms.multi_agent_policy import AnyPolicy
 
 
 class Policy(ActingPolicy):
@@ -115,31 +113,9 @@ class Policy(ActingPolicy):
             raise RuntimeError("update() outside of a training step; use `with policy_within_training_step(policy):`")
         if isinstance(buffer, ReplayBuffer | OfflineRows):
             return update_from_replay(self, sample_size, buffer, batch_size, repeat)
-        if sample_size != 0:
-            raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
-        started = time.perf_counter()
-        results = self.learner_group.update_from_episodes(
-            buffer.episodes(),
-            timesteps=self.timesteps,
-            num_epochs=self.config.num_epochs if repeat is None else repeat,
-            minibatch_size=batch_size,
-            shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
-        )
-        return self.training_stats(results, started)
+        return update_from_rollout(self, sample_size, buffer, batch_size, repeat)
 
-    def training_stats(self, results: dict[str, Any], started: float) -> TrainingStats:
-        """Statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
-        self.last_results = results
-        self._take_over()
-        series = self._last_series
-        metrics = {name: SequenceSummaryStats.from_sequence(values) for (_, name), values in series.items()}
-        for name, value in results.get(DEFAULT_MODULE_ID, {}).items():
-            if name not in metrics and isinstance(value, int | float):
-                metrics[name] = SequenceSummaryStats.from_sequence([value])
-        common = results[ALL_MODULES]
-        stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
-        bad = first_bad_step({name: values for (_, name), values in series.items()})
-        return TrainingStats(time.perf_counter() - started, common["num_minibatches"], metrics, stages, bad)
+    training_stats = learning.training_stats
 
     def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
         """One pass over a prepared batch; returns the results by module."""
@@ -158,79 +134,40 @@ class Policy(ActingPolicy):
 
     # -- state ---
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
-        """A policy of its own, with a learner in this process, that acts and learns on as this one would."""
-        spaces = self.observation_space, self.action_space
-        twin: Policy = self.config.copy().learners(num_learners=0).build_policy(spaces=spaces)
-        twin.set_state(self.get_state())
-        return twin
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Policy is not pickled: write it with save_to_path(path), read it with from_checkpoint(path)")
-
-    def get_state(self) -> dict[str, Any]:
-        """The group's state, the time and the random numbers of `compute_actions`."""
-        return {
-            "learner_group": self.learner_group.get_state(),
-            "timesteps": dict(self.timesteps),
-            "rng": self._rng.bit_generator.state,
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self.learner_group.set_state(state["learner_group"])
-        self._set_own_state(state)
-
-    def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
-        """The folders of a checkpoint: the group's, and `policy`."""
-        own = {
-            "config": named_options(self.config),
-            "observation_space": describe_space(self.observation_space),
-            "action_space": describe_space(self.action_space),
-            "timesteps": self.timesteps,
-            "rng": self._rng.bit_generator.state,
-        }
-        return {"policy": {"state": own}, **self.learner_group.checkpoint_folders()}
-
-    def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
-        """Restores from the folders of a checkpoint; `ValueError` where there is no policy in it."""
-        if "policy" not in folders:
-            raise ValueError(f"there is no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
-        self.learner_group.set_checkpoint_folders(folders)
-        self._set_own_state(folders["policy"]["state"])
+    __deepcopy__ = learning.deep_copy
+    __reduce__ = learning.refuse_pickle
+    get_state = learning.get_state
+    set_state = learning.set_state
+    checkpoint_folders = learning.checkpoint_folders
+    set_checkpoint_folders = learning.set_checkpoint_folders
+    save_to_path = learning.save_to_path
+    restore_from_path = learning.restore_from_path
 
     def _set_own_state(self, state: Mapping[str, Any]) -> None:
         self.timesteps = {name: int(value) for name, value in state["timesteps"].items()}
         self._rng.bit_generator.state = state["rng"]
         self._take_over()
 
-    def save_to_path(self, path: str | Path | None = None) -> str:
-        """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""
-        self.learner_group.last_checkpoint = str(write_checkpoint(path, self.checkpoint_folders()))
-        return self.learner_group.last_checkpoint
+    def _rng_state(self) -> dict[str, Any]:
+        return dict(self._rng.bit_generator.state)
 
-    def restore_from_path(self, path: str | Path) -> None:
-        """Restores from a checkpoint folder."""
-        self.set_checkpoint_folders(read_checkpoint(Path(path)))
+    def _module_ids(self) -> list[str]:
+        return [DEFAULT_MODULE_ID]
+
+    def _metric_name(self, module_id: str, name: str) -> str:
+        return name
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> Policy:
         """The policy in a checkpoint folder; no environment is made. `ValueError` where there is no policy in it."""
-        from lockstep.algorithms import get_config
-
-        folders = read_checkpoint(Path(path))
-        if "policy" not in folders:
-            raise ValueError(f"{path} holds no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
-        saved = folders["policy"]["state"]
-        config = get_config(saved["config"]["algorithm"]).update_from_dict(saved["config"])
-        spaces = space_from(saved["observation_space"]), space_from(saved["action_space"])
-        policy: Policy = config.learners(num_learners=0).build_policy(spaces=spaces)
-        policy.set_checkpoint_folders(folders)
+        policy = learning.policy_from_checkpoint(path)
+        if not isinstance(policy, cls):
+            raise ValueError(f"{path} holds a {type(policy).__name__}; use its from_checkpoint")
         return policy
 
 
 @contextmanager
-def policy_within_training_step(policy: Policy, enabled: bool = True) -> Any:
+def policy_within_training_step(policy: AnyPolicy, enabled: bool = True) -> Any:
     """The context in which a policy may learn and explores."""
     with policy.within_training_step(enabled):
         yield policy

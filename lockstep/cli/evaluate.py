@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.algorithms.build import make_envs, set_num_threads
+from lockstep.algorithms.policy import Policy
 from lockstep.cli.app import describe, shown_path
 from lockstep.cli.arguments import Eval, Plot
 from lockstep.cli.report import return_text, say, say_facts
@@ -27,6 +28,8 @@ def eval_command(command: Eval) -> int:
     _check_there(command.run)
     path = find_policy(command.run)
     policy = load_policy(path)
+    if not isinstance(policy, Policy):
+        raise ValueError(f"{shown_path(path)} is of several agents; play it with MultiAgentCollector(policy, make_env)")
     set_num_threads(policy.config)
     with make_envs(policy.config, min(MAX_ENVS, command.episodes)) as envs:
         collector = Collector(

@@ -203,15 +203,21 @@ class MultiAgentSection(Section):
     all"""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """what `train_batch_size` counts where there are several agents"""
+    reward_metric: Callable[..., Any] | None = None
+    """`f(returns[episode, agent]) -> [episode]`: what a trainer takes for the return of an episode; `None`: the sum
+    over agents"""
 
     def validate(self) -> None:
         """Raises `ValueError` or `TypeError` naming the option; how ids fit together is checked with the whole."""
         choice("count_steps_by", self.count_steps_by, ("env_steps", "agent_steps"))
         check_policies_to_train(self.policies_to_train)
-        if self.policy_mapping_fn is not None and not callable(self.policy_mapping_fn):
-            raise TypeError(
-                f"policy_mapping_fn={self.policy_mapping_fn!r} must be a function (agent_id, episode) -> module id"
-            )
+        for name, what in (
+            ("policy_mapping_fn", "(agent_id, episode) -> module id"),
+            ("reward_metric", "(returns[episode, agent]) -> one number for each episode"),
+        ):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise TypeError(f"{name}={function!r} must be a function {what}")
 
 
 def check_policies_to_train(allowed: object) -> None:

@@ -7,6 +7,7 @@ from lockstep.rollout.env_runner import EnvRunner, RolloutWorker
 from lockstep.rollout.errors import EnvRunnerError, MalformedBufferError
 from lockstep.rollout.fragments import Fragment, rollout_of
 from lockstep.rollout.group_collector import GroupCollector
+from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.rollout.runner_group import EnvRunnerGroup
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Fragment",
     "GroupCollector",
     "MalformedBufferError",
+    "MultiAgentCollector",
     "RolloutWorker",
     "rollout_of",
 ]

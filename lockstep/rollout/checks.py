@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -22,6 +23,32 @@ def check_collector(policy: Any, flags: Mapping[str, Any], hooks: Mapping[str, A
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):
             raise ValueError(f"{name}={hook!r} is not allowed; it must be a function, or None")
+
+
+def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int) -> int:
+    """The one of the two that is given; a warning where `n_step` is no multiple of the number of environments.
+
+    Raises `ValueError` unless exactly one is given, a whole number of at least 1.
+    """
+    given = [(name, n) for name, n in (("n_step", n_step), ("n_episode", n_episode)) if n is not None]
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
+    name, amount = given[0]
+    checked_count(name, amount)
+    if name == "n_step" and amount % num_envs:
+        rounded = -(-amount // num_envs) * num_envs
+        warnings.warn(
+            f"n_step={amount} is no multiple of the {num_envs} environments: {rounded} steps are collected",
+            stacklevel=4,
+        )
+    return int(amount)
+
+
+def checked_count(name: str, amount: int) -> int:
+    """Raises `ValueError` for what is no whole number of at least 1."""
+    if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
+        raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
+    return int(amount)
 
 
 def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
@@ -14,7 +13,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_collector, check_finite
+from lockstep.rollout.checks import check_collector, check_finite, checked_amount
 from lockstep.rollout.memory import Memory, RememberingPolicy
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
@@ -251,24 +250,7 @@ class Collector:
         return self.memory.act, self.memory.watched(self.env.step)
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
-        given = [(name, n) for name, n in (("n_step", n_step), ("n_episode", n_episode)) if n is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
-        name, amount = given[0]
-        self._checked_count(name, amount)
-        if name == "n_step" and amount % self.num_envs:
-            rounded = -(-amount // self.num_envs) * self.num_envs
-            warnings.warn(
-                f"n_step={amount} is no multiple of the {self.num_envs} environments: {rounded} steps are collected",
-                stacklevel=3,
-            )
-        return int(amount)
-
-    @staticmethod
-    def _checked_count(name: str, amount: int) -> int:
-        if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
-            raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
-        return int(amount)
+        return checked_amount(n_step, n_episode, self.num_envs)
 
     def _collect_amount(self, amount: int, by_steps: bool, random: bool) -> int:
         """Steps until so many steps are done, or episodes ended; returns the steps that count."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from lockstep.data.rollout import RolloutStore
-from lockstep.replay import ReplayBuffer
 from lockstep.tracking.statistics import CollectStats
 
 
 @runtime_checkable
 class CollectorLike(Protocol):
-    """`Collector` and `GroupCollector` are such; see there for what the methods do."""
+    """`Collector`, `GroupCollector` and `MultiAgentCollector` are such; see there for what the methods do."""
 
     @property
     def policy(self) -> Any:
@@ -40,12 +38,12 @@ class CollectorLike(Protocol):
         ...
 
     @property
-    def buffer(self) -> RolloutStore | ReplayBuffer | None:
-        """Where steps are stored."""
+    def buffer(self) -> Any:
+        """Where steps are stored: a `RolloutStore`, a `ReplayBuffer`, of several agents an `EpisodeStore`, or None."""
         ...
 
     @buffer.setter
-    def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None: ...
+    def buffer(self, buffer: Any) -> None: ...
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
         """Collects `n_step` steps or `n_episode` whole episodes."""

@@ -59,6 +59,10 @@ class CollectStats(CollectStatsBase):
     """their lengths in steps"""
     env_restarts: int = 0
     """environments whose worker died or hung and was started again"""
+    agents: tuple[str, ...] = ()
+    """names of several agents; `returns` has one number for all of them, by default the sum"""
+    agent_returns: tuple[tuple[float, ...], ...] = ()
+    """[episode][agent] of the episodes that ended; empty for one agent"""
 
     @property
     def collect_speed(self) -> float:
@@ -86,6 +90,8 @@ class CollectStats(CollectStatsBase):
             self.returns + other.returns,
             self.lens + other.lens,
             self.env_restarts + other.env_restarts,
+            self.agents or other.agents,
+            self.agent_returns + other.agent_returns,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,6 +106,9 @@ class CollectStats(CollectStatsBase):
         for name, stat in (("returns_stat", self.returns_stat), ("lens_stat", self.lens_stat)):
             if stat is not None:
                 out[name] = asdict(stat)
+        if self.agent_returns:
+            columns = zip(self.agents, zip(*self.agent_returns))
+            out["returns"] = {agent: sum(column) / len(column) for agent, column in columns}
         return out
 
 

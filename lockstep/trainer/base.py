@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from lockstep.algorithms.policy import Policy
-from lockstep.data.rollout import RolloutStore
+from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike
 from lockstep.state.values import check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger
@@ -34,7 +34,7 @@ from lockstep.trainer.checks import (
     check_parts,
 )
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import check_evaluated, mean_return, run_info, score_of
+from lockstep.trainer.evaluation import check_evaluated, mean_return, run_info, score_of, with_reward_metric
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -63,7 +63,9 @@ class BaseTrainer:
     environment steps. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
     `train_fn`/`test_fn(epoch, env_step)`: before each collect and evaluation. `stop_fn(score)`: end the run?
     `compute_score_fn(CollectStats)`: what is compared, by default the mean return. `save_best_fn(policy)`: on a new
-    best score. `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: every `checkpoint_interval` epochs and at
+    best score. `reward_metric(returns[episode, agent]) -> [episode]`: what is the return of an episode of several
+    agents, wherever returns are used (None: the sum over agents). `save_checkpoint_fn(epoch, env_step, gradient_step)
+    -> path`: every `checkpoint_interval` epochs and at
     the end. `test_in_train`: one more evaluation in an epoch once the training return satisfies `stop_fn`.
     `resume_from_log`: the first run goes on from the logger's last save: from its full checkpoint with everything, else
     from its three counters. `seed`: of all random numbers but the initial weights, as `debugging(seed=)` of a
@@ -75,7 +77,7 @@ class BaseTrainer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AnyPolicy,
         max_epoch: int,
         batch_size: int | None,
         train_collector: CollectorLike | None,
@@ -88,9 +90,10 @@ class BaseTrainer:
         test_fn: Callable[[int, int], None] | None = None,
         stop_fn: Callable[[float], bool] | None = None,
         compute_score_fn: Callable[[CollectStats], float] | None = None,
-        save_best_fn: Callable[[Policy], None] | None = None,
+        save_best_fn: Callable[[Any], None] | None = None,
         save_checkpoint_fn: SaveCheckpointFn | None = None,
         checkpoint_interval: int = 1,
+        reward_metric: Callable[[Any], Any] | None = None,
         logger: BaseLogger | None = None,
         callbacks: Sequence[Callback] = (),
         seed: int | None = None,
@@ -103,7 +106,7 @@ class BaseTrainer:
         evaluated: dict[str, Any] = {"test_fn": test_fn, "stop_fn": stop_fn}
         evaluated |= {"compute_score_fn": compute_score_fn, "save_best_fn": save_best_fn}
         flags = {"resume_from_log": resume_from_log, "verbose": verbose, "show_progress": show_progress}
-        check_parts(policy, train_collector, test_collector)
+        check_parts(policy, train_collector, test_collector, reward_metric)
         check_whole("max_epoch", max_epoch, 0)
         check_wholes(
             step_per_epoch=step_per_epoch, test_interval=test_interval, checkpoint_interval=checkpoint_interval
@@ -120,10 +123,9 @@ class BaseTrainer:
         self.step_per_epoch, self.episode_per_test = step_per_epoch, episode_per_test
         self.test_interval, self.checkpoint_interval = test_interval, checkpoint_interval
         self.train_fn, self.test_fn, self.stop_fn = train_fn, test_fn, stop_fn
-        self.compute_score_fn = compute_score_fn or mean_return
+        self.compute_score_fn, self.reward_metric = compute_score_fn or mean_return, reward_metric
         self.save_best_fn, self.save_checkpoint_fn = save_best_fn, save_checkpoint_fn
-        self.test_in_train = can_test_in_train(test_in_train, stop_fn)
-        self.logger = logger or LazyLogger()
+        self.test_in_train, self.logger = can_test_in_train(test_in_train, stop_fn), logger or LazyLogger()
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last(callbacks)]
         self.callbacks += [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         self.nan_policy, self.resume_from_log = nan_policy, resume_from_log
@@ -176,7 +178,7 @@ class BaseTrainer:
         if reset_collectors:
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
-                    rollout = collector is self.train_collector and isinstance(collector.buffer, RolloutStore)
+                    rollout = collector is self.train_collector and not isinstance(collector.buffer, ReplayBuffer)
                     collector.reset(reset_buffer=reset_buffer or rollout)
 
     def run(self) -> InfoStats:
@@ -268,6 +270,7 @@ class BaseTrainer:
         )
 
     def _count_collect(self, stats: CollectStats) -> None:
+        stats = with_reward_metric(self.reward_metric, stats)
         self.env_step += stats.n_collected_steps
         self.epoch_steps += stats.n_collected_steps
         self.env_episode += stats.n_collected_episodes
@@ -302,7 +305,7 @@ class BaseTrainer:
             raise ValueError("there is no test_collector to evaluate with")
         if self.test_fn is not None:
             self.test_fn(self.epoch, self.env_step)
-        stats = collector.collect(n_episode=self.episode_per_test)
+        stats = with_reward_metric(self.reward_metric, collector.collect(n_episode=self.episode_per_test))
         self.test_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time

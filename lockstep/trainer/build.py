@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.algorithms.asynchronous import collects_while_learning, steps_per_batch
 from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.policy import Policy
+from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.tracking import (
     BaseLogger,
     JsonlLogger,
@@ -56,7 +56,7 @@ def build_trainer(
 
 
 def _trainer_of(
-    config: AlgorithmConfig, policy: Policy, folder: RunFolder | None, callbacks: Sequence[Callback], resume: bool
+    config: AlgorithmConfig, policy: Any, folder: RunFolder | None, callbacks: Sequence[Callback], resume: bool
 ) -> Trainer:
     per_update = steps_per_update(config)
     per_epoch = epoch_length(config, per_update)
@@ -83,7 +83,7 @@ def _trainer_of(
         options |= {"update_per_step": config.update_per_step, "learning_starts": config.learning_starts}
         trainer = OffpolicyTrainer(policy, batch_size=config.train_batch_size, **options)
     else:
-        options["repeat_per_collect"] = config.num_epochs
+        options |= {"repeat_per_collect": config.num_epochs, "reward_metric": config.reward_metric}
         trainer = OnpolicyTrainer(policy, batch_size=config.minibatch_size, **options)
     if folder is not None:
         keep_files(trainer, folder, config.num_to_keep)
@@ -147,7 +147,7 @@ def keep_files(trainer: BaseTrainer, folder: RunFolder, num_to_keep: int) -> Non
         folder.prune_checkpoints(num_to_keep)
         return path
 
-    def save_best(policy: Policy) -> None:
+    def save_best(policy: AnyPolicy) -> None:
         policy.save_to_path(folder.best / "policy")
 
     trainer.save_checkpoint_fn = save_checkpoint

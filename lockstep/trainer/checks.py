@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.policy import Policy
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout import AsyncCollector, CollectorLike
+from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
 from lockstep.state.values import check_whole
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
@@ -38,9 +39,14 @@ def check_foreign(trainer: type, elsewhere: Mapping[str, str], options: dict[str
 
 def check_kind(trainer: str, policy: Any, *, from_rollouts: bool) -> None:
     """Raises `ValueError` for a policy that learns from something else than what this trainer gives it."""
-    if not isinstance(policy, Policy):
+    if not isinstance(policy, AnyPolicy):
         return  # `check_parts` tells it
     config = policy.config
+    if isinstance(policy, MultiAgentPolicy) and not from_rollouts:
+        raise ValueError(
+            f"policy is of several agents, which {trainer} does not train; use OnpolicyTrainer with ppo or a2c, or "
+            "policy.learn_on_batch(MultiAgentBatch)"
+        )
     if from_rollouts == (not (config.is_off_policy or config.is_offline)):
         return
     kinds = ("samples of a buffer", "whole rollouts")
@@ -114,17 +120,24 @@ def check_flags(flags: dict[str, Any]) -> None:
             raise ValueError(f"{name}={value!r} is not allowed; it must be True or False")
 
 
-def check_parts(policy: Any, train_collector: Any, test_collector: Any) -> None:
-    """Raises `ValueError` for something that is no policy or no collector, and for collectors of another policy."""
-    if not isinstance(policy, Policy):
+def check_parts(policy: Any, train_collector: Any, test_collector: Any, reward_metric: Any) -> None:
+    """Raises `ValueError` for something that is no policy or no collector, for collectors of another policy, and for a
+    `reward_metric` where there is one agent."""
+    check_functions({"reward_metric": reward_metric})
+    if not isinstance(policy, AnyPolicy):
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
     for name, collector in (("train_collector", train_collector), ("test_collector", test_collector)):
         if collector is None:
             continue
         if not isinstance(collector, CollectorLike):
             raise ValueError(f"{name}={collector!r} is not allowed; it must be a lockstep.Collector, or None")
-        if isinstance(collector.policy, Policy) and collector.policy is not policy:
+        if isinstance(collector.policy, AnyPolicy) and collector.policy is not policy:
             raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")
+        if reward_metric is not None and not isinstance(collector, MultiAgentCollector):
+            raise ValueError(
+                f"reward_metric needs several agents, and {name} has one, whose return is one number already; leave it "
+                "out, or collect with a MultiAgentCollector"
+            )
 
 
 def check_observers(logger: Any, callbacks: Sequence[Any], resume_from_log: Any) -> None:

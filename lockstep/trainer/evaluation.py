@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.algorithms.policy import Policy
-from lockstep.rollout.collector import Collector
+import numpy as np
+
+from lockstep.algorithms.multi_agent_policy import AnyPolicy
+from lockstep.rollout import CollectorLike
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
 if TYPE_CHECKING:
@@ -37,7 +39,30 @@ def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectSt
         raise TypeError(f"compute_score_fn returned {score!r}; it must return a number") from None
 
 
-def test_episode(policy: Policy, collector: Collector, n_episode: int) -> CollectStats:
+def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: CollectStats) -> CollectStats:
+    """The statistics with the returns that `reward_metric` makes of those of the agents, float64 [episode, agent].
+
+    As they are without one, or where no episode ended. `TypeError` for something that is not made of numbers,
+    `ValueError` unless it is one for each episode.
+    """
+    if reward_metric is None or not stats.agent_returns:
+        return stats
+    returns = np.array(stats.agent_returns, np.float64)
+    shape = returns.shape
+    given = reward_metric(returns)
+    what = f"reward_metric was given returns of shape {shape}, [episode, agent], and returned"
+    try:
+        made = np.asarray(given)
+    except (TypeError, ValueError):
+        made = np.empty((), object)
+    if made.dtype.kind not in "fiub":
+        raise TypeError(f"{what} {given!r}; it must return numbers, one for each episode: shape ({shape[0]},)")
+    if made.shape != shape[:1]:
+        raise ValueError(f"{what} shape {made.shape}; it must return one number for each episode: ({shape[0]},)")
+    return replace(stats, returns=tuple(made.astype(np.float64).tolist()))
+
+
+def test_episode(policy: AnyPolicy, collector: CollectorLike, n_episode: int) -> CollectStats:
     """Evaluates a policy on `n_episode` whole episodes. `ValueError` for a collector of another policy."""
     if collector.policy is not policy:
         raise ValueError("the collector acts with another policy than the one to test; make it with the same one")

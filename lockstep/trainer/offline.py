@@ -52,6 +52,8 @@ class OfflineTrainer(BaseTrainer):
     Raises `MalformedBufferError` for data that are empty, have NaN, or do not fit the policy.
     """
 
+    policy: Policy
+
     def __init__(
         self,
         policy: Policy,

@@ -36,6 +36,8 @@ class OffpolicyTrainer(BaseTrainer):
     parameters: `BaseTrainer`.
     """
 
+    policy: Policy
+
     def __init__(
         self,
         policy: Policy,

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.algorithms.multi_agent_policy import AnyPolicy
+from lockstep.algorithms.policy import policy_within_training_step
+from lockstep.data.episode_store import EpisodeStore
 from lockstep.data.rollout import RolloutStore
-from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
-from lockstep.rollout import CollectorLike
+from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.state.values import check_whole
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_amount, check_foreign, check_online
@@ -19,7 +20,6 @@ ELSEWHERE = {
     "buffer": "learns from its train_collector's rollouts only",
     "learning_starts": "learns from every rollout",
     "update_per_step": "makes one update for each collect; set repeat_per_collect",
-    "reward_metric": "trains one agent, whose return is one number already",
 }
 """parameters of other trainers, and what this one does instead"""
 
@@ -34,7 +34,7 @@ class OnpolicyTrainer(BaseTrainer):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AnyPolicy,
         *,
         max_epoch: int,
         batch_size: int | None,
@@ -54,15 +54,18 @@ class OnpolicyTrainer(BaseTrainer):
         self.collector = train_collector
         self.repeat_per_collect = repeat_per_collect
         self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
-        if train_collector.buffer is None:
+        if train_collector.buffer is None and isinstance(train_collector, MultiAgentCollector):
+            train_collector.buffer = EpisodeStore()
+        elif train_collector.buffer is None:
             envs = train_collector.num_envs
             num_steps = -(-step_per_collect // envs) if step_per_collect else 128
             train_collector.buffer = RolloutStore(
                 num_steps, envs, train_collector.observation_space, train_collector.env.action_space
             )
-        if not isinstance(train_collector.buffer, RolloutStore):
+        if not isinstance(train_collector.buffer, RolloutStore | EpisodeStore):
             raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
-        self.buffer = train_collector.buffer
+        self.buffer: Any = train_collector.buffer
+        """a `RolloutStore`; of several agents an `EpisodeStore`"""
 
     def _training_step(self) -> None:
         """One rollout and one update on it; then the store is empty again, while episodes go on."""
@@ -75,12 +78,15 @@ class OnpolicyTrainer(BaseTrainer):
             self._count_update(training)
         except FloatingPointError:
             if self.buffer.size:
-                self.bad_batch = _copied(self.buffer.trajectories())
+                self.bad_batch = _copied(self.buffer)
             raise
         finally:
             self.buffer.clear()
 
 
-def _copied(trajectories: Trajectories) -> dict[str, Any]:
+def _copied(buffer: RolloutStore | EpisodeStore) -> dict[str, Any]:
+    if isinstance(buffer, EpisodeStore):
+        return buffer.columns()
+    trajectories = buffer.trajectories()
     names = ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs")
     return {name: map_tree(np.array, getattr(trajectories, name)) for name in names}

@@ -11,8 +11,9 @@ from typing import Any
 
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.learning import policy_from_checkpoint
+from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.algorithms.plain_values import named_options
-from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
@@ -24,7 +25,7 @@ from lockstep.trainer.callbacks import Callback
 class TrainResult:
     """What a run gave."""
 
-    policy: Policy
+    policy: AnyPolicy
     info: InfoStats
     path: Path
     """the run's folder"""
@@ -181,6 +182,6 @@ def find_policy(path: str | Path) -> Path:
     return path
 
 
-def load_policy(path: str | Path) -> Policy:
+def load_policy(path: str | Path) -> AnyPolicy:
     """The best policy of a run's folder, or the policy in a checkpoint."""
-    return Policy.from_checkpoint(find_policy(path))
+    return policy_from_checkpoint(find_policy(path))

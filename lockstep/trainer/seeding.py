@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.learner.learner import Learner
 from lockstep.replay import OfflineRows, ReplayBuffer
-from lockstep.rollout import Collector
+from lockstep.rollout import Collector, MultiAgentCollector
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def seed_run(trainer: BaseTrainer, seed: int) -> None:
     streams = RandomStreams(seed)
     for name in ("train_collector", "test_collector"):
         collector = getattr(trainer, name)
-        if isinstance(collector, Collector):
+        if isinstance(collector, Collector | MultiAgentCollector):
             collector.streams, collector.num_resets = streams.child(name), 0
         elif collector is not None:
             raise ValueError(

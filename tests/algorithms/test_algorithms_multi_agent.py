@@ -176,13 +176,10 @@ def test_one_spec_serves_all_policies_that_have_none():
     assert {module.model_config.hiddens for module in made.build_learner().module.values()} == {(9,)}
 
 
-def test_a_policy_acts_with_one_module_and_says_so():
+def test_a_configuration_with_policies_is_of_several_agents_also_where_they_share_one_module():
     assert config().is_multi_agent
+    assert config(policies=["default_policy"], policy_mapping_fn=None).is_multi_agent
     assert not PPOConfig().is_multi_agent
-    with pytest.raises(
-        ValueError, match=r"acts with the one module 'default_policy', this configuration has \['a', 'b'"
-    ):
-        config().build_policy()
 
 
 def test_multi_agent_options_travel_through_copies_and_json():

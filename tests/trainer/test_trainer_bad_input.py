@@ -204,9 +204,7 @@ def test_learning_outside_of_a_training_step_is_refused(template):
         template.policy.update(32, template.buffer)
 
 
-@pytest.mark.parametrize(
-    "name, value", [("buffer", []), ("update_per_step", 0.5), ("learning_starts", 9), ("reward_metric", max)]
-)
+@pytest.mark.parametrize("name, value", [("buffer", []), ("update_per_step", 0.5), ("learning_starts", 9)])
 def test_what_belongs_to_other_trainers_is_refused_with_what_to_do(template, name, value):
     with pytest.raises(ValueError, match=f"{name} does not apply to OnpolicyTrainer: it "):
         OnpolicyTrainer(template.policy, **given(template, **{name: value}))

@@ -1,0 +1,70 @@
+"""From a configuration with several agents to its parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstep.algorithms.build import Spaces, build_acting_parts, find_spaces
+from lockstep.algorithms.module_specs import module_specs, spaces_by_module
+from lockstep.algorithms.multi_agent_policy import MultiAgentPolicy
+from lockstep.envs.pettingzoo_envs import PettingZooEnvs
+from lockstep.rollout import MultiAgentCollector
+from lockstep.state.streams import RandomStreams
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.config import AlgorithmConfig
+
+
+def build_multi_agent_policy(
+    config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None
+) -> MultiAgentPolicy:
+    """A policy of all modules over a group of learners."""
+    own = spaces_by_module(config, module_specs(config), lambda: find_spaces(config, env, spaces))
+    by_module = {mid: pair[0] for mid, pair in own.items()}, {mid: pair[1] for mid, pair in own.items()}
+    group = config.build_learner_group(env, by_module)
+    try:
+        parts = None
+        if not group.is_local:
+            parts = {module_id: build_acting_parts(config, pair, module_id) for module_id, pair in own.items()}
+        return MultiAgentPolicy(config, group, observation_space=by_module[0], action_space=by_module[1], parts=parts)
+    except BaseException:
+        group.shutdown()
+        raise
+
+
+def build_multi_agent_collector(
+    config: AlgorithmConfig, policy: MultiAgentPolicy, name: str, num_envs: int, *, explore: bool
+) -> MultiAgentCollector:
+    """A collector on environments and random streams (`name`) of its own."""
+    check_collecting(config)
+    return MultiAgentCollector(
+        policy,
+        PettingZooEnvs(config.env, num_envs, config.env_config),
+        exploration_noise=explore,
+        streams=RandomStreams(config.seed).child(name),
+    )
+
+
+def check_collecting(config: AlgorithmConfig) -> None:
+    """Raises `ValueError` for what several agents cannot be trained with."""
+    if config.is_off_policy or config.is_offline:
+        kind = "a replay buffer" if config.is_off_policy else "data that are there already"
+        raise ValueError(
+            f"{config.algorithm} learns from {kind}, which no trainer does for several agents; use an on-policy "
+            "algorithm (ppo, a2c), or build_learner_group() and update_from_batch(MultiAgentBatch)"
+        )
+    allowed: dict[str, tuple[Any, ...]] = {
+        "env_runners.num_env_runners": (0,),
+        "env_runners.vectorize_mode": ("auto", "sync"),
+        "env_runners.batch_mode": ("truncate_episodes",),
+        "environment.frame_stack": (1,),
+        "multi_agent.count_steps_by": ("env_steps",),
+    }
+    for path, values in allowed.items():
+        section, _, option = path.partition(".")
+        given = getattr(config.sections[section], option)
+        if given not in values:
+            raise ValueError(
+                f"{path}={given!r} is not allowed where a trainer trains several agents; choose "
+                f"{' or '.join(map(repr, values))}"
+            )

@@ -1,0 +1,151 @@
+"""What a policy of one module and one of several share: learning through their group of learners, state, files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.algorithms.plain_values import named_options
+from lockstep.data.space_codec import describe_space, space_from
+from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, first_bad_step
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.multi_agent_policy import AnyPolicy
+
+
+def update_from_rollout(
+    policy: AnyPolicy, sample_size: int, rollout: Any, batch_size: int | None, repeat: int | None
+) -> TrainingStats:
+    """`repeat` passes over all of `rollout.episodes()` in minibatches of `batch_size`.
+
+    Raises `ValueError` for a sample size other than 0.
+    """
+    if sample_size != 0:
+        raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
+    started = time.perf_counter()
+    results = policy.learner_group.update_from_episodes(
+        rollout.episodes(),
+        timesteps=policy.timesteps,
+        num_epochs=policy.config.num_epochs if repeat is None else repeat,
+        minibatch_size=batch_size,
+        shuffle_batch_per_epoch=policy.config.shuffle_batch_per_epoch,
+    )
+    return policy.training_stats(results, started)
+
+
+def training_stats(policy: AnyPolicy, results: dict[str, Any], started: float) -> TrainingStats:
+    """Statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
+    policy.last_results = results
+    policy._take_over()
+    series = {policy._metric_name(*key): values for key, values in policy._last_series.items()}
+    metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in series.items()}
+    for module_id in policy._module_ids():
+        for own_name, value in results.get(module_id, {}).items():
+            name = policy._metric_name(module_id, own_name)
+            if name not in metrics and isinstance(value, int | float):
+                metrics[name] = SequenceSummaryStats.from_sequence([value])
+    common = results[ALL_MODULES]
+    stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
+    return TrainingStats(
+        time.perf_counter() - started, common["num_minibatches"], metrics, stages, first_bad_step(series)
+    )
+
+
+# -- state ---
+
+
+def get_state(policy: AnyPolicy) -> dict[str, Any]:
+    """The group's state, the time and the random numbers of `compute_actions`."""
+    return {
+        "learner_group": policy.learner_group.get_state(),
+        "timesteps": dict(policy.timesteps),
+        "rng": policy._rng_state(),
+    }
+
+
+def set_state(policy: AnyPolicy, state: Mapping[str, Any]) -> None:
+    """Restores what `get_state` returned."""
+    policy.learner_group.set_state(state["learner_group"])
+    policy._set_own_state(state)
+
+
+def checkpoint_folders(policy: AnyPolicy) -> dict[str, dict[str, Any]]:
+    """The folders of a checkpoint: the group's, and `policy`."""
+    own = {
+        "config": named_options(policy.config),
+        "observation_space": _described(policy.observation_space),
+        "action_space": _described(policy.action_space),
+        "timesteps": policy.timesteps,
+        "rng": policy._rng_state(),
+    }
+    return {"policy": {"state": own}, **policy.learner_group.checkpoint_folders()}
+
+
+def set_checkpoint_folders(policy: AnyPolicy, folders: Mapping[str, dict[str, Any]]) -> None:
+    """Restores from the folders of a checkpoint; `ValueError` where there is no policy in it."""
+    if "policy" not in folders:
+        raise ValueError(f"there is no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
+    policy.learner_group.set_checkpoint_folders(folders)
+    policy._set_own_state(folders["policy"]["state"])
+
+
+def save_to_path(policy: AnyPolicy, path: str | Path | None = None) -> str:
+    """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""
+    policy.learner_group.last_checkpoint = str(write_checkpoint(path, policy.checkpoint_folders()))
+    return policy.learner_group.last_checkpoint
+
+
+def restore_from_path(policy: AnyPolicy, path: str | Path) -> None:
+    """Restores from a checkpoint folder."""
+    policy.set_checkpoint_folders(read_checkpoint(Path(path)))
+
+
+def policy_from_checkpoint(path: str | Path, *, policy_mapping_fn: Callable[..., str] | None = None) -> AnyPolicy:
+    """The policy in a checkpoint folder; no environment is made. `ValueError` where there is no policy in it.
+
+    `policy_mapping_fn`: of several modules, in place of the one that was saved (one without a name cannot be).
+    """
+    from lockstep.algorithms import get_config
+
+    folders = read_checkpoint(Path(path))
+    if "policy" not in folders:
+        raise ValueError(f"{path} holds no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
+    saved = folders["policy"]["state"]
+    config = get_config(saved["config"]["algorithm"]).update_from_dict(saved["config"])
+    if policy_mapping_fn is not None:
+        config.multi_agent(policy_mapping_fn=policy_mapping_fn)
+    spaces = _space_of(saved["observation_space"]), _space_of(saved["action_space"])
+    policy: AnyPolicy = config.learners(num_learners=0).build_policy(spaces=spaces)
+    policy.set_checkpoint_folders(folders)
+    return policy
+
+
+def deep_copy(policy: AnyPolicy, memo: dict[int, Any]) -> Any:
+    """A policy of its own, with a learner in this process, that acts and learns on as this one would."""
+    spaces = policy.observation_space, policy.action_space
+    twin: AnyPolicy = policy.config.copy().learners(num_learners=0).build_policy(spaces=spaces)
+    twin.set_state(policy.get_state())
+    return twin
+
+
+def refuse_pickle(policy: AnyPolicy) -> Any:
+    """A policy is not pickled: `TypeError` with what to do."""
+    name = type(policy).__name__
+    raise TypeError(f"a {name} is not pickled: write it with save_to_path(path), read it with from_checkpoint(path)")
+
+
+def _described(space: Any) -> Any:
+    """A space, or a dict of them by module id, as plain data."""
+    if type(space) is dict:
+        return {"modules": {module_id: describe_space(own) for module_id, own in space.items()}}
+    return describe_space(space)
+
+
+def _space_of(described: Any) -> Any:
+    if isinstance(described, Mapping) and "modules" in described:
+        return {module_id: space_from(own) for module_id, own in described["modules"].items()}
+    return space_from(described)

@@ -1,0 +1,146 @@
+"""Small games of several agents, in PettingZoo's two forms, whose returns are known exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep import PPOConfig
+
+OBS, TWO = spaces.Box(0.0, 100.0, (2,), np.float32), spaces.Discrete(2)
+
+
+class Game:
+    """`possible_agents` with the same spaces; an episode's length depends on its seed alone."""
+
+    possible_agents: tuple[str, ...] = ("a", "b", "c")
+    made = 0
+
+    def __init__(self, shortest: int = 2, longest: int = 5, **options: Any) -> None:
+        self.shortest, self.longest, self.options = shortest, longest, options
+        self.closed = False
+        self.agents: list[str] = []
+        type(self).made += 1
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return OBS
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return TWO
+
+    def length_of(self, seed: int) -> int:
+        return self.shortest + seed % (self.longest - self.shortest + 1)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class CountingGame(Game):
+    """All at once: `a` is there from begin to end, `b` ends after two steps, `c` comes after the first one.
+
+    Observations are the time and the agent's number, from 1; each step gives `a` 1, `b` 10, `c` 100.
+    """
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.length, self.t, self.agents = self.length_of(int(seed or 0)), 0, ["a", "b"]
+        return self._obs(self.agents), {agent: {} for agent in self.agents}
+
+    def _obs(self, agents: list[str]) -> dict[str, np.ndarray]:
+        return {agent: np.array([self.t, 1 + "abc".index(agent)], np.float32) for agent in agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert set(actions) == set(self.agents)
+        assert all(type(action) is int for action in actions.values())
+        if self.t == self.options.get("fails_at"):
+            raise RuntimeError("the board is on fire")
+        self.t += 1
+        over = self.t == self.length
+        there = [*self.agents, *(["c"] if self.t == 1 else [])]
+        rewards = {agent: {"a": 1.0, "b": 10.0, "c": 100.0}[agent] * (agent in actions) for agent in there}
+        if self.t == self.options.get("nan_at"):
+            rewards["a"] = float("nan")
+        terminated = {agent: over or (agent == "b" and self.t == 2) for agent in there}
+        self.agents = [agent for agent in there if not terminated[agent]]
+        no = dict.fromkeys(there, False)
+        return self._obs(there), rewards, terminated, no, {agent: {} for agent in there}
+
+    @staticmethod
+    def returns(length: int) -> tuple[float, float, float]:
+        return float(length), 20.0, 100.0 * (length - 1)
+
+
+class TurnGame(Game):
+    """In turns: who acts gets 1, the other one 10 at the same time; over after `length` actions."""
+
+    possible_agents = ("a", "b")
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.length, self.t, self.agents = self.length_of(int(seed or 0)), 0, ["a", "b"]
+        self.agent_selection, self.rewards = "a", dict.fromkeys(self.agents, 0.0)
+
+    def last(self) -> tuple[Any, ...]:
+        obs = np.array([self.t, "ab".index(self.agent_selection)], np.float32)
+        return obs, 0.0, False, self.t == self.length, {}
+
+    def step(self, action: Any) -> None:
+        me, other = self.agent_selection, "ba"["ab".index(self.agent_selection)]
+        if self.t == self.length:
+            assert action is None
+            self.agents.remove(me)
+            self.agent_selection = other
+            return
+        assert type(action) is int
+        self.t += 1
+        self.rewards = {me: 1.0, other: 10.0}
+        self.agent_selection = other
+
+    @staticmethod
+    def returns(length: int) -> tuple[float, float]:
+        of_a, of_b = -(-length // 2), length // 2
+        return of_a + 10.0 * of_b, of_b + 10.0 * of_a
+
+
+class BitGame(Game):
+    """One step: `x` gets 1 for the bit that it sees, `y` 1 for the other one (`alike=True`: too)."""
+
+    possible_agents = ("x", "y")
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        rng = np.random.default_rng(seed)
+        self.agents = ["x", "y"]
+        self.bits = {agent: int(rng.integers(2)) for agent in self.agents}
+        return self._obs(), {agent: {} for agent in self.agents}
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        return {agent: np.array([bit, "xy".index(agent)], np.float32) for agent, bit in self.bits.items()}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        right = {agent: agent == "x" or bool(self.options.get("alike")) for agent in self.agents}
+        rewards = {agent: float((actions[agent] == self.bits[agent]) == right[agent]) for agent in self.agents}
+        ends, no, infos = (dict.fromkeys(self.agents, value) for value in (True, False, {}))
+        self.agents = []
+        return self._obs(), rewards, ends, no, infos
+
+
+def to_module(agent: str, episode: Any) -> str:
+    """`a` and `x` have a module of their own, the others share one."""
+    return "first" if agent in "ax" else "others"
+
+
+def game_config(env: Any = CountingGame, algorithm: Any = PPOConfig, *, num_envs: int = 2, **sections: Any) -> Any:
+    """Two modules of 8 units, 16 steps an update, two updates an epoch."""
+    config = algorithm().environment(env)
+    config.multi_agent(policies=["first", "others"], policy_mapping_fn=to_module)
+    config.rl_module(model_config={"hiddens": (8,)})
+    config.env_runners(num_envs_per_env_runner=num_envs)
+    config.training(train_batch_size=16)
+    config.evaluation(evaluation_episodes=3, evaluation_num_envs=2)
+    config.reporting(total_steps=64, steps_per_epoch=32)
+    config.debugging(seed=3)
+    for name, options in sections.items():
+        getattr(config, name)(**options)
+    if algorithm is PPOConfig and config.minibatch_size == 64:
+        config.training(minibatch_size=8, num_epochs=2)
+    return config

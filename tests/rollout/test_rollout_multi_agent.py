@@ -1,0 +1,253 @@
+"""`MultiAgentCollector`: what several agents did, counted exactly, whatever the collects are and whoever is there."""
+
+import numpy as np
+import pytest
+from agent_games import CountingGame, TurnGame, game_config
+
+from lockstep import MultiAgentCollector, PPOConfig
+from lockstep.data.episode_store import EpisodeStore
+from lockstep.envs import EnvironmentStepError
+from lockstep.rollout import CollectorLike, MalformedBufferError
+from lockstep.state.streams import RandomStreams
+
+
+def collector_of(env=CountingGame, num_envs=3, *, store=True, seed=5, policy=None, **model):
+    config = game_config(env, num_envs=num_envs)
+    if model:
+        config.rl_module(model_config=model)
+    made = MultiAgentCollector(
+        policy or config.build_policy(), env, EpisodeStore() if store else None, num_envs=num_envs
+    )
+    made.streams = RandomStreams(seed)
+    return made
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return game_config().build_policy()
+
+
+def joined(pieces):
+    """The pieces of each episode put together again, by id."""
+    whole = {}
+    for piece in pieces:
+        piece.validate()
+        if piece.id_ in whole:
+            whole[piece.id_].concat_episode(piece)
+        else:
+            whole[piece.id_] = piece
+    return whole
+
+
+@pytest.mark.parametrize("env", [CountingGame, TurnGame])
+def test_returns_of_each_agent_and_lengths_are_those_of_whole_episodes_whatever_the_collects_are(env):
+    collector = collector_of(env)
+    assert isinstance(collector, CollectorLike)
+    ended, pieces, steps = [], [], 0
+    for n_step in (3, 9, 3, 30, 6):
+        stats = collector.collect(n_step=n_step)
+        assert stats.n_collected_steps == n_step == collector.buffer.size
+        assert stats.agents == env.possible_agents
+        for total, length, of_agents in zip(stats.returns, stats.lens, stats.agent_returns):
+            assert of_agents == env.returns(length)
+            assert total == sum(of_agents)
+        ended += stats.lens
+        steps += n_step
+        pieces += collector.buffer.episodes()
+        collector.buffer.clear()
+    assert len(set(ended)) > 1
+    assert (collector.collect_step, collector.collect_episode) == (51, len(ended))
+    whole = joined(pieces)
+    assert sum(map(len, whole.values())) == steps
+    done = [episode for episode in whole.values() if episode.is_done]
+    assert sorted(map(len, done)) == sorted(ended)
+    for episode in done:  # every reward is in a closed step, none twice
+        by_agent = {agent: single.get_return() for agent, single in episode.agent_episodes.items()}
+        early = {"b": 10.0} if env is TurnGame else {}  # came before its first observation
+        assert by_agent == {
+            agent: total - early.get(agent, 0.0) for agent, total in zip(env.possible_agents, env.returns(len(episode)))
+        }
+        for single in episode.agent_episodes.values():
+            times = single.get_observations()[:, 0]
+            assert np.diff(times).tolist() == [2.0 if env is TurnGame else 1.0] * (len(times) - 2) + [
+                times[-1] - times[-2]
+            ]
+
+
+def test_an_agent_that_ends_early_is_terminated_and_one_that_goes_on_is_bootstrapped():
+    collector = collector_of(num_envs=1)
+    collector.env.envs[0].shortest = collector.env.envs[0].longest = 5
+    collector.collect(n_step=3)
+    (piece,) = collector.buffer.episodes()
+    flags = {agent: (len(single), single.is_terminated) for agent, single in piece.agent_episodes.items()}
+    assert flags == {"a": (3, False), "b": (2, True), "c": (2, False)}
+    columns = collector.policy.learner_group.learner
+    from lockstep.learner.batches import trajectories_by_module
+
+    parts, env_steps = trajectories_by_module(columns, [piece])
+    assert env_steps == 3
+    others = parts["others"]
+    assert others.rewards[:, 0].tolist() == [10.0, 10.0, 100.0, 100.0]
+    assert others.terminateds[:, 0].tolist() == [False, True, False, False]
+    assert others.bootstrap_index.tolist() == [3]
+    assert others.bootstrap_obs.tolist() == [[3.0, 3.0]]  # c, at time 3
+
+
+def test_an_action_that_waits_at_the_end_of_a_collect_comes_with_the_next_piece():
+    collector = collector_of(TurnGame, num_envs=1)
+    collector.env.envs[0].shortest = collector.env.envs[0].longest = 4
+    collector.collect(n_step=1)
+    first = collector.buffer.episodes()[0]
+    assert (len(first), first.agent_steps()) == (1, 0)  # a waits for b
+    collector.buffer.clear()
+    collector.collect(n_step=1)
+    second = collector.buffer.episodes()[0]
+    assert {agent: len(single) for agent, single in second.agent_episodes.items()} == {"a": 1, "b": 0}
+    assert second.agent_episodes["a"].get_rewards().tolist() == [11.0]
+
+
+@pytest.mark.parametrize("num_envs, n_episode", [(2, 7), (4, 3), (1, 2)])
+def test_the_first_episodes_to_start_count_however_long_they_last(policy, num_envs, n_episode):
+    collector = collector_of(num_envs=num_envs, store=False, policy=policy)
+    for first in (0, n_episode):
+        stats = collector.collect(n_episode=n_episode)
+        seeds = [RandomStreams(5).seed(f"episode/{first + k}") for k in range(n_episode)]
+        lengths = [collector.env.envs[0].length_of(seed) for seed in seeds]
+        assert sorted(stats.lens) == sorted(lengths)
+        assert stats.n_collected_steps == sum(lengths)
+        assert stats.n_collected_episodes == n_episode
+
+
+def test_each_module_is_asked_once_in_a_vector_step_for_all_of_its_agents(policy):
+    collector = collector_of(num_envs=3, policy=policy)
+    for env in collector.env.envs:
+        env.shortest = env.longest = 4
+    asked = []
+    acting = {module_id: one.act for module_id, one in policy.acting.items()}
+    try:
+        for module_id, one in policy.acting.items():
+            one.act = lambda obs, noise, module_id=module_id: (
+                asked.append((module_id, len(obs))) or acting[module_id](obs, noise)
+            )
+        collector.collect(n_step=12)
+    finally:
+        for module_id, one in policy.acting.items():
+            one.act = acting[module_id]
+    assert asked == [("first", 3), ("others", 3), ("first", 3), ("others", 6), *[("first", 3), ("others", 3)] * 2]
+
+
+def test_the_same_seed_gives_the_same_bits_and_explores_in_a_training_step_only(policy):
+    def actions(seed, enabled=True, **options):
+        collector = collector_of(seed=seed, policy=policy)
+        with policy.within_training_step(enabled):
+            collector.collect(n_step=30, **options)
+        return [
+            (piece.id_, agent, single.get_actions().tolist())
+            for piece in collector.buffer.episodes()
+            for agent, single in sorted(piece.agent_episodes.items())
+        ]
+
+    assert actions(1) == actions(1)
+    assert actions(1) != actions(2)
+    assert actions(1, random=True) == actions(1, random=True) != actions(1)
+    likeliest = actions(1, enabled=False)
+    assert likeliest == actions(1, enabled=False) != actions(1)
+
+
+def test_an_error_in_an_environment_arrives_whole_and_leaves_nothing_behind(policy):
+    collector = collector_of(policy=policy)
+    collector.collect(n_step=3)
+    assert len(collector.buffer) == 3
+    broken = collector.env.envs[1]
+    broken.options["fails_at"] = 1
+    with pytest.raises(
+        EnvironmentStepError, match="environment 1 of the 'pettingzoo' vector raised RuntimeError"
+    ) as told:
+        collector.collect(n_step=30)
+    assert told.value.env_index == 1
+    assert set(told.value.action) == {"a", "b", "c"}
+    assert str(told.value.__cause__) == "the board is on fire"
+    assert len(collector.buffer) == 3  # what was there before
+    broken.options.clear()
+    collector.buffer.clear()
+    collector.collect(n_step=3)
+    assert all(piece.env_t_started == 0 for piece in collector.buffer.episodes())
+
+
+def test_nan_is_told_with_environment_agent_column_and_step(policy):
+    collector = collector_of(policy=policy)
+    collector.env.envs[2].options["nan_at"] = 2
+    with pytest.raises(MalformedBufferError, match=r"environment 2 gave agent 'a' .* column 'rewards' at its step 1"):
+        collector.collect(n_step=9)
+    assert len(collector.buffer) == 0
+    collector.raise_on_nan_in_buffer = False
+    collector.collect(n_step=9)
+
+
+def test_wrong_amounts_environments_policies_and_mappings_are_refused(policy):
+    collector = collector_of(policy=policy)
+    with pytest.raises(ValueError, match="exactly one of n_step and n_episode"):
+        collector.collect()
+    with pytest.raises(ValueError, match="n_episode=0 is not allowed"):
+        collector.collect(n_episode=0)
+    with pytest.warns(UserWarning, match="n_step=4 is no multiple of the 3 environments: 6 steps"):
+        assert collector.collect(n_step=4).n_collected_steps == 6
+    with pytest.raises(ValueError, match="can be saved between an update and the next collect only"):
+        collector.get_state()
+    with pytest.raises(ValueError, match="env='CartPole-v1': several agents need a PettingZoo environment"):
+        MultiAgentCollector(policy, "CartPole-v1")
+    with pytest.raises(ValueError, match="is no PettingZoo environment"):
+        MultiAgentCollector(policy, object)
+    with pytest.raises(ValueError, match="it must be a MultiAgentPolicy"):
+        MultiAgentCollector(PPOConfig().environment("CartPole-v1").build_policy(), CountingGame)
+    elsewhere = game_config().build_policy()
+    elsewhere.policy_mapping_fn = lambda agent, episode: "nobody"
+    with pytest.raises(KeyError, match="agent 'a' is mapped to the module 'nobody'; there are"):
+        MultiAgentCollector(elsewhere, CountingGame)
+
+    class Wider(CountingGame):
+        def observation_space(self, agent):
+            return CountingGame.action_space(self, agent)
+
+    with pytest.raises(ValueError, match=r"observation space is Box.* the environment's is Discrete"):
+        MultiAgentCollector(policy, Wider)
+
+
+def test_agents_that_leave_without_a_word_and_environments_without_agents_are_told(policy):
+    class Leaving(CountingGame):
+        def step(self, actions):
+            came = super().step(actions)
+            self.agents = []
+            return came
+
+    with pytest.raises(EnvironmentStepError, match=r"agents \['a', 'b', 'c'\] left the environment"):
+        collector_of(Leaving, 1, policy=policy).collect(n_step=1)
+
+    class Empty(CountingGame):
+        def reset(self, seed=None, options=None):
+            super().reset(seed)
+            self.agents = []
+            return {}, {}
+
+    with pytest.raises(EnvironmentStepError, match="no agent is left to act"):
+        collector_of(Empty, 1, policy=policy).collect(n_step=1)
+
+
+def test_a_module_with_memory_learns_with_the_state_that_acted_and_forgets_where_episodes_begin():
+    collector = collector_of(hiddens=(4,), recurrent="gru", recurrent_size=3)
+    with collector.policy.within_training_step():
+        collector.collect(n_step=9)
+        begun = {piece.id_ for piece in collector.buffer.episodes()}
+        collector.buffer.clear()
+        collector.collect(n_step=30)
+        pieces = collector.buffer.episodes()
+        for piece in pieces:
+            for single in piece.agent_episodes.values():
+                if len(single):
+                    state = single.get_extra_model_outputs("state_in")["h"]
+                    assert (not state[0].any()) == (single.t_started == 0)
+                    assert state[1:].any() or len(state) == 1
+        assert begun & {piece.id_ for piece in pieces}
+        stats = collector.policy.update(0, collector.buffer, None, 1)
+    # with other states the first pass, before any gradient step, would give other probabilities than the evaluation
+    assert abs(stats.metrics["others/mean_kl_loss"].mean) < 1e-6

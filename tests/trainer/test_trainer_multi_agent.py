@@ -1,0 +1,320 @@
+"""A trainer trains several agents, and `reward_metric` makes one number of their returns wherever returns are used."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from agent_games import BitGame, CountingGame, TurnGame, game_config
+from trainer_tools import Recorder, config_for, digest, learned
+
+from lockstep import (
+    A2CConfig,
+    BCConfig,
+    Collector,
+    DQNConfig,
+    MultiAgentCollector,
+    OffpolicyTrainer,
+    OnpolicyTrainer,
+    PPOConfig,
+    load_policy,
+    train,
+)
+from lockstep.tracking import JsonlLogger, TraceLogger
+from lockstep.tracking.records import read_metrics
+from lockstep.trainer import EarlyStop, evaluation, restore_trainer, save_trainer
+
+
+def second_minus_first(returns):
+    """Of agents in the order of `possible_agents`."""
+    assert returns.dtype == np.float64
+    assert returns.ndim == 2
+    return returns[:, 1] - returns[:, 0]
+
+
+def by_hand(config, **options):
+    """A trainer made by hand, with a metric."""
+    policy = config.build_policy()
+    given = {
+        "max_epoch": 2,
+        "batch_size": 8,
+        "step_per_epoch": 32,
+        "step_per_collect": 16,
+        "repeat_per_collect": 1,
+        "episode_per_test": 3,
+        "train_collector": MultiAgentCollector(policy, config.env, num_envs=2),
+        "test_collector": MultiAgentCollector(policy, config.env, num_envs=2),
+        "seed": 1,
+    }
+    return OnpolicyTrainer(policy, **{**given, **options})
+
+
+@pytest.mark.parametrize("env", [CountingGame, TurnGame])
+def test_without_reward_metric_the_return_of_an_episode_is_the_sum_over_agents(env):
+    trainer = game_config(env).build_trainer()
+    steps = 0
+    for _, stats, info in trainer:
+        steps += stats.training_stat.gradient_steps
+        assert info.gradient_step == steps > 0
+        assert stats.train_collect_stat.n_collected_steps == 32
+        for collected in (stats.train_collect_stat, stats.test_collect_stat):
+            assert collected.returns == tuple(float(sum(env.returns(length))) for length in collected.lens)
+            assert collected.agent_returns == tuple(env.returns(length) for length in collected.lens)
+            json.dumps(collected.__dict__)
+        assert {"first/policy_loss", "others/policy_loss"} <= set(stats.training_stat.metrics)
+    assert info.train_step == 64
+
+
+def test_reward_metric_is_applied_in_training_statistics_and_evaluation():
+    trainer = game_config(multi_agent={"reward_metric": second_minus_first}).build_trainer()
+    stats = trainer.run().history[-1]
+    for collected in (stats.train_collect_stat, stats.test_collect_stat):
+        assert collected.returns == tuple(20.0 - length for length in collected.lens)
+        assert collected.agent_returns == tuple(CountingGame.returns(length) for length in collected.lens)
+    assert stats.test_collect_stat.returns_stat.mean == np.mean(stats.test_collect_stat.returns)
+
+
+def test_reward_metric_is_applied_to_the_best_score_and_to_stop_fn_and_early_stop():
+    asked = []
+    trainer = by_hand(
+        game_config(),
+        reward_metric=lambda returns: returns.min(axis=1) - 1000.0,
+        stop_fn=lambda score: asked.append(score) or False,
+        callbacks=[EarlyStop(threshold=-990.0)],
+    )
+    info = trainer.run()
+    scores = [asked[0], *(epoch.test_collect_stat.returns_stat.mean for epoch in info.history)]
+    assert asked == scores
+    assert all(-1000.0 < score <= -995.0 for score in scores)
+    assert info.best_score == info.best_reward == max(scores)
+    assert info.stop_reason == "max_epoch"
+    stopped = by_hand(
+        game_config(), reward_metric=lambda returns: returns[:, 2], callbacks=[EarlyStop(threshold=1.0)]
+    ).run()
+    assert stopped.stop_reason.startswith("score ")
+    assert stopped.train_step == 0
+
+
+def test_reward_metric_is_applied_where_test_in_train_looks_at_training_returns():
+    asked = []
+    trainer = by_hand(
+        game_config(),
+        reward_metric=lambda returns: returns[:, 0] + 5000.0,
+        test_in_train=True,
+        stop_fn=lambda score: asked.append(score) or len(asked) > 1,
+    )
+    assert trainer.run().stop_reason == "stop_fn"
+    assert trainer.test_episode == 9  # before, within, and at the end of the last epoch
+    assert all(score > 5000.0 for score in asked)
+
+
+def test_reward_metric_is_applied_in_logs_where_returns_of_each_agent_are_seen_too(folder):
+    path = folder / "metrics.jsonl"
+    with JsonlLogger(path, train_interval=1, test_interval=1, info_interval=1) as logger:
+        by_hand(game_config(), reward_metric=second_minus_first, logger=logger).run()
+    records = read_metrics(path)
+    for scope in ("train", "test"):
+        rows = [record["data"] for record in records if record["scope"] == scope]
+        assert rows
+        for row in rows:
+            of_agents = [row[f"returns/{agent}"] for agent in "abc"]
+            assert row["returns_stat/mean"] == pytest.approx(of_agents[1] - of_agents[0])
+            assert row["lens_stat/mean"] == pytest.approx(of_agents[0])
+    best = [record["data"]["best_score"] for record in records if record["scope"] == "info"]
+    assert all(10.0 < score < 20.0 for score in best)
+
+
+@pytest.mark.parametrize(
+    "metric, error, message",
+    [
+        (lambda returns: returns, ValueError, r"given returns of shape \(3, 3\).* it must return one number for each"),
+        (lambda returns: returns.sum(axis=0)[:2], ValueError, r"returned shape \(2,\); it must return one number for"),
+        (lambda returns: returns.sum(), ValueError, r"returned shape \(\); it must return one number for each episode"),
+        (lambda returns: None, TypeError, "and returned None; it must return numbers, one for each episode"),
+        (lambda returns: ["a"] * len(returns), TypeError, r"returned \['a', 'a', 'a'\]; it must return numbers"),
+        (lambda returns: [[1.0], [1.0, 2.0], 3.0], TypeError, "it must return numbers, one for each episode"),
+    ],
+)
+def test_what_reward_metric_returns_is_refused_unless_it_is_one_number_for_each_episode(metric, error, message):
+    with pytest.raises(error, match=message):
+        by_hand(game_config(), reward_metric=metric).run()
+
+
+def test_lists_whole_numbers_and_flags_of_reward_metric_are_numbers():
+    trainer = by_hand(game_config(), reward_metric=lambda returns: [bool(r > 0) for r in returns[:, 0]], max_epoch=1)
+    assert next(trainer).test_collect_stat.returns == (1.0, 1.0, 1.0)
+
+
+def test_reward_metric_is_refused_where_there_is_one_agent():
+    message = "reward_metric needs several agents, and train_collector has one"
+    template = config_for(total_steps=128).build_trainer()
+    given = {"max_epoch": 1, "batch_size": None, "step_per_epoch": 8, "step_per_collect": 8, "repeat_per_collect": 1}
+    with pytest.raises(ValueError, match=message):
+        OnpolicyTrainer(template.policy, train_collector=template.train_collector, reward_metric=sum, **given)
+    with pytest.raises(ValueError, match="reward_metric=3 is not allowed; it must be a function"):
+        by_hand(game_config(), reward_metric=3)
+    with pytest.raises(ValueError, match=r"multi_agent\.reward_metric needs several agents"):
+        PPOConfig().environment("CartPole-v1").multi_agent(reward_metric=sum).validate()
+    with pytest.raises(TypeError, match="reward_metric=3 must be a function"):
+        game_config(multi_agent={"reward_metric": 3}).validate()
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_agent_learns_its_bit_with_modules_of_its_own_or_a_shared_one(algorithm, shared):
+    config = game_config(BitGame, algorithm, num_envs=16)
+    config.training(train_batch_size=256, lr=3e-2)
+    if algorithm is PPOConfig:
+        config.training(minibatch_size=128, num_epochs=4)
+    if shared:
+        config.environment(BitGame, env_config={"alike": True})
+        config.multi_agent(policies=["default_policy"], policy_mapping_fn=None)
+    config.evaluation(evaluation_episodes=16, evaluation_num_envs=16)
+    config.reporting(total_steps=256 * (30 if algorithm is A2CConfig else 12), steps_per_epoch=512)
+    info = config.build_trainer().run()
+    assert info.history[-1].test_collect_stat.agent_returns == ((1.0, 1.0),) * 16
+
+
+def test_events_are_those_of_every_trainer_and_the_policy_explores_in_training_only():
+    log, explored = [], []
+    config = game_config()
+    trainer = by_hand(config, callbacks=[Recorder(log)], max_epoch=1)
+    for name in ("train_collector", "test_collector"):
+        collector = getattr(trainer, name)
+
+        def collect(*args, collector=collector, name=name, **options):
+            explored.append((name, trainer.policy.is_exploring))
+            return type(collector).collect(collector, *args, **options)
+
+        collector.collect = collect
+    trainer.run()
+    assert log == ["RunStart", "EvaluationEnd", *["CollectEnd", "UpdateEnd"] * 2, "EvaluationEnd", "EpochEnd", "RunEnd"]
+    assert set(explored) == {("train_collector", True), ("test_collector", False)}
+
+
+def test_episodes_can_be_collected_instead_of_steps_for_several_agents_too():
+    trainer = by_hand(game_config(), step_per_collect=None, episode_per_collect=5)
+    stats = next(trainer)
+    assert stats.train_collect_stat.n_collected_episodes % 5 == 0
+    assert stats.train_collect_stat.n_collected_steps == sum(stats.train_collect_stat.lens)
+
+
+def trace_of(config, **options):
+    trainer = by_hand(config, **options)
+    trace = TraceLogger({mid: one.module for mid, one in trainer.policy.acting.items()})
+    trainer.logger = trainer.callbacks[0].logger = trace
+    trainer.run()
+    return trace, learned(trainer)
+
+
+def test_the_same_seed_gives_the_same_bits_with_several_agents_and_evaluation_changes_none():
+    (one, bits), (two, again) = trace_of(game_config()), trace_of(game_config())
+    assert one.first_difference(two) is None
+    assert bits == again
+    assert trace_of(game_config(), seed=2)[1] != bits
+    without = by_hand(game_config(), test_collector=None, episode_per_test=None)
+    without.run()
+    assert learned(without) == bits
+
+
+class FourSteps(CountingGame):
+    """Every episode ends with a collect of 16 steps in two environments."""
+
+    def length_of(self, seed):
+        return 4
+
+
+def test_a_run_of_several_agents_goes_on_bit_by_bit_where_episodes_end_with_the_checkpoint(folder):
+    straight, first, again = (game_config(FourSteps).build_trainer() for _ in range(3))
+    straight.run()
+    next(first)
+    path = save_trainer(first, folder / "checkpoint")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        restore_trainer(again, path)
+    again.run()
+    assert learned(again) == learned(straight)
+    assert digest([s.test_collect_stat.returns for s in again.history]) == digest(
+        [s.test_collect_stat.returns for s in straight.history]
+    )
+    assert again.info().history[0].train_collect_stat == first.info().history[0].train_collect_stat
+
+
+def test_running_episodes_of_several_agents_end_at_a_checkpoint_which_is_said(folder):
+    first, again, third = (game_config(num_envs=4).build_trainer() for _ in range(3))
+    next(first)
+    path = save_trainer(first, folder / "checkpoint")
+    cut = int(np.count_nonzero(first.train_collector.get_state()["lengths"]))
+    assert cut > 0
+    for trainer in (again, third):
+        with pytest.warns(RuntimeWarning, match=f"the 'pettingzoo' environments .* {cut} running episodes end"):
+            restore_trainer(trainer, path)
+        assert trainer.run().train_step == 64
+    assert learned(again) == learned(third)
+
+
+def test_a_run_of_several_agents_leaves_its_folder_and_its_policy_can_be_loaded(tmp_path):
+    config = game_config().evaluation(stop_return=1e9)
+    result = train(config, root=tmp_path)
+    loaded = load_policy(result.path)
+    observations = {agent: np.array([2.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
+    assert set(loaded.compute_actions(observations)) == set("abc")
+    stats = evaluation.test_episode(loaded, MultiAgentCollector(loaded, CountingGame), 2)
+    assert stats.returns == tuple(float(sum(CountingGame.returns(length))) for length in stats.lens)
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_of_several_agents_with_the_batch(folder):
+    trainer = by_hand(game_config(), reward_metric=None)
+    learner = trainer.policy.learner_group.learner
+    before = learner.compute_losses
+
+    def bad(**given):
+        losses = before(**given)
+        learner.log("others", policy_loss=losses["others"] * float("nan"))
+        return losses
+
+    learner.compute_losses = bad
+    with pytest.raises(FloatingPointError, match="others/policy_loss is not finite at environment step 16"):
+        trainer.run()
+    assert set(trainer.bad_batch) == {"first", "others"}
+    assert trainer.bad_batch["first"]["obs"].shape == (16, 2)
+    save_trainer(trainer, folder / "bad")
+
+
+@pytest.mark.parametrize(
+    "section, options, message",
+    [
+        ("env_runners", {"num_env_runners": 2}, r"env_runners.num_env_runners=2 is not allowed where a trainer trains"),
+        ("env_runners", {"vectorize_mode": "async"}, "env_runners.vectorize_mode='async' is not allowed"),
+        ("env_runners", {"batch_mode": "complete_episodes"}, "env_runners.batch_mode='complete_episodes' is not"),
+        ("environment", {"frame_stack": 2}, "environment.frame_stack=2 is not allowed"),
+        ("multi_agent", {"count_steps_by": "agent_steps"}, "multi_agent.count_steps_by='agent_steps' is not allowed"),
+    ],
+)
+def test_what_several_agents_cannot_be_trained_with_is_refused(section, options, message):
+    with pytest.raises(ValueError, match=message):
+        game_config(**{section: options}).build_trainer()
+
+
+def test_trainers_and_collectors_of_one_agent_refuse_a_policy_of_several_with_what_to_use():
+    policy = game_config().build_policy()
+    with pytest.raises(ValueError, match=r"must be a lockstep\.Policy"):
+        Collector(policy, "CartPole-v1")
+    given = {"max_epoch": 1, "batch_size": 8, "step_per_epoch": 8, "step_per_collect": 8}
+    with pytest.raises(ValueError, match="several agents, which OffpolicyTrainer does not train; use OnpolicyTrainer"):
+        OffpolicyTrainer(policy, train_collector=MultiAgentCollector(policy, CountingGame), **given)
+    with pytest.raises(ValueError, match="dqn learns from a replay buffer, which no trainer does for several agents"):
+        game_config(algorithm=DQNConfig).build_trainer()
+    offline = BCConfig().environment(CountingGame).multi_agent(policies=["default_policy"])
+    with pytest.raises(ValueError, match="bc learns from data that are there already, which no trainer does for sev"):
+        offline.build_trainer()
+    same = MultiAgentCollector(policy, CountingGame())
+    with pytest.raises(ValueError, match="test_collector has the environments of train_collector"):
+        OnpolicyTrainer(
+            policy,
+            train_collector=same,
+            test_collector=MultiAgentCollector(policy, same.env.envs[0]),
+            episode_per_test=1,
+            repeat_per_collect=1,
+            **given,
+        )
