@@ -66,12 +66,14 @@ def make_envs(config: AlgorithmConfig, num_envs: int, env: Any = None, **env_con
     runners = config.sections["env_runners"]
     chosen = section.env if env is None else env
     finished = not isinstance(chosen, str) and not callable(chosen)
+    mode = "auto" if finished else runners.vectorize_mode
     return make_vector(
         chosen,
         num_envs=1 if finished else num_envs,
-        mode="auto" if finished else runners.vectorize_mode,
+        mode=mode,
         env_config=None if finished else {**section.env_config, **env_config} or None,
         step_timeout=runners.step_timeout,
+        restarts=config.sections["fault_tolerance"].env_limits if mode == "async" else None,
     )
 
 

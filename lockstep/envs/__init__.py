@@ -9,7 +9,8 @@ from lockstep.envs.make import make_vector
 from lockstep.envs.pettingzoo_episodes import record_aec_episode, record_parallel_episode
 from lockstep.envs.probes import PROBES, Probe, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
-from lockstep.envs.workers import RestartLimits, WorkerVectorEnv
+from lockstep.envs.workers import WorkerVectorEnv
+from lockstep.state.restarts import RestartLimits
 
 __all__ = [
     "PROBES",

@@ -17,6 +17,7 @@ from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envp
 from lockstep.envs.probes import register_environments
 from lockstep.envs.sync import LightSyncVectorEnv, single
 from lockstep.envs.workers import WorkerVectorEnv
+from lockstep.state.restarts import RestartLimits
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
 
@@ -29,6 +30,7 @@ def make_vector(
     env_config: Mapping[str, Any] | None = None,
     seed: int | None = None,
     step_timeout: float | None = None,
+    restarts: RestartLimits | None = None,
 ) -> VectorBoundary:
     """One boundary over whatever ``env`` is.
 
@@ -43,6 +45,7 @@ def make_vector(
             whole).
         seed: where given, the first reset is done at once, with the seeds ``seed, seed + 1, ...``.
         step_timeout: seconds that a step of an environment in its own process may take; "async" only.
+        restarts: how often environments in processes of their own are started again; "async" only.
 
     Raises:
         ValueError: unknown id (with the nearest known ones), mode or number of environments, or options that
@@ -52,6 +55,8 @@ def make_vector(
         raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{_suggestion(mode, MODES)}")
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
+    if restarts is not None and mode != "async":
+        raise ValueError(f"restarts applies to mode='async' only, got mode={mode!r}.")
     boundary = _finished(env, step_timeout)
     if boundary is not None:
         if mode != "auto" or env_config or num_envs not in (1, boundary.num_envs):
@@ -61,7 +66,7 @@ def make_vector(
                 "them out."
             )
     else:
-        boundary = _build(env, num_envs, mode, env_config, step_timeout)
+        boundary = _build(env, num_envs, mode, env_config, step_timeout, restarts)
     if seed is not None:
         boundary.reset([seed + row for row in range(boundary.num_envs)])
     return boundary
@@ -84,7 +89,12 @@ def _finished(env: Any, step_timeout: float | None) -> VectorBoundary | None:
 
 
 def _build(
-    env: Any, num_envs: int, mode: str, env_config: Mapping[str, Any] | None, step_timeout: float | None
+    env: Any,
+    num_envs: int,
+    mode: str,
+    env_config: Mapping[str, Any] | None,
+    step_timeout: float | None,
+    restarts: RestartLimits | None,
 ) -> VectorBoundary:
     if step_timeout is not None and mode != "async":
         raise ValueError(f"step_timeout applies to mode='async' only, got mode={mode!r}.")
@@ -98,7 +108,7 @@ def _build(
         return VectorEnvBoundary(native_vector(env, num_envs, env_config or {}))
     factory = single_env_factory(env, env_config)
     if mode == "async":
-        return WorkerVectorEnv([factory] * num_envs, step_timeout=step_timeout)
+        return WorkerVectorEnv([factory] * num_envs, step_timeout=step_timeout, restarts=restarts)
     return LightSyncVectorEnv([factory] * num_envs)
 
 

@@ -6,9 +6,8 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
@@ -21,35 +20,11 @@ from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.env_state import check_rows
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.envs.worker import shared_tree, work
+from lockstep.state.restarts import RestartBudget, RestartLimits
 from lockstep.state.values import is_number
 
 _GRACE = 1.0
 """seconds that a worker is given to end by itself"""
-
-
-@dataclass
-class RestartLimits:
-    """How often workers may be started again: in all, and within some seconds."""
-
-    in_all: int = 10
-    in_window: int = 1
-    window_s: float = 60.0
-    times: deque[float] = field(default_factory=deque)
-    total: int = 0
-
-    def take(self) -> bool:
-        """Counts a restart; False where none is left."""
-        now = time.monotonic()
-        while self.times and now - self.times[0] > self.window_s:
-            self.times.popleft()
-        if self.total >= self.in_all or len(self.times) >= self.in_window:
-            return False
-        self.times.append(now)
-        self.total += 1
-        return True
-
-    def __str__(self) -> str:
-        return f"{self.in_all} restarts in a run, {self.in_window} in {self.window_s:g} s"
 
 
 @dataclass(frozen=True)
@@ -77,7 +52,7 @@ class WorkerVectorEnv(VectorBoundary):
     Args:
         env_fns: one function for each row that makes its environment.
         step_timeout: seconds that an environment may take for a step or a reset; None waits for ever.
-        restarts: limits; the default is 10 in a run and 1 in 60 s.
+        restarts: limits, of all rows together; the default is 10 in a run and 1 in 60 s.
 
     Raises:
         ValueError: no environment, a space without an array of fixed size, or a time-out that is not above 0.
@@ -104,7 +79,7 @@ class WorkerVectorEnv(VectorBoundary):
         probe.close()
         trees.check_supported(self.observation_space, "the observation space")
         trees.check_supported(self.action_space, "the action space")
-        self.step_timeout, self.restarts = step_timeout, restarts or RestartLimits()
+        self.step_timeout, self.restarts = step_timeout, RestartBudget(restarts or RestartLimits())
         self.has_invalid_rows = True
         self._env_fns = [CloudpickleWrapper(make) for make in env_fns]
         self._memory: list[Any] = []
@@ -124,7 +99,7 @@ class WorkerVectorEnv(VectorBoundary):
     @property
     def num_restarts(self) -> int:
         """Workers that were started again since the vector was made."""
-        return self.restarts.total
+        return self.restarts.num_restarts
 
     def _allocate(self, size: int) -> Any:
         self._memory.append(multiprocessing.RawArray("b", size))
@@ -191,19 +166,19 @@ class WorkerVectorEnv(VectorBoundary):
         what = f"did not answer within step_timeout={self.step_timeout} s" if hangs else "ended without an answer"
         code = "" if hangs else f", exit code {self._processes[row].exitcode}"
         told = f"environment {row} {what} (during {during}; last action: {action!r}{code})"
-        if not self.restarts.take():
+        refused = self.restarts.take("any")  # the rows share the limits
+        if refused is not None:
             self._broken = told
             self._end_all()
             kind = EnvironmentTimeoutError if hangs else EnvironmentStepError
             raise kind(
-                f"{told}, and was not started again: the limit is {self.restarts}. All workers were ended; build the "
-                "vector again.",
+                f"{told}, and was not started again: {refused}. All workers were ended; build the vector again.",
                 env_index=row,
                 action=action,
             ) from error
         warnings.warn(
-            f"{told}; it was started again ({self.num_restarts} of {self.restarts.in_all}), its unfinished episode is "
-            "lost",
+            f"{told}; it was started again ({self.num_restarts} of {self.restarts.limits.in_run}), its unfinished "
+            "episode is lost",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -124,8 +124,8 @@ class ResourcesSection(Section):
 class FaultToleranceSection(Section):
     """How often what died, hangs or raises is started again, before the run ends with its error.
 
-    The limits of a run count all learners together (all env runners, all environments); the limit within a time
-    counts each learner, env runner or environment by itself.
+    The limits of a run count all learners together (all env runners, all environments of a vector); the limit within
+    a time counts each learner, env runner or vector of environments by itself.
     """
 
     max_learner_restarts: int = 10
@@ -136,9 +136,9 @@ class FaultToleranceSection(Section):
     restart_failed_envs: bool = True
     """environments in processes of their own"""
     max_env_restarts: int = 10
-    """of environments in processes of their own, in a run"""
+    """of environments in processes of their own, in a run; of each vector"""
     max_restarts_in_window: int = 1
-    """of the same one within `restart_window_s`"""
+    """of the same learner, env runner or vector of environments within `restart_window_s`"""
     restart_window_s: float = 60.0
 
     def validate(self) -> None:

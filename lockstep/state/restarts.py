@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """`in_run` restarts in a run, of all workers of a kind together; of one worker `in_window` within `window_s`."""
+    """`in_run` restarts in a run, of all workers of a kind together; of one worker `in_window` within `window_s`.
+
+    The environments of one vector count as one worker.
+    """
 
     in_run: int = 10
     in_window: int = 1

@@ -123,24 +123,40 @@ def test_a_lost_episode_counts_in_no_statistics_and_another_takes_its_place(tmp_
 
 
 def test_the_limits_of_restarts_are_kept_and_told(tmp_path):
-    env = vector_of(tmp_path, "always", at=2, restarts=RestartLimits(in_all=2, in_window=9))
+    env = vector_of(tmp_path, "always", at=2, restarts=RestartLimits(in_run=2, in_window=9))
     collector = Collector(Zeros(), env)
-    limit = r"was not started again: the limit is 2 restarts in a run, 9 in 60 s"
+    limit = r"was not started again: 2 restarts in this run, at most 2 are allowed. All workers were ended"
     with pytest.warns(RuntimeWarning, match="2 of 2"), pytest.raises(EnvironmentStepError, match=limit) as caught:
         collector.collect(n_step=30)
     assert (caught.value.env_index, int(caught.value.action)) == (BAD, 0)
     with pytest.raises(EnvironmentStepError, match="build the vector again"):
         collector.collect(n_step=3)
     assert not any(process.is_alive() for process in env._processes)
-    default = RestartLimits()
-    assert (default.in_all, default.in_window, default.window_s) == (10, 1, 60.0)
-    assert [default.take(), default.take()] == [True, False]
-    default.times[0] -= 61
-    assert default.take()
+
+
+def test_by_default_a_worker_is_started_again_ten_times_in_a_run_and_once_in_60_s(tmp_path):
+    assert RestartLimits() == RestartLimits(in_run=10, in_window=1, window_s=60.0)
+    env = vector_of(tmp_path, "always", at=2)
+    limit = r"was not started again: 1 restarts in the last 60 s, at most 1 are allowed"
+    with pytest.warns(RuntimeWarning, match="1 of 10"), pytest.raises(EnvironmentStepError, match=limit):
+        Collector(Zeros(), env).collect(n_step=30)
+
+
+def test_the_limits_of_a_configuration_hold_for_its_environments_in_processes_of_their_own():
+    config = A2CConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
+    config.env_runners(num_envs_per_env_runner=1, vectorize_mode="async").fault_tolerance(restart_failed_envs=False)
+    collector = config.build_collector(config.build_policy())
+    with collector.env as env:
+        assert env.restarts.limits == RestartLimits(in_run=0)
+        os.kill(env._processes[0].pid, signal.SIGKILL)
+        with pytest.raises(EnvironmentStepError, match="0 restarts in this run, at most 0 are allowed"):
+            collector.collect(n_step=1)
+    with pytest.raises(ValueError, match="restarts applies to mode='async' only, got mode='sync'"):
+        make_vector("CartPole-v1", mode="sync", restarts=RestartLimits())
 
 
 def test_a_hang_beyond_the_limits_is_a_timeout_error(tmp_path):
-    env = vector_of(tmp_path, "hang", at=1, step_timeout=0.3, restarts=RestartLimits(in_all=0))
+    env = vector_of(tmp_path, "hang", at=1, step_timeout=0.3, restarts=RestartLimits(in_run=0))
     with pytest.raises(EnvironmentTimeoutError, match=f"environment {BAD} did not answer within step_timeout=0.3 s"):
         Collector(Zeros(), env).collect(n_step=3)
 
