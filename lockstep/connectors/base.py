@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.modules.spaces import ACTION_MASK, OBSERVATIONS
+from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.ops.statistics import RunningMoments
 
 Leaf = Callable[[Any], Any]
@@ -92,7 +92,7 @@ class LeafConnector(Connector):
 
     def _map(self, space: Space[Any]) -> tuple[Space[Any], Any]:
         if isinstance(space, spaces.Dict):
-            is_masked = set(space.spaces) == {OBSERVATIONS, ACTION_MASK}
+            is_masked = carries_mask(space)
             mapped = {
                 key: (part, None) if is_masked and key == ACTION_MASK else self._map(part)
                 for key, part in space.spaces.items()

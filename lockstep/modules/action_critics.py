@@ -15,7 +15,7 @@ from lockstep.modules.batched import BatchedMLP
 from lockstep.modules.encoders import make_features
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.spaces import ACTION_MASK, OBSERVATIONS, split_action_mask
+from lockstep.modules.spaces import ACTION_MASK, split_action_mask, without_mask
 
 
 class ActionCritics(nn.Module):
@@ -53,7 +53,7 @@ class ActionCritics(nn.Module):
         Actions that a mask forbids have a very low value.
         """
         with torch.no_grad() if frozen else nullcontext():
-            inputs = self.features(obs[OBSERVATIONS] if self.is_masked else obs).to(self.mlp.weights[0].dtype)
+            inputs = self.features(without_mask(obs) if self.is_masked else obs).to(self.mlp.weights[0].dtype)
         if not self.is_discrete:
             if actions is None:
                 raise ValueError("critics of a Box action space need actions; give a tensor [N, A]")

@@ -20,7 +20,7 @@ from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import initialise, mask_logits, run_networks
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
-from lockstep.modules.spaces import ACTION_MASK, OBSERVATIONS, split_action_mask
+from lockstep.modules.spaces import ACTION_MASK, split_action_mask, without_mask
 
 NO_VALUES = "this module was built with inference_only=True and has no value function"
 
@@ -89,7 +89,7 @@ class DefaultActorCriticModule(RLModule):
         return run_networks(*(encoder.with_head(obs, dtype, head) for encoder, head in networks))
 
     def _inputs(self, batch: Batch) -> tuple[Any, torch.dtype]:
-        return batch["obs"][OBSERVATIONS] if self.is_masked else batch["obs"], self.policy_head.weight.dtype
+        return without_mask(batch["obs"]) if self.is_masked else batch["obs"], self.policy_head.weight.dtype
 
     def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
         if self.log_std is not None:

@@ -19,7 +19,7 @@ from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import initialise, mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
-from lockstep.modules.spaces import ACTION_MASK, OBSERVATIONS, map_leaves, split_action_mask
+from lockstep.modules.spaces import ACTION_MASK, map_leaves, split_action_mask, without_mask
 
 State = dict[str, Tensor]
 NUM_GATES = {"lstm": 4, "gru": 3}
@@ -141,7 +141,7 @@ class RecurrentActorCriticModule(RLModule):
 
     def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Features `[B, T, H]` of the present and what came before."""
-        obs = batch["obs"][OBSERVATIONS] if self.is_masked else batch["obs"]
+        obs = without_mask(batch["obs"]) if self.is_masked else batch["obs"]
         leading = _leading_shape(obs)
         flat = map_leaves(lambda leaf: leaf.flatten(0, 1), obs)
         encoded = self.encoder(flat, self.policy_head.weight.dtype).unflatten(0, leading)

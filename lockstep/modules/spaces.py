@@ -14,6 +14,8 @@ from gymnasium.spaces import Space
 from lockstep.modules.action_dist import ActionDist
 
 OBSERVATIONS = "observations"
+OBSERVATION = "observation"
+"""PettingZoo's name for it"""
 ACTION_MASK = "action_mask"
 
 
@@ -57,18 +59,31 @@ def image_size(space: Space[Any]) -> tuple[int, int]:
     return (shape[0], shape[1]) if channels_last(space) else (shape[1], shape[2])
 
 
+def carries_mask(space: Space[Any]) -> bool:
+    """Is it a Dict of exactly an action mask and what is observed?"""
+    return isinstance(space, spaces.Dict) and set(space.spaces) in (
+        {OBSERVATIONS, ACTION_MASK},
+        {OBSERVATION, ACTION_MASK},
+    )
+
+
+def without_mask(obs: Any) -> Any:
+    """What is observed (or its space), of a Dict that carries an action mask."""
+    return obs[OBSERVATIONS] if OBSERVATIONS in obs.keys() else obs[OBSERVATION]  # noqa: SIM118 - of a space too
+
+
 def split_action_mask(space: Space[Any], action_dist: ActionDist) -> tuple[Space[Any], bool]:
     """The space of what the network sees, and whether observations carry an action mask.
 
-    A Dict with exactly the keys `"observations"` and `"action_mask"` is a masked observation; anything else
-    is returned as it is.
+    A Dict with exactly the keys `"observations"` (or `"observation"`) and `"action_mask"` is a masked observation;
+    anything else is returned as it is.
 
     Raises:
         ValueError: the action space has no discrete choices, or the mask's size is not that of the logits.
     """
-    if not isinstance(space, spaces.Dict) or set(space.spaces) != {OBSERVATIONS, ACTION_MASK}:
+    if not carries_mask(space):
         return space, False
-    mask = space.spaces[ACTION_MASK]
+    mask = cast(spaces.Dict, space)[ACTION_MASK]
     if not action_dist.is_discrete:
         raise ValueError(
             f"observation space {space} carries an action mask, but actions of {action_dist.action_space} "
@@ -80,7 +95,7 @@ def split_action_mask(space: Space[Any], action_dist: ActionDist) -> tuple[Space
             f"of "
             f"{action_dist.action_space}"
         )
-    return space.spaces[OBSERVATIONS], True
+    return without_mask(space), True
 
 
 def space_to_dict(space: Space[Any]) -> dict[str, Any]:

@@ -318,3 +318,20 @@ def test_trainers_and_collectors_of_one_agent_refuse_a_policy_of_several_with_wh
             repeat_per_collect=1,
             **given,
         )
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_masked_actions_of_a_turn_based_pettingzoo_game_are_never_taken(recurrent):
+    tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3", reason="pip install 'lockstep-rl[multiagent]'")
+    config = game_config(tictactoe.env, algorithm=A2CConfig)
+    config.multi_agent(policies=["first", "others"], policy_mapping_fn=by_number)
+    config.rl_module(model_config={"hiddens": (8,), "recurrent": recurrent, "recurrent_size": 4})
+    stats = next(config.build_trainer())
+    for collected in (stats.train_collect_stat, stats.test_collect_stat):
+        assert collected.returns
+        assert all(total == 0.0 for total in collected.returns)  # nobody lost by an illegal move
+        assert all(5 <= length <= 9 for length in collected.lens)
+
+
+def by_number(agent, episode):
+    return "first" if agent == "player_1" else "others"
