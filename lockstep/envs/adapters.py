@@ -66,7 +66,6 @@ class VectorEnvBoundary(VectorBoundary):
         self._result = StepResult(None, np.zeros(self.num_envs), empty, empty)
         self._env_step = env.step
         self._started = False
-        self._closed = False
 
     def _check_batch_size(self, base: Any) -> None:
         batch_size = getattr(base, "batch_size", None)
@@ -83,6 +82,7 @@ class VectorEnvBoundary(VectorBoundary):
 
     def reset(self, seeds: list[int] | None = None) -> Any:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
+        self.check_open()
         self._check_seeds(seeds)
         try:
             obs = self._reset_all(seeds)
@@ -111,7 +111,8 @@ class VectorEnvBoundary(VectorBoundary):
 
     def step(self, actions: Any) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
-        if not self._started:
+        if not self._started or self._closed:
+            self.check_open()
             raise ValueError("step was called before reset: call reset(seeds) once, then step.")
         try:
             obs, rewards, terminateds, truncateds, infos = self._env_step(actions)

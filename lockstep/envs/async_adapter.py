@@ -48,14 +48,12 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         return bool(base.shared_memory)
 
     def _step_workers(self, actions: Any) -> Any:
-        self._check_running()
         self._last_actions = actions
         with self._guard("step"):
             self._workers.step_async(actions)
             return self._workers.step_wait(self._step_timeout)
 
     def _reset_all(self, seeds: list[int] | None) -> Any:
-        self._check_running()
         self._last_actions = None
         with self._guard("reset"):
             self._workers.reset_async(seed=None if seeds is None else [int(seed) for seed in seeds])
@@ -66,11 +64,13 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
             self._workers.reset_async(options={"reset_mask": mask})
             return self._workers.reset_wait(self._step_timeout)[0]
 
-    def _check_running(self) -> None:
+    def check_open(self) -> None:
+        """Raises `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
         if self._broken is not None:
             raise EnvironmentStepError(
                 f"the workers were ended after an earlier failure ({self._broken}); build the vector again."
             )
+        super().check_open()
 
     @contextlib.contextmanager
     def _guard(self, during: str) -> Any:
@@ -135,8 +135,8 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         row, _, value, text = min(reports, key=lambda report: report[0])
         return row, value, text
 
-    def _end_workers(self, reason: str) -> None:
-        """End all processes and pipes without asking them anything."""
+    def _end_workers(self, reason: str | None) -> None:
+        """End all processes and pipes without asking them anything; `reason` is the failure, if there was one."""
         self._broken = reason
         self._closed = True
         env = self._workers
@@ -160,4 +160,4 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
                 with contextlib.suppress(EOFError, OSError):
                     self._workers.close()
             if not self._workers.closed:
-                self._end_workers("closed")
+                self._end_workers(None)

@@ -70,6 +70,7 @@ class VectorBoundary(ABC):
     autoreset_mode: str
     has_invalid_rows: bool = False
     single_env_spec: Any = None
+    _closed = False
 
     @property
     def num_restarts(self) -> int:
@@ -78,7 +79,7 @@ class VectorBoundary(ABC):
 
     @abstractmethod
     def reset(self, seeds: list[int] | None = None) -> Any:
-        """Begin a new episode in every row.
+        """Begin a new episode in every row. `RuntimeError` once closed.
 
         Args:
             seeds: one seed for each row; None goes on with the random generators as they are. A native vector
@@ -97,6 +98,7 @@ class VectorBoundary(ABC):
 
         Raises:
             EnvironmentStepError: an environment raised; names its row and last action, chains the original.
+            RuntimeError: the boundary is closed.
         """
 
     def get_state(self) -> dict[str, Any] | None:
@@ -121,6 +123,11 @@ class VectorBoundary(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release processes, windows and memory; a second call does nothing."""
+
+    def check_open(self) -> None:
+        """Raises `RuntimeError` after `close`."""
+        if self._closed:
+            raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
 
     def __enter__(self) -> VectorBoundary:
         return self

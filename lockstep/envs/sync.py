@@ -61,7 +61,6 @@ class LightSyncVectorEnv(VectorBoundary):
         self._clock = 0
         self._deadlines: list[int] = []
         self._unchecked = True
-        self._closed = False
 
     def _check_spaces(self) -> None:
         trees.check_supported(self.observation_space, "the observation space")
@@ -76,6 +75,7 @@ class LightSyncVectorEnv(VectorBoundary):
 
     def reset(self, seeds: list[int] | None = None) -> Any:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
+        self.check_open()
         self._check_seeds(seeds)
         for row, reset in enumerate(self._resets):
             try:
@@ -154,6 +154,7 @@ class LightSyncVectorEnv(VectorBoundary):
         result.any_done = True
 
     def _check_first_step(self, actions: Any) -> None:
+        self.check_open()
         if not self._deadlines:
             raise ValueError("step was called before reset: call reset(seeds) once, then step.")
         if self._rows_of_actions and len(actions) != self.num_envs:
@@ -181,6 +182,7 @@ class LightSyncVectorEnv(VectorBoundary):
 
     def set_state(self, state: dict[str, Any]) -> Any:
         """Continue from what `get_state` gave; returns the current observations."""
+        self.check_open()
         check_rows(state, self.num_envs)
         for row, (env, one) in enumerate(zip(self.envs, state["envs"], strict=True)):
             set_env_state(env, one)
@@ -203,7 +205,7 @@ class LightSyncVectorEnv(VectorBoundary):
     def close(self) -> None:
         """Close every environment; a second call does nothing."""
         if not self._closed:
-            self._closed = True
+            self._closed = self._unchecked = True
             for env in self.envs:
                 env.close()
 

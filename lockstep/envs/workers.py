@@ -191,16 +191,18 @@ class WorkerVectorEnv(VectorBoundary):
         except (EOFError, TimeoutError) as second:
             self._restart(row, second, None, "reset")
 
-    def _check_running(self) -> None:
+    def check_open(self) -> None:
+        """Raises `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
         if self._broken:
             raise EnvironmentStepError(f"the workers were ended ({self._broken}); build the vector again.")
+        super().check_open()
 
     # -- all rows together ---
 
     def reset(self, seeds: list[int] | None = None) -> Any:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
+        self.check_open()
         self._check_seeds(seeds)
-        self._check_running()
         self.drain()
         self._seeds = [None] * self.num_envs if seeds is None else [int(seed) for seed in seeds]
         self._ask_all("reset", self._seeds, None)
@@ -241,9 +243,9 @@ class WorkerVectorEnv(VectorBoundary):
         return result
 
     def _split(self, actions: Any, num_rows: int) -> list[Any]:
+        self.check_open()
         if not self._started:
             raise ValueError("step was called before reset: call reset(seeds) once, then step.")
-        self._check_running()
         if not self._rows_of_actions:
             return list(trees.split_actions(self._batched_actions, actions))
         if len(actions) != num_rows:
@@ -293,7 +295,7 @@ class WorkerVectorEnv(VectorBoundary):
 
     def get_state(self) -> dict[str, Any] | None:
         """The state of every environment; None where one cannot tell it, or while actions are under way."""
-        if not self._started or self._broken or self._sent:
+        if not self._started or self._broken or self._closed or self._sent:
             return None
         states = self._ask_all("get_state", [None] * self.num_envs, None)
         if any(state is None or isinstance(state, Arrived) for state in states):
@@ -302,8 +304,8 @@ class WorkerVectorEnv(VectorBoundary):
 
     def set_state(self, state: dict[str, Any]) -> Any:
         """Continue from what `get_state` gave (ours, or of environments in one process); gives the observations."""
+        self.check_open()
         check_rows(state, self.num_envs)
-        self._check_running()
         self.drain()
         self._ask_all("set_state", state["envs"], None)
         trees.copy_into(self._obs, state["obs"])
@@ -313,6 +315,7 @@ class WorkerVectorEnv(VectorBoundary):
 
     def render(self, row: int = 0) -> Any:
         """The frame of one row."""
+        self.check_open()
         self._ask(row, "render")
         return self._answer(row, self._deadline(), None, "render")
 
@@ -333,10 +336,10 @@ class WorkerVectorEnv(VectorBoundary):
                 self._ask(row, "close")
         for row in range(self.num_envs):
             if not self._pipes[row].closed:
-                self._end_worker(row, kill=bool(self._broken) and self._broken != "closed")
+                self._end_worker(row, kill=bool(self._broken))
 
     def close(self) -> None:
         """End the workers; a second call does nothing."""
-        if not self._broken:
-            self._broken = "closed"
+        if not self._broken and not self._closed:
+            self._closed = True
             self._end_all()

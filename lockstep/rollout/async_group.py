@@ -111,6 +111,7 @@ class AsyncGroupCollector(GroupCollector):
                 f"has {self.steps_per_collect} steps ({self.fragments_per_batch} fragments of {self.envs_per_runner} "
                 f"environments and {self.fragment_length} steps), drawn by the policy"
             )
+        self.group.check_open()
         started = time.perf_counter()
         now = self._versioned.weights_seq_no
         if now != self._published:
@@ -175,6 +176,7 @@ class AsyncGroupCollector(GroupCollector):
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """The next collect begins new episodes everywhere; what waits or is under way is dropped, and counted."""
+        self.group.check_open()
         self._take(self.group.drain())
         dropped, self._waiting = self._waiting, []
         self._count(dropped, "dropped")

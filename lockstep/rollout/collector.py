@@ -138,6 +138,7 @@ class Collector:
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """New episodes everywhere, seeded from the collector's own streams; empties buffer and statistics if asked."""
+        self.env.check_open()
         if reset_buffer:
             self.reset_buffer()
         if reset_stats:
@@ -176,7 +177,7 @@ class Collector:
         self.collect_time = 0.0
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environments (a second call does nothing). Collects and resets raise `RuntimeError` then."""
         self.env.close()
 
     # -- collecting ---

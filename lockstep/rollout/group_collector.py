@@ -112,11 +112,11 @@ class GroupCollector:
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """The next collect begins new episodes everywhere; empties buffer and counters if asked."""
+        self.group.renew()
         if reset_buffer:
             self.reset_buffer()
         if reset_stats:
             self.reset_stat()
-        self.group.renew()
 
     def reset_env(self) -> None:
         """The next collect begins new episodes everywhere; nothing is estimated across this boundary."""
@@ -136,7 +136,7 @@ class GroupCollector:
         self.collect_time = 0.0
 
     def close(self) -> None:
-        """Ends the runners and their environments."""
+        """Ends the runners and their environments. Collects and resets raise `RuntimeError` from then on."""
         self.group.shutdown()
 
     def get_state(self) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class EnvRunnerGroup:
         self._to_renew: set[int] = set()
         """runners whose next fragment in `sample_async` begins new episodes"""
         self._in_flight: dict[Call, _Request] = {}
+        self._is_shut_down = False
         self._kept: list[Fragment] = []
         """of `sample_async`"""
         self.num_lost_requests = 0
@@ -129,13 +130,20 @@ class EnvRunnerGroup:
 
         The weights are taken over at once: what they were made from may change afterwards.
         """
+        self.check_open()
         is_small = weights.num_bytes <= INLINE_BYTES or self.is_local
         self._weights = replace(weights, flat=weights.flat.copy()) if is_small else self._backend.put(weights)
         self._version, self._publication = weights.version, self._publication + 1
         if wait:
             self._gather([_Request(i, _set_weights) for i in range(len(self))])
 
+    def check_open(self) -> None:
+        """Raises `RuntimeError` after `shutdown`."""
+        if self._is_shut_down:
+            raise RuntimeError("these env runners are shut down; build a new group, or a new collector with it")
+
     def _send(self, request: _Request) -> Call:
+        self.check_open()
         i, options = request.index, dict(request.options)
         if self._publication != self._has_weights[i]:
             options["weights"], self._has_weights[i] = self._weights, self._publication
@@ -175,6 +183,7 @@ class EnvRunnerGroup:
 
     def renew(self) -> None:
         """The next `sample` begins new episodes everywhere."""
+        self.check_open()
         self._renew = True
 
     def _shares(self, num_timesteps: Any, num_episodes: Any) -> list[tuple[int | None, int | None]]:
@@ -367,9 +376,11 @@ class EnvRunnerGroup:
         self._gather([_Request(i, _apply, (EnvRunner.set_state, saved)) for i, saved in enumerate(state["runners"])])
 
     def shutdown(self) -> None:
-        """Ends all runners and their environments; what is under way is lost."""
-        self._in_flight.clear()
-        self._backend.shutdown()
+        """Ends all runners and their environments; what is under way is lost. A second call does nothing."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._in_flight.clear()
+            self._backend.shutdown()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,106 @@
+"""A collector that is closed says so: no back end goes on by itself."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from runner_tools import ManyRunners, config_of
+from test_rollout_transitions import Scripted
+
+from lockstep import AsyncCollector, Collector
+from lockstep.algorithms.build import build_env_runner, find_spaces
+from lockstep.envs import LightSyncVectorEnv, RestartLimits, WorkerVectorEnv, make_vector
+from lockstep.envs.counting import CountingEnv, CountingVectorEnv
+from lockstep.envs.errors import EnvironmentStepError
+from lockstep.replay import VectorReplayBuffer
+from lockstep.rollout import EnvRunnerGroup, GroupCollector
+from lockstep.rollout.async_group import AsyncGroupCollector
+from lockstep.rollout.runner_backend import LocalRunner
+
+EPISODES = ((5, "terminate"),)
+
+
+class Closing(CountingEnv):
+    """Counts how often one is closed."""
+
+    closed = 0
+
+    def close(self):
+        Closing.closed += 1
+
+
+MAKERS = [partial(Closing, EPISODES)] * 2
+VECTORS = {
+    "light": lambda: LightSyncVectorEnv(MAKERS),
+    "workers": lambda: WorkerVectorEnv(MAKERS),
+    "sync": lambda: SyncVectorEnv(MAKERS),
+    "async": lambda: AsyncVectorEnv(MAKERS),
+    "native": lambda: CountingVectorEnv(2, EPISODES),
+    "envpool": lambda: make_vector("CartPole-v1", num_envs=2, mode="envpool"),
+}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("name", VECTORS)
+def test_after_close_collect_and_reset_say_that_it_is_closed_for_every_back_end(name, begun):
+    if name == "envpool":
+        pytest.importorskip("envpool")
+    collector = Collector(Scripted(), VECTORS[name](), VectorReplayBuffer(20, 2))
+    if begun:
+        collector.collect(n_step=4)
+    Closing.closed = 0
+    collector.close()
+    collector.close()
+    assert Closing.closed == (2 if name in ("light", "sync") else 0)  # the others are in processes of their own
+    calls = [partial(collector.collect, **given) for given in ({"n_step": 2}, {"n_episode": 1})]
+    calls += [collector.reset, collector.reset_env, partial(collector.env.step, np.zeros(2, np.int64))]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="is closed; make a new one, and a new collector with it"):
+            call()
+    assert len(collector.buffer) == 4 * begun  # nothing is emptied before
+
+
+def test_after_close_an_async_collector_says_that_it_is_closed():
+    collector = AsyncCollector(Scripted(), WorkerVectorEnv(MAKERS), VectorReplayBuffer(20, 2))
+    collector.collect(n_step=3)  # steps are under way
+    for _ in range(2):
+        collector.close()
+    for call in (partial(collector.collect, n_step=1), partial(collector.collect, n_episode=1), collector.reset):
+        with pytest.raises(RuntimeError, match="is closed; make a new one"):
+            call()
+    assert len(collector.buffer) == 3
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_after_close_collectors_of_env_runners_say_that_they_are_shut_down(local):
+    config = config_of()
+    build = partial(build_env_runner, config, find_spaces(config, None, None), False)
+    policy = config.build_policy()
+    group = EnvRunnerGroup(LocalRunner(build) if local else ManyRunners(build, 2))
+    buffer = VectorReplayBuffer(40, group.num_envs)
+    collectors = [GroupCollector(policy, group, buffer)]
+    options = {"fragment_length": 2, "fragments_per_batch": 1, "max_lag": 1}
+    collectors += [AsyncGroupCollector(policy, group, None, **options)]
+    _ = [collector.collect(n_step=4) for collector in collectors]
+    number = len(buffer)
+    assert number > 0
+    for _ in range(2):
+        collectors[0].close()
+    for collector in collectors:
+        for call in (partial(collector.collect, n_step=4), collector.reset, collector.reset_env):
+            with pytest.raises(RuntimeError, match="env runners are shut down; build a new group"):
+                call()
+    assert len(buffer) == number
+
+
+def test_workers_that_a_failure_ended_tell_the_failure_after_close_too():
+    for env in (WorkerVectorEnv(MAKERS, restarts=RestartLimits(0)), make_vector(AsyncVectorEnv(MAKERS))):
+        env.reset([0, 1])
+        processes = env._processes if isinstance(env, WorkerVectorEnv) else env.env.processes
+        processes[1].kill()
+        with pytest.raises(EnvironmentStepError, match="environment 1"):
+            env.step(np.zeros(2, np.int64))
+        env.close()
+        with pytest.raises(EnvironmentStepError, match="build the vector again"):
+            env.reset()
