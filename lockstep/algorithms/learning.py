@@ -46,10 +46,10 @@ def training_stats(policy: AnyPolicy, results: dict[str, Any], started: float) -
     for module_id in policy._module_ids():
         for own_name, value in results.get(module_id, {}).items():
             name = policy._metric_name(module_id, own_name)
-            if name not in metrics and isinstance(value, int | float):
-                metrics[name] = SequenceSummaryStats.from_sequence([value])
+            if name not in metrics and isinstance(value, (int, float)):
+                metrics[name] = SequenceSummaryStats.of_one(float(value))
     common = results[ALL_MODULES]
-    stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
+    stages = {name[8:]: value for name, value in common.items() if name.startswith("seconds_")}
     return TrainingStats(
         time.perf_counter() - started, common["num_minibatches"], metrics, stages, first_bad_step(series)
     )

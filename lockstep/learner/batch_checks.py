@@ -39,12 +39,13 @@ def check_columns(learner: Learner, module_id: str, columns: TensorColumns) -> N
         actions = columns[Columns.ACTIONS]
         check_actions(learner, module_id, actions if mask is None else actions[mask])
     rows: tuple[int, ...] = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
-    if mask is None and learner.module[module_id].is_stateful():
+    module = learner.module[module_id]
+    if mask is None and module.is_stateful():
         return  # how long its sequences are is said by the mask alone
     for name in required:
-        expected = _expected(learner, module_id, name, rows)
+        expected = _expected(module, name, rows)
         given = columns[name]
-        if expected is not None and isinstance(given, Tensor) and tuple(given.shape) != expected:
+        if expected is not None and isinstance(given, Tensor) and given.shape != expected:
             raise ValueError(
                 f"the batch of module {module_id!r}: column {name!r} has shape {tuple(given.shape)}, expected "
                 f"{expected}; reshape it, or override {type(learner).__name__}.required_columns and {method}"
@@ -65,6 +66,10 @@ def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
         return
     if tuple(actions.shape[1:]) != tuple(numbers.shape) or not len(actions):
         return  # its shape is refused elsewhere
+    if actions.ndim == 1 and not actions.is_floating_point():
+        least, most = actions.aminmax()
+        if least >= 0 and most < numbers:
+            return
     wrong = (actions < 0) | (actions >= numbers.to(actions.device))
     if actions.is_floating_point():
         wrong |= actions != actions.round()
@@ -77,14 +82,18 @@ def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
         )
 
 
-def _expected(learner: Learner, module_id: str, name: str, rows: tuple[int, ...]) -> tuple[int, ...] | None:
-    module: Any = learner.module[module_id]
+def _expected(module: Any, name: str, rows: tuple[int, ...]) -> tuple[int, ...] | None:
     if name in NUMBERS:
         return rows
-    space: Any = {Columns.OBS: module.observation_space, Columns.ACTIONS: module.action_space}.get(name)
-    if name == Columns.OBS and not isinstance(space, spaces.Box):
-        return None  # trees, and numbers that an encoder may take in several forms
-    if not isinstance(space, ARRAY_SPACES):
+    space: Any
+    kinds: Any = ARRAY_SPACES
+    if name == Columns.OBS:
+        space, kinds = module.observation_space, spaces.Box  # not of trees, nor numbers that come in several forms
+    elif name == Columns.ACTIONS:
+        space = module.action_space
+    else:
+        return None
+    if not isinstance(space, kinds):
         return None
     shape: Any = space.shape
     return (*rows, *shape)

@@ -68,10 +68,11 @@ def _note_sampler(learner: Learner, module_id: str, versions: np.ndarray | torch
 
 def _to_train(learner: Learner, parts: Collection[str], batch: Any = None) -> list[str]:
     """Ids of the modules that have a part and are to learn, in the learner's order; `KeyError` for unknown ones."""
-    unknown = sorted(set(parts) - set(learner.module))
+    modules = learner.module.keys()
+    unknown = sorted(mid for mid in parts if mid not in modules)
     if unknown:
-        raise KeyError(f"there are rows for {unknown}; this learner's modules are {sorted(learner.module)}")
-    return [mid for mid in learner.module if mid in parts and learner.should_module_be_updated(mid, batch)]
+        raise KeyError(f"there are rows for {unknown}; this learner's modules are {sorted(modules)}")
+    return [mid for mid in modules if mid in parts and learner.should_module_be_updated(mid, batch)]
 
 
 def _columns_of(learner: Learner, module_id: str, batch: SampleBatch) -> TensorColumns:

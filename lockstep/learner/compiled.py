@@ -36,8 +36,8 @@ class CompiledUpdate:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
         self._steps: dict[Any, Step | None] = {}
-        self._rates: dict[str, Tensor] = {}
-        """by optimizer: see `_set_rates_`"""
+        self._rates: dict[str, _Rates] = {}
+        """by optimizer"""
         self._last_key: Any = None
         self._last_columns: Any = None
         self._last_step: Step | None = None
@@ -56,8 +56,9 @@ class CompiledUpdate:
             return False
         function, metrics, with_errors = self._last_step
         for entry in self.learner.optimizers:
-            entry.has_loss = entry.module_id in (*indices, ALL_MODULES) and self.learner.takes_part(entry)
-            _set_rates_(entry, self._rates[entry.key])
+            with_loss = entry.module_id in indices or entry.module_id == ALL_MODULES
+            entry.has_loss = with_loss and self.learner.takes_part(entry)
+            self._rates[entry.key].set_(entry)
         rows = [index for index in indices.values() if index is not None]
         values, *errors = function(*rows, *self._last_inputs)
         self.learner.metrics.log_many(metrics, values)
@@ -67,31 +68,34 @@ class CompiledUpdate:
     def _find(
         self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None], variant: Hashable
     ) -> Step | None:
-        signature: tuple[Any, ...] = (variant,)
-        signature += tuple(
-            (
-                module_id,
-                None if index is None else len(index),
-                *((k, *map(_kind, leaves(v))) for k, v in columns[module_id].items()),
-            )
-            for module_id, index in indices.items()
-        )
+        seen: list[Any] = [variant]
+        for module_id, index in indices.items():
+            seen += (module_id, None if index is None else len(index))
+            for name, column in columns[module_id].items():
+                seen.append(name)
+                for leaf in (column,) if isinstance(column, Tensor) else leaves(column):
+                    seen += (leaf.shape, leaf.dtype)
+        signature = tuple(seen)
         if signature not in self._steps:
             self._steps[signature] = self._compile(columns, indices)
         return self._steps[signature]
 
     def _inputs(self, columns: dict[str, dict[str, Any]]) -> list[Tensor]:
-        learner = self.learner
-        inputs: list[Tensor] = [leaf for part in columns.values() for v in part.values() for leaf in leaves(v)]
-        for entry in learner.optimizers:
+        learner, entries = self.learner, list(self.learner.optimizers)
+        inputs: list[Tensor] = []
+        for part in columns.values():
+            for column in part.values():
+                inputs += (column,) if isinstance(column, Tensor) else leaves(column)
+        for entry in entries:
             if entry.key not in self._rates:
-                self._rates[entry.key] = torch.ones(2, device=learner.device)
-            rates = self._rates[entry.key]
-            inputs += [entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), rates]
+                self._rates[entry.key] = _Rates(learner.device)
+            rates = self._rates[entry.key].tensor
+            inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), rates)
             inputs += entry.adam_state()
         inputs += [value for _, value in learner.coefficients.values()]
-        known = {id(param) for entry in learner.optimizers for param in entry.flat.params}  # are inputs already
-        inputs += [v for v in learner.registered.values() if isinstance(v, Tensor) and id(v) not in known]
+        for value in learner.registered.values():  # parameters that are optimized are inputs already
+            if isinstance(value, Tensor) and not any(value in entry.flat.grad_by_param for entry in entries):
+                inputs.append(value)
         return inputs + [target.flat for target in _targets(learner)]
 
     def _compile(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> Step | None:
@@ -171,7 +175,7 @@ class CompiledUpdate:
             learner.optimizers.take_gradients(learner.postprocess_gradients(by_param))
             for entry in learner.optimizers:
                 if entry.module_id in (*losses, ALL_MODULES) and learner.takes_part(entry):
-                    _adam_step_(entry, self._rates[entry.key])
+                    _adam_step_(entry, self._rates[entry.key].tensor)
         values: list[Tensor] = []
         for (module_id, name), logged in learner.metrics.items():
             names.append((module_id, name, logged[-1][1]))
@@ -234,18 +238,26 @@ def _targets(learner: Learner) -> list[TargetNetwork]:
     return [value for value in learner.registered.values() if isinstance(value, TargetNetwork)]
 
 
-def _set_rates_(entry: RegisteredOptimizer, rates: Tensor) -> None:
-    """`rates` `[2]` for the coming step: on the CPU the learning rate over the first moment's correction, and the
+class _Rates:
+    """An input `[2]` of the coming step: on the CPU the learning rate over the first moment's correction, and the
     inverse root of the second moment's; elsewhere the learning rate alone, since the host does not know the step.
 
     A kernel on the CPU would take both powers anew for every few parameters (230 us of 440 us for 202,000).
     """
-    group = entry.optimizer.param_groups[0]
-    if rates.device.type != "cpu":
-        rates[0].fill_(group["lr"])
-        return
-    (beta1, beta2), step = group["betas"], float(entry.adam_state()[2]) + 1.0
-    rates.numpy()[:] = group["lr"] / (1.0 - beta1**step), (1.0 - beta2**step) ** -0.5
+
+    def __init__(self, device: torch.device) -> None:
+        self.tensor = torch.ones(2, device=device)
+        self._on_host = self.tensor.numpy() if device.type == "cpu" else None
+
+    def set_(self, entry: RegisteredOptimizer) -> None:
+        """For the coming step of `entry`."""
+        group = entry.optimizer.param_groups[0]
+        if self._on_host is None:
+            self.tensor[0].fill_(group["lr"])
+            return
+        (beta1, beta2), step = group["betas"], float(entry.adam_state()[2]) + 1.0
+        self._on_host[0] = group["lr"] / (1.0 - beta1**step)
+        self._on_host[1] = (1.0 - beta2**step) ** -0.5
 
 
 def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:
@@ -289,7 +301,3 @@ def _padded(columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | N
         module_id: part if indices[module_id] is None else {name: map_tree(pad, value) for name, value in part.items()}
         for module_id, part in columns.items()
     }
-
-
-def _kind(leaf: Tensor) -> tuple[Any, ...]:
-    return (leaf.shape, leaf.dtype)

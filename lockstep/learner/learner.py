@@ -429,9 +429,8 @@ class Learner:
     def to_tensor(self, value: Any) -> Tensor:
         """An array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        if tensor.is_floating_point() and tensor.dtype != self.dtype:
-            return tensor.to(self.device, self.dtype)
-        return tensor.to(self.device)
+        dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Columns of standard normal numbers that the loss reads, with their widths: drawn for each row of an update,

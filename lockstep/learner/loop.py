@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
 
 
+WHOLE, NUMBERS = (int, np.integer), (int, float, np.integer)
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateOptions:
     """How often and in which pieces a batch is gone through."""
@@ -39,15 +42,14 @@ class UpdateOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("num_epochs", self.num_epochs), ("minibatch_size", self.minibatch_size)):
-            whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+            whole = isinstance(value, WHOLE) and not isinstance(value, bool) and value >= 1
             if not whole and not (value is None and name == "minibatch_size"):
                 allowed = "at least 1" + (", or None for the whole batch" if name == "minibatch_size" else "")
                 raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, {allowed}")
         if not isinstance(self.shuffle_batch_per_epoch, bool | np.bool_):
             raise TypeError(f"shuffle_batch_per_epoch={self.shuffle_batch_per_epoch!r} must be True or False")
-        steps: Mapping[Any, Any] = self.timesteps if isinstance(self.timesteps, Mapping) else {"": None}
-        numbers = (int, float, np.integer)
-        if not all(isinstance(v, numbers) and isinstance(k, str) and v is not True for k, v in steps.items()):
+        steps: Mapping[Any, Any] = self.timesteps if isinstance(self.timesteps, (dict, Mapping)) else {"": None}
+        if not all(isinstance(v, NUMBERS) and isinstance(k, str) and v is not True for k, v in steps.items()):
             raise TypeError(
                 f"timesteps must be a dict such as {{'num_env_steps_sampled_lifetime': 40_000}}, not {self.timesteps!r}"
             )

@@ -112,7 +112,11 @@ class UpdateMetrics:
         logged: Logged = {}
         for (names, _, step), numbers in zip(self._vectors, _to_host([values for _, values, _ in self._vectors])):
             for (module_id, name, rows), number in zip(names, numbers):
-                logged.setdefault((module_id, name), []).append((number, rows, step))
+                key = module_id, name
+                if key in logged:
+                    logged[key].append((number, rows, step))
+                else:
+                    logged[key] = [(number, rows, step)]
         singles = dict(self.items())
         tensors = [value for values in singles.values() for value, _, _ in values]
         remaining = iter(torch.stack(tensors).tolist() if tensors else [])

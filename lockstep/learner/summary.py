@@ -24,30 +24,36 @@ def summarize_update(
     num_minibatches, passes, env_steps = steps
     metrics, learner.metrics = learner.metrics, UpdateMetrics()
     stages, learner.seconds = learner.seconds, type(learner.seconds)()
+    fixed: dict[str, dict[str, float]] = {mid: {} for mid in trained}
     for entry in learner.optimizers:
-        metrics.set(entry.module_id, **{f"{entry.name}_learning_rate": entry.optimizer.param_groups[0]["lr"]})
+        numbers = fixed.setdefault(entry.module_id, {})
+        numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
         name = f"{entry.name}_bad_gradients"
         if entry.bad_steps.device.type != "cpu":  # comes to the host with the metrics
             metrics.log(entry.module_id, {name: entry.bad_steps.clone()}, 1)
             entry.bad_steps.zero_()
         elif number := float(entry.bad_steps):  # the same on all learners
-            metrics.set(entry.module_id, **{name: number})
+            numbers[name] = number
             entry.bad_steps.zero_()
     for module_id, rows in trained.items():
         metrics.defaults(module_id, diff_num_grad_updates_vs_sampler_policy=0)  # where the data do not say
         metrics.set(
             module_id,
+            **fixed.pop(module_id),
             num_module_steps_trained=rows,
             num_module_steps_trained_lifetime=learner.count(f"{module_id}/rows", rows),
             module_train_batch_size_mean=rows / num_minibatches,
             weights_seq_no=learner.weights_seq_no,
             num_trainable_parameters=learner.module.num_trainable_parameters(module_id),
         )
+    for module_id, others in fixed.items():
+        metrics.set(module_id, **others)
     results = metrics.reduce(learner.reducer)
     bad = 0
     for entry in learner.optimizers:
-        metrics.series.pop((entry.module_id, f"{entry.name}_bad_gradients"), None)
-        bad += int(results[entry.module_id].pop(f"{entry.name}_bad_gradients", 0))
+        name = f"{entry.name}_bad_gradients"
+        metrics.series.pop((entry.module_id, name), None)
+        bad += int(results[entry.module_id].pop(name, 0))
     learner.last_series = metrics.series
     results[ALL_MODULES].update(
         num_env_steps_trained=env_steps,

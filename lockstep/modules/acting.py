@@ -166,7 +166,8 @@ class NumpyActor:
             if log_std is None:
                 log_std = out[:, self._num_actions :]
             if self._log_std_bounds is not None:
-                log_std = log_std.clip(*self._log_std_bounds)
+                lowest, highest = self._log_std_bounds
+                log_std = np.minimum(np.maximum(log_std, lowest), highest)
             return self._head(mean, log_std, noise)
         if self._mean is not None:
             out = self._mean(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,12 +150,22 @@ class ReplayBuffer:
         """
         if buffer_ids is None:
             if self._whole_steps is not None and (placed := self._whole_steps.add(batch)) is not None:
-                return self._counted(placed, self._ring.num_buffers)
+                self._count(placed.indices)
+                return placed
             ids, cuts = self._every, self._no_cuts
         else:
             ids = self._checked_ids(buffer_ids)
             cuts = self._no_cuts[: len(ids)]
         return self._write(ids, self._conformed(batch, len(ids), self.options.save_only_last_obs), cuts)
+
+    def add_steps(self, batch: Mapping[str, Any]) -> None:
+        """`add` for each of T vector steps, columns [T, buffer_num, ...]; plain arrays in one go. Errors as `add`."""
+        if self._whole_steps is not None and type(self).add is ReplayBuffer.add:
+            if (rows := self._whole_steps.add_steps(batch)) is not None:
+                self._count(rows)
+                return
+        for t in range(len(batch[REWARDS])):
+            self.add(map_tree(operator.itemgetter(t), dict(batch)))
 
     def cut(self, buffer_ids: npt.ArrayLike | None = None) -> None:
         """Writes a boundary: the episodes under way in these sub-buffers (None: in all) are left here.
@@ -236,14 +247,14 @@ class ReplayBuffer:
                 leaf.array[placed.indices] = value
         if shared is not None:
             shared.after(ids, placed.indices, new_obs, ends)
-        return self._counted(placed, len(ids))
+        self._count(placed.indices)
+        return placed
 
-    def _counted(self, placed: Placed, number: int) -> Placed:
+    def _count(self, rows: np.ndarray) -> None:
         """To be called when rows were written."""
         if self.priorities is not None:
-            self.priorities.add(placed.indices)
-        self.num_added += number
-        return placed
+            self.priorities.add(rows)
+        self.num_added += len(rows)
 
     def _create(self, shapes: Mapping[str, Tree]) -> None:
         if self.hindsight is not None and not (isinstance(shapes[OBS], dict) and set(KEYS[1:]) <= set(shapes[OBS])):
@@ -408,16 +419,16 @@ class ReplayBuffer:
 
     def __getitem__(self, indices: npt.ArrayLike) -> SampleBatch:
         """The transitions at `indices` (int [N]) with the columns of `sample`, but for weights; goals as stored."""
-        rows = self._checked_rows(indices)
+        rows = self._ring.checked(indices)
         return SampleBatch._trusted({**self._reader.columns(rows, None), Columns.BATCH_INDEXES: rows})
 
     def next(self, index: npt.ArrayLike) -> np.ndarray:
         """The index of the next transition of the same episode; itself at the episode's end and at the newest one."""
-        return self._ring.next(self._checked_rows(index))
+        return self._ring.next(self._ring.checked(index))
 
     def prev(self, index: npt.ArrayLike) -> np.ndarray:
         """The index of the transition before, of the same episode; itself at its start and at the oldest one."""
-        return self._ring.prev(self._checked_rows(index))
+        return self._ring.prev(self._ring.checked(index))
 
     def unfinished_index(self) -> np.ndarray:
         """The newest indices of the sub-buffers whose episode goes on, int64 [0..buffer_num]."""
@@ -428,7 +439,7 @@ class ReplayBuffer:
         """New priorities from errors [N] (any sign) of the transitions at `indices`; tensors are taken too."""
         if self.priorities is None:
             raise ValueError("update_weight: this buffer is not prioritised; use PrioritizedReplayBuffer")
-        self.priorities.update(self._checked_rows(indices), to_numpy_leaf(weights))
+        self.priorities.update(self._ring.checked(indices), to_numpy_leaf(weights))
 
     def _stackable(self, rows: np.ndarray) -> np.ndarray:
         return self._ring.can_be_stacked(rows, self.options.stack_num, self.options.sample_avail)
@@ -436,15 +447,3 @@ class ReplayBuffer:
     def _check_filled(self) -> None:
         if not self._ring.stored:
             raise ValueError("the buffer is empty: add transitions first")
-
-    def _checked_rows(self, indices: npt.ArrayLike) -> np.ndarray:
-        rows = np.atleast_1d(np.asarray(to_numpy_leaf(indices)))
-        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
-            raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
-        rows = np.ascontiguousarray(rows, np.int64)
-        absent = self._ring.first_absent(rows)
-        if absent is None:
-            return rows
-        if not 0 <= absent < self.maxsize:
-            raise IndexError(f"indices must lie in 0 .. {self.maxsize - 1}, got {absent}")
-        raise IndexError(f"there is no transition at {absent} yet")

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from lockstep.data.trees import to_numpy_leaf
 
 TERMINATED, TRUNCATED, CUT, LOST = 1, 2, 4, 8
 """how a row ends its episode; CUT: left in the middle by a reset; LOST: the next row had a predecessor that is gone"""
@@ -171,10 +174,19 @@ class Ring:
         self.kernels.window(rows, self.flags, self.newest, out, lengths)
         return out, lengths
 
-    def first_absent(self, rows: np.ndarray) -> int | None:
-        """The first of these numbers that is no stored row."""
+    def checked(self, indices: npt.ArrayLike) -> np.ndarray:
+        """`indices` as int64 [N]; `IndexError` unless they are rows that hold a transition."""
+        rows = np.atleast_1d(np.asarray(to_numpy_leaf(indices)))
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
+            raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
+        rows = np.ascontiguousarray(rows, np.int64)
         position = self.kernels.first_absent(rows, self.marks, self.num_rows)
-        return None if position < 0 else int(rows[position])
+        if position < 0:
+            return rows
+        absent = rows[position]
+        if not 0 <= absent < self.num_rows:
+            raise IndexError(f"indices must lie in 0 .. {self.num_rows - 1}, got {absent}")
+        raise IndexError(f"there is no transition at {absent} yet")
 
     def episode_bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First and last stored row of each row's episode, [N] each."""

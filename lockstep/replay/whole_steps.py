@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.columns import Columns
 from lockstep.replay.intake import Intake
 from lockstep.replay.ring import Placed, Ring
 from lockstep.replay.storage import ColumnStore
@@ -25,12 +26,12 @@ class WholeSteps:
     """
 
     def __init__(self, intake: Intake, ring: Ring, store: ColumnStore) -> None:
-        self.ring, self._kernel = ring, ring.kernels.place_step
+        self.ring, self._kernel = ring, ring.kernels.place_steps
         self._memory, self._layout, self._placed_shape = store.memory, store.layout, (4, ring.num_buffers)
         self._get, self._number = itemgetter(*intake.names), len(intake.names)
         kinds = [_kind(np.empty((ring.num_buffers, *leaf.shape), leaf.dtype)) for leaf in intake.leaves]
         self._kinds = tuple(part for kind in kinds[:3] + kinds[-3:] for part in kind)
-        self._more_kinds = kinds[3:-3]
+        self._more_kinds, self._all_kinds = kinds[3:-3], kinds
 
     @classmethod
     def of(cls, intake: Intake, ring: Ring, store: ColumnStore) -> WholeSteps | None:
@@ -56,6 +57,28 @@ class WholeSteps:
             packed = b"".join(values)
         except (KeyError, TypeError, AttributeError, BufferError):  # no column, no dict, no array, not in one piece
             return None
-        ring, numbers = self.ring, np.empty(self._placed_shape, _INT64)
-        self._kernel(rewards, packed, ring.flags, ring.marks, ring.returns, numbers, self._memory, self._layout)
+        numbers = np.empty(self._placed_shape, _INT64)
+        self._place(rewards, packed, numbers[None])
         return Placed(numbers)
+
+    def add_steps(self, batch: Any) -> np.ndarray | None:
+        """`add` for each of T vector steps, columns [T, B, ...] of arrays; where the rows were written, int64 [T * B].
+
+        None, and nothing is written, as there.
+        """
+        try:
+            values = self._get(batch)
+            num_steps = len(values[0])
+            fit = [_kind(value[0]) for value in values] == self._all_kinds and _num_columns(batch) == self._number
+            if not fit or any(len(value) != num_steps for value in values):
+                return None
+            packed = b"".join(values)
+        except (KeyError, TypeError, AttributeError, BufferError, IndexError):
+            return None
+        numbers = np.empty((num_steps, *self._placed_shape), _INT64)
+        self._place(batch[Columns.REWARDS].reshape(-1), packed, numbers)
+        return numbers[:, 0].reshape(-1)
+
+    def _place(self, rewards: np.ndarray, packed: bytes, numbers: np.ndarray) -> None:
+        ring = self.ring
+        self._kernel(rewards, packed, ring.flags, ring.marks, ring.returns, numbers, self._memory, self._layout)

@@ -52,7 +52,10 @@ class ReplayWriter(RolloutStore):
         following = super().end(size, obs)
         if self.raise_on_nan:
             check_finite(self, 0, self.steps_before)
-        self._hand_on()
+        if self.all_valid and not self.lost and type(self.obs) is np.ndarray:
+            self._hand_on_whole(self.obs)
+        else:
+            self._hand_on()
         self.steps_before += size
         self._empty()
         return following
@@ -81,6 +84,25 @@ class ReplayWriter(RolloutStore):
                 self.buffer.add(batch)
             elif len(rows):
                 self.buffer.add(rows_of(batch, rows), rows)
+
+    def _hand_on_whole(self, obs: np.ndarray) -> None:
+        """All rows at once, where each is a transition."""
+        now, following = slice(self.size), obs[1 : self.size + 1]
+        if self.final_index:
+            following = following.copy()
+            rows = following.reshape(-1, *following.shape[2:])
+            for index, final_obs in zip(self.final_index, self.final_obs):
+                rows[index] = final_obs
+        self.buffer.add_steps(
+            {
+                Columns.OBS: obs[now],
+                Columns.ACTIONS: self.actions[now],
+                Columns.REWARDS: self.rewards[now],
+                Columns.TERMINATEDS: self.terminateds[now],
+                Columns.TRUNCATEDS: self.truncateds[now],
+                Columns.NEXT_OBS: following,
+            }
+        )
 
     def lose(self, t: int, envs: np.ndarray) -> None:
         """The episodes under way in these environments are left before row `t`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.state.values import check_number, check_whole, check_wholes
-from lockstep.tracking import BaseLogger, prune_checkpoints
+from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
 from lockstep.trainer.checkpoints import save_trainer
 from lockstep.trainer.events import (
     CheckpointSaved,
@@ -85,12 +85,14 @@ class LoggingCallback(Callback):
 
     def on_collect_end(self, event: CollectEnd) -> Stop:
         """Scope `train/`."""
-        self.logger.log_train_data(event.stats.to_dict(), event.env_step)
+        if type(self.logger) is not LazyLogger:
+            self.logger.log_train_data(event.stats.to_dict(), event.env_step)
         return None
 
     def on_update_end(self, event: UpdateEnd) -> Stop:
         """Scope `update/`."""
-        self.logger.log_update_data(event.stats.get_loss_stats_dict(), event.gradient_step)
+        if type(self.logger) is not LazyLogger:
+            self.logger.log_update_data(event.stats.get_loss_stats_dict(), event.gradient_step)
         return None
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:

@@ -66,6 +66,75 @@ def test_whole_steps_of_fitting_arrays_take_the_short_way():
     np.testing.assert_array_equal(buffer[[2, 3]]["obs"][:, 0], [1, 2])
 
 
+def several(steps):
+    """Steps as one batch, columns [T, number, ...]."""
+    return {name: np.stack([batch[name] for batch in steps]) for name in steps[0]}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    pieces=st.lists(st.integers(1, 12), min_size=1, max_size=6),  # of 5 rows in each sub-buffer: more than fit, too
+    number=st.integers(1, 3),
+    prioritized=st.booleans(),
+    out_of_line=st.booleans(),
+)
+def test_several_steps_at_once_are_added_as_one_after_another(pieces, number, prioritized, out_of_line):
+    rng = np.random.default_rng(0)
+    kind = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
+    short, long = kind(5 * number, number), kind(5 * number, number)
+    for buffer in (short, long):
+        buffer.add(step(number, 0, np.random.default_rng(1)))
+        if out_of_line:
+            buffer.add({name: column[:1] for name, column in step(number, 1, np.random.default_rng(2)).items()}, [0])
+    for count, size in enumerate(pieces):
+        steps = [step(number, 100 * count + 10 * t, rng) for t in range(size)]
+        assert short._whole_steps.add_steps({}) is None
+        short.add_steps(several(steps))
+        for batch in steps:
+            long.add(batch)
+        assert_same(short, long)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"obs": lambda column: np.asfortranarray(column)},
+        {"rewards": lambda column: column.astype(np.float64)},
+        {"terminateds": lambda column: column.view(np.uint8)},
+        {"new_obs": torch.from_numpy},
+        {"actions": lambda column: column.tolist()},
+    ],
+)
+def test_several_steps_that_need_more_than_copying_are_stored_alike(changed):
+    steps = [rows(2, 10 * t) for t in range(3)]
+    short, long = VectorReplayBuffer(20, 2), VectorReplayBuffer(20, 2)
+    for buffer in (short, long):
+        buffer.add(rows(2))
+    batch = several(steps)
+    batch |= {name: change(batch[name]) for name, change in changed.items()}
+    assert short._whole_steps.add_steps(batch) is None
+    short.add_steps(batch)
+    for each in steps:
+        long.add(each)
+    assert_same(short, long)
+    with pytest.raises(IndexError):  # one column is of fewer steps
+        short.add_steps({**batch, "obs": batch["obs"][:1]})
+
+
+def test_a_buffer_with_an_add_of_its_own_gets_each_step():
+    class Counting(VectorReplayBuffer):
+        added = 0
+
+        def add(self, batch, buffer_ids=None):
+            self.added += 1
+            return super().add(batch, buffer_ids)
+
+    buffer = Counting(20, 2)
+    buffer.add_steps(several([rows(2, 10 * t) for t in range(3)]))
+    assert buffer.added == 3
+    assert len(buffer) == 6
+
+
 @pytest.mark.parametrize(
     "changed",
     [
