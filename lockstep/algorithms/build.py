@@ -359,7 +359,7 @@ def build_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike
     )
 
 
-def build_replay_buffer(config: AlgorithmConfig, num_envs: int) -> ReplayBuffer:
+def build_replay_buffer(config: AlgorithmConfig, num_envs: int, seed: int | None = None) -> ReplayBuffer:
     """An empty replay buffer with a sub-buffer for each environment; its random numbers come from the seed."""
     section = config.sections["replay"]
     return ReplayBuffer(
@@ -371,7 +371,7 @@ def build_replay_buffer(config: AlgorithmConfig, num_envs: int) -> ReplayBuffer:
         storage=section.storage,
         hindsight=build_hindsight(config) if section.her else None,
         priorities={"alpha": section.alpha, "beta": section.beta} if section.prioritized else None,
-        seed=RandomStreams(config.seed).seed("replay"),
+        seed=RandomStreams(config.seed).seed("replay") if seed is None else seed,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockstep.algorithms.build import Spaces, build_acting_parts, find_spaces
+from lockstep.algorithms.build import Spaces, build_acting_parts, build_replay_buffer, find_spaces
 from lockstep.algorithms.module_specs import module_specs, spaces_by_module
 from lockstep.algorithms.multi_agent_policy import MultiAgentPolicy
 from lockstep.envs.pettingzoo_envs import PettingZooEnvs
+from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout import MultiAgentCollector
 from lockstep.state.streams import RandomStreams
 
@@ -35,24 +36,33 @@ def build_multi_agent_policy(
 def build_multi_agent_collector(
     config: AlgorithmConfig, policy: MultiAgentPolicy, name: str, num_envs: int, *, explore: bool
 ) -> MultiAgentCollector:
-    """A collector on environments and random streams (`name`) of its own."""
+    """A collector on environments and random streams (`name`) of its own; that of training with its replay buffer."""
     check_collecting(config)
-    return MultiAgentCollector(
+    collector = MultiAgentCollector(
         policy,
         PettingZooEnvs(config.env, num_envs, config.env_config),
         exploration_noise=explore,
         streams=RandomStreams(config.seed).child(name),
     )
+    if config.is_off_policy and name == "train_collector":
+        seeds = RandomStreams(config.seed).child("replay")
+        collector.buffer = MultiAgentReplayBuffer(
+            collector.agents_of_modules,
+            collector.num_envs,
+            lambda module_id, number: build_replay_buffer(config, number, seeds.seed(module_id)),
+        )
+    return collector
 
 
 def check_collecting(config: AlgorithmConfig) -> None:
     """Raises `ValueError` for what several agents cannot be trained with."""
-    if config.is_off_policy or config.is_offline:
-        kind = "a replay buffer" if config.is_off_policy else "data that are there already"
+    if config.is_offline:
         raise ValueError(
-            f"{config.algorithm} learns from {kind}, which no trainer does for several agents; use an on-policy "
-            "algorithm (ppo, a2c), or build_learner_group() and update_from_batch(MultiAgentBatch)"
+            f"{config.algorithm} learns from data that are there already, which no trainer does for several agents; "
+            "use build_learner_group() and update_from_batch(MultiAgentBatch)"
         )
+    if config.is_off_policy and config.her:
+        raise ValueError("replay.her=True is not allowed where a trainer trains several agents; leave it out")
     allowed: dict[str, tuple[Any, ...]] = {
         "env_runners.num_env_runners": (0,),
         "env_runners.vectorize_mode": ("auto", "sync"),

@@ -12,6 +12,7 @@ import numpy as np
 from lockstep.algorithms import learning
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.policy import Policy
+from lockstep.algorithms.replaying import update_modules_from_replay
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode
 from lockstep.data.episode_store import EpisodeStore
@@ -21,6 +22,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.publishing import after_update
 from lockstep.modules import MultiRLModule, RLModule
+from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import TrainingStats
 
@@ -153,17 +155,27 @@ class MultiAgentPolicy:
     # -- learning ---
 
     def update(
-        self, sample_size: int, buffer: EpisodeStore, batch_size: int | None = None, repeat: int | None = None
+        self,
+        sample_size: int,
+        buffer: EpisodeStore | MultiAgentReplayBuffer,
+        batch_size: int | None = None,
+        repeat: int | None = None,
     ) -> TrainingStats:
         """Gradient steps of all modules on the whole rollout in `buffer` (`sample_size=0`), `repeat` passes in
-        minibatches of `batch_size` rows of the module that has most. Metrics are named `<module id>/<metric>`.
+        minibatches of `batch_size` rows of the module that has most; or on a replay buffer, each of `repeat` steps on a
+        fresh sample of `sample_size` of each module. Metrics are named `<module id>/<metric>`.
 
-        Raises `RuntimeError` outside of a training step, `TypeError` for something else than an `EpisodeStore`.
+        Raises `RuntimeError` outside of a training step, `TypeError` for another buffer.
         """
         if not self._training:
             raise RuntimeError("update() outside of a training step; use `with policy_within_training_step(policy):`")
+        if isinstance(buffer, MultiAgentReplayBuffer):
+            return update_modules_from_replay(self, sample_size, buffer, batch_size, repeat)
         if not isinstance(buffer, EpisodeStore):
-            raise TypeError(f"several modules learn from an EpisodeStore, not from a {type(buffer).__name__}")
+            raise TypeError(
+                "several modules learn from an EpisodeStore or a MultiAgentReplayBuffer, not from a "
+                f"{type(buffer).__name__}"
+            )
         return learning.update_from_rollout(self, sample_size, buffer, batch_size, repeat)
 
     training_stats = learning.training_stats

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.data.columns import Columns
+from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID
-from lockstep.replay import OfflineRows, ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
 if TYPE_CHECKING:
+    from lockstep.algorithms.acting import ActingPolicy
+    from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
     from lockstep.algorithms.policy import Policy
 
 MOST_STEPS = 64
@@ -30,14 +33,7 @@ def update_from_replay(
     The statistics are of all steps. A prioritised buffer gets the errors of each step before the next sample is drawn.
     Raises `ValueError` for an empty buffer and for a `batch_size` other than `sample_size`.
     """
-    steps = 1 if repeat is None else repeat
-    for name, value, least in (("sample_size", sample_size, 0), ("repeat", steps, 1)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}")
-    if batch_size not in (None, sample_size):
-        raise ValueError(
-            f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
-        )
+    steps = _checked_steps(sample_size, batch_size, repeat)
     at_once = MOST_STEPS if sample_size and buffer.priorities is None else 1
     parts: list[TrainingStats] = []
     bad: SampleBatch | None = None
@@ -46,24 +42,80 @@ def update_from_replay(
         batch = buffer.sample(now * sample_size) if sample_size else buffer[buffer.permutation()]
         policy.last_batch = batch
         started = time.perf_counter()
-        needed = {name: column for name, column in batch.items() if name not in UNUSED}
-        if not policy.connectors.obs.is_identity:
-            seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
-            needed |= {name: policy.connectors.obs(needed[name]) for name in seen}
         results = policy.learner_group.update_from_batch(
-            SampleBatch._trusted(needed), timesteps=policy.timesteps, minibatch_size=sample_size or None
+            _needed(policy, batch), timesteps=policy.timesteps, minibatch_size=sample_size or None
         )
         parts.append(policy.training_stats(results, started))
         if bad is None and parts[-1].first_bad_step is not None:
             size, number = len(batch) // now, parts[-1].first_bad_step
             bad = batch[(number - 1) * size : number * size]
         if isinstance(buffer, ReplayBuffer) and buffer.priorities is not None:
-            errors = np.concatenate(policy.learner_group.foreach_learner(_row_errors, DEFAULT_MODULE_ID))
-            sound = np.isfinite(errors)  # what is done about the others, nan_policy says
-            if sound.any():
-                buffer.update_weight(batch[Columns.BATCH_INDEXES][sound], errors[sound])
+            _update_priorities(policy, DEFAULT_MODULE_ID, buffer, batch)
     policy.last_batch = policy.last_batch if bad is None else bad
     return parts[0] if len(parts) == 1 else merge_training_stats(parts)
+
+
+def update_modules_from_replay(
+    policy: MultiAgentPolicy,
+    sample_size: int,
+    buffer: MultiAgentReplayBuffer,
+    batch_size: int | None,
+    repeat: int | None,
+) -> TrainingStats:
+    """As `update_from_replay`, of several modules: each gradient step is one of all of them, on a sample of each."""
+    steps = _checked_steps(sample_size, batch_size, repeat)
+    at_once = MOST_STEPS if sample_size and not buffer.is_prioritized else 1
+    parts: list[TrainingStats] = []
+    bad: MultiAgentBatch | None = None
+    for start in range(0, steps, at_once):
+        now = min(at_once, steps - start)
+        batches = buffer.sample(now * sample_size)
+        policy.last_batch = MultiAgentBatch(batches, max(map(len, batches.values())))
+        started = time.perf_counter()
+        needed = {module_id: _needed(policy.acting[module_id], batch) for module_id, batch in batches.items()}
+        results = policy.learner_group.update_from_batch(
+            MultiAgentBatch(needed, len(policy.last_batch)),
+            timesteps=policy.timesteps,
+            minibatch_size=sample_size or None,
+        )
+        parts.append(policy.training_stats(results, started))
+        for module_id, batch in batches.items():
+            own = buffer.buffers[module_id]
+            if own.priorities is not None and module_id in results:
+                _update_priorities(policy, module_id, own, batch)
+        if bad is None and parts[-1].first_bad_step is not None:
+            bad = policy.last_batch
+    policy.last_batch = policy.last_batch if bad is None else bad
+    return parts[0] if len(parts) == 1 else merge_training_stats(parts)
+
+
+def _checked_steps(sample_size: int, batch_size: int | None, repeat: int | None) -> int:
+    """The number of gradient steps; `ValueError` for numbers that are not allowed."""
+    steps = 1 if repeat is None else repeat
+    for name, value, least in (("sample_size", sample_size, 0), ("repeat", steps, 1)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}")
+    if batch_size not in (None, sample_size):
+        raise ValueError(
+            f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
+        )
+    return steps
+
+
+def _needed(acting: ActingPolicy, batch: SampleBatch) -> SampleBatch:
+    """The columns that are learned from, observations as the network sees them."""
+    needed = {name: column for name, column in batch.items() if name not in UNUSED}
+    if not acting.connectors.obs.is_identity:
+        seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
+        needed |= {name: acting.connectors.obs(needed[name]) for name in seen}
+    return SampleBatch._trusted(needed)
+
+
+def _update_priorities(policy: AnyPolicy, module_id: str, buffer: ReplayBuffer, batch: SampleBatch) -> None:
+    errors = np.concatenate(policy.learner_group.foreach_learner(_row_errors, module_id))
+    sound = np.isfinite(errors)  # what is done about the others, nan_policy says
+    if sound.any():
+        buffer.update_weight(batch[Columns.BATCH_INDEXES][sound], errors[sound])
 
 
 def _row_errors(learner: Learner, module_id: str) -> Any:

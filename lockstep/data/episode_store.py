@@ -26,21 +26,22 @@ class EpisodeStore:
         """Environment steps in it."""
         return sum(len(episode) for episode in self._episodes)
 
-    def add(self, episode: MultiAgentEpisode) -> None:
-        """Keeps a piece."""
-        self._episodes.append(episode)
+    def add(self, piece: MultiAgentEpisode, env_index: int = 0) -> None:
+        """Keeps a piece, of whichever environment."""
+        self._episodes.append(piece)
+
+    def cut(self, env_index: int) -> None:
+        """The episode under way in this environment is left: nothing to do, pieces know where they end."""
 
     def episodes(self) -> list[MultiAgentEpisode]:
         """What `update_from_episodes` takes."""
         return list(self._episodes)
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Empties it."""
         self._episodes.clear()
 
-    def drop_after(self, number: int) -> None:
-        """Forgets all but the first `number` pieces."""
-        del self._episodes[number:]
+    clear = reset
 
     def columns(self) -> dict[str, Any]:
         """`{module_id: {column: [N, ...]}}` of all that is in it, numbers only."""

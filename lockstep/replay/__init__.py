@@ -2,6 +2,7 @@
 
 from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.hindsight import Hindsight
+from lockstep.replay.multi_agent import MultiAgentReplayBuffer
 from lockstep.replay.named import (
     HERReplayBuffer,
     HERVectorReplayBuffer,
@@ -17,6 +18,7 @@ __all__ = [
     "HERReplayBuffer",
     "HERVectorReplayBuffer",
     "Hindsight",
+    "MultiAgentReplayBuffer",
     "OfflineRows",
     "Placed",
     "Priorities",

@@ -16,6 +16,7 @@ from lockstep.envs.errors import step_error
 from lockstep.envs.pettingzoo_envs import PettingZooEnvs
 from lockstep.envs.pettingzoo_play import play_of
 from lockstep.envs.trees import stack_rows
+from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout import collector as one_agent
 from lockstep.rollout.checks import checked_amount
 from lockstep.rollout.errors import MalformedBufferError
@@ -54,8 +55,8 @@ class MultiAgentCollector:
     """Steps PettingZoo environments side by side and asks each module once for all of its agents in all of them.
 
     `env`: a function that makes a `ParallelEnv` or an `AECEnv` (`num_envs` are made), one such environment, or
-    `PettingZooEnvs`. With a `buffer` the (pieces of) episodes are kept; without one (evaluation) only returns and
-    lengths are. It explores within a training step, and everywhere where `exploration_noise` is set.
+    `PettingZooEnvs`. With a `buffer` the (pieces of) episodes are kept, or their transitions; without one (evaluation)
+    only returns and lengths are. It explores within a training step, and everywhere where `exploration_noise` is set.
 
     A step is one of the environment, however many agents act in it; in a turn-based environment one agent does. The
     steps that an agent has not closed when a collect ends (it waits for its next observation) come with the next piece
@@ -68,7 +69,7 @@ class MultiAgentCollector:
         self,
         policy: ActingModules,
         env: Any,
-        buffer: EpisodeStore | None = None,
+        buffer: EpisodeStore | MultiAgentReplayBuffer | None = None,
         exploration_noise: bool = False,
         raise_on_nan_in_buffer: bool = True,
         *,
@@ -82,7 +83,7 @@ class MultiAgentCollector:
             )
         self.policy = policy
         self.env = env if isinstance(env, PettingZooEnvs) else PettingZooEnvs(env, num_envs)
-        self.buffer = buffer
+        self.buffer: EpisodeStore | MultiAgentReplayBuffer | None = None
         self.exploration_noise, self.raise_on_nan_in_buffer = exploration_noise, raise_on_nan_in_buffer
         self.streams = streams or RandomStreams(0)
         self.num_resets = 0
@@ -91,7 +92,9 @@ class MultiAgentCollector:
         """running episodes that the last `set_state` could not continue"""
         self.plays = [play_of(one, policy.policy_mapping_fn) for one in self.env.envs]
         self._agent_index = {agent: i for i, agent in enumerate(self.env.agents)}
-        self._check_modules()
+        self.agents_of_modules = self._checked_modules()
+        """module id -> the agents that it acts for"""
+        self.buffer = buffer
         self._returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         self._forget()
         self.reset_stat()
@@ -106,12 +109,15 @@ class MultiAgentCollector:
         """By agent."""
         return self.env.observation_space
 
-    def _check_modules(self) -> None:
+    def _checked_modules(self) -> dict[str, list[AgentID]]:
         """`KeyError` for an agent of an unknown module, `ValueError` for one whose spaces are not its module's."""
+        agents: dict[str, list[AgentID]] = {}
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy.policy_mapping_fn)
         for agent in self.env.agents:
             acting = self._acting_of(episode.module_for(agent), agent)
             acting.check_spaces(self.env.observation_space[agent], self.env.action_space[agent])
+            agents.setdefault(episode.module_for(agent), []).append(agent)
+        return agents
 
     def _acting_of(self, module_id: str, agent: AgentID) -> Any:
         if module_id not in self.policy.acting:
@@ -125,7 +131,7 @@ class MultiAgentCollector:
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """The next collect begins new episodes everywhere; empties buffer and counters if asked."""
         if reset_buffer and self.buffer is not None:
-            self.buffer.clear()
+            self.buffer.reset()
         if reset_stats:
             self.reset_stat()
         self._forget()
@@ -142,6 +148,9 @@ class MultiAgentCollector:
 
     def _forget(self) -> None:
         """Leaves the episodes that are under way."""
+        for b in range(self.num_envs):
+            if self.buffer is not None:
+                self.buffer.cut(b)
         self._running = [False] * self.num_envs
         self._returns[:] = 0.0
         self._lengths = np.zeros(self.num_envs, np.int64)
@@ -164,14 +173,15 @@ class MultiAgentCollector:
         started = time.perf_counter()
         self._ended: list[tuple[np.ndarray, int]] = []
         self._env_time = self._act_time = 0.0
-        kept = 0 if self.buffer is None else len(self.buffer)
+        self._pieces: list[tuple[MultiAgentEpisode, int]] = []
         try:
             steps = self._collect_episodes(amount, random) if n_step is None else self._collect_steps(amount, random)
         except BaseException:
             self._forget()
-            if self.buffer is not None:
-                self.buffer.drop_after(kept)
             raise
+        if self.buffer is not None:
+            for piece, b in self._pieces:
+                self.buffer.add(piece, b)
         seconds = time.perf_counter() - started
         self.collect_step += steps
         self.collect_episode += len(self._ended)
@@ -299,7 +309,7 @@ class MultiAgentCollector:
         return actions, before
 
     def _keep(self, b: int) -> None:
-        """The present piece of an episode goes to the buffer. `MalformedBufferError` for NaN in it."""
+        """The present piece of an episode goes to the buffer with the others. `MalformedBufferError` for NaN in it."""
         piece = self.plays[b].episode
         if self.buffer is None or len(piece) == 0:
             return
@@ -313,13 +323,13 @@ class MultiAgentCollector:
                             f"its step {single.t_started + int(np.argwhere(~np.isfinite(column))[0][0])}; mend the "
                             "environment, or pass raise_on_nan_in_buffer=False"
                         )
-        self.buffer.add(piece)
+        self._pieces.append((piece, b))
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
         """Random streams, counters, lengths of running episodes. PettingZoo environments cannot tell their state."""
-        if self.buffer is not None and len(self.buffer):
+        if isinstance(self.buffer, EpisodeStore) and len(self.buffer):
             raise ValueError(
                 "a collector can be saved between an update and the next collect only, not with data in it"
             )

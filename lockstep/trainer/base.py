@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout import CollectorLike
 from lockstep.state.values import check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger
@@ -49,6 +49,7 @@ from lockstep.trainer.interrupts import DeferredInterrupt
 from lockstep.trainer.seeding import seed_run
 from lockstep.trainer.state import set_trainer_state, trainer_state
 
+REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
 SaveCheckpointFn = Callable[[int, int, int], Any]
 
 
@@ -178,7 +179,7 @@ class BaseTrainer:
         if reset_collectors:
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
-                    rollout = collector is self.train_collector and not isinstance(collector.buffer, ReplayBuffer)
+                    rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
                     collector.reset(reset_buffer=reset_buffer or rollout)
 
     def run(self) -> InfoStats:

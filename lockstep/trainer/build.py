@@ -75,6 +75,7 @@ def _trainer_of(
     }
     if not config.is_offline:
         options |= {"train_collector": config.build_collector(policy), "step_per_collect": per_update}
+        options["reward_metric"] = config.reward_metric
     trainer: Trainer
     if config.is_offline:
         data = config.build_offline_data()
@@ -83,7 +84,7 @@ def _trainer_of(
         options |= {"update_per_step": config.update_per_step, "learning_starts": config.learning_starts}
         trainer = OffpolicyTrainer(policy, batch_size=config.train_batch_size, **options)
     else:
-        options |= {"repeat_per_collect": config.num_epochs, "reward_metric": config.reward_metric}
+        options["repeat_per_collect"] = config.num_epochs
         trainer = OnpolicyTrainer(policy, batch_size=config.minibatch_size, **options)
     if folder is not None:
         keep_files(trainer, folder, config.num_to_keep)

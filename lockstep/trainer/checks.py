@@ -42,10 +42,9 @@ def check_kind(trainer: str, policy: Any, *, from_rollouts: bool) -> None:
     if not isinstance(policy, AnyPolicy):
         return  # `check_parts` tells it
     config = policy.config
-    if isinstance(policy, MultiAgentPolicy) and not from_rollouts:
+    if isinstance(policy, MultiAgentPolicy) and trainer == "OfflineTrainer":
         raise ValueError(
-            f"policy is of several agents, which {trainer} does not train; use OnpolicyTrainer with ppo or a2c, or "
-            "policy.learn_on_batch(MultiAgentBatch)"
+            "policy is of several agents, which OfflineTrainer does not train; use policy.learn_on_batch(batch)"
         )
     if from_rollouts == (not (config.is_off_policy or config.is_offline)):
         return

@@ -7,19 +7,20 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.replay import ReplayBuffer, VectorReplayBuffer
+from lockstep.data import MultiAgentBatch, SampleBatch
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from lockstep.replay.transfer import join
-from lockstep.rollout import CollectorLike
+from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.values import check_whole
-from lockstep.trainer.base import BaseTrainer
+from lockstep.trainer.base import REPLAYS, BaseTrainer
 from lockstep.trainer.checks import check_amount, check_foreign, check_online, check_stacks
 from lockstep.trainer.seeding import seed_buffer
 
 ELSEWHERE = {
     "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
-    "reward_metric": "trains one agent, whose return is one number already",
 }
 """parameters of other trainers, and what this one does instead"""
 CAPACITY = 100_000
@@ -36,11 +37,9 @@ class OffpolicyTrainer(BaseTrainer):
     parameters: `BaseTrainer`.
     """
 
-    policy: Policy
-
     def __init__(
         self,
-        policy: Policy,
+        policy: AnyPolicy,
         *,
         max_epoch: int,
         batch_size: int | None,
@@ -61,7 +60,7 @@ class OffpolicyTrainer(BaseTrainer):
         number = isinstance(update_per_step, int | float) and not isinstance(update_per_step, bool)
         if not number or not 0 < update_per_step < math.inf:
             raise ValueError(f"update_per_step={update_per_step!r} is not allowed; it must be a number above 0")
-        if train_collector.buffer is not None and not isinstance(train_collector.buffer, ReplayBuffer):
+        if train_collector.buffer is not None and not isinstance(train_collector.buffer, REPLAYS):
             raise ValueError(
                 "OffpolicyTrainer learns from a replay buffer, train_collector has a rollout store; give "
                 f"Collector(..., buffer=VectorReplayBuffer(size, {train_collector.num_envs}))"
@@ -71,10 +70,12 @@ class OffpolicyTrainer(BaseTrainer):
         self.update_per_step, self.learning_starts = float(update_per_step), learning_starts
         self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
         if train_collector.buffer is None:
-            train_collector.buffer = VectorReplayBuffer(CAPACITY, train_collector.num_envs)
+            train_collector.buffer = _new_buffer(train_collector)
             seed_buffer(train_collector.buffer, options.get("seed"))
-        self.buffer: ReplayBuffer = train_collector.buffer
-        check_stacks(policy, train_collector, self.buffer)
+        self.buffer: Any = train_collector.buffer
+        """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
+        if isinstance(policy, Policy) and isinstance(self.buffer, ReplayBuffer):
+            check_stacks(policy, train_collector, self.buffer)
         if max_epoch and learning_starts >= max_epoch * step_per_epoch:
             warnings.warn(
                 f"learning_starts={learning_starts} is not below the {max_epoch * step_per_epoch} steps of the run "
@@ -109,7 +110,7 @@ class OffpolicyTrainer(BaseTrainer):
                 training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
             self._count_update(training)
         except FloatingPointError:
-            self.bad_batch = None if self.policy.last_batch is None else dict(self.policy.last_batch.items())
+            self.bad_batch = _columns_of(self.policy.last_batch)
             raise
 
     def _num_due(self) -> int:
@@ -117,6 +118,8 @@ class OffpolicyTrainer(BaseTrainer):
         return math.floor(self.update_per_step * self.steps_learned_from + 1e-9)
 
     def _begin_with(self, given: Any) -> None:
+        if isinstance(self.policy, MultiAgentPolicy):
+            raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
         if not isinstance(given, ReplayBuffer) or len(given) == 0:
             what = "an empty replay buffer" if isinstance(given, ReplayBuffer) else f"a {type(given).__name__}"
             raise MalformedBufferError(f"buffer is {what}; give a ReplayBuffer with transitions, or leave it out")
@@ -146,11 +149,34 @@ class OffpolicyTrainer(BaseTrainer):
         self.steps_learned_from = int(state["steps_learned_from"])
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """The replay buffer."""
-        return {"replay": self.buffer.checkpoint_state()}
+        """The replay buffer, of several agents that of each module."""
+        return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
         """Restores the replay buffer. `ValueError` where there is none or it does not fit."""
-        if "replay" not in folders:
-            raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
-        self.buffer.set_state(folders["replay"])
+        for folder, buffer in self._replays().items():
+            if folder not in folders:
+                raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
+            buffer.set_state(folders[folder])
+
+    def _replays(self) -> dict[str, ReplayBuffer]:
+        """By their folders in a checkpoint."""
+        if isinstance(self.buffer, MultiAgentReplayBuffer):
+            return {f"replay/{module_id}": own for module_id, own in self.buffer.buffers.items()}
+        return {"replay": self.buffer}
+
+
+def _new_buffer(collector: CollectorLike) -> ReplayBuffer | MultiAgentReplayBuffer:
+    """For what the collector collects."""
+    if isinstance(collector, MultiAgentCollector):
+        return MultiAgentReplayBuffer(
+            collector.agents_of_modules, collector.num_envs, lambda _, number: VectorReplayBuffer(CAPACITY, number)
+        )
+    return VectorReplayBuffer(CAPACITY, collector.num_envs)
+
+
+def _columns_of(batch: SampleBatch | MultiAgentBatch | None) -> dict[str, Any] | None:
+    """As plain columns, by module where there are several."""
+    if isinstance(batch, MultiAgentBatch):
+        return {module_id: dict(batch[module_id].items()) for module_id in batch}
+    return None if batch is None else dict(batch.items())

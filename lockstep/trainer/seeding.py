@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstep.learner.learner import Learner
-from lockstep.replay import OfflineRows, ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, MultiAgentCollector
 from lockstep.state.streams import RandomStreams
 
@@ -41,7 +41,11 @@ def _seed_learner(learner: Learner, seed: int) -> None:
 
 
 def seed_buffer(buffer: object, seed: int | None) -> None:
-    """The streams of a replay buffer, the order of rows; of anything else nothing."""
+    """The streams of a replay buffer (of each module's own), the order of rows; of anything else nothing."""
+    if isinstance(buffer, MultiAgentReplayBuffer) and seed is not None:
+        seeds = RandomStreams(seed).child("replay")
+        for module_id, own in buffer.buffers.items():
+            own.streams.set_state(RandomStreams(seeds.seed(module_id)).get_state())
     if isinstance(buffer, OfflineRows) and seed is not None:
         buffer.seed = RandomStreams(seed).seed("replay")
     if isinstance(buffer, ReplayBuffer) and seed is not None:

@@ -12,8 +12,8 @@ from lockstep import (
     A2CConfig,
     BCConfig,
     Collector,
-    DQNConfig,
     MultiAgentCollector,
+    OfflineTrainer,
     OffpolicyTrainer,
     OnpolicyTrainer,
     PPOConfig,
@@ -301,10 +301,10 @@ def test_trainers_and_collectors_of_one_agent_refuse_a_policy_of_several_with_wh
     with pytest.raises(ValueError, match=r"must be a lockstep\.Policy"):
         Collector(policy, "CartPole-v1")
     given = {"max_epoch": 1, "batch_size": 8, "step_per_epoch": 8, "step_per_collect": 8}
-    with pytest.raises(ValueError, match="several agents, which OffpolicyTrainer does not train; use OnpolicyTrainer"):
+    with pytest.raises(ValueError, match="policy of 'ppo' learns from whole rollouts, OffpolicyTrainer gives it"):
         OffpolicyTrainer(policy, train_collector=MultiAgentCollector(policy, CountingGame), **given)
-    with pytest.raises(ValueError, match="dqn learns from a replay buffer, which no trainer does for several agents"):
-        game_config(algorithm=DQNConfig).build_trainer()
+    with pytest.raises(ValueError, match="policy is of several agents, which OfflineTrainer does not train"):
+        OfflineTrainer(policy, buffer=None, max_epoch=1, batch_size=8, step_per_epoch=8)
     offline = BCConfig().environment(CountingGame).multi_agent(policies=["default_policy"])
     with pytest.raises(ValueError, match="bc learns from data that are there already, which no trainer does for sev"):
         offline.build_trainer()

@@ -184,7 +184,7 @@ def test_batch_size_none_learns_from_everything_once():
     "options, message",
     [
         ({"repeat_per_collect": 2}, "repeat_per_collect does not apply to OffpolicyTrainer"),
-        ({"reward_metric": len}, "reward_metric does not apply to OffpolicyTrainer"),
+        ({"reward_metric": len}, "reward_metric needs several agents, and train_collector has one"),
         ({"update_per_step": 0}, "update_per_step=0 is not allowed"),
         ({"update_per_step": -0.5}, r"update_per_step=-0\.5 is not allowed"),
         ({"update_per_step": True}, "update_per_step=True is not allowed"),

@@ -1,0 +1,86 @@
+"""`MultiAgentReplayBuffer`: what several agents remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.data.rollout import rows_of
+from lockstep.data.sample_batch import SampleBatch
+from lockstep.replay.buffer import ReplayBuffer
+from lockstep.replay.reading import REQUIRED
+
+AgentID = Any
+
+
+class MultiAgentReplayBuffer:
+    """A `ReplayBuffer` for each module, with a sub-buffer for each agent of each environment.
+
+    `agents`: module id -> the agents that it acts for. `make(module_id, buffer_num)` gives a module's empty buffer.
+    """
+
+    def __init__(
+        self, agents: Mapping[str, Sequence[AgentID]], num_envs: int, make: Callable[[str, int], ReplayBuffer]
+    ) -> None:
+        self.agents = {module_id: list(own) for module_id, own in agents.items()}
+        self.num_envs = num_envs
+        self.buffers = {module_id: make(module_id, num_envs * len(own)) for module_id, own in self.agents.items()}
+
+    def __len__(self) -> int:
+        """Number of transitions of all modules."""
+        return sum(map(len, self.buffers.values()))
+
+    @property
+    def maxsize(self) -> int:
+        """Number of transitions that fit, of all modules."""
+        return sum(buffer.maxsize for buffer in self.buffers.values())
+
+    @property
+    def is_prioritized(self) -> bool:
+        """Does any module draw by priorities?"""
+        return any(buffer.priorities is not None for buffer in self.buffers.values())
+
+    def add(self, piece: MultiAgentEpisode, env_index: int) -> None:
+        """Adds the closed steps of a piece of an episode, which follows the last one of this environment.
+
+        `KeyError` for an agent whose module is another than it was made for.
+        """
+        for agent, single in piece.agent_episodes.items():
+            module_id = str(single.module_id)
+            if agent not in self.agents.get(module_id, ()):
+                raise KeyError(
+                    f"agent {agent!r} is mapped to the module {module_id!r} now, and the replay buffer was made for "
+                    f"{self.agents}; off-policy the mapping must not change"
+                )
+            buffer, sub = self.buffers[module_id], self._sub_buffer(module_id, agent, env_index)
+            data = single.get_data_dict() if len(single) else {}
+            rows = {name: data[name] for name in REQUIRED if name in data}
+            for i in range(len(single)):
+                buffer.add(rows_of(rows, [i]), [sub])
+            if single.is_done and not len(single):  # it ended without a step of its own
+                buffer.cut([sub])
+
+    def _sub_buffer(self, module_id: str, agent: AgentID, env_index: int) -> int:
+        own = self.agents[module_id]
+        return env_index * len(own) + own.index(agent)
+
+    def cut(self, env_index: int) -> None:
+        """The episode under way in this environment is left: nothing reaches over the boundary."""
+        for module_id, own in self.agents.items():
+            self.buffers[module_id].cut([self._sub_buffer(module_id, agent, env_index) for agent in own])
+
+    def reset(self) -> None:
+        """Empties it."""
+        for buffer in self.buffers.values():
+            buffer.reset()
+
+    def sample(self, n: int) -> dict[str, SampleBatch]:
+        """`n` transitions of each module that has any, drawn at random with replacement; 0: all, once each.
+
+        `ValueError` where there are none at all.
+        """
+        filled = {module_id: buffer for module_id, buffer in self.buffers.items() if len(buffer)}
+        if not filled:
+            raise ValueError("the buffer is empty: add transitions first")
+        return {mid: buffer.sample(n) if n else buffer[buffer.permutation()] for mid, buffer in filled.items()}

@@ -1,0 +1,150 @@
+"""Several agents learn off-policy: a replay buffer for each module, a sub-buffer for each agent of each environment."""
+
+import numpy as np
+import pytest
+from agent_games import BitGame, CountingGame, TurnGame, game_config
+from trainer_tools import digest, learned
+
+from lockstep import DQNConfig, MultiAgentCollector, OffpolicyTrainer
+from lockstep.envs import EnvironmentStepError
+from lockstep.replay import MultiAgentReplayBuffer, VectorReplayBuffer
+from lockstep.trainer import restore_trainer, save_trainer
+
+
+def collector_of(env=CountingGame, num_envs=2, **replay):
+    config = game_config(env, DQNConfig, num_envs=num_envs)
+    config.replay(**replay)
+    return config.build_collector(config.build_policy())
+
+
+@pytest.mark.parametrize("env", [CountingGame, TurnGame])
+def test_every_closed_step_of_every_agent_is_one_true_transition_in_its_own_sub_buffer(env):
+    collector = collector_of(env)
+    lengths = []
+    for n_step in (2, 10, 2, 40):
+        lengths += collector.collect(n_step=n_step).lens
+    buffers = collector.buffer.buffers
+    assert {mid: one.buffer_num for mid, one in buffers.items()} == {
+        mid: 2 * len(own) for mid, own in collector.agents_of_modules.items()
+    }
+    agents = dict.fromkeys(env.possible_agents, 0)
+    for module_id, buffer in buffers.items():
+        batch = buffer.all()
+        own = collector.agents_of_modules[module_id]
+        sub_buffers = batch["batch_indexes"] % buffer.buffer_num
+        for row, sub in enumerate(sub_buffers):
+            (time, number), (then, same) = batch["obs"][row], batch["new_obs"][row]
+            agent = own[sub % len(own)]
+            assert number == same == env.possible_agents.index(agent) + (env is CountingGame)
+            ended = bool(batch["terminateds"][row] | batch["truncateds"][row])
+            agents[agent] += ended
+            if env is CountingGame:
+                assert then == time + 1
+                assert batch["rewards"][row] == {"a": 1.0, "b": 10.0, "c": 100.0}[agent]
+            else:
+                assert then == time + 2 or ended
+                assert batch["rewards"][row] == (1.0 if ended and then == time + 1 else 11.0)
+            following = buffer.next(batch["batch_indexes"][[row]])[0]
+            if following != batch["batch_indexes"][row]:
+                assert not ended
+                np.testing.assert_array_equal(buffer[[following]]["obs"][0], batch["new_obs"][row])
+    for agent, ends in agents.items():  # `b` may have ended in games that go on
+        assert ends == len(lengths) or (agent == "b" and len(lengths) <= ends <= len(lengths) + 2)
+
+
+def test_a_collect_that_fails_leaves_nothing_and_nothing_reaches_over_the_boundary():
+    collector = collector_of(n_step=5)
+    for env in collector.env.envs:
+        env.shortest = env.longest = 5
+    collector.collect(n_step=4)
+    before = len(collector.buffer)
+    assert before == 10  # a and b twice, c once, in both
+    collector.env.envs[1].options["fails_at"] = 3
+    with pytest.raises(EnvironmentStepError, match="environment 1"):
+        collector.collect(n_step=4)
+    assert len(collector.buffer) == before
+    collector.env.envs[1].options.clear()
+    collector.collect(n_step=10)
+    first = collector.buffer.buffers["first"]
+    sums = first.all()["rewards"].reshape(2, -1)  # of `a`, who gets 1 in each step: of those that follow in the episode
+    np.testing.assert_allclose(sums, [[sum(0.99**k for k in range(n)) for n in (2, 1, 5, 4, 3, 2, 1)]] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_dqn_learns_each_agents_bit_through_the_trainer_with_reward_metric(prioritized):
+    config = game_config(BitGame, DQNConfig, num_envs=8)
+    config.multi_agent(reward_metric=lambda returns: returns.min(axis=1))
+    config.env_runners(rollout_fragment_length=4)
+    config.training(lr=2e-2, train_batch_size=32, target_update_interval=10, epsilon=[[0, 1.0], [600, 0.0]])
+    config.replay(capacity=2_000, learning_starts=64, update_per_step=0.5, prioritized=prioritized)
+    config.evaluation(evaluation_episodes=16, evaluation_num_envs=8)
+    config.reporting(total_steps=1_024, steps_per_epoch=512)
+    info = config.build_trainer().run()
+    tested = info.history[-1].test_collect_stat
+    assert tested.returns == (1.0,) * 16
+    assert tested.agent_returns == ((1.0, 1.0),) * 16
+    assert info.best_score == 1.0
+    assert info.gradient_step == (1_024 - 64) // 2
+    assert info.history[0].train_collect_stat.returns_stat.mean < 0.9
+    assert info.history[1].training_stat.metrics["others/qf_loss"].count == 256
+
+
+class FourSteps(CountingGame):
+    """Every episode ends with a collect of 8 steps in two environments."""
+
+    def length_of(self, seed):
+        return 4
+
+
+def test_an_off_policy_run_of_several_agents_goes_on_bit_by_bit_where_episodes_end_with_the_checkpoint(folder):
+    def build():
+        config = game_config(FourSteps, DQNConfig)
+        return config.env_runners(rollout_fragment_length=4).replay(n_step=2, prioritized=True).build_trainer()
+
+    straight, first, again = build(), build(), build()
+    straight.run()
+    next(first)
+    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
+    again.run()
+    assert learned(again) == learned(straight)
+    for module_id, buffer in again.buffer.buffers.items():
+        assert digest(buffer.get_state()) == digest(straight.buffer.buffers[module_id].get_state())
+
+
+def test_a_trainer_by_hand_makes_the_buffers_and_draws_by_its_seed():
+    def run(seed):
+        policy = game_config(algorithm=DQNConfig).build_policy()
+        trainer = OffpolicyTrainer(
+            policy,
+            train_collector=MultiAgentCollector(policy, CountingGame, num_envs=2),
+            max_epoch=1,
+            batch_size=None,
+            step_per_epoch=16,
+            step_per_collect=4,
+            update_per_step=0.4,
+            seed=seed,
+        )
+        trainer.run()
+        assert trainer.gradient_step == 6
+        assert isinstance(trainer.buffer, MultiAgentReplayBuffer)
+        assert len(trainer.buffer) == sum(map(len, trainer.buffer.buffers.values())) > 16
+        return learned(trainer)
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_what_does_not_go_with_the_replay_of_several_agents_is_refused():
+    collector = collector_of()
+    given = {"max_epoch": 1, "batch_size": 8, "step_per_epoch": 8, "step_per_collect": 8}
+    with pytest.raises(ValueError, match="buffer is not allowed with several agents"):
+        OffpolicyTrainer(collector.policy, train_collector=collector, buffer=VectorReplayBuffer(8, 2), **given)
+    with pytest.raises(ValueError, match=r"replay\.her=True is not allowed where a trainer trains several agents"):
+        game_config(algorithm=DQNConfig).replay(her=True).build_trainer()
+    with pytest.raises(ValueError, match="empty"), collector.policy.within_training_step():
+        collector.policy.update(4, collector.buffer)
+    for play in collector.plays:
+        play.mapping_fn = lambda agent, episode: "others"
+    with pytest.raises(
+        KeyError, match="agent 'a' is mapped to the module 'others' now, and the replay buffer was made"
+    ):
+        collector.collect(n_step=2)
