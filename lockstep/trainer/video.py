@@ -42,6 +42,8 @@ def record_video(
     Raises `ValueError` for another ending than .mp4 and .gif, and for an environment that cannot render frames;
     `ImportError` where the extra `video` is not installed; `OSError` where the file cannot be written.
     """
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy={policy!r} is not allowed; videos are of one agent")
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise ValueError(f"a video's name must end in {' or '.join(FORMATS)}, not {target.name!r}")

@@ -76,7 +76,7 @@ def test_update_learns_with_all_modules_and_names_metrics_by_module(policy):
     with policy_within_training_step(policy):
         with pytest.raises(ValueError, match="sample_size=3"):
             policy.update(3, store)
-        with pytest.raises(TypeError, match="several modules learn from an EpisodeStore, not from a list"):
+        with pytest.raises(TypeError, match="learn from an EpisodeStore or a MultiAgentReplayBuffer, not from a list"):
             policy.update(0, [])
         stats = policy.update(0, store, 8, 2)
     after = policy.learner_group.get_weights()

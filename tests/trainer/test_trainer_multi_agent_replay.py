@@ -79,7 +79,8 @@ def test_dqn_learns_each_agents_bit_through_the_trainer_with_reward_metric(prior
     config.replay(capacity=2_000, learning_starts=64, update_per_step=0.5, prioritized=prioritized)
     config.evaluation(evaluation_episodes=16, evaluation_num_envs=8)
     config.reporting(total_steps=1_024, steps_per_epoch=512)
-    info = config.build_trainer().run()
+    trainer = config.build_trainer()
+    info = trainer.run()
     tested = info.history[-1].test_collect_stat
     assert tested.returns == (1.0,) * 16
     assert tested.agent_returns == ((1.0, 1.0),) * 16
@@ -87,6 +88,12 @@ def test_dqn_learns_each_agents_bit_through_the_trainer_with_reward_metric(prior
     assert info.gradient_step == (1_024 - 64) // 2
     assert info.history[0].train_collect_stat.returns_stat.mean < 0.9
     assert info.history[1].training_stat.metrics["others/qf_loss"].count == 256
+    for buffer in trainer.buffer.buffers.values():
+        if prioritized:
+            assert len(np.unique(buffer.priorities.tree[buffer.indices()])) > 2
+    seen = {"x": np.array([1.0, 0.0], np.float32), "y": np.array([1.0, 1.0], np.float32)}
+    with trainer.policy.within_training_step():  # epsilon is 0 by now, for every module
+        assert [trainer.policy.compute_actions(seen) for _ in range(20)] == [{"x": 1, "y": 0}] * 20
 
 
 class FourSteps(CountingGame):
@@ -111,6 +118,11 @@ def test_an_off_policy_run_of_several_agents_goes_on_bit_by_bit_where_episodes_e
         assert digest(buffer.get_state()) == digest(straight.buffer.buffers[module_id].get_state())
 
 
+def drawn(buffer):
+    """What the buffer's own stream draws next."""
+    return np.array(buffer.streams.numpy("sample").random(5))
+
+
 def test_a_trainer_by_hand_makes_the_buffers_and_draws_by_its_seed():
     def run(seed):
         policy = game_config(algorithm=DQNConfig).build_policy()
@@ -124,6 +136,10 @@ def test_a_trainer_by_hand_makes_the_buffers_and_draws_by_its_seed():
             update_per_step=0.4,
             seed=seed,
         )
+        configured = game_config(algorithm=DQNConfig, debugging={"seed": seed}).build_trainer()
+        for module_id, buffer in trainer.buffer.buffers.items():
+            as_configured = configured.buffer.buffers[module_id]
+            np.testing.assert_array_equal(drawn(buffer), drawn(as_configured))
         trainer.run()
         assert trainer.gradient_step == 6
         assert isinstance(trainer.buffer, MultiAgentReplayBuffer)
