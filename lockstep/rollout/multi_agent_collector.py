@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.columns import Columns
@@ -16,11 +17,12 @@ from lockstep.envs.errors import step_error
 from lockstep.envs.pettingzoo_envs import PettingZooEnvs
 from lockstep.envs.pettingzoo_play import play_of
 from lockstep.envs.trees import stack_rows
+from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout import collector as one_agent
 from lockstep.rollout.checks import checked_amount
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.random_actions import random_actions
+from lockstep.rollout.random_actions import allowed_actions, random_actions
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -163,9 +165,10 @@ class MultiAgentCollector:
         episodes.
 
         Episodes are counted without bias: the first `n_episode` that *start* count, however long they last; so this
-        form begins new episodes. `random=True` draws actions from the spaces. Raises `ValueError` unless exactly one of
-        the two is given, `MalformedBufferError` for NaN in what is new, `EnvironmentStepError` where an environment
-        raises or gives what cannot be.
+        form begins new episodes. `random=True` draws actions from the spaces, of those that a mask allows.
+
+        Raises `ValueError` unless exactly one of the two is given, `MalformedBufferError` for NaN in what is new,
+        `EnvironmentStepError` where an environment raises or gives what cannot be.
         """
         amount = checked_amount(n_step, n_episode, self.num_envs)
         if n_episode is not None:
@@ -210,7 +213,6 @@ class MultiAgentCollector:
 
     def _collect_episodes(self, n_episode: int, random: bool) -> int:
         to_start, steps = n_episode, 0
-        playing: list[int] = []
         while True:
             playing = [b for b in range(self.num_envs) if self._running[b]]
             starting = [b for b in range(self.num_envs) if not self._running[b]][:to_start]
@@ -290,11 +292,17 @@ class MultiAgentCollector:
         elif not random:
             learned = acting.act(obs, noise)
         if random:
-            rng = self.streams.numpy(f"random_actions/{module_id}")
-            learned = acting.from_env(random_actions(acting.action_space, rng, len(rows)))
+            learned = acting.from_env(self._random(module_id, acting, obs, len(rows)))
         taken = acting.to_env(learned)
         outputs = [None if before is None else {Columns.STATE_IN: _row(before, i)} for i in range(len(rows))]
         return [(row, _plain(taken[i]), learned[i].copy(), outputs[i]) for i, row in enumerate(rows)]
+
+    def _random(self, module_id: str, acting: Any, obs: Any, number: int) -> np.ndarray:
+        """Actions as the environment takes them, of those that a mask allows."""
+        rng = self.streams.numpy(f"random_actions/{module_id}")
+        if isinstance(acting.action_space, Discrete) and carries_mask(acting.observation_space):
+            return allowed_actions(acting.action_space, rng, obs[ACTION_MASK])
+        return random_actions(acting.action_space, rng, number)
 
     def _remember(
         self, acting: Any, obs: Any, noise: np.ndarray | None, rows: Rows

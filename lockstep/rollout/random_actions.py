@@ -16,3 +16,9 @@ def random_actions(space: spaces.Space[Any], rng: np.random.Generator, number: i
         return rng.uniform(space.low, space.high, (number, *space.shape)).astype(space.dtype)
     space.seed(int(rng.integers(2**31)))
     return np.stack([space.sample() for _ in range(number)])
+
+
+def allowed_actions(space: spaces.Discrete, rng: np.random.Generator, mask: np.ndarray) -> np.ndarray:
+    """`[N]`, for masks `[N, number of actions]`: of each row those that are not 0 are equally likely."""
+    chances = np.where(mask != 0, rng.random(mask.shape), -1.0)
+    return (space.start + chances.argmax(1)).astype(space.dtype)

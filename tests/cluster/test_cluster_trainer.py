@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from agent_games import game_config
 
 from lockstep import DQNConfig, PPOConfig, load_policy
 from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
@@ -153,3 +154,23 @@ def alive(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.faults
+def test_a_run_of_several_agents_with_two_learners_is_the_run_with_one(cluster):
+    def run_game(num_learners):
+        config = game_config(num_envs=4).learners(num_learners=num_learners, num_cpus_per_learner=0)
+        trainer = config.framework(dtype="float64").training(train_batch_size=32).build_trainer()
+        history = [
+            (e.train_collect_stat.agent_returns, e.test_collect_stat.agent_returns) for e in trainer.run().history
+        ]
+        trainer.policy.bring_home()
+        return history, trainer.policy.learner_group.get_weights(), trainer.policy
+
+    (one, weights, policy), (two, others, home) = run_game(0), run_game(2)
+    assert one == two
+    for module_id, own in weights.items():
+        for name, array in own.items():
+            np.testing.assert_allclose(others[module_id][name], array, rtol=0, atol=1e-12, err_msg=name)
+    seen = {agent: np.array([1.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
+    assert home.compute_actions(seen) == policy.compute_actions(seen)

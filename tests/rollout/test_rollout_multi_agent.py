@@ -233,6 +233,14 @@ def test_agents_that_leave_without_a_word_and_environments_without_agents_are_to
         collector_of(Empty, 1, policy=policy).collect(n_step=1)
 
 
+def test_an_episode_of_several_agents_that_never_ends_is_told(policy, monkeypatch):
+    monkeypatch.setattr("lockstep.rollout.collector.NEVER_ENDS", 20)
+    collector = collector_of(num_envs=1, policy=policy)
+    collector.env.envs[0].shortest = collector.env.envs[0].longest = 50
+    with pytest.raises(RuntimeError, match="an episode has not ended in 21 steps, so that n_episode=1 may never be"):
+        collector.collect(n_episode=1)
+
+
 def test_a_module_with_memory_learns_with_the_state_that_acted_and_forgets_where_episodes_begin():
     collector = collector_of(hiddens=(4,), recurrent="gru", recurrent_size=3)
     with collector.policy.within_training_step():
