@@ -19,6 +19,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from lockstep.envs.adapters import VectorEnvBoundary, _row_of
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
+from lockstep.state.copies import no_copies
 
 _REPORT_TIMEOUT = 5.0
 """Seconds to wait for the report of a worker that has said that it failed."""
@@ -151,6 +152,8 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
             if pipe is not None and not pipe.closed:
                 pipe.close()
         env.closed = True
+
+    __reduce__ = no_copies("processes", "make another one")
 
     def close(self) -> None:
         """End the workers; a second call does nothing."""

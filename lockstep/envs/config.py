@@ -12,6 +12,8 @@ from lockstep.state.sections import Section
 class EnvironmentSection(Section):
     """Which environment, and what its observations and actions go through."""
 
+    shared = ("env",)  # a finished one is the caller's: what a copy of the configuration builds steps that very one
+
     env: Any = None
     """id, class, function that makes one, or an environment"""
     env_config: dict[str, Any] = field(default_factory=dict)

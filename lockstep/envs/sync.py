@@ -198,6 +198,11 @@ class LightSyncVectorEnv(VectorBoundary):
         self._clear()
         return self._obs
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: its flags, which are views on one array, would be arrays apart."""
+        self.__dict__.update(state)
+        self._result.terminateds, self._result.truncateds = self._flags
+
     def render(self, row: int = 0) -> Any:
         """The frame of one row."""
         return self.envs[row].render()

@@ -20,6 +20,7 @@ from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.env_state import check_rows
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.envs.worker import shared_tree, work
+from lockstep.state.copies import no_copies
 from lockstep.state.restarts import RestartBudget, RestartLimits
 from lockstep.state.values import is_number
 
@@ -292,6 +293,8 @@ class WorkerVectorEnv(VectorBoundary):
             self.receive(len(self._sent))
 
     # -- state and end ---
+
+    __reduce__ = no_copies("processes", "make another one, then other.set_state(env.get_state())")
 
     def get_state(self) -> dict[str, Any] | None:
         """The state of every environment; None where one cannot tell it, or while actions are under way."""

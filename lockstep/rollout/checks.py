@@ -11,6 +11,12 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import named_leaves
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.copies import no_copies
+
+no_copies_of_collectors = no_copies(
+    "environments and random generators",
+    "make another one on environments of its own, then other.set_state(collector.get_state())",
+)
 
 
 def check_collector(policy: Any, flags: Mapping[str, Any], hooks: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_collector, check_finite, checked_amount
+from lockstep.rollout.checks import check_collector, check_finite, checked_amount, no_copies_of_collectors
 from lockstep.rollout.memory import Memory, RememberingPolicy
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
@@ -375,6 +375,8 @@ class Collector:
         return self.policy.from_env(random_actions(self.env.action_space, rng, self.num_envs_in_all)[self.rows])
 
     # -- state ---
+
+    __reduce__ = no_copies_of_collectors
 
     def get_state(self) -> dict[str, Any]:
         """Environments (None where they cannot tell their state), running episodes, random streams, counters."""

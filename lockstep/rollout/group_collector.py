@@ -12,6 +12,7 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.modules import ActingWeights
 from lockstep.replay import ReplayBuffer
+from lockstep.rollout.checks import no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
@@ -138,6 +139,8 @@ class GroupCollector:
     def close(self) -> None:
         """Ends the runners and their environments. Collects and resets raise `RuntimeError` from then on."""
         self.group.shutdown()
+
+    __reduce__ = no_copies_of_collectors
 
     def get_state(self) -> dict[str, Any]:
         """The runners' states (environments as far as they can tell theirs) and counters."""

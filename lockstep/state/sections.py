@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields, replace
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 FROZEN = "this configuration is frozen; change a copy()"
 
 
 class Section:
     """Base of the dataclasses that hold the options of a configuration."""
+
+    shared: ClassVar[tuple[str, ...]] = ()
+    """options of which copies have the same object"""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.__dict__.get("_frozen"):
@@ -26,7 +29,8 @@ class Section:
     def copy(self) -> Self:
         """An independent section that is not frozen."""
         options = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return replace(self, **copy.deepcopy(options))  # type: ignore[type-var]
+        kept = {id(options[name]): options[name] for name in self.shared}
+        return replace(self, **copy.deepcopy(options, kept))  # type: ignore[type-var]
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

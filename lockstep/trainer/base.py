@@ -13,6 +13,7 @@ from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout import CollectorLike
+from lockstep.state.copies import no_copies
 from lockstep.state.values import check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
@@ -393,6 +394,10 @@ class BaseTrainer:
             self.logger.finalize()
 
     # -- state ---
+
+    __reduce__ = no_copies(
+        "collectors and loggers", "build another one, or save_trainer(trainer, path) and restore_trainer(other, path)"
+    )
 
     def get_state(self) -> dict[str, Any]:
         """Counters, statistics, best tracker, collectors, callbacks and logger (the policy is saved beside it)."""

@@ -1,0 +1,69 @@
+"""What holds environments says that it cannot be copied; what is copied goes on by itself."""
+
+import copy
+import pickle
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from scenario_tools import offline_trainer_of, trainer_of
+
+import lockstep
+from lockstep import A2CConfig
+from lockstep.envs import WorkerVectorEnv, make_vector
+from lockstep.envs.counting import CountingEnv
+from lockstep.rollout import GroupCollector
+
+COPIES = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": pickle.dumps}
+EPISODES = ((3, "terminate"),)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_trainers_and_collectors_say_what_to_do_instead_of_copying_them(how):
+    trainers = [trainer_of("on"), trainer_of("off"), offline_trainer_of()]
+    collectors = [trainers[0].train_collector, trainers[1].test_collector]
+    config = A2CConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
+    policy = config.build_policy()
+    runners = GroupCollector(policy, config.build_env_runner_group())
+    for trainer in trainers:
+        match = (
+            rf"this {type(trainer).__name__} holds .* save_trainer\(trainer, path\) and restore_trainer\(other, path\)"
+        )
+        with pytest.raises(TypeError, match=match):
+            COPIES[how](trainer)
+    for collector in [*collectors, runners]:
+        match = rf"this {type(collector).__name__} holds .* then other.set_state\(collector.get_state\(\)\)"
+        with pytest.raises(TypeError, match=match):
+            COPIES[how](collector)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_environments_in_processes_say_that_they_cannot_be_copied(how):
+    makers = [partial(CountingEnv, EPISODES)]
+    with WorkerVectorEnv(makers) as workers, make_vector(gym.vector.AsyncVectorEnv(makers)) as vector:
+        for env in (workers, vector):
+            with pytest.raises(TypeError, match=f"this {type(env).__name__} holds processes and is neither copied nor"):
+                COPIES[how](env)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_of_a_vector_in_this_process_goes_on_as_the_vector_does(duplicate):
+    env = make_vector(partial(CountingEnv, EPISODES), num_envs=2)
+    env.reset([0, 1])
+    env.step(np.zeros(2, np.int64))
+    twin = duplicate(env)
+    for one in (env, twin):
+        ended = [one.step(np.zeros(2, np.int64)).terminateds.tolist() for _ in range(5)]
+        assert ended == [[False] * 2, [True] * 2, [False] * 2, [False] * 2, [True] * 2]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_finished_environment_of_a_configuration_is_the_one_that_its_copies_train_in(mode, tmp_path):
+    with make_vector("CartPole-v1", num_envs=2, mode=mode) as env:
+        config = A2CConfig().environment(env).rl_module(model_config={"hiddens": (4,)})
+        config.evaluation(evaluation_interval=0).training(train_batch_size=16)
+        assert config.copy().env is env
+        result = lockstep.train(config, total_steps=32, root=tmp_path)
+        assert result.info.train_step == 32
+        assert env.get_state() is not None  # it was stepped, and is still open
