@@ -14,7 +14,10 @@ from lockstep.state.replace import write_file_atomically
 
 REDUCTIONS = ("mean", "sum", "max", "min", "last")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LAST = ("epoch", "env_step", "gradient_step", "step", "episode", "train_step", "train_episode", "test_step")
+_LAST = (
+    *("epoch", "env_step", "gradient_step", "step", "episode", "train_step", "train_episode", "test_step"),
+    *("test_episode", "samples_seen", "dataset_passes", "weights_seq_no", "num_trainable_parameters"),
+)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool = True) -> dict[str, Any]:
@@ -59,19 +62,19 @@ def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
     """How several values of one name become one: `mean`, `sum`, `max`, `min` or `last`.
 
     `reductions` (whole name, or the last part of it -> reduction) comes first. Else the last part decides:
-    `max` and `min` are themselves; `count`, `env_restarts` and what begins with `n_` or `num_` add up, unless it ends
-    in `_lifetime`; lifetime counters, positions (`epoch`, `env_step`, ...) and `best_...` keep the last; all
-    other are averaged.
+    `max` and `min` are themselves; `count`, `env_restarts`, `collect_time` and what begins with `n_` or `num_` add up,
+    unless it ends in `_lifetime`; lifetime counters, positions (`epoch`, `env_step`, ...), what is of the whole run so
+    far (`timing/...`) and `best_...` keep the last; all other are averaged.
     """
-    name = key.rpartition("/")[2]
+    group, name = _split(key)
     for given in (key, name):
         if reductions is not None and given in reductions:
             return reductions[given]
     if name in ("max", "min"):
         return name
-    if name.endswith("_lifetime") or name in _LAST or name.startswith("best_"):
+    if name.endswith("_lifetime") or name in _LAST or name.startswith("best_") or group == "timing/":
         return "last"
-    if name in ("count", "env_restarts") or name.startswith(("n_", "num_")):
+    if name in ("count", "env_restarts", "collect_time") or name.startswith(("n_", "num_")):
         return "sum"
     return "mean"
 
@@ -80,8 +83,10 @@ def aggregate(records: Sequence[Mapping[str, Any]], reductions: Mapping[str, str
     """Several flat records as one, in the order of first appearance; None stands for "no value" and is
     skipped.
 
-    A `mean`, `median` or `std` that has a `count` beside it is weighted by it, so that means over collects of
-    different length are the mean over all their episodes, and the deviation is that of the pooled sequence.
+    A `mean` or `std` that has a `count` beside it is weighted by it, so that means over collects of different length
+    are the mean over all their episodes, and the deviation is that of the pooled sequence. A `median` is the mean of
+    the medians, weighted in the same way: the median of the whole cannot be had from them. `collect_speed` is that of
+    all steps in all seconds; what is averaged beside `num_module_steps_trained` is weighted by these rows.
     """
     if len(records) == 1:
         return dict(records[0])
@@ -105,19 +110,34 @@ def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: st
         return sum(values)
     if reduction in ("max", "min"):
         return float(getattr(np, reduction)(values)) if len(values) > 1 else values[0]
-    group, _, name = key.rpartition("/")
-    beside = f"{group}/" if group else ""
-    counts: list[Any] = [record.get(f"{beside}count") for record in present]
-    weighted = name in ("mean", "median", "std") and all(isinstance(count, int) for count in counts)
-    weights = np.array(counts if weighted and sum(counts) else np.ones(len(values)), dtype=np.float64)
-    numbers = np.array(values, dtype=np.float64)
+    group, name = _split(key)
+    numbers, weights = np.array(values, np.float64), _weights(present, group, name)
     with np.errstate(invalid="ignore", over="ignore"):
-        means = [record.get(f"{beside}mean") for record in present]
-        if name == "std" and weighted and all(isinstance(mean, int | float) for mean in means):
+        means = [record.get(f"{group}mean") for record in present]
+        if name == "std" and weights is not None and all(isinstance(mean, int | float) for mean in means):
             centre = np.average(np.array(means, np.float64), weights=weights)
             second = np.average(numbers**2 + (np.array(means, np.float64) - centre) ** 2, weights=weights)
             return float(np.sqrt(second))
         return float(np.average(numbers, weights=weights))
+
+
+def _split(key: str) -> tuple[str, str]:
+    """`a/b/` and `c` of `a/b/c`."""
+    group, slash, name = key.rpartition("/")
+    return group + slash, name
+
+
+def _weights(records: Sequence[Mapping[str, Any]], group: str, name: str) -> np.ndarray | None:
+    """What the means of these records are of: episodes, seconds, rows learned from; None where they do not say."""
+    if name in ("mean", "median", "std"):
+        key = f"{group}count"
+    elif group == "returns/":  # of one of several agents
+        key = "returns_stat/count"
+    else:
+        key = f"{group}{'collect_time' if name == 'collect_speed' else 'num_module_steps_trained'}"
+    weights: list[Any] = [record.get(key) for record in records]
+    known = all(isinstance(weight, int | float) and weight >= 0 for weight in weights)
+    return np.array(weights, np.float64) if known and sum(weights) > 0 else None
 
 
 def to_strict_json(value: Any) -> Any:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep.tracking import MovAvg, read_metrics, write_json
 from lockstep.tracking.records import aggregate, flatten, from_strict_json, reduction_of, to_strict_json
+from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
 
 def test_nested_names_are_joined_and_values_become_plain() -> None:
@@ -93,6 +94,56 @@ def test_summaries_of_parts_are_the_summary_of_the_whole(parts: list[list[float]
     assert together["r/min"] == whole.min()
     assert together["r/mean"] == pytest.approx(whole.mean(), abs=1e-9)
     assert together["r/std"] == pytest.approx(whole.std(), abs=1e-6)
+
+
+def test_the_record_of_several_collects_is_that_of_all_their_episodes_steps_and_seconds() -> None:
+    """All but the median, which is the mean of theirs by episodes."""
+    of_agents = {"agents": ("a", "b"), "agent_returns": ((1.0, 0.0), (2.0, 3.0))}
+    parts = [
+        CollectStats(2, 64, 0.5, returns=(1.0, 5.0), lens=(10, 20), **of_agents),
+        CollectStats(0, 64, 0.1, env_restarts=1),
+        CollectStats(1, 32, 0.9, returns=(30.0,), lens=(8,), agents=("a", "b"), agent_returns=((30.0, 0.0),)),
+    ]
+    together = aggregate([flatten(part.to_dict()) for part in parts])
+    whole = flatten((parts[0] + parts[1] + parts[2]).to_dict())
+    assert (whole["returns_stat/mean"], whole["returns/a"], whole["collect_speed"]) == (12.0, 11.0, 160 / 1.5)
+    assert (together.pop("returns_stat/median"), together.pop("lens_stat/median")) == (
+        (2 * 3 + 30) / 3,
+        (2 * 15 + 8) / 3,
+    )
+    del whole["returns_stat/median"], whole["lens_stat/median"]
+    assert together == pytest.approx(whole)
+
+
+def test_the_record_of_several_updates_weighs_by_rows_and_keeps_what_is_no_amount() -> None:
+    records = [
+        {
+            "loss": 1.0,
+            "num_module_steps_trained": 30,
+            "weights_seq_no": 7,
+            "num_trainable_parameters": 55,
+            "a/loss": 1.0,
+        },
+        {
+            "loss": 5.0,
+            "num_module_steps_trained": 10,
+            "weights_seq_no": 8,
+            "num_trainable_parameters": 55,
+            "a/loss": 2.0,
+        },
+    ]
+    expected = {"loss": 2.0, "num_module_steps_trained": 40, "weights_seq_no": 8, "num_trainable_parameters": 55}
+    assert aggregate(records) == {**expected, "a/loss": 1.5}  # another module's, which does not say its rows
+
+
+def test_the_record_of_several_epochs_is_where_the_run_is_at_the_last_of_them() -> None:
+    timing = [TimingStats(*(second + k for k in range(8))) for second in (1.0, 3.0)]
+    infos = [
+        InfoStats(8 * k, float(k), float(k), 0.5, k, 64 * k, 3 * k, 20 * k, 2 * k, own, None, 8 * k, 0.5 * k)
+        for k, own in enumerate(timing, start=1)
+    ]
+    records = [flatten(info.to_dict()) for info in infos]
+    assert aggregate(records) == records[1] != records[0]
 
 
 plain_json = st.recursive(
