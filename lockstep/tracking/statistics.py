@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Self
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -199,23 +201,68 @@ class EpochStats:
         return iter((self.epoch, self, self.info_stat))
 
 
-def merge_training_stats(parts: Sequence[TrainingStats]) -> TrainingStats:
-    """Several updates as one; means are weighted by their number of gradient steps."""
-    names = dict.fromkeys(name for part in parts for name in part.metrics)
-    merged: dict[str, SequenceSummaryStats] = {}
-    for name in names:
-        stats = [part.metrics[name] for part in parts if name in part.metrics and part.metrics[name].count]
-        merged[name] = _merge(stats)
-    stages = dict.fromkeys(name for part in parts for name in part.stage_seconds)
-    before = itertools.accumulate((part.gradient_steps for part in parts), initial=0)
-    bad = (steps + part.first_bad_step for steps, part in zip(before, parts) if part.first_bad_step is not None)
-    return TrainingStats(
-        sum(part.train_time for part in parts),
-        sum(part.gradient_steps for part in parts),
-        merged,
-        {name: sum(part.stage_seconds.get(name, 0.0) for part in parts) for name in stages},
-        next(bad, None),
-    )
+class TrainingTotals:
+    """Updates put together one after another. A number takes eight bytes: an epoch may have 100,000 updates."""
+
+    def __init__(self) -> None:
+        self.train_time, self.gradient_steps = 0.0, 0
+        self.stage_seconds: dict[str, float] = {}
+        self.first_bad_step: int | None = None
+        self._values: dict[str, array[float]] = {}
+        """of updates of one gradient step"""
+        self._parts: dict[str, list[SequenceSummaryStats]] = {}
+        """of updates of several"""
+
+    def add(self, stats: TrainingStats) -> None:
+        """One more update."""
+        if self.first_bad_step is None and stats.first_bad_step is not None:
+            self.first_bad_step = self.gradient_steps + stats.first_bad_step
+        self.train_time += stats.train_time
+        self.gradient_steps += stats.gradient_steps
+        for name, seconds in stats.stage_seconds.items():
+            self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + seconds
+        for name, stat in stats.metrics.items():
+            if stat.count == 1 and stat.mean is not None:
+                if name not in self._values:
+                    self._values[name] = array("d")
+                self._values[name].append(stat.mean)
+            elif stat.count:
+                self._parts.setdefault(name, []).append(stat)
+
+    def stats(self) -> TrainingStats:
+        """All of them as one: over all their gradient steps. (Of an update of several steps its median stands for each
+        of them in the median; all else is exact.)
+        """
+        names = dict.fromkeys([*self._values, *self._parts])
+        merged = {name: _merged(self._values.get(name, array("d")), self._parts.get(name, [])) for name in names}
+        seconds = dict(self.stage_seconds)
+        return TrainingStats(self.train_time, self.gradient_steps, merged, seconds, self.first_bad_step)
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain values and arrays."""
+        return {
+            "train_time": self.train_time,
+            "gradient_steps": self.gradient_steps,
+            "stage_seconds": dict(self.stage_seconds),
+            "first_bad_step": self.first_bad_step,
+            "values": {name: np.array(values) for name, values in self._values.items()},
+            "parts": {name: [asdict(stat) for stat in stats] for name, stats in self._parts.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `get_state`."""
+        self.train_time, self.gradient_steps = float(state["train_time"]), int(state["gradient_steps"])
+        self.stage_seconds, self.first_bad_step = dict(state["stage_seconds"]), state["first_bad_step"]
+        self._values = {name: array("d", values) for name, values in state["values"].items()}
+        self._parts = {name: [SequenceSummaryStats(**s) for s in stats] for name, stats in state["parts"].items()}
+
+
+def merge_training_stats(parts: Iterable[TrainingStats]) -> TrainingStats:
+    """Several updates as one, see `TrainingTotals.stats`."""
+    totals = TrainingTotals()
+    for part in parts:
+        totals.add(part)
+    return totals.stats()
 
 
 def first_bad_step(series: Mapping[str, Sequence[float]]) -> int | None:
@@ -237,13 +284,18 @@ def _median(numbers: Sequence[float]) -> float:
     return ordered[half] if len(numbers) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def _merge(stats: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
-    count = sum(stat.count for stat in stats)
-    if not count:
-        return SequenceSummaryStats()
-    mean = sum((stat.mean or 0.0) * stat.count for stat in stats) / count
-    square = sum(((stat.std or 0.0) ** 2 + (stat.mean or 0.0) ** 2) * stat.count for stat in stats) / count
-    maximum = max(stat.max for stat in stats if stat.max is not None)
-    minimum = min(stat.min for stat in stats if stat.min is not None)
-    median = _median([stat.median for stat in stats if stat.median is not None])
-    return SequenceSummaryStats(mean, max(square - mean * mean, 0.0) ** 0.5, maximum, minimum, median, count)
+def _merged(values: array[float], parts: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
+    """Of single numbers and of summaries of several."""
+    singles, of_parts = np.array(values), np.array([astuple(part) for part in parts], np.float64).reshape(-1, 6).T
+    means, highest, lowest, medians = (np.concatenate([singles, of_parts[i]]) for i in (0, 2, 3, 4))
+    stds = np.concatenate([np.zeros(len(singles)), of_parts[1]])
+    counts = np.concatenate([np.ones(len(singles)), of_parts[5]])
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = np.average(means, weights=counts)
+        std = np.average((means - mean) ** 2 + stds**2, weights=counts) ** 0.5
+        order = np.argsort(medians)
+        up_to, count = counts[order].cumsum(), int(counts.sum())
+        middle = medians[order[np.searchsorted(up_to, [(count + 1) // 2, count // 2 + 1])]]
+        return SequenceSummaryStats(
+            float(mean), float(std), float(highest.max()), float(lowest.min()), float(middle.mean()), count
+        )

@@ -21,7 +21,7 @@ from lockstep.tracking.statistics import (
     EpochStats,
     InfoStats,
     TrainingStats,
-    merge_training_stats,
+    TrainingTotals,
 )
 from lockstep.trainer.callbacks import Callback, LoggingCallback, have_saver, savers_last
 from lockstep.trainer.checkpoints import resume_from_logger
@@ -145,7 +145,7 @@ class BaseTrainer:
         """steps of the epoch under way"""
         self.carried_steps = 0
         """steps of the last collect beyond `step_per_epoch`, counted in the next epoch"""
-        self.collected, self.updates = CollectStats(), list[TrainingStats]()
+        self.collected, self.updates = CollectStats(), TrainingTotals()
         self.test_step = self.test_episode = 0
         self.best_score: float | None = None
         self.best_stats: CollectStats | None = None
@@ -243,11 +243,11 @@ class BaseTrainer:
             self._tick()
             info = self.info(with_history=False)
             collected = None if self.train_collector is None else self.collected
-            stats = EpochStats(self.epoch, collected, test, merge_training_stats(self.updates), info)
+            stats = EpochStats(self.epoch, collected, test, self.updates.stats(), info)
             self.history.append(stats)
             self.in_epoch, self.epoch_end_due = False, True
             self.carried_steps = self.epoch_steps - self.step_per_epoch
-            self.collected, self.updates = CollectStats(), []
+            self.collected, self.updates = CollectStats(), TrainingTotals()
             if self.epoch % self.checkpoint_interval == 0:
                 self._checkpoint()
             self._end_epoch()
@@ -289,7 +289,7 @@ class BaseTrainer:
 
     def _count_update(self, stats: TrainingStats) -> None:
         self.gradient_step += stats.gradient_steps
-        self.updates.append(stats)
+        self.updates.add(stats)
         self.seconds["update"] += stats.train_time
         self._emit(UpdateEnd(*self._where(), stats=stats))
         losses = ((name, stat.mean) for name, stat in stats.metrics.items() if "loss" in name)
