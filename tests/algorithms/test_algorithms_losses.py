@@ -198,8 +198,8 @@ def test_a2c_loss_and_its_gradients_equal_a_plain_torch_computation(normalize):
 # -- what a rollout becomes ---
 
 
-def some_episodes(seed=0):
-    """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps."""
+def some_episodes(logp=False, seed=0):
+    """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps. With `logp` an older policy acted."""
     rng = np.random.default_rng(seed)
     return [
         SingleAgentEpisode(
@@ -208,6 +208,7 @@ def some_episodes(seed=0):
             rewards=rng.normal(size=length).astype(np.float32),
             terminated=end == "terminated",
             truncated=end == "truncated",
+            extra_model_outputs={"action_logp": np.log(rng.uniform(0.1, 0.9, length))} if logp else None,
         )
         for length, end in ((3, "terminated"), (3, "open"), (4, "truncated"), (2, "open"))
     ]

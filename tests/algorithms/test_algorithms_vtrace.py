@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from test_algorithms_losses import some_episodes
 from torch.distributions import Categorical, kl_divergence
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, SampleBatch
-from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
 from lockstep.data.trajectory_shards import shard_trajectories
 
@@ -108,22 +108,6 @@ def test_appo_loss_and_its_gradients_equal_a_plain_torch_computation(penalty):
 # -- what a rollout becomes ---
 
 
-def some_episodes(logp=True, seed=0):
-    """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps; an older policy acted."""
-    rng = np.random.default_rng(seed)
-    return [
-        SingleAgentEpisode(
-            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-            actions=rng.integers(3, size=length),
-            rewards=rng.normal(size=length).astype(np.float32),
-            terminated=end == "terminated",
-            truncated=end == "truncated",
-            extra_model_outputs={"action_logp": np.log(rng.uniform(0.1, 0.9, length))} if logp else None,
-        )
-        for length, end in ((3, "terminated"), (3, "open"), (4, "truncated"), (2, "open"))
-    ]
-
-
 def outputs_of(module, obs, actions):
     with torch.no_grad():
         out = module.forward_train({"obs": torch.as_tensor(obs, dtype=F64)})
@@ -156,8 +140,8 @@ def by_hand(learner, target, episodes, gamma, rho=1.0):
 
 def test_impala_targets_and_advantages_are_those_of_the_paper():
     learner = learner_for(IMPALAConfig(), gamma=0.9, vtrace_clip_rho_threshold=1.5)
-    columns = learner.prepare_batch(trajectories_from_episodes(some_episodes()), module_id=MODULE)
-    targets, advantages, acted, _ = by_hand(learner, learner.module[MODULE], some_episodes(), 0.9, rho=1.5)
+    columns = learner.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
+    targets, advantages, acted, _ = by_hand(learner, learner.module[MODULE], some_episodes(logp=True), 0.9, rho=1.5)
     np.testing.assert_allclose(columns["value_targets"].numpy(), targets, atol=1e-12)
     np.testing.assert_allclose(columns["advantages"].numpy(), advantages, atol=1e-12)
     np.testing.assert_allclose(columns["action_logp"].numpy(), acted, atol=1e-12)
@@ -165,10 +149,10 @@ def test_impala_targets_and_advantages_are_those_of_the_paper():
 
 def test_appo_corrects_towards_its_target_network_and_compares_with_it():
     learner = learner_for(APPOConfig(), gamma=0.9, target_worker_clipping=1.2, lr=0.1, target_network_update_freq=9)
-    learner.update_from_episodes(some_episodes(seed=1))  # from here on the target network is another one
+    learner.update_from_episodes(some_episodes(logp=True, seed=1))  # from here on the target network is another one
     target = learner.registered[f"{MODULE}/target"].module
-    columns = learner.prepare_batch(trajectories_from_episodes(some_episodes()), module_id=MODULE)
-    targets, advantages, acted, old = by_hand(learner, target, some_episodes(), 0.9)
+    columns = learner.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
+    targets, advantages, acted, old = by_hand(learner, target, some_episodes(logp=True), 0.9)
     weights = np.minimum(1.0, np.exp(old - acted))
     np.testing.assert_allclose(columns["value_targets"].numpy(), targets, atol=1e-12)
     np.testing.assert_allclose(columns["advantages"].numpy(), weights * advantages, atol=1e-12)
@@ -180,7 +164,7 @@ def test_appo_corrects_towards_its_target_network_and_compares_with_it():
 
 @pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
 def test_steps_without_a_log_probability_count_as_those_of_the_policy_that_learns(config):
-    learner, episodes = learner_for(config(), lambda_=0.8), some_episodes(logp=False)
+    learner, episodes = learner_for(config(), lambda_=0.8), some_episodes()
     columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
     plain = learner_for(A2CConfig(), lambda_=0.8)
     expected = plain.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
@@ -192,8 +176,8 @@ def test_steps_without_a_log_probability_count_as_those_of_the_policy_that_learn
 
 
 def test_pieces_with_and_without_a_log_probability_may_be_mixed():
-    learner, episodes = learner_for(IMPALAConfig()), some_episodes()
-    mixed = trajectories_from_episodes([*episodes[:2], *some_episodes(logp=False)[2:]])
+    learner, episodes = learner_for(IMPALAConfig()), some_episodes(logp=True)
+    mixed = trajectories_from_episodes([*episodes[:2], *some_episodes()[2:]])
     assert np.isnan(mixed.action_logp[:, 0]).tolist() == [False] * 6 + [True] * 6
     columns = learner.prepare_batch(mixed, module_id=MODULE)
     own = outputs_of(learner.module[MODULE], columns["obs"], columns["actions"])[0]
@@ -204,14 +188,14 @@ def test_pieces_with_and_without_a_log_probability_may_be_mixed():
 @pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
 def test_without_vtrace_older_policies_are_not_corrected_for(config):
     learner = learner_for(config(), vtrace=False, lambda_=0.8)
-    columns = learner.prepare_batch(trajectories_from_episodes(some_episodes()), module_id=MODULE)
+    columns = learner.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
     plain = learner_for(A2CConfig(), lambda_=0.8)
-    expected = plain.prepare_batch(trajectories_from_episodes(some_episodes()), module_id=MODULE)
+    expected = plain.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
     torch.testing.assert_close(columns["advantages"], expected["advantages"], rtol=0, atol=1e-12)
 
 
 def test_shards_carry_the_log_probabilities_of_their_own_rows():
-    whole = trajectories_from_episodes(some_episodes())
+    whole = trajectories_from_episodes(some_episodes(logp=True))
     shards = shard_trajectories(whole, 3)
     assert sorted(row for shard in shards for row in shard.positions) == list(range(12))
     for shard in shards:
@@ -227,7 +211,7 @@ def test_target_network_follows_at_every_nth_update_and_is_part_of_the_state():
     start, distances = target.flat.clone(), []
     for _ in range(6):
         before = target.flat.clone()
-        learner.update_from_episodes(some_episodes(), num_epochs=2, minibatch_size=4)
+        learner.update_from_episodes(some_episodes(logp=True), num_epochs=2, minibatch_size=4)
         distances.append(float((target.flat - before).abs().max()))
     assert [distance > 0 for distance in distances] == [False, False, True, False, False, True]
     saved = learner.get_state()
@@ -243,7 +227,7 @@ def test_kl_penalty_adapts(target, factor):
         APPOConfig(), use_kl_loss=True, kl_coeff=0.4, kl_target=target, lr=0.1, target_network_update_freq=9
     )
     for number in range(1, 3):
-        learner.update_from_episodes(some_episodes(), num_epochs=2)
+        learner.update_from_episodes(some_episodes(logp=True), num_epochs=2)
         coefficient = float(learner.registered[f"{MODULE}/kl_coeff"])
         assert coefficient == pytest.approx(0.4 * factor**number)
 

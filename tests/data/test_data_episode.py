@@ -5,39 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+from episode_makers import given, grown
 from gymnasium import spaces
 
 from lockstep.data import SampleBatch, SingleAgentEpisode
 from lockstep.data.episode_access import trees_equal
-
-
-def grown(steps=5, terminated=False, **options):
-    """Observation i is [i, 10 i], action i is i, reward i is i / 2, extra v is 100 i."""
-    episode = SingleAgentEpisode("e", **options)
-    episode.add_env_reset(np.array([0.0, 0.0], np.float32), {"at": 0})
-    for i in range(steps):
-        episode.add_env_step(
-            np.array([i + 1, 10 * (i + 1)], np.float32),
-            i,
-            i / 2,
-            {"at": i + 1},
-            terminated=terminated and i == steps - 1,
-            extra_model_outputs={"v": 100.0 * i},
-        )
-    return episode
-
-
-def given(steps=5, lookback=0, **options):
-    total = steps + lookback
-    return SingleAgentEpisode(
-        "e",
-        observations=np.arange(total + 1.0),
-        actions=np.arange(total),
-        rewards=np.arange(total) / 2,
-        extra_model_outputs={"v": np.arange(total) * 100.0},
-        len_lookback_buffer=lookback,
-        **options,
-    )
 
 
 def same(first, second):

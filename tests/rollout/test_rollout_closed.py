@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+from acting_tools import Exploring
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from runner_tools import ManyRunners, config_of
-from test_rollout_transitions import Scripted
 
 from lockstep import AsyncCollector, Collector
 from lockstep.algorithms.build import build_env_runner, find_spaces
@@ -46,7 +46,7 @@ VECTORS = {
 def test_after_close_collect_and_reset_say_that_it_is_closed_for_every_back_end(name, begun):
     if name == "envpool":
         pytest.importorskip("envpool")
-    collector = Collector(Scripted(), VECTORS[name](), VectorReplayBuffer(20, 2))
+    collector = Collector(Exploring(), VECTORS[name](), VectorReplayBuffer(20, 2))
     if begun:
         collector.collect(n_step=4)
     Closing.closed = 0
@@ -62,7 +62,7 @@ def test_after_close_collect_and_reset_say_that_it_is_closed_for_every_back_end(
 
 
 def test_after_close_an_async_collector_says_that_it_is_closed():
-    collector = AsyncCollector(Scripted(), WorkerVectorEnv(MAKERS), VectorReplayBuffer(20, 2))
+    collector = AsyncCollector(Exploring(), WorkerVectorEnv(MAKERS), VectorReplayBuffer(20, 2))
     collector.collect(n_step=3)  # steps are under way
     for _ in range(2):
         collector.close()

@@ -6,6 +6,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from acting_tools import Acting
 from gymnasium import spaces
 
 from lockstep import RolloutStore
@@ -14,28 +15,6 @@ from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.rollout import Collector, MalformedBufferError
 from lockstep.state.streams import RandomStreams
-
-
-class Acting:
-    """The least a collector needs: actions by chance where it explores, else zeros."""
-
-    weights_seq_no = 3
-    is_exploring = False
-
-    def act(self, obs, noise):
-        return np.zeros(len(obs), np.int64) if noise is None else noise
-
-    def draw_noise(self, rng, leading_shape):
-        return rng.integers(0, 4, leading_shape)
-
-    def to_env(self, actions):
-        return actions
-
-    def from_env(self, actions):
-        return actions
-
-    def check_spaces(self, observation_space, action_space):
-        return None
 
 
 def light(episodes, num_envs=4, same=False):

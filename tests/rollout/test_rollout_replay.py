@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from acting_tools import Exploring
 from gymnasium.vector import SyncVectorEnv
 from test_rollout_transitions import (
     BACKENDS,
     CASES,
     EPISODES,
     NUM_ENVS,
-    Scripted,
     assert_rows,
     makers,
     reference,
@@ -26,7 +26,7 @@ NAMES = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
 
 def collector_of(env, size=4000, frame_stack=1, buffer=None, **options):
     chosen = VectorReplayBuffer(size, NUM_ENVS, **options) if buffer is None else buffer
-    return Collector(Scripted(), make_vector(env), buffer=chosen, frame_stack=frame_stack)
+    return Collector(Exploring(), make_vector(env), buffer=chosen, frame_stack=frame_stack)
 
 
 def rows_by_env(buffer):
@@ -138,7 +138,8 @@ def test_nan_in_a_new_row_is_refused_with_environment_step_and_column_and_its_pi
     assert np.isfinite(collector.buffer.all()["rewards"]).all()
     collector.collect(n_step=4 * NUM_ENVS)  # the next one begins new episodes
     assert collector.num_resets == 2
-    free = Collector(Scripted(), collector.env, buffer=VectorReplayBuffer(4000, NUM_ENVS), raise_on_nan_in_buffer=False)
+    buffer = VectorReplayBuffer(4000, NUM_ENVS)
+    free = Collector(Exploring(), collector.env, buffer, raise_on_nan_in_buffer=False)
     free.collect(n_step=200 * NUM_ENVS)
     assert free.buffer.hasnull()
 
@@ -167,7 +168,7 @@ def test_an_emptied_buffer_keeps_its_statistics_where_asked_and_close_ends_the_e
             ended.extend(zip(placed.episode_return.tolist(), placed.episode_length.tolist()))
             return placed
 
-    policy = Scripted()
+    policy = Exploring()
     policy.act = lambda obs, noise: np.zeros(len(obs), np.int64)
     vector = LightSyncVectorEnv([lambda: CountingEnv(((5, "terminate"),))] * NUM_ENVS)
     collector = Collector(policy, vector, Noting(400, NUM_ENVS))
@@ -188,7 +189,7 @@ def test_a_buffer_for_another_number_of_environments_is_refused():
 
 
 def test_a_recurrent_policy_is_refused():
-    policy = Scripted()
+    policy = Exploring()
     policy.is_stateful, policy.get_initial_state = True, lambda rows: {}
     with pytest.raises(ValueError, match="recurrent policy cannot collect into a replay buffer"):
         Collector(policy, LightSyncVectorEnv(makers()), buffer=VectorReplayBuffer(100, NUM_ENVS))

@@ -5,6 +5,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from acting_tools import Exploring
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from lockstep import PPOConfig, RLModuleSpec, RolloutStore
@@ -20,31 +21,6 @@ NUM_ENVS = 4
 COLLECTS = (24, 4, 48, 20)
 MODES = ("NextStep", "SameStep", "Disabled")
 GAMMA, LAMBDA = 0.9, 0.8
-
-
-class Scripted:
-    """Acts by chance; has no network."""
-
-    weights_seq_no = 0
-    is_exploring = True
-
-    def __init__(self, action_space=None):
-        self.space = action_space
-
-    def act(self, obs, noise):
-        return noise
-
-    def draw_noise(self, rng, leading_shape):
-        return rng.integers(0, 4, leading_shape)
-
-    def to_env(self, actions):
-        return actions
-
-    def from_env(self, actions):
-        return actions
-
-    def check_spaces(self, observation_space, action_space):
-        return None
 
 
 def makers(nested=False):
@@ -74,7 +50,7 @@ CASES += [(name, mode) for name in ("sync", "sync_wrapped", "async", "native") f
 
 def collector_of(env, nested=False, frame_stack=1, **options):
     boundary = make_vector(env)
-    collector = Collector(Scripted(), boundary, frame_stack=frame_stack, **options)
+    collector = Collector(Exploring(), boundary, frame_stack=frame_stack, **options)
     collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, boundary.action_space)
     return collector
 
@@ -284,7 +260,7 @@ def test_frame_stacks_reach_over_no_episode_and_the_final_stack_is_the_true_one(
 def test_envpool_transitions_follow_the_equations_of_the_pole():
     pytest.importorskip("envpool")
     boundary = make_vector("CartPole-v1", num_envs=4, mode="envpool")
-    collector = Collector(Scripted(), boundary)
+    collector = Collector(Exploring(), boundary)
     collector.policy.draw_noise = lambda rng, shape: rng.integers(0, 2, shape)
     collector.buffer = RolloutStore(64, 4, boundary.observation_space, boundary.action_space)
     with boundary:

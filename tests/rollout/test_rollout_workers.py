@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from acting_tools import Acting
 
 from lockstep import A2CConfig, AsyncCollector, Collector, DQNConfig, OffpolicyTrainer, RolloutStore
 from lockstep.data.columns import Columns
@@ -48,27 +49,6 @@ def vector_of(folder, how="die", at=7, num_envs=3, waits=(0.0, 0.0, 0.0), **opti
     return WorkerVectorEnv(makers, **options)
 
 
-class Zeros:
-    """A policy that always takes action 0."""
-
-    weights_seq_no, is_exploring = 0, False
-
-    def act(self, obs, noise):
-        return np.zeros(len(obs), np.int64)
-
-    def draw_noise(self, rng, leading_shape):
-        return rng.random(leading_shape)
-
-    def to_env(self, actions):
-        return actions
-
-    def from_env(self, actions):
-        return actions
-
-    def check_spaces(self, observation_space, action_space):
-        pass
-
-
 def check_transitions(obs, next_obs, rewards, terminateds):
     """Each row is a step of one episode: the counter goes on by one, the reward says which step it was."""
     assert np.array_equal(next_obs[:, 0], obs[:, 0] + 1)
@@ -80,7 +60,7 @@ def check_transitions(obs, next_obs, rewards, terminateds):
 @pytest.mark.parametrize("how", ["die", "hang"])
 def test_a_worker_is_started_again_and_only_its_own_unfinished_episode_is_lost(how, tmp_path):
     env = vector_of(tmp_path, how, step_timeout=0.5 if how == "hang" else None)
-    collector = Collector(Zeros(), env)
+    collector = Collector(Acting(), env)
     collector.buffer = RolloutStore(10, 3, env.observation_space, env.action_space)
     what = "did not answer within step_timeout=0.5 s" if how == "hang" else "ended without an answer .*exit code -9"
     with env, pytest.warns(RuntimeWarning, match=f"environment {BAD} {what}.*started again .1 of 10"):
@@ -104,7 +84,7 @@ def test_a_worker_is_started_again_and_only_its_own_unfinished_episode_is_lost(h
 def test_a_lost_episode_is_not_glued_to_the_next_in_a_replay_buffer(tmp_path):
     env = vector_of(tmp_path)
     buffer = VectorReplayBuffer(90, 3, n_step=3, gamma=1.0)
-    collector = Collector(Zeros(), env, buffer)
+    collector = Collector(Acting(), env, buffer)
     with env, pytest.warns(RuntimeWarning, match="started again"):
         _ = [collector.collect(n_step=3) for _ in range(12)]
     assert len(buffer) == 35
@@ -115,7 +95,7 @@ def test_a_lost_episode_is_not_glued_to_the_next_in_a_replay_buffer(tmp_path):
 
 def test_a_lost_episode_counts_in_no_statistics_and_another_takes_its_place(tmp_path):
     env = vector_of(tmp_path, at=2)
-    collector = Collector(Zeros(), env)
+    collector = Collector(Acting(), env)
     with env, pytest.warns(RuntimeWarning, match="started again"):
         stats = collector.collect(n_episode=3)
     assert (stats.n_collected_episodes, len(stats.lens)) == (3, 3)
@@ -124,7 +104,7 @@ def test_a_lost_episode_counts_in_no_statistics_and_another_takes_its_place(tmp_
 
 def test_the_limits_of_restarts_are_kept_and_told(tmp_path):
     env = vector_of(tmp_path, "always", at=2, restarts=RestartLimits(in_run=2, in_window=9))
-    collector = Collector(Zeros(), env)
+    collector = Collector(Acting(), env)
     limit = r"was not started again: 2 restarts in this run, at most 2 are allowed. All workers were ended"
     with pytest.warns(RuntimeWarning, match="2 of 2"), pytest.raises(EnvironmentStepError, match=limit) as caught:
         collector.collect(n_step=30)
@@ -139,7 +119,7 @@ def test_by_default_a_worker_is_started_again_ten_times_in_a_run_and_once_in_60_
     env = vector_of(tmp_path, "always", at=2)
     limit = r"was not started again: 1 restarts in the last 60 s, at most 1 are allowed"
     with pytest.warns(RuntimeWarning, match="1 of 10"), pytest.raises(EnvironmentStepError, match=limit):
-        Collector(Zeros(), env).collect(n_step=30)
+        Collector(Acting(), env).collect(n_step=30)
 
 
 def test_the_limits_of_a_configuration_hold_for_its_environments_in_processes_of_their_own():
@@ -158,13 +138,13 @@ def test_the_limits_of_a_configuration_hold_for_its_environments_in_processes_of
 def test_a_hang_beyond_the_limits_is_a_timeout_error(tmp_path):
     env = vector_of(tmp_path, "hang", at=1, step_timeout=0.3, restarts=RestartLimits(in_run=0))
     with pytest.raises(EnvironmentTimeoutError, match=f"environment {BAD} did not answer within step_timeout=0.3 s"):
-        Collector(Zeros(), env).collect(n_step=3)
+        Collector(Acting(), env).collect(n_step=3)
 
 
 def test_an_exception_arrives_with_traceback_index_and_last_action_and_no_restart_is_made(tmp_path):
     env = vector_of(tmp_path, "raise")
     with env:
-        collector = Collector(Zeros(), env)
+        collector = Collector(Acting(), env)
         with pytest.raises(EnvironmentStepError, match="LookupError: the wheel came off") as caught:
             collector.collect(n_step=36)
         assert (caught.value.env_index, int(caught.value.action), env.num_restarts) == (BAD, 0, 0)
@@ -195,7 +175,7 @@ def test_async_collector_waits_for_no_slow_environment_and_counts_exactly(tmp_pa
     env = vector_of(tmp_path, "", waits=(0.0, 0.0, 0.03))
     buffer = VectorReplayBuffer(600, 3)
     with env:
-        collector = AsyncCollector(Zeros(), env, buffer)
+        collector = AsyncCollector(Acting(), env, buffer)
         stats = [collector.collect(n_step=n) for n in (1, 7, 50, 100)]
         assert [one.n_collected_steps for one in stats] == [1, 7, 50, 100]
         assert len(buffer) == collector.collect_step == 158
@@ -214,7 +194,7 @@ def test_async_collector_waits_for_no_slow_environment_and_counts_exactly(tmp_pa
 
 def test_async_collector_counts_the_first_episodes_that_start():
     with make_vector(partial(CountingEnv, EPISODES), num_envs=3, mode="async") as env:
-        collector = AsyncCollector(Zeros(), env, VectorReplayBuffer(90, 3))
+        collector = AsyncCollector(Acting(), env, VectorReplayBuffer(90, 3))
         stats = collector.collect(n_episode=4)
         assert sorted(stats.lens) == [3, 5, 5, 5]
         assert (stats.n_collected_steps, len(collector.buffer)) == (18, 18)
@@ -228,7 +208,7 @@ def test_async_collector_restarts_workers_without_gluing_episodes(how, tmp_path)
     env = vector_of(tmp_path, how, at=3, waits=(slow, 0.0, slow), step_timeout=1.0 if how == "hang" else None)
     buffer = VectorReplayBuffer(900, 3, n_step=3, gamma=0.5)
     with env, pytest.warns(RuntimeWarning, match="started again"):
-        stats = AsyncCollector(Zeros(), env, buffer).collect(n_step=200)
+        stats = AsyncCollector(Acting(), env, buffer).collect(n_step=200)
     assert (stats.n_collected_steps, stats.env_restarts, len(buffer)) == (200, 1, 200)
     batch = buffer[buffer.permutation()]
     first, last = batch["obs"], batch[Columns.NEXT_OBS]
@@ -244,7 +224,7 @@ def test_async_collector_refuses_nan_in_a_new_row_by_name():
             return obs, float("nan") if self.step_number == 4 else reward, *rest
 
     with make_vector(partial(Poisoned, EPISODES), num_envs=1, mode="async") as env:
-        collector = AsyncCollector(Zeros(), env, ReplayBuffer(50))
+        collector = AsyncCollector(Acting(), env, ReplayBuffer(50))
         with pytest.raises(MalformedBufferError, match=r"environment 0 .* column 'rewards' at step 3"):
             collector.collect(n_step=9)
         assert len(collector.buffer) == 3
@@ -254,7 +234,7 @@ def test_async_collector_tells_an_episode_that_never_ends(monkeypatch):
     monkeypatch.setattr("lockstep.rollout.async_collector.NEVER_ENDS", 20)
     told = pytest.raises(RuntimeError, match=r"an episode has not ended in 20 steps; .*TimeLimit")
     with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode="async") as env, told:
-        AsyncCollector(Zeros(), env).collect(n_episode=1)
+        AsyncCollector(Acting(), env).collect(n_episode=1)
 
 
 def test_async_collector_is_refused_where_it_does_not_belong():

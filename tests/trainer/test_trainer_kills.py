@@ -1,11 +1,8 @@
 """Runs that are killed with SIGKILL at random moments end with the bits and the records of one that was not."""
 
-import multiprocessing
-import multiprocessing.forkserver
 import random
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from kill_tools import KINDS, bits_of, run_kind, work_on
@@ -13,16 +10,6 @@ from trainer_tools import records_of
 
 NUM_KILLS = 50
 EPOCH = 128
-
-
-@pytest.fixture(scope="module")
-def processes():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainer_warm"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        multiprocessing.forkserver.ensure_running()
-    return context
 
 
 @pytest.mark.parametrize("kind", KINDS)

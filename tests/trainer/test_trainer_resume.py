@@ -1,11 +1,8 @@
 """Exact resume: N steps, a new process and N more are 2N steps, to the last bit; kills included."""
 
-import multiprocessing
-import multiprocessing.forkserver
 import random
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from trainer_tools import collected, config_for, digest, hashes, learned, records_of, run_in, work
@@ -21,17 +18,6 @@ RUNS = {"ppo_4": ("ppo", 4), "ppo_1": ("ppo", 1), "a2c_4": ("a2c", 4), "dqn_4": 
 RUNS |= {"sac_4": ("sac", 4), "td3_1": ("td3", 1)}
 HALF, WHOLE = 256, 512
 LONG = 20 * 128
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """New processes from one that has only imported the library (which takes longer than all of the training)."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainer_warm"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        multiprocessing.forkserver.ensure_running()
-    return context
 
 
 @pytest.fixture(scope="module")

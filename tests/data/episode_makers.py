@@ -1,0 +1,34 @@
+"""Episodes whose numbers say where they stand."""
+
+import numpy as np
+
+from lockstep.data import SingleAgentEpisode
+
+
+def grown(steps=5, terminated=False, **options):
+    """Observation i is [i, 10 i], action i is i, reward i is i / 2, extra v is 100 i."""
+    episode = SingleAgentEpisode("e", **options)
+    episode.add_env_reset(np.array([0.0, 0.0], np.float32), {"at": 0})
+    for i in range(steps):
+        episode.add_env_step(
+            np.array([i + 1, 10 * (i + 1)], np.float32),
+            i,
+            i / 2,
+            {"at": i + 1},
+            terminated=terminated and i == steps - 1,
+            extra_model_outputs={"v": 100.0 * i},
+        )
+    return episode
+
+
+def given(steps=5, lookback=0, **options):
+    total = steps + lookback
+    return SingleAgentEpisode(
+        "e",
+        observations=np.arange(total + 1.0),
+        actions=np.arange(total),
+        rewards=np.arange(total) / 2,
+        extra_model_outputs={"v": np.arange(total) * 100.0},
+        len_lookback_buffer=lookback,
+        **options,
+    )
