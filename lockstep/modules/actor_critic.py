@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.layers import initialise, mask_logits, run_networks
+from lockstep.modules.layers import initialise, mask_logits, policy_head, run_networks
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
 from lockstep.modules.spaces import ACTION_MASK, split_action_mask, without_mask
@@ -36,28 +35,16 @@ class DefaultActorCriticModule(RLModule):
         config = ModelConfig.of(self.model_config)
         if config.recurrent is not None:
             raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
-        action_dist = self.action_dist_cls
-        space, self.is_masked = split_action_mask(self.observation_space, action_dist)
-        policy_gain, value_gain = (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
-        num_inputs = action_dist.input_size
-
-        self.log_std: nn.Parameter | None = None
-        if isinstance(self.action_space, spaces.Box) and config.free_log_std:
-            num_inputs //= 2
-            self.log_std = nn.Parameter(torch.full((num_inputs,), config.log_std_init))
-
+        space, self.is_masked = split_action_mask(self.observation_space, self.action_dist_cls)
         self.encoder = Encoder(space, config)
-        self.policy_head = initialise(nn.Linear(self.encoder.output_size, num_inputs), policy_gain)
-        if isinstance(self.action_space, spaces.Box) and not config.free_log_std:
-            with torch.no_grad():
-                self.policy_head.bias[num_inputs // 2 :] = config.log_std_init
-
+        self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
         self.value_encoder: Encoder | None = None  # None: the policy's encoder, or no value function at all
         self.value_head: nn.Linear | None = None
         if not self.inference_only:
             if not config.share_value_network:
                 self.value_encoder = Encoder(space, config)
-            self.value_head = initialise(nn.Linear(self.encoder.output_size, 1), value_gain)
+            gain = config.value_gain if config.orthogonal_init else None
+            self.value_head = initialise(nn.Linear(self.encoder.output_size, 1), gain)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Acting: `"action_dist_inputs"` `[N, D]`."""

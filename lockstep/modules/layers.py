@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from lockstep.modules.action_dist import ActionDist
+from lockstep.modules.model_config import ModelConfig
 from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
 from lockstep.ops.mlp import mlps
 
@@ -39,6 +41,21 @@ def initialise(layer: Layer, gain: float | None) -> Layer:
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
     return layer
+
+
+def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tuple[nn.Linear, nn.Parameter | None]:
+    """The last layer of a policy on features `[..., size]`, and the log-deviations of a Gaussian one that do not depend
+    on the observation; None where there are none, or where the layer gives them.
+    """
+    num_outputs, log_std = action_dist.input_size, None
+    if not action_dist.is_discrete and config.free_log_std:
+        num_outputs //= 2
+        log_std = nn.Parameter(torch.full((num_outputs,), config.log_std_init))
+    head = initialise(nn.Linear(size, num_outputs), config.policy_gain if config.orthogonal_init else None)
+    if not action_dist.is_discrete and not config.free_log_std:
+        with torch.no_grad():
+            head.bias[num_outputs // 2 :] = config.log_std_init
+    return head, log_std
 
 
 def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: float | None) -> nn.Sequential:

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.layers import initialise, mask_logits
+from lockstep.modules.layers import initialise, mask_logits, policy_head
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
 from lockstep.modules.spaces import ACTION_MASK, map_leaves, split_action_mask, without_mask
@@ -101,22 +100,13 @@ class RecurrentActorCriticModule(RLModule):
                 "model_config.recurrent=None: a module with memory needs 'lstm' or 'gru'; without memory use "
                 "DefaultActorCriticModule"
             )
-        action_dist = self.action_dist_cls
-        space, self.is_masked = split_action_mask(self.observation_space, action_dist)
-        policy_gain, value_gain = (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
-        num_inputs = action_dist.input_size
-        self.log_std: nn.Parameter | None = None
-        if isinstance(self.action_space, spaces.Box) and config.free_log_std:
-            num_inputs //= 2
-            self.log_std = nn.Parameter(torch.full((num_inputs,), config.log_std_init))
+        space, self.is_masked = split_action_mask(self.observation_space, self.action_dist_cls)
         self.encoder = Encoder(space, config)
         size = config.recurrent_size
         self.recurrence = Recurrence(config.recurrent, self.encoder.output_size, size, config.orthogonal_init)
-        self.policy_head = initialise(nn.Linear(size, num_inputs), policy_gain)
-        if isinstance(self.action_space, spaces.Box) and not config.free_log_std:
-            with torch.no_grad():
-                self.policy_head.bias[num_inputs // 2 :] = config.log_std_init
-        self.value_head = None if self.inference_only else initialise(nn.Linear(size, 1), value_gain)
+        self.policy_head, self.log_std = policy_head(size, self.action_dist_cls, config)
+        gain = config.value_gain if config.orthogonal_init else None
+        self.value_head = None if self.inference_only else initialise(nn.Linear(size, 1), gain)
 
     def get_initial_state(self) -> State:
         return self.recurrence.initial_state()
