@@ -29,7 +29,7 @@ class PettingZooEnvs:
             raise ValueError(f"num_envs={num_envs} is not allowed; it must be at least 1")
         made = callable(env)
         self.envs: list[Any] = [env(**(env_config or {})) for _ in range(num_envs)] if made else [env]
-        self.num_envs = len(self.envs)
+        self.num_envs, self._closed = len(self.envs), False
         for one in self.envs:
             play_of(one)
             if not getattr(one, "possible_agents", None):
@@ -40,6 +40,13 @@ class PettingZooEnvs:
         self.action_space = {agent: first.action_space(agent) for agent in self.agents}
 
     def close(self) -> None:
-        """Closes all of them."""
-        for env in self.envs:
-            env.close()
+        """Closes all of them; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            for env in self.envs:
+                env.close()
+
+    def check_open(self) -> None:
+        """Raises `RuntimeError` after `close`."""
+        if self._closed:
+            raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")

@@ -20,7 +20,7 @@ from lockstep.envs.trees import stack_rows
 from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout import collector as one_agent
-from lockstep.rollout.checks import checked_amount
+from lockstep.rollout.checks import checked_amount, no_copies_of_collectors
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import allowed_actions, random_actions
 from lockstep.state.streams import RandomStreams
@@ -132,6 +132,7 @@ class MultiAgentCollector:
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """The next collect begins new episodes everywhere; empties buffer and counters if asked."""
+        self.env.check_open()
         if reset_buffer and self.buffer is not None:
             self.buffer.reset()
         if reset_stats:
@@ -147,6 +148,8 @@ class MultiAgentCollector:
     def close(self) -> None:
         """Closes the environments."""
         self.env.close()
+
+    __reduce__ = no_copies_of_collectors
 
     def _forget(self) -> None:
         """Leaves the episodes that are under way."""
@@ -170,6 +173,7 @@ class MultiAgentCollector:
         Raises `ValueError` unless exactly one of the two is given, `MalformedBufferError` for NaN in what is new,
         `EnvironmentStepError` where an environment raises or gives what cannot be.
         """
+        self.env.check_open()
         amount = checked_amount(n_step, n_episode, self.num_envs)
         if n_episode is not None:
             self._forget()

@@ -1,5 +1,8 @@
 """`MultiAgentCollector`: what several agents did, counted exactly, whatever the collects are and whoever is there."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from agent_games import CountingGame, TurnGame, game_config
@@ -37,6 +40,18 @@ def joined(pieces):
         else:
             whole[piece.id_] = piece
     return whole
+
+
+def test_a_closed_collector_says_so_and_none_is_copied(policy):
+    collector = collector_of(policy=policy)
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"this MultiAgentCollector holds .* other\.set_state"):
+            duplicate(collector)
+    collector.close()
+    collector.close()
+    for call in (collector.reset, lambda: collector.collect(n_step=3), lambda: collector.collect(n_episode=1)):
+        with pytest.raises(RuntimeError, match="is closed; make a new one, and a new collector with it"):
+            call()
 
 
 @pytest.mark.parametrize("env", [CountingGame, TurnGame])
