@@ -26,6 +26,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "prioritised": ("dqn", {"replay": {"n_step": 1}}),
     "n-step": ("dqn", {"replay": {"prioritized": False, "n_step": 3}}),
     "hindsight": ("dqn", UNIFORM),
+    "temperature": ("sac", UNIFORM),
+    "delayed policy": ("td3", {}),
     "offline": ("marwil", {}),
     "offline pass after pass": ("bc", {"offline_data": {"columns": ("obs", "actions")}}),
 }
