@@ -84,32 +84,48 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
 
 
 @compiled
-def place_steps(rewards, packed, flags, marks, returns, placed, memory, layout):
-    """As `place`, for one transition of each sub-buffer, T times; and write the columns to their rows.
+def _write_step(t, total, position, given, placed, memory, layout):
+    """Write the columns of vector step `t`: of `total` rows, those placed as in `placed` [4, n]."""
+    number = placed.shape[1]
+    pieces = number if position < 0 else 1  # stretches of memory in each column
+    before = 0
+    for column in range(layout.shape[0]):
+        read = np.uint64(before + t * number * layout[column, 1])
+        length = np.uint64(layout[column, 1] * (number // pieces))
+        for k in range(pieces):
+            start = np.uint64(layout[column, 0] + placed[0, k] * layout[column, 1])
+            for i in range(length):
+                memory[start + i] = given[read + i]
+            read += length
+        before += total * layout[column, 1]
 
-    `rewards` is flat [T * n], `placed` [T, 4, n]; `packed` are the bytes of the columns [T, n, ...], one after another,
-    then of `terminateds` and `truncateds`; `memory` and `layout` as of `ColumnStore`.
+
+@compiled
+def place_step(rewards, packed, flags, marks, returns, placed, memory, layout):
+    """As `place`, for one transition of each sub-buffer; and write the columns to their rows.
+
+    `packed` are the bytes of the columns [n, ...], one after another, then of `terminateds` and `truncateds`; `memory`
+    and `layout` as of `ColumnStore`.
     """
+    number = returns.shape[0]
+    given = np.frombuffer(packed, np.uint8)
+    terminateds, truncateds = given[-2 * number : -number], given[-number:]
+    position = place(None, rewards, terminateds, truncateds, None, flags, marks, returns, placed)
+    _write_step(0, number, position, given, placed, memory, layout)
+
+
+@compiled
+def place_steps(rewards, packed, flags, marks, returns, placed, memory, layout):
+    """As `place_step`, T times: `rewards` is flat [T * n], `placed` [T, 4, n], the columns packed are [T, n, ...]."""
     number, total = returns.shape[0], rewards.shape[0]
     given = np.frombuffer(packed, np.uint8)
     terminateds, truncateds = given[-2 * total : -total], given[-total:]
     for t in range(placed.shape[0]):
-        first, end = t * number, (t + 1) * number
+        now = slice(t * number, (t + 1) * number)
         position = place(
-            None, rewards[first:end], terminateds[first:end], truncateds[first:end], None, flags, marks, returns,
-            placed[t],
+            None, rewards[now], terminateds[now], truncateds[now], None, flags, marks, returns, placed[t]
         )  # fmt: skip
-        pieces = number if position < 0 else 1  # stretches of memory in each column
-        before = 0
-        for column in range(layout.shape[0]):
-            read = np.uint64(before + first * layout[column, 1])
-            length = np.uint64(layout[column, 1] * (number // pieces))
-            for k in range(pieces):
-                start = np.uint64(layout[column, 0] + placed[t, 0, k] * layout[column, 1])
-                for i in range(length):
-                    memory[start + i] = given[read + i]
-                read += length
-            before += total * layout[column, 1]
+        _write_step(t, total, position, given, placed[t], memory, layout)
 
 
 @compiled

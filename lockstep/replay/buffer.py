@@ -150,8 +150,7 @@ class ReplayBuffer:
         """
         if buffer_ids is None:
             if self._whole_steps is not None and (placed := self._whole_steps.add(batch)) is not None:
-                self._count(placed.indices)
-                return placed
+                return self._counted(placed, self._ring.num_buffers)
             ids, cuts = self._every, self._no_cuts
         else:
             ids = self._checked_ids(buffer_ids)
@@ -161,8 +160,8 @@ class ReplayBuffer:
     def add_steps(self, batch: Mapping[str, Any]) -> None:
         """`add` for each of T vector steps, columns [T, buffer_num, ...]; plain arrays in one go. Errors as `add`."""
         if self._whole_steps is not None and type(self).add is ReplayBuffer.add:
-            if (rows := self._whole_steps.add_steps(batch)) is not None:
-                self._count(rows)
+            if (placed := self._whole_steps.add_steps(batch)) is not None:
+                self._counted(placed, len(placed.indices))
                 return
         for t in range(len(batch[REWARDS])):
             self.add(map_tree(operator.itemgetter(t), dict(batch)))
@@ -247,14 +246,14 @@ class ReplayBuffer:
                 leaf.array[placed.indices] = value
         if shared is not None:
             shared.after(ids, placed.indices, new_obs, ends)
-        self._count(placed.indices)
-        return placed
+        return self._counted(placed, len(ids))
 
-    def _count(self, rows: np.ndarray) -> None:
+    def _counted(self, placed: Placed, number: int) -> Placed:
         """To be called when rows were written."""
         if self.priorities is not None:
-            self.priorities.add(rows)
-        self.num_added += len(rows)
+            self.priorities.add(placed.indices)
+        self.num_added += number
+        return placed
 
     def _create(self, shapes: Mapping[str, Tree]) -> None:
         if self.hindsight is not None and not (isinstance(shapes[OBS], dict) and set(KEYS[1:]) <= set(shapes[OBS])):

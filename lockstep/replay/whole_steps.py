@@ -26,7 +26,7 @@ class WholeSteps:
     """
 
     def __init__(self, intake: Intake, ring: Ring, store: ColumnStore) -> None:
-        self.ring, self._kernel = ring, ring.kernels.place_steps
+        self.ring, self._kernel = ring, ring.kernels.place_step
         self._memory, self._layout, self._placed_shape = store.memory, store.layout, (4, ring.num_buffers)
         self._get, self._number = itemgetter(*intake.names), len(intake.names)
         kinds = [_kind(np.empty((ring.num_buffers, *leaf.shape), leaf.dtype)) for leaf in intake.leaves]
@@ -57,15 +57,12 @@ class WholeSteps:
             packed = b"".join(values)
         except (KeyError, TypeError, AttributeError, BufferError):  # no column, no dict, no array, not in one piece
             return None
-        numbers = np.empty(self._placed_shape, _INT64)
-        self._place(rewards, packed, numbers[None])
+        ring, numbers = self.ring, np.empty(self._placed_shape, _INT64)
+        self._kernel(rewards, packed, ring.flags, ring.marks, ring.returns, numbers, self._memory, self._layout)
         return Placed(numbers)
 
-    def add_steps(self, batch: Any) -> np.ndarray | None:
-        """`add` for each of T vector steps, columns [T, B, ...] of arrays; where the rows were written, int64 [T * B].
-
-        None, and nothing is written, as there.
-        """
+    def add_steps(self, batch: Any) -> Placed | None:
+        """`add` for each of T vector steps, columns [T, B, ...] of arrays; entries are of all T * B rows."""
         try:
             values = self._get(batch)
             num_steps = len(values[0])
@@ -75,10 +72,9 @@ class WholeSteps:
             packed = b"".join(values)
         except (KeyError, TypeError, AttributeError, BufferError, IndexError):
             return None
-        numbers = np.empty((num_steps, *self._placed_shape), _INT64)
-        self._place(batch[Columns.REWARDS].reshape(-1), packed, numbers)
-        return numbers[:, 0].reshape(-1)
-
-    def _place(self, rewards: np.ndarray, packed: bytes, numbers: np.ndarray) -> None:
-        ring = self.ring
-        self._kernel(rewards, packed, ring.flags, ring.marks, ring.returns, numbers, self._memory, self._layout)
+        ring, numbers = self.ring, np.empty((num_steps, *self._placed_shape), _INT64)
+        rewards = batch[Columns.REWARDS].reshape(-1)
+        ring.kernels.place_steps(
+            rewards, packed, ring.flags, ring.marks, ring.returns, numbers, self._memory, self._layout
+        )
+        return Placed(numbers.transpose(1, 0, 2).reshape(4, -1))
