@@ -38,9 +38,10 @@ def build_multi_agent_collector(
 ) -> MultiAgentCollector:
     """A collector on environments and random streams (`name`) of its own; that of training with its replay buffer."""
     check_collecting(config)
+    finished = not isinstance(config.env, str) and not callable(config.env)
     collector = MultiAgentCollector(
         policy,
-        PettingZooEnvs(config.env, num_envs, config.env_config),
+        PettingZooEnvs(config.env) if finished else PettingZooEnvs(config.env, num_envs, config.env_config),
         exploration_noise=explore,
         streams=RandomStreams(config.seed).child(name),
     )

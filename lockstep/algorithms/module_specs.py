@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data import MultiAgentEpisode
 from lockstep.learner.learner import Learner
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
@@ -209,8 +210,9 @@ def spaces_by_module(
 def spaces_of_agents(config: AlgorithmConfig, env: Any) -> Spaces | None:
     """`({module_id: space}, {module_id: space})` of a PettingZoo environment (or a function that makes one), else None.
 
-    The mapping function is asked for every possible agent, with None for the episode. Raises `ValueError` where two
-    agents of one module have different spaces.
+    The mapping function is asked for every possible agent of one episode. Where all agents have the same spaces, a
+    module that it does not name then (it may act in others) has them too. Raises `KeyError` for a module that is not
+    there, `ValueError` where two agents of one module have different spaces.
     """
     if config.policies is None or isinstance(env, str) or env is None:
         return None
@@ -218,16 +220,24 @@ def spaces_of_agents(config: AlgorithmConfig, env: Any) -> Spaces | None:
     if not hasattr(made, "possible_agents"):
         return None
     found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    mapping = config.policy_mapping_fn or (lambda agent, episode: DEFAULT_MODULE_ID)
+    module_ids = list(module_specs(config))
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=config.policy_mapping_fn)
     try:
-        for agent in made.possible_agents:
-            module_id = mapping(agent, None)
-            for spaces, space in zip(found, (made.observation_space(agent), made.action_space(agent))):
+        of_agents = {agent: (made.observation_space(agent), made.action_space(agent)) for agent in made.possible_agents}
+        for agent, own in of_agents.items():
+            module_id = episode.module_for(agent)
+            if module_id not in module_ids:
+                raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(module_ids)}")
+            for spaces, space in zip(found, own):
                 if spaces.setdefault(module_id, space) != space:
                     raise ValueError(
                         f"agent {agent!r} of module {module_id!r} has the space {space}, another agent of it "
                         f"{spaces[module_id]}; map them to different modules"
                     )
+        if all(own == of_agents[made.possible_agents[0]] for own in of_agents.values()):
+            for module_id in module_ids:
+                for spaces, space in zip(found, of_agents[made.possible_agents[0]]):
+                    spaces.setdefault(module_id, space)
     finally:
         if made is not env:
             made.close()

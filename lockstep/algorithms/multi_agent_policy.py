@@ -97,7 +97,8 @@ class MultiAgentPolicy:
 
     def module_for(self, agent: AgentID, episode: MultiAgentEpisode | None = None) -> str:
         """The id of the module that acts for an agent. `KeyError` for one that is not there."""
-        episode = episode or MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
+        if episode is None:  # one that has just been reset is false: it has no step
+            episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
         module_id = episode.module_for(agent)
         if module_id not in self.acting:
             raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(self.acting)}")
@@ -113,8 +114,9 @@ class MultiAgentPolicy:
         observations that do not fit, `KeyError` for agents of an unknown module.
         """
         agents_of: dict[str, list[AgentID]] = {}
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
         for agent in observations:
-            agents_of.setdefault(self.module_for(agent), []).append(agent)
+            agents_of.setdefault(self.module_for(agent, episode), []).append(agent)
         actions: dict[AgentID, Any] = {}
         after: dict[AgentID, Any] = {}
         for module_id, agents in agents_of.items():

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
-from lockstep.data.trees import map_tree
+from lockstep.envs.trees import as_row
 
 AgentID = Any
 AgentDict = Mapping[AgentID, Any]
@@ -19,8 +17,11 @@ Came = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 def play_of(env: Any, agent_to_module_mapping_fn: MappingFn | None = None) -> Play:
     """How `env` is played. `ValueError` for something that is no PettingZoo environment."""
-    if not all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
-        raise ValueError(f"{env!r} is no PettingZoo environment; give a ParallelEnv or an AECEnv")
+    if not all(callable(getattr(env, name, None)) for name in ("reset", "step", "observation_space", "action_space")):
+        raise ValueError(
+            f"{env!r} is no PettingZoo environment; give a ParallelEnv or an AECEnv, with methods reset, step, "
+            "observation_space(agent) and action_space(agent)"
+        )
     kind = TurnPlay if callable(getattr(env, "last", None)) else ParallelPlay
     return kind(env, agent_to_module_mapping_fn)
 
@@ -35,18 +36,20 @@ class Play:
         self.env, self.mapping_fn = env, agent_to_module_mapping_fn
         self.episode = MultiAgentEpisode()
         self.to_act: dict[AgentID, Any] = {}
+        self._spaces: dict[AgentID, Any] = {}
 
     def begin(self, *, seed: int | None = None, options: dict[str, Any] | None = None, id_: str | None = None) -> None:
         """A new episode: resets the environment."""
         observations, infos = self._reset(seed, options)
-        agents = getattr(self.env, "possible_agents", None)
+        agents = getattr(self.env, "possible_agents", None) or ()
+        self._spaces = {agent: self.env.observation_space(agent) for agent in agents}
         self.episode = MultiAgentEpisode(
             id_,
-            observation_space=agents and {agent: self.env.observation_space(agent) for agent in agents},
-            action_space=agents and {agent: self.env.action_space(agent) for agent in agents},
+            observation_space=self._spaces or None,
+            action_space={agent: self.env.action_space(agent) for agent in agents} or None,
             agent_to_module_mapping_fn=self.mapping_fn,
         )
-        observations = {agent: _own(observation) for agent, observation in observations.items()}
+        observations = self._own(observations)
         self.episode.add_env_reset(observations, infos)
         self._ask(observations)
 
@@ -59,7 +62,7 @@ class Play:
         `MultiAgentEnvError` for data that cannot be.
         """
         observations, rewards, terminateds, truncateds, infos = self._step(actions)
-        observations = {agent: _own(observation) for agent, observation in observations.items()}
+        observations = self._own(observations)
         going_on = {"__all__": False} if self.env.agents else {}
         self.episode.add_env_step(
             observations,
@@ -87,7 +90,24 @@ class Play:
 
     def _ask(self, observations: AgentDict) -> None:
         """Who is to act now."""
+        able = self.episode.get_agents_to_act()
+        idle = [agent for agent in self.env.agents if agent not in able]
+        if idle:
+            raise MultiAgentEnvError(
+                f"agents {sorted(map(str, idle))} are in env.agents at t={self.episode.env_t}, but are done or got no "
+                "observation; an environment takes out who is done and gives everyone else an observation"
+            )
         self.to_act = {agent: observations[agent] for agent in self.env.agents}
+
+    def _own(self, observations: AgentDict) -> dict[AgentID, Any]:
+        """Copies, as the spaces have them: an environment may write into its arrays again."""
+        own = {}
+        for agent, observation in observations.items():
+            try:
+                own[agent] = as_row(self._spaces.get(agent), observation)
+            except ValueError as error:
+                raise MultiAgentEnvError(f"agent {agent!r} at t={self.episode.env_t}: {error}") from None
+        return own
 
 
 class ParallelPlay(Play):
@@ -138,8 +158,3 @@ class TurnPlay(Play):
 
     def _ask(self, observations: AgentDict) -> None:
         self.to_act = {agent: value for agent, value in observations.items() if agent in self.env.agents}
-
-
-def _own(observation: Any) -> Any:
-    """A copy of the arrays, which an environment may write into again."""
-    return map_tree(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, observation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -105,6 +106,31 @@ def check_shape(tree: Any, value: Any, name: str = "observation") -> None:
             raise ValueError(f"{name} must be a tuple of {len(tree)} parts, got {type(value).__name__}")
         for index, (part, part_value) in enumerate(zip(tree, value, strict=True)):
             check_shape(part, part_value, f"{name}[{index}]")
+
+
+def as_row(space: spaces.Space | None, value: Any, name: str = "observation") -> Any:
+    """A copy of one observation, its arrays of the dtypes of `space`; of other spaces (None: unknown) as they are.
+
+    Raises ``ValueError`` for another form or shape, and for fractions where the space has whole numbers.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            given = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{name} has keys {given}, its space says {sorted(space.spaces)}")
+        return {key: as_row(part, value[key], f"{name}[{key!r}]") for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+            raise ValueError(f"{name} must be a tuple of {len(space.spaces)} parts, got {type(value).__name__}")
+        parts = zip(space.spaces, value, strict=True)
+        return tuple(as_row(part, own, f"{name}[{index}]") for index, (part, own) in enumerate(parts))
+    if not isinstance(space, ARRAY_SPACES):
+        return copy.deepcopy(value)
+    array, dtype = np.asarray(value), np.dtype(space.dtype)
+    if array.shape != space.shape:
+        raise ValueError(f"{name} has shape {array.shape}, its space says {space.shape}")
+    if array.dtype.kind not in ("iub" if dtype.kind in "iu" else "iubf"):
+        raise ValueError(f"{name} has values of dtype {array.dtype}, its space {dtype}")
+    return array.astype(dtype)[()]
 
 
 def split_actions(batched_space: spaces.Space, actions: Any) -> Iterable[Any]:

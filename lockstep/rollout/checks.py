@@ -23,12 +23,17 @@ def check_collector(policy: Any, flags: Mapping[str, Any], hooks: Mapping[str, A
     """Raises `ValueError` for something that cannot act, that is neither True nor False, or that is no function."""
     if not callable(getattr(policy, "act", None)) or not callable(getattr(policy, "check_spaces", None)):
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
-    for name, flag in flags.items():
-        if not isinstance(flag, bool | np.bool_):
-            raise ValueError(f"{name}={flag!r} is not allowed; it must be True or False")
+    check_flags(flags)
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):
             raise ValueError(f"{name}={hook!r} is not allowed; it must be a function, or None")
+
+
+def check_flags(flags: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for one that is neither True nor False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool | np.bool_):
+            raise ValueError(f"{name}={flag!r} is not allowed; it must be True or False")
 
 
 def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int) -> int:

@@ -20,7 +20,7 @@ from lockstep.envs.trees import stack_rows
 from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout import collector as one_agent
-from lockstep.rollout.checks import checked_amount, no_copies_of_collectors
+from lockstep.rollout.checks import check_flags, checked_amount, no_copies_of_collectors
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import allowed_actions, random_actions
 from lockstep.state.streams import RandomStreams
@@ -83,8 +83,15 @@ class MultiAgentCollector:
                 f"policy={policy!r} is not allowed; it must be a MultiAgentPolicy (build_policy() of a configuration "
                 "with multi_agent(policies=...))"
             )
+        check_flags({"exploration_noise": exploration_noise, "raise_on_nan_in_buffer": raise_on_nan_in_buffer})
+        if buffer is not None and not isinstance(buffer, EpisodeStore | MultiAgentReplayBuffer):
+            raise ValueError(
+                f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
+            )
         self.policy = policy
         self.env = env if isinstance(env, PettingZooEnvs) else PettingZooEnvs(env, num_envs)
+        if num_envs not in (1, self.env.num_envs):
+            raise ValueError(f"num_envs={num_envs}, but env has {self.env.num_envs} environments; leave num_envs out")
         self.buffer: EpisodeStore | MultiAgentReplayBuffer | None = None
         self.exploration_noise, self.raise_on_nan_in_buffer = exploration_noise, raise_on_nan_in_buffer
         self.streams = streams or RandomStreams(0)
@@ -146,7 +153,7 @@ class MultiAgentCollector:
         self.collect_time = 0.0
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environments (a second call does nothing). Collects and resets raise `RuntimeError` then."""
         self.env.close()
 
     __reduce__ = no_copies_of_collectors
