@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ class EpisodeStore:
         """Environment steps in it."""
         return sum(len(episode) for episode in self._episodes)
 
-    def add(self, piece: MultiAgentEpisode, env_index: int = 0) -> None:
-        """Keeps a piece, of whichever environment."""
-        self._episodes.append(piece)
+    def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
+        """Keeps pieces, of whichever environments."""
+        self._episodes += [piece for piece, _ in pieces]
 
     def cut(self, env_index: int) -> None:
         """The episode under way in this environment is left: nothing to do, pieces know where they end."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import rows_of
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.trees import zip_trees
 from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.reading import REQUIRED
 
 AgentID = Any
+Row = dict[str, Any] | None
+"""columns of one row; None: the episode is cut"""
 
 
 class MultiAgentReplayBuffer:
@@ -41,25 +46,43 @@ class MultiAgentReplayBuffer:
         """Does any module draw by priorities?"""
         return any(buffer.priorities is not None for buffer in self.buffers.values())
 
-    def add(self, piece: MultiAgentEpisode, env_index: int) -> None:
-        """Adds the closed steps of a piece of an episode, which follows the last one of this environment.
+    def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
+        """Adds the closed steps of pieces of episodes, each with its environment's index, whose last one it follows.
 
-        `KeyError` for an agent whose module is another than it was made for.
+        Steps of different agents and environments go in together. `KeyError`, adding nothing, for an agent whose module
+        is another than it was made for.
         """
-        for agent, single in piece.agent_episodes.items():
-            module_id = str(single.module_id)
-            if agent not in self.agents.get(module_id, ()):
-                raise KeyError(
-                    f"agent {agent!r} is mapped to the module {module_id!r} now, and the replay buffer was made for "
-                    f"{self.agents}; off-policy the mapping must not change"
-                )
-            buffer, sub = self.buffers[module_id], self._sub_buffer(module_id, agent, env_index)
-            data = single.get_data_dict() if len(single) else {}
-            rows = {name: data[name] for name in REQUIRED if name in data}
-            for i in range(len(single)):
-                buffer.add(rows_of(rows, [i]), [sub])
-            if single.is_done and not len(single):  # it ended without a step of its own
-                buffer.cut([sub])
+        waiting: dict[str, dict[int, list[Row]]] = {module_id: {} for module_id in self.agents}
+        for piece, env_index in pieces:
+            for agent, single in piece.agent_episodes.items():
+                module_id = str(single.module_id)
+                if agent not in self.agents.get(module_id, ()):
+                    raise KeyError(
+                        f"agent {agent!r} is mapped to the module {module_id!r} now, and the replay buffer was made "
+                        f"for {self.agents}; off-policy the mapping must not change"
+                    )
+                rows = waiting[module_id].setdefault(self._sub_buffer(module_id, agent, env_index), [])
+                data = single.get_data_dict() if len(single) else {}
+                columns = {name: data[name] for name in REQUIRED if name in data}
+                rows += [rows_of(columns, slice(i, i + 1)) for i in range(len(single))]
+                if single.is_done and not len(single):  # it ended without a step of its own
+                    rows.append(None)
+        for module_id, by_sub in waiting.items():
+            self._add_rows(self.buffers[module_id], by_sub)
+
+    @staticmethod
+    def _add_rows(buffer: ReplayBuffer, by_sub: Mapping[int, Sequence[Row]]) -> None:
+        """Each sub-buffer's rows in their order: the first of all of them at once, then the second, and so on."""
+        for k in range(max(map(len, by_sub.values()), default=0)):
+            now = {sub: rows[k] for sub, rows in by_sub.items() if k < len(rows)}
+            cut = [sub for sub, row in now.items() if row is None]
+            if cut:
+                buffer.cut(cut)
+            given = {sub: row for sub, row in now.items() if row is not None}
+            if given:
+                whole = [*given.values()]
+                joined = {name: zip_trees(np.concatenate, [row[name] for row in whole], name) for name in whole[0]}
+                buffer.add(joined, list(given))
 
     def _sub_buffer(self, module_id: str, agent: AgentID, env_index: int) -> int:
         own = self.agents[module_id]

@@ -194,8 +194,7 @@ class MultiAgentCollector:
             self._forget()
             raise
         if self.buffer is not None:
-            for piece, b in self._pieces:
-                self.buffer.add(piece, b)
+            self.buffer.add(self._pieces)
         seconds = time.perf_counter() - started
         self.collect_step += steps
         self.collect_episode += len(self._ended)

@@ -6,6 +6,7 @@ from agent_games import BitGame, CountingGame, TurnGame, game_config
 from trainer_tools import digest, learned
 
 from lockstep import DQNConfig, MultiAgentCollector, OffpolicyTrainer
+from lockstep.data.episode_store import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.replay import MultiAgentReplayBuffer, VectorReplayBuffer
 from lockstep.trainer import restore_trainer, save_trainer
@@ -164,3 +165,27 @@ def test_what_does_not_go_with_the_replay_of_several_agents_is_refused():
         KeyError, match="agent 'a' is mapped to the module 'others' now, and the replay buffer was made"
     ):
         collector.collect(n_step=2)
+
+
+def test_pieces_that_come_together_are_stored_as_they_are_one_by_one_and_all_or_none():
+    config = game_config(CountingGame, num_envs=1)
+    source = MultiAgentCollector(config.build_policy(), CountingGame, EpisodeStore())
+    pieces = []
+    for n_step in (1, 3, 20):
+        source.collect(n_step=n_step)
+        pieces += [(piece, 0) for piece in source.buffer.episodes()]
+        source.buffer.clear()
+    together, apart, small = (
+        MultiAgentReplayBuffer(source.agents_of_modules, 1, lambda _, number: VectorReplayBuffer(200, number, seed=1))
+        for _ in range(3)
+    )
+    together.add(pieces)
+    for one in pieces:
+        apart.add([one])
+    assert len(together) == sum(piece.agent_steps() for piece, _ in pieces) > 40
+    for module_id, buffer in together.buffers.items():
+        assert digest(buffer.get_state()) == digest(apart.buffers[module_id].get_state())
+    small.agents = {"first": ["a"], "others": ["b"]}
+    with pytest.raises(KeyError, match="agent 'c' is mapped to the module 'others' now"):
+        small.add(pieces)
+    assert len(small) == 0
