@@ -3,15 +3,14 @@
     python benchmarks/import_time.py [--rounds 9]
 
 Each figure is a whole process, from its start to its end, so that nothing a module does at exit is missed; the
-first round warms the file cache, writes the bytecode (into a folder of its own, so that it is there even where
-PYTHONDONTWRITEBYTECODE is set) and is thrown away. Written to ``results/import_time.json`` and ``.md``.
+first round warms the file cache, writes the bytecode (also where PYTHONDONTWRITEBYTECODE is set) and is thrown away.
+Written to ``results/import_time.json`` and ``.md``.
 """
 
 from __future__ import annotations
 
 import statistics
 import subprocess
-import tempfile
 import time
 from typing import Any
 
@@ -21,9 +20,9 @@ STATEMENTS = {"nothing": "pass", "torch": "import torch", "lockstep": "import lo
 GOAL = 0.5
 
 
-def seconds_of(statement: str, bytecode: str) -> float:
-    """Wall time of a fresh interpreter that runs the statement, its bytecode kept in the folder ``bytecode``."""
-    environment = {**report.thread_environment(1), "PYTHONPYCACHEPREFIX": bytecode}
+def seconds_of(statement: str) -> float:
+    """Wall time of a fresh interpreter that runs the statement."""
+    environment = report.thread_environment(1)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.perf_counter()
     subprocess.run([report.lockstep_python(), "-c", statement], check=True, env=environment, cwd=report.ROOT)
@@ -35,12 +34,11 @@ def measure(rounds: int) -> dict[str, Any]:
     report.warn_if_busy()
     record: dict[str, Any] = {"rounds": rounds, "machine": report.machine()}
     seconds: dict[str, list[float]] = {name: [] for name in STATEMENTS}
-    with tempfile.TemporaryDirectory() as bytecode:
-        for number in range(rounds + 1):
-            for name, statement in STATEMENTS.items():
-                spent = seconds_of(statement, bytecode)
-                if number > 0:
-                    seconds[name].append(spent)
+    for number in range(rounds + 1):
+        for name, statement in STATEMENTS.items():
+            spent = seconds_of(statement)
+            if number > 0:
+                seconds[name].append(spent)
     record["seconds"] = seconds
     return record
 
