@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
+from lockstep.envs.probes import register_environments
 from lockstep.recipes import RECIPES
 
 pytestmark = pytest.mark.learning
@@ -63,6 +64,7 @@ def final_return(recipe, seed, **variables):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.algorithm}-{recipe.env}")
 def test_the_median_seed_reaches_the_band(recipe, made_data):
+    register_environments()
     try:
         gym.make(recipe.env).close()
     except (gym.error.DependencyNotInstalled, ImportError):
