@@ -49,10 +49,24 @@ def training_stats(policy: AnyPolicy, results: dict[str, Any], started: float) -
             if name not in metrics and isinstance(value, (int, float)):
                 metrics[name] = SequenceSummaryStats.of_one(float(value))
     common = results[ALL_MODULES]
-    stages = {name[8:]: value for name, value in common.items() if name.startswith("seconds_")}
+    stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
     return TrainingStats(
         time.perf_counter() - started, common["num_minibatches"], metrics, stages, first_bad_step(series)
     )
+
+
+def bring_home(policy: AnyPolicy) -> None:
+    """Ends learners in other processes; the policy goes on with one in this process that has their state."""
+    group = policy.learner_group
+    if group.is_local:
+        return
+    spaces = policy.observation_space, policy.action_space
+    own = policy.config.copy().learners(num_learners=0).build_learner_group(spaces=spaces)
+    own.set_state(group.get_state())
+    group.shutdown()
+    policy.learner_group = own
+    policy._act_with_learner()
+    policy._take_over()
 
 
 # -- state ---

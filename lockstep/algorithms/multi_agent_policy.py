@@ -188,19 +188,12 @@ class MultiAgentPolicy:
         self._take_over()
         return results
 
-    def bring_home(self) -> None:
-        """Ends learners in other processes; the policy goes on with one in this process that has their state."""
-        group = self.learner_group
-        if group.is_local:
-            return
-        spaces = self.observation_space, self.action_space
-        own = self.config.copy().learners(num_learners=0).build_learner_group(spaces=spaces)
-        own.set_state(group.get_state())
-        group.shutdown()
-        self.learner_group = own
-        for module_id, part in _parts_of(own).items():
+    bring_home = learning.bring_home
+
+    def _act_with_learner(self) -> None:
+        """Acts with the networks of the learner in this process."""
+        for module_id, part in _parts_of(self.learner_group).items():
             self.acting[module_id]._act_with(*part)
-        self._take_over()
 
     def _take_over(self) -> None:
         """Of learners in other processes: acts with what they have learned."""

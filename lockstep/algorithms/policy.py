@@ -74,18 +74,12 @@ class Policy(ActingPolicy):
         observations, timesteps = self.connectors.obs.get_state(), dict(self.timesteps)
         return ActingWeights(self.weights_seq_no, flatten_module(self.module, copy=copy), observations, timesteps)
 
-    def bring_home(self) -> None:
-        """Ends learners in other processes; the policy goes on with one in this process that has their state."""
-        group = self.learner_group
-        if group.is_local:
-            return
-        spaces = self.observation_space, self.action_space
-        own = self.config.copy().learners(num_learners=0).build_learner_group(spaces=spaces)
-        own.set_state(group.get_state())
-        group.shutdown()
-        self.learner_group = own
-        self._act_with(own.learner.module[DEFAULT_MODULE_ID], own.learner.connectors[DEFAULT_MODULE_ID])
-        self._take_over()
+    bring_home = learning.bring_home
+
+    def _act_with_learner(self) -> None:
+        """Acts with the networks of the learner in this process."""
+        learner = self.learner_group.learner
+        self._act_with(learner.module[DEFAULT_MODULE_ID], learner.connectors[DEFAULT_MODULE_ID])
 
     def _take_over(self) -> None:
         """Of learners in other processes: acts with what they have learned."""

@@ -58,6 +58,10 @@ def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
     `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
     """
     space: Any = learner.module[module_id].action_space
+    if isinstance(space, spaces.Discrete) and actions.ndim == 1 and len(actions) and not actions.is_floating_point():
+        least, most = torch.stack(actions.aminmax()).tolist()
+        if least >= 0 and most < space.n:
+            return
     if isinstance(space, spaces.MultiBinary):
         numbers = torch.full(space.shape, 2)
     elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -66,10 +70,6 @@ def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
         return
     if tuple(actions.shape[1:]) != tuple(numbers.shape) or not len(actions):
         return  # its shape is refused elsewhere
-    if actions.ndim == 1 and not actions.is_floating_point():
-        least, most = actions.aminmax()
-        if least >= 0 and most < numbers:
-            return
     wrong = (actions < 0) | (actions >= numbers.to(actions.device))
     if actions.is_floating_point():
         wrong |= actions != actions.round()

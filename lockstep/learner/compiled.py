@@ -46,7 +46,7 @@ class CompiledUpdate:
     def run(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> bool:
         """One gradient step on the given rows. False where it must be done eagerly instead."""
         variant = self.learner.compiled_variant()
-        key = (id(columns), variant, *((m, None if i is None else len(i)) for m, i in indices.items()))
+        key = (id(columns), variant, *((m, None if i is None else i.shape[0]) for m, i in indices.items()))
         if key != self._last_key:
             self._last_key, self._last_columns = key, columns
             padded = _padded(columns, indices)

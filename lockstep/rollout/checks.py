@@ -36,8 +36,9 @@ def check_flags(flags: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={flag!r} is not allowed; it must be True or False")
 
 
-def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int) -> int:
-    """The one of the two that is given; a warning where `n_step` is no multiple of the number of environments.
+def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int, *, depth: int) -> int:
+    """The one of the two that is given; a warning where `n_step` is no multiple of the number of environments, with
+    `depth` as its `stacklevel`.
 
     Raises `ValueError` unless exactly one is given, a whole number of at least 1.
     """
@@ -50,7 +51,7 @@ def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int) -> 
         rounded = -(-amount // num_envs) * num_envs
         warnings.warn(
             f"n_step={amount} is no multiple of the {num_envs} environments: {rounded} steps are collected",
-            stacklevel=4,
+            stacklevel=depth,
         )
     return int(amount)
 

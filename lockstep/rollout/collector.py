@@ -251,7 +251,7 @@ class Collector:
         return self.memory.act, self.memory.watched(self.env.step)
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
-        return checked_amount(n_step, n_episode, self.num_envs)
+        return checked_amount(n_step, n_episode, self.num_envs, depth=4)
 
     def _collect_amount(self, amount: int, by_steps: bool, random: bool) -> int:
         """Steps until so many steps are done, or episodes ended; returns the steps that count."""

@@ -181,7 +181,7 @@ class MultiAgentCollector:
         `EnvironmentStepError` where an environment raises or gives what cannot be.
         """
         self.env.check_open()
-        amount = checked_amount(n_step, n_episode, self.num_envs)
+        amount = checked_amount(n_step, n_episode, self.num_envs, depth=3)
         if n_episode is not None:
             self._forget()
         started = time.perf_counter()
@@ -190,11 +190,11 @@ class MultiAgentCollector:
         self._pieces: list[tuple[MultiAgentEpisode, int]] = []
         try:
             steps = self._collect_episodes(amount, random) if n_step is None else self._collect_steps(amount, random)
+            if self.buffer is not None:
+                self.buffer.add(self._pieces)
         except BaseException:
             self._forget()
             raise
-        if self.buffer is not None:
-            self.buffer.add(self._pieces)
         seconds = time.perf_counter() - started
         self.collect_step += steps
         self.collect_episode += len(self._ended)

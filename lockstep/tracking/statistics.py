@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -286,7 +286,8 @@ def _median(numbers: Sequence[float]) -> float:
 
 def _merged(values: array[float], parts: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
     """Of single numbers and of summaries of several."""
-    singles, of_parts = np.array(values), np.array([astuple(part) for part in parts], np.float64).reshape(-1, 6).T
+    rows = [(part.mean, part.std, part.max, part.min, part.median, part.count) for part in parts]
+    singles, of_parts = np.array(values), np.array(rows, np.float64).reshape(-1, 6).T
     means, highest, lowest, medians = (np.concatenate([singles, of_parts[i]]) for i in (0, 2, 3, 4))
     stds = np.concatenate([np.zeros(len(singles)), of_parts[1]])
     counts = np.concatenate([np.ones(len(singles)), of_parts[5]])

@@ -61,18 +61,17 @@ class BaseTrainer:
     steps are done), evaluation, best tracker, `stop_fn`, checkpoint, `EpochStats`; at the end one more checkpoint
     with the reason, whatever ended the run. Callbacks see frozen events.
 
-    `max_epoch`: upper bound of epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`:
-    environment steps. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
+    `max_epoch`: upper bound of epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`: environment
+    steps. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
     `train_fn`/`test_fn(epoch, env_step)`: before each collect and evaluation. `stop_fn(score)`: end the run?
     `compute_score_fn(CollectStats)`: what is compared, by default the mean return. `save_best_fn(policy)`: on a new
     best score. `reward_metric(returns[episode, agent]) -> [episode]`: what is the return of an episode of several
     agents, wherever returns are used (None: the sum over agents). `save_checkpoint_fn(epoch, env_step, gradient_step)
-    -> path`: every `checkpoint_interval` epochs and at
-    the end. `test_in_train`: one more evaluation in an epoch once the training return satisfies `stop_fn`.
-    `resume_from_log`: the first run goes on from the logger's last save: from its full checkpoint with everything, else
-    from its three counters. `seed`: of all random numbers but the initial weights, as `debugging(seed=)` of a
-    configuration. `verbose`: a line for each epoch; `show_progress`: a live display on a terminal. `nan_policy`: "stop"
-    ends the run at a loss that is not finite, "ignore" goes on.
+    -> path`: every `checkpoint_interval` epochs and at the end. `test_in_train`: one more evaluation in an epoch once
+    the training return satisfies `stop_fn`. `resume_from_log`: the first run goes on from the logger's last save: from
+    its full checkpoint with everything, else from its three counters. `seed`: of all random numbers but the initial
+    weights, as `debugging(seed=)` of a configuration. `verbose`: a line for each epoch; `show_progress`: a live display
+    on a terminal. `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
 
     Raises `ValueError` with the parameter's name, its value and what is allowed.
     """

@@ -189,6 +189,19 @@ def test_an_error_in_an_environment_arrives_whole_and_leaves_nothing_behind(poli
     assert all(piece.env_t_started == 0 for piece in collector.buffer.episodes())
 
 
+def test_a_buffer_that_refuses_the_steps_leaves_nothing_under_way(policy):
+    collector = collector_of(policy=policy)
+    collector.collect(n_step=3)
+    given, collector.buffer.add = collector.buffer.add, lambda pieces: {}["no module of this name"]
+    with pytest.raises(KeyError, match="no module of this name"):
+        collector.collect(n_step=3)
+    assert collector.collect_step == 3
+    collector.buffer.add = given
+    collector.buffer.clear()
+    collector.collect(n_step=3)
+    assert all(piece.env_t_started == 0 for piece in collector.buffer.episodes())
+
+
 def test_nan_is_told_with_environment_agent_column_and_step(policy):
     collector = collector_of(policy=policy)
     collector.env.envs[2].options["nan_at"] = 2
@@ -205,8 +218,9 @@ def test_wrong_amounts_environments_policies_and_mappings_are_refused(policy):
         collector.collect()
     with pytest.raises(ValueError, match="n_episode=0 is not allowed"):
         collector.collect(n_episode=0)
-    with pytest.warns(UserWarning, match="n_step=4 is no multiple of the 3 environments: 6 steps"):
+    with pytest.warns(UserWarning, match="n_step=4 is no multiple of the 3 environments: 6 steps") as told:
         assert collector.collect(n_step=4).n_collected_steps == 6
+    assert told[0].filename == __file__
     with pytest.raises(ValueError, match="can be saved between an update and the next collect only"):
         collector.get_state()
     with pytest.raises(ValueError, match="env='CartPole-v1': several agents need a PettingZoo environment"):
