@@ -286,18 +286,19 @@ def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:
 
 
 def _padded(columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> dict[str, dict[str, Any]]:
-    """Columns that rows are gathered from, filled up to a power of two: batches of about one size share one graph.
+    """Columns as a graph takes them: rows lie one after another; those that rows are gathered from are filled up to a
+    power of two, so that batches of about one size share one graph.
 
     (Where an environment's reset rows are left out, every batch has another number of rows.) No index points at what
     is filled in.
     """
 
     def pad(leaf: Tensor) -> Tensor:
-        rows = len(leaf)
-        size = 1 << (rows - 1).bit_length()
-        return leaf if rows == size else torch.cat([leaf, leaf.new_zeros(size - rows, *leaf.shape[1:])])
+        missing = (1 << (len(leaf) - 1).bit_length()) - len(leaf)
+        return (torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])]) if missing else leaf).contiguous()
 
+    prepare = {module_id: torch.Tensor.contiguous if index is None else pad for module_id, index in indices.items()}
     return {
-        module_id: part if indices[module_id] is None else {name: map_tree(pad, value) for name, value in part.items()}
+        module_id: {name: map_tree(prepare[module_id], value) for name, value in part.items()}
         for module_id, part in columns.items()
     }

@@ -1,5 +1,6 @@
 """A loss of one's own in ten lines, eager and compiled. The suite compiles once, for all tests of this file."""
 
+import numpy as np
 import pytest
 import torch
 from learner_parts import ALL, MODULE, assert_same, parameters, ppo_batch, ppo_config
@@ -103,6 +104,17 @@ def test_compiled_update_takes_batches_of_about_one_size_with_one_graph(compiled
             learner.update_from_batch(batch(seed=rows)[:rows], **STEPS)
         assert_close(compiled, eager)
     assert compiled.eager_steps == steps
+
+
+def test_compiled_update_takes_columns_however_they_lie_in_memory(compiled):
+    compiled, eager = pair(compiled)
+    for learner in (compiled, eager):
+        for rows in (32, 31):
+            turned = batch(seed=rows)[:rows]
+            turned["obs"] = np.asfortranarray(turned["obs"])
+            turned["advantages"] = np.repeat(turned["advantages"], 2)[::2]
+            learner.update_from_batch(turned, **STEPS)
+    assert_close(compiled, eager)
 
 
 def test_compiled_update_has_the_hooks_of_a_subclass_in_it(compiled):
