@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.compiled_products import PRODUCTS
 from lockstep.learner.minibatches import gather
-from lockstep.learner.optimizers import ALL_MODULES, RegisteredOptimizer
+from lockstep.learner.optimizers import ALL_MODULES, NO_AVG, NO_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class CompiledUpdate:
             self._rates[entry.key].set_(entry)
         rows = [index for index in indices.values() if index is not None]
         values, *errors = function(*rows, *self._last_inputs)
+        if self.learner.device.type == "cpu":
+            for entry in self.learner.optimizers:
+                if entry.bad_steps:
+                    entry.keep_bad_gradient()
         self.learner.metrics.log_many(metrics, values)
         self.learner.row_errors.update(zip(with_errors, errors))
         return True
@@ -90,8 +94,9 @@ class CompiledUpdate:
             if entry.key not in self._rates:
                 self._rates[entry.key] = _Rates(learner.device)
             rates = self._rates[entry.key].tensor
-            inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, entry.bad_gradient_buffer(), rates)
-            inputs += entry.adam_state()
+            inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, rates, *entry.adam_state())
+            if not entry.on_host:
+                inputs.append(entry.bad_gradient_buffer())
         inputs += [value for _, value in learner.coefficients.values()]
         for value in learner.registered.values():  # parameters that are optimized are inputs already
             if isinstance(value, Tensor) and not any(value in entry.flat.grad_by_param for entry in entries):
@@ -268,13 +273,16 @@ def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:
     gradient = entry.flat.grad
     good = torch.isfinite(gradient.sum())
     entry.bad_steps.add_((~good).to(entry.bad_steps.dtype))
-    bad_gradient = entry.bad_gradient_buffer()
-    bad_gradient.copy_(torch.where(good, bad_gradient, gradient))
+    if not entry.on_host:
+        bad_gradient = entry.bad_gradient_buffer()
+        bad_gradient.copy_(torch.where(good, bad_gradient, gradient))
     new_step = step + good.to(step.dtype)
-    new_avg = torch.where(good, exp_avg + (gradient - exp_avg) * (1.0 - beta1), exp_avg)
-    new_sq = torch.where(good, exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2), exp_avg_sq)
+    new_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1)
+    new_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2)
+    new_avg = torch.where(good, torch.where(new_avg.abs() < NO_AVG, 0.0, new_avg), exp_avg)
+    new_sq = torch.where(good, torch.where(new_sq < NO_AVG_SQ, 0.0, new_sq), exp_avg_sq)
     step_size, correction = rates.unbind()
-    if rates.device.type != "cpu":
+    if not entry.on_host:
         step_size, correction = step_size / (1.0 - beta1**new_step), (1.0 - beta2**new_step).rsqrt()
     denominator = new_sq.sqrt() * correction + group["eps"]
     with torch.no_grad():

@@ -18,6 +18,12 @@ from lockstep.state.schedules import Schedule, ScheduleLike
 ALL_MODULES = "__all_modules__"
 DEFAULT_OPTIMIZER = "default_optimizer"
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
+NO_AVG, NO_AVG_SQ = 1e-30, 1e-36
+"""Moments of Adam below these are set to 0. Those of weights that get no gradient (of a rectified unit that is off for
+every row) shrink until they are denormal, on which some processors compute a hundred times as slowly; beside Adam's
+epsilon they are nothing."""
+FLUSH_EVERY = 128
+"""steps of Adam between two looks for such moments; 0.9^128 is not from 1e-30 to denormal"""
 
 
 @dataclass(slots=True)
@@ -34,7 +40,7 @@ class RegisteredOptimizer:
     bad_steps: Tensor
     """0-d: gradients that were not finite, since the last report"""
     bad_gradient: Tensor | None = None
-    """a gradient that was not finite, since the last report"""
+    """a gradient that was not finite, since the last report: on the CPU the first, else zeros before it and the last"""
     has_loss: bool = True
     """took part in the loss of the present gradient step"""
 
@@ -42,6 +48,11 @@ class RegisteredOptimizer:
     def key(self) -> str:
         """`module_id.name`, as in checkpoints."""
         return f"{self.module_id}.{self.name}"
+
+    @property
+    def on_host(self) -> bool:
+        """Are its parameters in the CPU's memory?"""
+        return self.flat.data.device.type == "cpu"
 
     @property
     def is_plain_adam(self) -> bool:
@@ -86,6 +97,9 @@ class RegisteredOptimizer:
         )
         if skip is not None:
             step.sub_(skip)
+        elif self.on_host and float(step) % FLUSH_EVERY == 0:
+            exp_avg.masked_fill_(exp_avg.abs() < NO_AVG, 0.0)
+            exp_avg_sq.masked_fill_(exp_avg_sq < NO_AVG_SQ, 0.0)
 
     def keep_only(self, params: Sequence[nn.Parameter]) -> None:
         """Goes on with some of its parameters; what the optimizer remembers of them stays."""
@@ -119,11 +133,11 @@ class RegisteredOptimizer:
     def step(self, nan_policy: NanPolicy) -> None:
         """One step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
         skip = None
-        if self.flat.grad.device.type != "cpu":
+        if not self.on_host:
             skip = self._look_on_device(nan_policy)
         elif not math.isfinite(float(self.flat.grad.sum())):
             self.bad_steps.add_(1)
-            self.bad_gradient_buffer().copy_(self.flat.grad)
+            self.keep_bad_gradient()
             if nan_policy != "zero":
                 return
             self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
@@ -148,8 +162,13 @@ class RegisteredOptimizer:
             return None
         return bad.to(torch.float32)
 
+    def keep_bad_gradient(self) -> None:
+        """On the CPU: the present gradient is not finite; the first one is kept until it is reported."""
+        if self.bad_gradient is None:
+            self.bad_gradient = self.flat.grad.clone()
+
     def bad_gradient_buffer(self) -> Tensor:
-        """Where the last gradient that was not finite is kept until it is reported."""
+        """Elsewhere: where the last gradient that was not finite is kept until it is reported."""
         if self.bad_gradient is None:
             self.bad_gradient = torch.zeros_like(self.flat.grad)
         return self.bad_gradient
@@ -160,7 +179,10 @@ class RegisteredOptimizer:
             return None
         views = self.flat.unflatten(self.bad_gradient)
         found = next((p for p, view in zip(self.flat.params, views) if not view.isfinite().all()), None)
-        self.bad_gradient.zero_()
+        if self.on_host:
+            self.bad_gradient = None
+        else:  # an input of compiled steps
+            self.bad_gradient.zero_()
         return found
 
     def adam_state(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 from learner_parts import ALL, MODULE, assert_same, parameters, ppo_batch, ppo_config
 
 from lockstep.algorithms.ppo import PPOLearner
+from lockstep.learner import optimizers
 
 NOW = {"num_env_steps_sampled_lifetime": 50}
 STEPS = {"minibatch_size": 8, "num_epochs": 5, "shuffle_batch_per_epoch": True}
@@ -155,6 +156,32 @@ def test_compiled_update_skips_gradients_that_are_not_finite(compiled):
     ]
     assert_same(*moments)
     assert compiled.update_from_batch(batch(), minibatch_size=8)[ALL]["num_bad_gradients"] == 0
+
+
+def test_compiled_update_names_the_first_bad_tensor_though_later_gradients_are_sound(compiled):
+    compiled, _ = pair(compiled)
+    made = batch()
+    made["value_targets"][:8] = float("nan")
+    with pytest.warns(RuntimeWarning, match=rf"1 gradient steps had .*first bad tensor: rl_modules\.{MODULE}\."):
+        compiled.update_from_batch(made, minibatch_size=8)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_moments_of_weights_without_gradient_end_at_zero_and_not_among_denormal_numbers(compiled, is_compiled):
+    """On some processors a step over denormal moments takes several times as long."""
+    learner = pair(compiled)[0 if is_compiled else 1]
+    state = next(iter(learner.optimizers)).optimizer.state
+    moments = next(iter(state.values()))
+    moments["exp_avg"].fill_(1e-31)
+    moments["exp_avg_sq"].fill_(1e-37)
+    moments["step"].fill_(optimizers.FLUSH_EVERY - 1)
+    made = batch()
+    made["obs"][:, 0] = 0.0
+    learner.update_from_batch(made[:8] if not is_compiled else made, minibatch_size=8, num_epochs=1)
+    for moment in (moments["exp_avg"], moments["exp_avg_sq"]):
+        smallest = torch.finfo(moment.dtype).tiny
+        assert not ((moment != 0) & (moment.abs() < smallest)).any()
+        assert (moment == 0).any() and (moment != 0).any()
 
 
 def test_compiled_and_eager_optimizer_states_are_interchangeable(compiled):
