@@ -150,7 +150,7 @@ class APPOLearner(Learner):
                 mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
                 adapt_kl_coefficient(self.registered[f"{module_id}/kl_coeff"], mean_kl, config.kl_target)
             target: TargetNetwork = self.registered[f"{module_id}/target"]
-            target.after_gradient_step(self.optimizers, module_id, config.target_network_update_freq, config.tau)
+            target.after_gradient_step(self.optimizers, config.target_network_update_freq, config.tau)
 
 
 class APPOConfig(AlgorithmConfig):

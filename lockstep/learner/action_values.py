@@ -60,7 +60,7 @@ def follow_targets(learner: Learner) -> None:
     for module_id in dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss):
         config: Any = learner.config_of(module_id)
         target: TargetNetwork = learner.registered[f"{module_id}/target"]
-        target.after_gradient_step(learner.optimizers, module_id, config.target_update_interval, config.tau)
+        target.after_gradient_step(learner.optimizers, config.target_update_interval, config.tau)
 
 
 def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def critic_loss(learner: Learner, module_id: str, batch: TensorColumns, values: 
 def follow(learner: Learner, module_id: str, interval: int, tau: float) -> None:
     """After a gradient step: the target network of a module goes after what learns."""
     target: TargetNetwork = learner.registered[f"{module_id}/target"]
-    target.after_gradient_step(learner.optimizers, module_id, interval, tau)
+    target.after_gradient_step(learner.optimizers, interval, tau)
 
 
 def modules_with_loss(learner: Learner) -> Sequence[str]:

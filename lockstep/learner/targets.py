@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.learner.flat import FlatParameters
 from lockstep.learner.optimizers import OptimizerSet
 
 
@@ -31,21 +33,45 @@ class TargetNetwork:
             own[name].data = view
         self.num_steps = 0
         """gradient steps that it was told of"""
+        self._flats: list[FlatParameters] = []
+        self._pieces: list[tuple[Tensor, Tensor]] = []
+        """parts of `flat`, and the parts of `_flats` that they follow"""
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of `flat` made now."""
         parts = self.flat.split([shape.numel() for shape in self._shapes])
         return {name: part.view(shape) for name, shape, part in zip(self._names, self._shapes, parts)}
 
-    def after_gradient_step(self, optimizers: OptimizerSet, module_id: str, interval: int, tau: float) -> None:
-        """Each `interval`-th call: `tau` of the way to the parameters that learn, those of module `module_id`."""
+    def after_gradient_step(self, optimizers: OptimizerSet, interval: int, tau: float) -> None:
+        """Each `interval`-th call: `tau` of the way to the parameters that learn."""
         self.num_steps += 1
-        if self.num_steps % interval == 0:
-            source = _flat(optimizers, module_id, self.followed)
+        if self.num_steps % interval:
+            return
+        flats = [entry.flat for entry in optimizers]
+        if len(flats) != len(self._flats) or not all(map(operator.is_, flats, self._flats)):
+            self._flats, self._pieces = flats, self._paired(flats)
+        for own, source in self._pieces:
             if tau == 1.0:
-                self.flat.copy_(source)
+                own.copy_(source)
             else:
-                self.flat.lerp_(source, tau)
+                own.lerp_(source, tau)
+
+    def _paired(self, flats: Sequence[FlatParameters]) -> list[tuple[Tensor, Tensor]]:
+        """Pieces as long as can be: what lies side by side here and in an optimizer's flat tensor is one."""
+        places: dict[int, tuple[Tensor, int]] = {}
+        for flat in flats:
+            starts = itertools.accumulate(flat.sizes, initial=0)
+            places |= {id(p): (flat.data, start) for p, start in zip(flat.params, starts)}
+        pieces: list[list[Any]] = []
+        here = 0
+        for p in self.followed:
+            source, there = places.get(id(p), (p.detach().reshape(-1), 0))  # one without an optimizer
+            if pieces and source is pieces[-1][0] and there == pieces[-1][2] + pieces[-1][3]:
+                pieces[-1][3] += p.numel()
+            else:
+                pieces.append([source, here, there, p.numel()])
+            here += p.numel()
+        return [(self.flat[here : here + n], source[there : there + n]) for source, here, there, n in pieces]
 
     def get_state(self) -> dict[str, Any]:
         """Parameters (a copy) and the count."""
@@ -58,11 +84,3 @@ class TargetNetwork:
             raise ValueError(f"the target network has {self.flat.numel()} parameters, the state {given.numel()}")
         self.flat.copy_(given)
         self.num_steps = int(state["num_steps"])
-
-
-def _flat(optimizers: OptimizerSet, module_id: str, params: Sequence[nn.Parameter]) -> Tensor:
-    """Parameters of a module as one flat tensor: the optimizer's own where it has just these."""
-    for entry in optimizers.of_module(module_id):
-        if len(entry.flat.params) == len(params) and all(map(operator.is_, entry.flat.params, params)):
-            return entry.flat.data
-    return torch.cat([p.detach().reshape(-1) for p in params])
