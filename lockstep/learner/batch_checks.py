@@ -59,7 +59,11 @@ def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
     """
     space: Any = learner.module[module_id].action_space
     if isinstance(space, spaces.Discrete) and actions.ndim == 1 and len(actions) and not actions.is_floating_point():
-        least, most = torch.stack(actions.aminmax()).tolist()
+        if actions.device.type == "cpu":
+            on_host = actions.numpy()
+            least, most = on_host.min(), on_host.max()
+        else:
+            least, most = torch.stack(actions.aminmax()).tolist()  # one transfer
         if least >= 0 and most < space.n:
             return
     if isinstance(space, spaces.MultiBinary):

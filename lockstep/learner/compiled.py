@@ -46,7 +46,7 @@ class CompiledUpdate:
     def run(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> bool:
         """One gradient step on the given rows. False where it must be done eagerly instead."""
         variant = self.learner.compiled_variant()
-        key = (id(columns), variant, *((m, None if i is None else i.shape[0]) for m, i in indices.items()))
+        key = (id(columns), variant, *((m, None if i is None else i.size(0)) for m, i in indices.items()))
         if key != self._last_key:
             self._last_key, self._last_columns = key, columns
             padded = _padded(columns, indices)
@@ -58,13 +58,12 @@ class CompiledUpdate:
         for entry in self.learner.optimizers:
             with_loss = entry.module_id in indices or entry.module_id == ALL_MODULES
             entry.has_loss = with_loss and self.learner.takes_part(entry)
-            self._rates[entry.key].set_(entry)
+            self._rates[entry.key].set_()
         rows = [index for index in indices.values() if index is not None]
         values, *errors = function(*rows, *self._last_inputs)
-        if self.learner.device.type == "cpu":
-            for entry in self.learner.optimizers:
-                if entry.bad_steps:
-                    entry.keep_bad_gradient()
+        for entry in self.learner.optimizers:
+            if self._rates[entry.key].bad_on_host():
+                entry.keep_bad_gradient()
         self.learner.metrics.log_many(metrics, values)
         self.learner.row_errors.update(zip(with_errors, errors))
         return True
@@ -93,8 +92,9 @@ class CompiledUpdate:
         for entry in entries:
             if entry.key not in self._rates:
                 self._rates[entry.key] = _Rates(learner.device)
-            rates = self._rates[entry.key].tensor
-            inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, rates, *entry.adam_state())
+            rates = self._rates[entry.key]
+            rates.bind(entry)
+            inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, rates.tensor, *entry.adam_state())
             if not entry.on_host:
                 inputs.append(entry.bad_gradient_buffer())
         inputs += [value for _, value in learner.coefficients.values()]
@@ -254,15 +254,25 @@ class _Rates:
         self.tensor = torch.ones(2, device=device)
         self._on_host = self.tensor.numpy() if device.type == "cpu" else None
 
-    def set_(self, entry: RegisteredOptimizer) -> None:
-        """For the coming step of `entry`."""
-        group = entry.optimizer.param_groups[0]
+    def bind(self, entry: RegisteredOptimizer) -> None:
+        """What the steps of one update are read from: looked up and made arrays once."""
+        self._group = entry.optimizer.param_groups[0]
+        if self._on_host is not None:
+            self._step, self._bad_steps = entry.adam_state()[2].numpy(), entry.bad_steps.numpy()
+
+    def set_(self) -> None:
+        """For the coming step."""
+        group = self._group
         if self._on_host is None:
             self.tensor[0].fill_(group["lr"])
             return
-        (beta1, beta2), step = group["betas"], float(entry.adam_state()[2]) + 1.0
+        (beta1, beta2), step = group["betas"], float(self._step) + 1.0
         self._on_host[0] = group["lr"] / (1.0 - beta1**step)
         self._on_host[1] = (1.0 - beta2**step) ** -0.5
+
+    def bad_on_host(self) -> bool:
+        """On the CPU: was a gradient not finite, since the last report?"""
+        return self._on_host is not None and bool(self._bad_steps)
 
 
 def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:

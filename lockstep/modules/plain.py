@@ -19,6 +19,10 @@ LARGEST_FOR_NUMPY = 1 << 20
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
+_ZERO = np.zeros((), np.float32)
+"""an array: a number would be made one in each call"""
+
+
 def tanh_(x: np.ndarray) -> None:
     """In place."""
     np.tanh(x, x)
@@ -26,7 +30,7 @@ def tanh_(x: np.ndarray) -> None:
 
 def relu_(x: np.ndarray) -> None:
     """In place."""
-    np.maximum(x, 0.0, out=x)
+    np.maximum(x, _ZERO, out=x)
 
 
 ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: tanh_, nn.ReLU: relu_}

@@ -121,6 +121,46 @@ class CollectStats(CollectStatsBase):
         return out
 
 
+class CollectTotals:
+    """Collects put together one after another, in time that grows with their number alone."""
+
+    def __init__(self) -> None:
+        self._episodes, self._steps, self._env_restarts = 0, 0, 0
+        self._seconds, self._env_time, self._act_time = 0.0, 0.0, 0.0
+        self._returns: list[float] = []
+        self._lens: list[int] = []
+        self._agents: tuple[str, ...] = ()
+        self._agent_returns: list[tuple[float, ...]] = []
+
+    def add(self, stats: CollectStats) -> None:
+        """One more collect."""
+        self._episodes += stats.n_collected_episodes
+        self._steps += stats.n_collected_steps
+        self._seconds += stats.collect_time
+        self._env_time += stats.env_time
+        self._act_time += stats.act_time
+        self._env_restarts += stats.env_restarts
+        self._returns += stats.returns
+        self._lens += stats.lens
+        self._agents = self._agents or stats.agents
+        self._agent_returns += stats.agent_returns
+
+    def stats(self) -> CollectStats:
+        """All of them as one."""
+        return CollectStats(
+            self._episodes,
+            self._steps,
+            self._seconds,
+            self._env_time,
+            self._act_time,
+            tuple(self._returns),
+            tuple(self._lens),
+            self._env_restarts,
+            self._agents,
+            tuple(self._agent_returns),
+        )
+
+
 @dataclass(frozen=True)
 class TrainingStats:
     """Of one or several updates: each loss and learner metric over their gradient steps."""

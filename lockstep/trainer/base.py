@@ -18,6 +18,7 @@ from lockstep.state.values import check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
+    CollectTotals,
     EpochStats,
     InfoStats,
     TrainingStats,
@@ -144,7 +145,7 @@ class BaseTrainer:
         """steps of the epoch under way"""
         self.carried_steps = 0
         """steps of the last collect beyond `step_per_epoch`, counted in the next epoch"""
-        self.collected, self.updates = CollectStats(), TrainingTotals()
+        self.collected, self.updates = CollectTotals(), TrainingTotals()
         self.test_step = self.test_episode = 0
         self.best_score: float | None = None
         self.best_stats: CollectStats | None = None
@@ -241,12 +242,12 @@ class BaseTrainer:
                 test = self._evaluate()
             self._tick()
             info = self.info(with_history=False)
-            collected = None if self.train_collector is None else self.collected
+            collected = None if self.train_collector is None else self.collected.stats()
             stats = EpochStats(self.epoch, collected, test, self.updates.stats(), info)
             self.history.append(stats)
             self.in_epoch, self.epoch_end_due = False, True
             self.carried_steps = self.epoch_steps - self.step_per_epoch
-            self.collected, self.updates = CollectStats(), TrainingTotals()
+            self.collected, self.updates = CollectTotals(), TrainingTotals()
             if self.epoch % self.checkpoint_interval == 0:
                 self._checkpoint()
             self._end_epoch()
@@ -275,7 +276,7 @@ class BaseTrainer:
         self.env_step += stats.n_collected_steps
         self.epoch_steps += stats.n_collected_steps
         self.env_episode += stats.n_collected_episodes
-        self.collected += stats
+        self.collected.add(stats)
         self.seconds["collect"] += stats.collect_time
         self.seconds["env"] += stats.env_time
         self.seconds["act"] += stats.act_time

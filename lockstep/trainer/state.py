@@ -12,6 +12,7 @@ import numpy as np
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
+    CollectTotals,
     EpochStats,
     InfoStats,
     SequenceSummaryStats,
@@ -47,7 +48,7 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
         "seconds": dict(trainer.seconds),
         "best": None if trainer.best_stats is None else _from_collect(trainer.best_stats),
         "last_test": None if trainer.last_test is None else _from_collect(trainer.last_test),
-        "collected": _from_collect(trainer.collected),
+        "collected": _from_collect(trainer.collected.stats()),
         "updates": trainer.updates.get_state(),
         "history": [_from_epoch(stats) for stats in trainer.history],
         "epoch_end_due": trainer.epoch_end_due,
@@ -67,7 +68,8 @@ def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
     trainer.seconds = dict(state["seconds"])
     trainer.best_stats = None if state["best"] is None else _to_collect(state["best"])
     trainer.last_test = None if state["last_test"] is None else _to_collect(state["last_test"])
-    trainer.collected = _to_collect(state["collected"])
+    trainer.collected = CollectTotals()
+    trainer.collected.add(_to_collect(state["collected"]))
     trainer.updates.set_state(state["updates"])
     trainer.history = [_to_epoch(stats) for stats in state["history"]]
     trainer.epoch_end_due = bool(state["epoch_end_due"])
