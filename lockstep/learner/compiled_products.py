@@ -15,6 +15,10 @@ from torch import Tensor
 
 MAX_WRITTEN_OUT = 8
 """columns up to which a product over them is written out"""
+MAX_OUTPUTS, MAX_SUMS = 2, 4
+"""columns of a result, and those (or rows) of one that is summed over a batch, up to which it is written as sums"""
+MAX_ELEMENTS = 1 << 15
+"""of a matrix in float32, up to which it is; a library spends 20 us on any product in bfloat16"""
 
 
 def _written_out(a: Tensor, b: Tensor) -> Tensor:
@@ -28,19 +32,38 @@ def _written_out(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _is_small(a: Tensor, b: Tensor) -> bool:
-    return a.shape[-1] <= MAX_WRITTEN_OUT
+def _as_sums(a: Tensor, b: Tensor) -> Tensor | None:
+    """A product with a result of few columns or rows as sums along what lies side by side in memory; else None."""
+    (rows, _), columns, in_half = a.shape[-2:], b.shape[-1], a.dtype == torch.bfloat16
+    if max(a.numel(), b.numel()) > MAX_ELEMENTS and not in_half:
+        return None
+    if a.stride(-1) == 1:  # a layer of few outputs
+        if columns > MAX_OUTPUTS:
+            return None
+        return (a.unsqueeze(-2) * b.transpose(-1, -2).unsqueeze(-3)).sum(-1)
+    if columns <= MAX_SUMS:  # the gradient of the weights of a layer of few inputs or outputs: over a batch's rows
+        return torch.stack([(a.transpose(-1, -2) * b[..., n : n + 1]).sum(-2) for n in range(columns)], -1)
+    if rows <= MAX_SUMS and b.stride(-1) == 1 and in_half:
+        return torch.stack([(a[..., m, :].unsqueeze(-1) * b).sum(-2) for m in range(rows)], -2)
+    return None
+
+
+def _small(a: Tensor, b: Tensor) -> Tensor | None:
+    """The product as plain operations, where that is faster."""
+    return _written_out(a, b) if a.shape[-1] <= MAX_WRITTEN_OUT else _as_sums(a, b)
 
 
 def _plain(a: Tensor, b: Tensor) -> Any:
-    return _written_out(a, b) if _is_small(a, b) else NotImplemented
+    small = _small(a, b)
+    return NotImplemented if small is None else small
 
 
 def _with_bias(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     if beta != 1 or alpha != 1:
         return NotImplemented
-    if _is_small(a, b):
-        return bias + _written_out(a, b)
+    small = _small(a, b)
+    if small is not None:
+        return bias + small
     if a.dim() == 2:  # with one more dimension, so that the compiler does not make one call of product and sum again
         return (bias + torch.mm(a, b).unsqueeze(0)).squeeze(0)
     return bias + torch.bmm(a, b)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lockstep.learner.compiled_products import MAX_WRITTEN_OUT, PRODUCTS
+from lockstep.learner.compiled_products import MAX_ELEMENTS, MAX_OUTPUTS, MAX_SUMS, MAX_WRITTEN_OUT, PRODUCTS
 
 aten = torch.ops.aten
 FEW, MANY = MAX_WRITTEN_OUT, MAX_WRITTEN_OUT + 1
@@ -46,6 +46,38 @@ def test_the_bias_of_a_product_is_added_by_itself(leading):
     found, operations = traced(aten.baddbmm.default if leading else aten.addmm.default, bias, a, b)
     torch.testing.assert_close(found, a @ b + bias)
     assert operations == ({"bmm", "add"} if leading else {"mm", "unsqueeze", "add", "squeeze"})
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_a_product_of_few_outputs_is_written_as_sums(leading):
+    a, b = tensors((*leading, 20, MANY), (*leading, MAX_OUTPUTS, MANY))
+    operation = aten.bmm.default if leading else aten.mm.default
+    found, operations = traced(operation, a, b.mT)
+    torch.testing.assert_close(found, a @ b.mT)
+    assert operations == {"transpose", "unsqueeze", "mul", "sum"}
+    wide = tensors((*leading, MANY, MAX_OUTPUTS + 1))[0]
+    assert traced(operation, a, wide)[1] == {"bmm" if leading else "mm"}
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_the_gradient_of_the_weights_of_a_narrow_layer_is_written_as_sums_over_the_batch(leading):
+    inputs, gradient = tensors((*leading, 20, MANY), (*leading, 20, MAX_SUMS))
+    operation = aten.bmm.default if leading else aten.mm.default
+    found, operations = traced(operation, inputs.mT, gradient)
+    torch.testing.assert_close(found, inputs.mT @ gradient)
+    assert operations == {"transpose", "slice", "mul", "sum", "stack"}
+    turned = gradient.mT, inputs
+    assert traced(operation, *turned)[1] == {"bmm" if leading else "mm"}
+    turned = gradient.mT.bfloat16(), inputs.bfloat16()  # strides stay
+    found, operations = traced(operation, *turned)
+    torch.testing.assert_close(found.double(), turned[0].double() @ turned[1].double(), rtol=0.1, atol=0.2)
+    assert operations == {"select", "unsqueeze", "mul", "sum", "stack"}
+
+
+def test_a_narrow_product_of_a_large_matrix_is_left_to_the_library_but_in_bfloat16():
+    a, b = tensors((MAX_ELEMENTS // 64 + 1, 64), (64, 1))
+    assert traced(aten.mm.default, a, b)[1] == {"mm"}
+    assert "mm" not in traced(aten.mm.default, a.bfloat16(), b.bfloat16())[1]
 
 
 def test_a_scaled_product_stays_as_it_is():
