@@ -87,12 +87,14 @@ def main() -> None:
         draw_seeds(axes, runs, "Lockstep while training", "#56B4E9", "training_curve")
         draw_published(axes, "Breakout", 1_000_000)
         save()
-    runs = results("sac_learning_float32")
-    if runs:
-        axes, save = picture("learning_sac_bfloat16", "SAC, Pendulum-v1, 256 x 256", "return, most likely actions")
-        draw_seeds(axes, runs, "float32", OURS)
-        draw_seeds(axes, results("sac_learning_bfloat16"), "products in bfloat16", OTHER)
-        save()
+    for name in ("sac", "td3"):
+        runs = results(f"{name}_learning_float32")
+        if runs:
+            title = f"{name.upper()}, Pendulum-v1, 256 x 256"
+            axes, save = picture(f"learning_{name}_bfloat16", title, "return, most likely actions")
+            draw_seeds(axes, runs, "float32", OURS)
+            draw_seeds(axes, results(f"{name}_learning_bfloat16"), "products in bfloat16", OTHER)
+            save()
 
 
 if __name__ == "__main__":
