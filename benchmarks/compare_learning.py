@@ -6,10 +6,11 @@
         --set reporting.total_steps=10000 --set framework.mixed_precision=true --name sac_learning_bfloat16
     python benchmarks/compare_learning.py sac_learning_float32 sac_learning_bfloat16 --name sac_learning
 
-(``td3`` in place of ``sac`` for TD3.) Reads what ``learning.py`` wrote and writes ``results/<name>.md``: at each evaluation, and of the 50 episodes after
-training, the mean over seeds of both, and the second minus the first with its 95 % interval (Student's t). The same
-seeds begin with the same weights and are evaluated on the same episodes: their differences are taken seed by seed
-(otherwise Welch's interval of independent runs). Two settings are called equal where 0 lies in the interval.
+(``td3`` in place of ``sac`` for TD3.) Reads what ``learning.py`` wrote and writes ``results/<name>.md``: at each
+evaluation, and of the 50 episodes after training, the mean over seeds of both, and the second minus the first with its
+95 % interval (Student's t). The same seeds begin with the same weights and are evaluated on the same episodes: their
+differences are taken seed by seed (otherwise Welch's interval of independent runs). Two settings are called equal where
+0 lies in the interval.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TargetNetwork:
             own[name].data = view
         self.num_steps = 0
         """gradient steps that it was told of"""
-        self._flats: list[FlatParameters] = []
+        self._flats: list[FlatParameters] | None = None
         self._pieces: list[tuple[Tensor, Tensor]] = []
         """parts of `flat`, and the parts of `_flats` that they follow"""
 
@@ -48,7 +48,8 @@ class TargetNetwork:
         if self.num_steps % interval:
             return
         flats = [entry.flat for entry in optimizers]
-        if len(flats) != len(self._flats) or not all(map(operator.is_, flats, self._flats)):
+        known = self._flats
+        if known is None or len(flats) != len(known) or not all(map(operator.is_, flats, known)):
             self._flats, self._pieces = flats, self._paired(flats)
         for own, source in self._pieces:
             if tau == 1.0:

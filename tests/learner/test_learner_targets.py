@@ -37,6 +37,7 @@ def follow_and_compare(target, module, optimizers, tau):
         [[0, 2, 4], [1, 3, 5]],  # each holds every other parameter
         [[5, 4, 3, 2, 1, 0]],  # backwards
         [[0, 1, 4]],  # some have none
+        [],  # nobody learns
     ],
 )
 def test_target_network_follows_parameters_wherever_they_lie(groups, tau):
