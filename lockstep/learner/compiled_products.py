@@ -33,7 +33,7 @@ def _written_out(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _as_sums(a: Tensor, b: Tensor) -> Tensor | None:
-    """A product with a result of few columns or rows as sums along what lies side by side in memory; else None."""
+    """`a` `[..., N, K]` times `b` `[..., K, M]` as sums, where N or M is small; None where a library is faster."""
     (rows, _), columns, in_half = a.shape[-2:], b.shape[-1], a.dtype == torch.bfloat16
     if max(a.numel(), b.numel()) > MAX_ELEMENTS and not in_half:
         return None

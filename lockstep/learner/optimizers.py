@@ -23,7 +23,7 @@ NO_AVG, NO_AVG_SQ = 1e-30, 1e-36
 every row) shrink until they are denormal, on which some processors compute a hundred times as slowly; beside Adam's
 epsilon they are nothing."""
 FLUSH_EVERY = 128
-"""steps of Adam between two looks for such moments; 0.9^128 is not from 1e-30 to denormal"""
+"""steps of Adam between two looks for such moments; 0.9^128 of 1e-30 is not denormal yet"""
 
 
 @dataclass(slots=True)

@@ -74,19 +74,14 @@ class SumTree:
         Returns:
             The largest `|error| + epsilon`; None, and nothing is set, where an error is not finite.
         """
-        values = np.empty(len(indices), np.float64)
-        largest = self._kernels.bases(errors, epsilon, values)
-        if largest < 0.0:
-            return None
-        np.power(values, alpha, out=values)  # numpy has it for many numbers at once
-        self._kernels.assign(self._tree, self._levels, indices, values)
-        return float(largest)
+        largest = self._kernels.set_powers(self._tree, self._levels, indices, errors, epsilon, alpha)
+        return None if largest < 0.0 else largest
 
     def relative_powers(self, indices: np.ndarray, exponent: float) -> np.ndarray:
         """`(number / smallest number among these) ** -exponent` at indices known to be sound; float32 `[n]`."""
         out = np.empty(len(indices), np.float32)
-        self._kernels.relative(self._tree, indices, out)
-        return np.power(out, np.float32(-exponent), out=out)
+        self._kernels.relative_powers(self._tree, indices, -exponent, out)
+        return out
 
     def find(self, masses: npt.ArrayLike) -> np.ndarray:
         """For each mass in `[0, total)` the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])`; int64.

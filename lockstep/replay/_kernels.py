@@ -357,6 +357,43 @@ def ends(rows, flags, out):
 
 
 @compiled
+def _gather_column(column, rows, length, out):
+    """Rows of `length` numbers each, one after another."""
+    if length == 1:
+        for k in range(rows.shape[0]):
+            out[k] = column[np.uint64(rows[k])]
+    else:
+        for k in range(rows.shape[0]):
+            begins, read = np.uint64(k * length), np.uint64(rows[k] * length)
+            for i in range(np.uint64(length)):
+                out[begins + i] = column[read + i]
+
+
+@compiled
+def gather(rows, flags, memory, layout, places, out):
+    """Write the columns of `rows` to the bytes `out`, at `places`; last, whether they are terminated and truncated.
+
+    `memory` and `layout` as of `ColumnStore`.
+    """
+    number, num_columns = rows.shape[0], layout.shape[0]
+    for column in range(num_columns):
+        start, size = layout[column, 0], layout[column, 1]
+        given = memory[start:]
+        target = out[places[column] : places[column] + size * number]
+        if size % 8 == 0:
+            _gather_column(given.view(np.uint64), rows, size // 8, target.view(np.uint64))
+        elif size % 4 == 0:
+            _gather_column(given.view(np.uint32), rows, size // 4, target.view(np.uint32))
+        else:
+            _gather_column(given, rows, size, target)
+    terminateds, truncateds = out[places[num_columns] :], out[places[num_columns + 1] :]
+    for k in range(number):
+        flag = flags[np.uint64(rows[k])]
+        terminateds[k] = flag & 1
+        truncateds[k] = (flag >> 1) & 1
+
+
+@compiled
 def same_rows(left, chosen, right, same):
     """Keep `same` [n] where row `chosen[k]` of `left` has the bytes of row `k` of `right`."""
     for k in range(chosen.shape[0]):

@@ -30,6 +30,7 @@ from lockstep.state import ScheduleLike
 from lockstep.state.streams import RandomStreams
 
 Tree = Any
+_WHOLE = (int, np.integer)
 
 
 class ReplayBuffer:
@@ -380,7 +381,7 @@ class ReplayBuffer:
 
     def sample_indices(self, n: int) -> np.ndarray:
         """`n` indices drawn as `sample` does, int64 [n]."""
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        if isinstance(n, bool) or not isinstance(n, _WHOLE) or n < 1:
             raise ValueError(f"n={n!r} is not allowed; it must be a whole number, at least 1 (all() gives everything)")
         self._check_filled()
         rng, draw = self.streams.numpy("sample"), self._ring.draw if self.priorities is None else self.priorities.draw

@@ -71,7 +71,9 @@ class Intake:
         self._flat = all(len(leaf.keys) == 1 for leaf in self.leaves)
         self._get = itemgetter(*(leaf.keys[0] for leaf in self.leaves))
         self._kinds = [_kind(np.empty((num_buffers, *leaf.shape), leaf.dtype)) for leaf in self.leaves]
-        self.lines = [leaf.array.reshape(-1, num_buffers, *leaf.shape) for leaf in store.leaves]
+        self.lines = [
+            leaf.array.reshape(store.num_rows // num_buffers, num_buffers, *leaf.shape) for leaf in store.leaves
+        ]
         """the columns, [positions, buffers, ...]"""
 
     def conform(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> Sequence[np.ndarray]:

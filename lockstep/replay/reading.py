@@ -11,6 +11,7 @@ from lockstep.data.trees import leaves
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.next_obs import SharedNextObs
 from lockstep.replay.options import ReplayOptions
+from lockstep.replay.packed_rows import PackedRows
 from lockstep.replay.ring import TERMINATED, Ring
 from lockstep.replay.storage import ColumnStore
 from lockstep.state.streams import RandomStreams
@@ -35,6 +36,10 @@ class Reader:
         self.ring, self.store, self.shared = ring, store, shared
         self.options, self.streams = options, streams
         self.extras = [name for name in store.trees if name not in REQUIRED]
+        self.names = (OBS, NEXT_OBS, ACTIONS, REWARDS, TERMINATEDS, TRUNCATEDS, *self.extras)
+        self.packed: PackedRows | None = None
+        if shared is None and options.n_step == options.stack_num == 1:
+            self.packed = PackedRows.of(ring, store)
         rewards: np.ndarray = store.trees[REWARDS]
         self.agents = rewards.shape[1:]
         """() or (number of agents,)"""
@@ -55,6 +60,8 @@ class Reader:
 
     def columns(self, rows: np.ndarray, hindsight: Hindsight | None) -> dict[str, Tree]:
         """Columns of the transitions at `rows`; with `hindsight` a share of them gets other goals."""
+        if self.packed is not None and hindsight is None:
+            return self.packed.take(rows, self.names)
         ring, store, options = self.ring, self.store, self.options
         last, discounts = rows, None
         if options.n_step == 1:

@@ -176,7 +176,7 @@ class Ring:
 
     def checked(self, indices: npt.ArrayLike) -> np.ndarray:
         """`indices` as int64 [N]; `IndexError` unless they are rows that hold a transition."""
-        rows = np.atleast_1d(np.asarray(to_numpy_leaf(indices)))
+        rows = np.array(to_numpy_leaf(indices), ndmin=1, copy=None)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
             raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
         rows = np.ascontiguousarray(rows, np.int64)

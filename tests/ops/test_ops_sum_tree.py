@@ -64,6 +64,33 @@ def test_sum_tree_never_finds_a_zero_whatever_rounding_does():
     assert tree.find([0.0]).tolist() == [1]
 
 
+@pytest.mark.parametrize("exponent", [0.0, 0.3, 0.6, 1.0, 2.5])
+def test_powers_of_errors_are_numpys_to_the_last_digits(exponent):
+    rng = np.random.default_rng(0)
+    bases = np.concatenate(
+        [np.exp(rng.uniform(-30, 30, 5000)), 2.0 ** np.arange(-60, 61), np.sqrt(0.5) * 2.0 ** np.arange(9)]
+    )
+    where = np.arange(len(bases))
+    tree = SumTree(len(bases))
+    assert tree.set_powers(where, -bases, 0.0, exponent) == bases.max()
+    expected = bases**exponent
+    allowed = np.maximum(3e-15, 2e-16 * np.abs(np.log2(expected)))
+    assert (np.abs(tree.values / expected - 1.0) <= allowed).all()
+    relative = tree.relative_powers(where[:300], 0.7)
+    assert relative.dtype == np.float32
+    expected = (tree.values[:300] / tree.values[:300].min()) ** -0.7
+    np.testing.assert_allclose(relative, expected, rtol=1e-7, atol=1e-44)
+    assert relative.max() == 1.0
+
+
+def test_powers_beyond_the_range_of_numbers_stay_within_it():
+    tree = SumTree(3)
+    tree.set_powers(np.arange(3), np.array([1e-300, 1.0, 1e300]), 1e-6, 60.0)
+    assert tree.values[0] > 0.0  # 1e-360 would be 0, and the row never drawn again
+    assert np.isfinite(tree.values).all()
+    assert np.isfinite(tree.relative_powers(np.arange(3), 0.4)).all()
+
+
 def test_sum_tree_refuses_what_it_cannot_hold():
     tree = SumTree(3)
     with pytest.raises(ValueError, match="all numbers of the sum tree are 0"):

@@ -1,0 +1,86 @@
+"""The short way out of a buffer: all columns of a batch in one compiled call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from replay_tools import rows
+
+from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
+
+KINDS = ["bool", "uint8", "int16", "int32", "int64", "float16", "float32", "float64", "complex128"]
+
+
+def step(kind, shape, count):
+    """A vector step of two environments with a further column, random to the last byte."""
+    rng = np.random.default_rng(count)
+
+    def column():
+        size = (2, *shape)
+        return rng.integers(0, 2, size).astype(kind) if kind == "bool" else rng.normal(0, 50, size).astype(kind)
+
+    ends = [("", "terminated", "truncated")[k] for k in rng.integers(0, 3, 2)]
+    return {**rows(2, count, ends=ends), "obs": column(), "new_obs": column(), "more": column()}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4,), (2, 5), (7, 3)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_come_out_in_one_piece_as_they_went_in(kind, shape):
+    steps = [step(kind, shape, count) for count in range(30)]
+    buffer = VectorReplayBuffer(2 * 20, 2)
+    for given in steps:
+        placed = buffer.add(given)
+    assert buffer._reader.packed is not None
+    columns = {name: np.concatenate([given[name] for given in steps[10:]]) for name in steps[0]}
+    times = np.roll(np.arange(20), 10)  # position 0 holds step 20
+    wanted = np.random.default_rng(0).integers(0, 40, 64)
+    for chosen in (wanted, wanted[:1], wanted[:0], np.asarray(placed.indices)):
+        drawn = buffer[chosen]
+        assert list(drawn) == [
+            "obs",
+            "new_obs",
+            "actions",
+            "rewards",
+            "terminateds",
+            "truncateds",
+            "more",
+            "batch_indexes",
+        ]
+        in_order = 2 * times[chosen // 2] + chosen % 2
+        for name, column in columns.items():
+            found = drawn[name]
+            assert found.dtype == column.dtype, name
+            assert found.flags.c_contiguous, name
+            assert found.flags.writeable, name
+            assert found.flags.aligned, name
+            assert found.tobytes() == column[in_order].tobytes(), name
+            assert found.shape == column[in_order].shape, name
+
+
+def test_what_is_drawn_is_a_copy():
+    buffer = PrioritizedVectorReplayBuffer(10, 2)
+    buffer.add(rows(2))
+    first, second = buffer.sample(8), buffer.sample(8)
+    kept, stored = second["obs"].copy(), buffer.all()["obs"].copy()
+    first["obs"][:] = -1.0
+    np.testing.assert_array_equal(second["obs"], kept)
+    np.testing.assert_array_equal(buffer.all()["obs"], stored)
+
+
+def test_what_the_short_way_out_does_not_know_is_gathered_column_by_column(tmp_path):
+    nested = {"obs": {"a": np.zeros((1, 2))}, "new_obs": {"a": np.ones((1, 2))}}
+    cases = [
+        ({"storage": "memmap", "directory": tmp_path}, rows(1)),
+        ({"ignore_obs_next": True}, rows(1)),
+        ({"n_step": 2}, rows(1)),
+        ({"stack_num": 2}, rows(1)),
+        ({}, {**rows(1), **nested}),
+        ({}, rows(1, obs_size=2000)),
+        ({}, {**rows(1), "more": np.zeros((1, 0))}),
+    ]
+    for options, given in cases:
+        buffer = ReplayBuffer(5, **options)
+        buffer.add(given)
+        assert buffer._reader.packed is None
+        assert len(buffer.sample(3)) == 3
