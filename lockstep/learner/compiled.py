@@ -7,8 +7,9 @@ registered state) are inputs of the graph.
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.data.trees import leaves, map_tree
+from lockstep.learner.compiled_code import Code, compile_graph
 from lockstep.learner.compiled_products import PRODUCTS
 from lockstep.learner.minibatches import gather
 from lockstep.learner.optimizers import ALL_MODULES, NO_AVG, NO_AVG_SQ, RegisteredOptimizer
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_SHAPES = 4
 Metric = tuple[str, str, int]
-Step = tuple[Callable[..., Any], list[Metric], list[str]]
+Step = tuple[Code, list[Metric], list[str]]
 """what is compiled, the metrics it gives out as one tensor, and the modules whose row errors come after it"""
 
 
@@ -42,6 +44,9 @@ class CompiledUpdate:
         self._last_columns: Any = None
         self._last_step: Step | None = None
         self._last_inputs: list[Tensor] = []
+        self._state: list[Tensor] = []
+        self._layouts: list[Any] = []
+        """of `_state`: what the compiled code takes for granted"""
 
     def run(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> bool:
         """One gradient step on the given rows. False where it must be done eagerly instead."""
@@ -50,8 +55,9 @@ class CompiledUpdate:
         if key != self._last_key:
             self._last_key, self._last_columns = key, columns
             padded = _padded(columns, indices)
+            state = self._present_state()
             self._last_step = self._find(padded, indices, variant)
-            self._last_inputs = self._inputs(padded)
+            self._last_inputs = _leaves_of(padded) + state
         if self._last_step is None:
             return False
         function, metrics, with_errors = self._last_step
@@ -60,7 +66,7 @@ class CompiledUpdate:
             entry.has_loss = with_loss and self.learner.takes_part(entry)
             self._rates[entry.key].set_()
         rows = [index for index in indices.values() if index is not None]
-        values, *errors = function(*rows, *self._last_inputs)
+        values, *errors = function([*rows, *self._last_inputs])
         for entry in self.learner.optimizers:
             if self._rates[entry.key].bad_on_host():
                 entry.keep_bad_gradient()
@@ -83,12 +89,19 @@ class CompiledUpdate:
             self._steps[signature] = self._compile(columns, indices)
         return self._steps[signature]
 
-    def _inputs(self, columns: dict[str, dict[str, Any]]) -> list[Tensor]:
+    def _present_state(self) -> list[Tensor]:
+        """Inputs beside the columns. Where they are laid out in another way, what was compiled is forgotten."""
+        state = self._state_inputs()
+        if len(state) != len(self._state) or not all(map(operator.is_, state, self._state)):
+            found = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in state]
+            if found != self._layouts:
+                self._steps.clear()
+            self._state, self._layouts = state, found
+        return state
+
+    def _state_inputs(self) -> list[Tensor]:
         learner, entries = self.learner, list(self.learner.optimizers)
         inputs: list[Tensor] = []
-        for part in columns.values():
-            for column in part.values():
-                inputs += (column,) if isinstance(column, Tensor) else leaves(column)
         for entry in entries:
             if entry.key not in self._rates:
                 self._rates[entry.key] = _Rates(learner.device)
@@ -109,11 +122,10 @@ class CompiledUpdate:
         if reason is not None:
             _tell_eager(reason)
             return None
-        from torch._inductor import compile as inductor_compile
-        from torch._inductor import config as inductor_config
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        inputs = [index for index in indices.values() if index is not None] + self._inputs(columns)
+        rows = [index for index in indices.values() if index is not None]
+        inputs = rows + _leaves_of(columns) + self._state
         names: list[Metric] = []
         with_errors: list[str] = []
 
@@ -139,14 +151,7 @@ class CompiledUpdate:
             return None
         for node in graph.graph.nodes:
             node.meta.clear()  # the trace's own shapes: the C++ wrapper would take them for the compiler's
-        # tanh as 2 sigmoid(2x) - 1: its vector form is six times as fast, at an absolute error of 1e-7. The calls
-        # between kernels are C++ too, which saves 45 us of 350 for each step. What lies between two kernels is in one
-        # piece of memory: pieces of their own often stand 64 bytes beside a whole number of pages, where reading one
-        # waits for writing the other (16 us for 15,360 numbers, else 1 us).
-        on_host = self.learner.device.type == "cpu"
-        options = {"cpp.use_decompose_tanh": True, "cpp_wrapper": on_host, "memory_planning": on_host}
-        with inductor_config.patch(options):
-            return inductor_compile(graph, list(inputs)), names, with_errors
+        return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors
 
     def _refusal(self) -> str | None:
         remember = [module_id for module_id, module in self.learner.module.items() if module.is_stateful()]
@@ -301,6 +306,14 @@ def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:
         exp_avg.copy_(new_avg)
         exp_avg_sq.copy_(new_sq)
         step.copy_(new_step)
+
+
+def _leaves_of(columns: dict[str, dict[str, Any]]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for part in columns.values():
+        for column in part.values():
+            found += (column,) if isinstance(column, Tensor) else leaves(column)
+    return found
 
 
 def _padded(columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> dict[str, dict[str, Any]]:
