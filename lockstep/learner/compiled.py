@@ -101,14 +101,15 @@ class CompiledUpdate:
 
     def _state_inputs(self) -> list[Tensor]:
         learner, entries = self.learner, list(self.learner.optimizers)
+        on_host = learner.device.type == "cpu"
         inputs: list[Tensor] = []
         for entry in entries:
             if entry.key not in self._rates:
                 self._rates[entry.key] = _Rates(learner.device)
-            rates = self._rates[entry.key]
-            rates.bind(entry)
-            inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, rates.tensor, *entry.adam_state())
-            if not entry.on_host:
+            rates, moments = self._rates[entry.key], entry.adam_state()
+            rates.bind(entry, moments[2])
+            inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, rates.tensor, *moments)
+            if not on_host:
                 inputs.append(entry.bad_gradient_buffer())
         inputs += [value for _, value in learner.coefficients.values()]
         for value in learner.registered.values():  # parameters that are optimized are inputs already
@@ -258,12 +259,14 @@ class _Rates:
     def __init__(self, device: torch.device) -> None:
         self.tensor = torch.ones(2, device=device)
         self._on_host = self.tensor.numpy() if device.type == "cpu" else None
+        self._read: tuple[Tensor, Tensor] | None = None
 
-    def bind(self, entry: RegisteredOptimizer) -> None:
-        """What the steps of one update are read from: looked up and made arrays once."""
-        self._group = entry.optimizer.param_groups[0]
-        if self._on_host is not None:
-            self._step, self._bad_steps = entry.adam_state()[2].numpy(), entry.bad_steps.numpy()
+    def bind(self, entry: RegisteredOptimizer, step: Tensor) -> None:
+        """What the steps of one update are read from; arrays are made of tensors that are new."""
+        self._group, bad_steps = entry.optimizer.param_groups[0], entry.bad_steps
+        read = self._read
+        if self._on_host is not None and (read is None or read[0] is not step or read[1] is not bad_steps):
+            self._read, self._step, self._bad_steps = (step, bad_steps), step.numpy(), bad_steps.numpy()
 
     def set_(self) -> None:
         """For the coming step."""

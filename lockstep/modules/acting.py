@@ -201,7 +201,7 @@ def _squashed_gaussian(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray
 
 def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
     actions = np.tanh(mean)
-    return actions if noise is None else np.clip(actions + noise, -1.0, 1.0)
+    return actions if noise is None else np.minimum(np.maximum(actions + noise, -1.0), 1.0)
 
 
 def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:

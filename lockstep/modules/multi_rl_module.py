@@ -41,31 +41,36 @@ class MultiRLModule(nn.Module):
     def __init__(self, modules: Mapping[str, RLModule] | None = None) -> None:
         super().__init__()
         self.rl_modules = nn.ModuleDict()
-        self._parameters_of: dict[str, list[nn.Parameter]] = {}
+        self._parameters_of: dict[str, list[tuple[nn.Parameter, int]]] = {}
         for module_id, module in (modules or {}).items():
             self.add_module(module_id, module)
 
     # Mapping
 
+    @property
+    def _by_id(self) -> dict[str, nn.Module | None]:
+        """Read past `nn.Module.__getattr__`: that is asked several times in each gradient step."""
+        return self._modules["rl_modules"]._modules  # type: ignore[union-attr]
+
     def __getitem__(self, module_id: str) -> RLModule:
-        module = self._modules["rl_modules"]._modules.get(module_id)  # type: ignore[union-attr]  # several for each step
+        module = self._by_id.get(module_id)
         if module is None:
             raise KeyError(f"no module {module_id!r}; there are {', '.join(map(repr, self)) or 'none'}")
         assert isinstance(module, RLModule)
         return module
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.rl_modules)
+        return iter(self._by_id)
 
     def __len__(self) -> int:
-        return len(self.rl_modules)
+        return len(self._by_id)
 
     def __contains__(self, module_id: object) -> bool:
         return module_id in self.keys()
 
     def keys(self) -> list[str]:
         """The ids, in the order of adding."""
-        return list(self.rl_modules)
+        return list(self._by_id)
 
     def values(self) -> list[RLModule]:
         """The modules, in the order of adding."""
@@ -100,8 +105,8 @@ class MultiRLModule(nn.Module):
     def num_trainable_parameters(self, module_id: str) -> int:
         """How many numbers of a module can learn. (Its parameters are looked for once: that walks all its parts.)"""
         if module_id not in self._parameters_of:
-            self._parameters_of[module_id] = list(self[module_id].parameters())
-        return sum(p.numel() for p in self._parameters_of[module_id] if p.requires_grad)
+            self._parameters_of[module_id] = [(p, p.numel()) for p in self[module_id].parameters()]
+        return sum(size for p, size in self._parameters_of[module_id] if p.requires_grad)
 
     def foreach_module(self, func: Callable[[str, RLModule], T]) -> dict[str, T]:
         """`func(module_id, module)` for each module."""

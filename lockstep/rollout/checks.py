@@ -86,7 +86,7 @@ def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None
 
 def _not_finite(column: np.ndarray) -> np.ndarray | None:
     """Where the first NaN or infinity is; the sum tells quickly that there is none."""
-    if column.dtype.kind != "f" or np.isfinite(column.sum()) or np.isfinite(column).all():
+    if column.dtype.kind != "f" or np.isfinite(np.add.reduce(column, None)) or np.isfinite(column).all():
         return None
     return np.argwhere(~np.isfinite(column))[0]
 
