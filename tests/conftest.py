@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background of a shell inherits "ignore"
+# Ray starts its workers with a niceness of 15: beside the suite's other processes they get next to no time, and
+# learners do not start within their 60 s.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture
