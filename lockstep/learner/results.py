@@ -161,7 +161,8 @@ def _joined(parts: list[Any]) -> Logged:
 
 
 def _to_host(vectors: list[Tensor]) -> list[list[float]]:
-    """Vectors of one length as lists, in one transfer; of several lengths, one by one."""
-    if len(vectors) > 1 and len({len(vector) for vector in vectors}) == 1:
+    """Vectors as lists; those of a device that have one length in one transfer."""
+    on_device = len(vectors) > 1 and vectors[0].device.type != "cpu"
+    if on_device and len({len(vector) for vector in vectors}) == 1:
         return torch.stack(vectors).tolist()
     return [vector.tolist() for vector in vectors]
