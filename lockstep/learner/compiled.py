@@ -1,7 +1,7 @@
 """The whole gradient step (gather, forward, loss, gradient, clip, Adam) as one compiled function.
 
 The learner's own Python is run once with tracing tensors, so that every hook of a subclass is in the graph; what is
-compiled has static shapes and no checks at run time. Numbers that change between steps (learning rate, coefficients,
+ static shapes and no checks at run time. Numbers that change between steps (learning rate, coefficients,
 registered state) are inputs of the graph.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.data.trees import leaves, map_tree
+from lockstep.data.trees import leaves, map_tree, named_leaves
 from lockstep.learner.compiled_code import Code, compile_graph
 from lockstep.learner.compiled_products import PRODUCTS
 from lockstep.learner.minibatches import gather
@@ -46,7 +46,7 @@ class CompiledUpdate:
         self._last_inputs: list[Tensor] = []
         self._state: list[Tensor] = []
         self._layouts: list[Any] = []
-        """of `_state`: what the compiled code takes for granted"""
+        """names and layouts of `_state`: what the compiled code takes for granted"""
 
     def run(self, columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | None]) -> bool:
         """One gradient step on the given rows. False where it must be done eagerly instead."""
@@ -81,19 +81,20 @@ class CompiledUpdate:
         for module_id, index in indices.items():
             seen += (module_id, None if index is None else len(index))
             for name, column in columns[module_id].items():
-                seen.append(name)
-                for leaf in (column,) if isinstance(column, Tensor) else leaves(column):
-                    seen += (leaf.shape, leaf.dtype)
+                for path, leaf in ((name, column),) if isinstance(column, Tensor) else named_leaves(name, column):
+                    seen += (path, leaf.shape, leaf.dtype)
         signature = tuple(seen)
         if signature not in self._steps:
             self._steps[signature] = self._compile(columns, indices)
         return self._steps[signature]
 
     def _present_state(self) -> list[Tensor]:
-        """Inputs beside the columns. Where they are laid out in another way, what was compiled is forgotten."""
+        """Inputs beside the columns. Where others have taken their place that lie in memory in another way, what was
+        compiled is forgotten. (That one was laid out anew in place is not noticed.)
+        """
         state = self._state_inputs()
         if len(state) != len(self._state) or not all(map(operator.is_, state, self._state)):
-            found = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in state]
+            found = [*self.learner.registered, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in state)]
             if found != self._layouts:
                 self._steps.clear()
             self._state, self._layouts = state, found
@@ -104,6 +105,8 @@ class CompiledUpdate:
         on_host = learner.device.type == "cpu"
         inputs: list[Tensor] = []
         for entry in entries:
+            if not entry.is_plain_adam:  # refused
+                continue
             if entry.key not in self._rates:
                 self._rates[entry.key] = _Rates(learner.device)
             rates, moments = self._rates[entry.key], entry.adam_state()
@@ -125,6 +128,8 @@ class CompiledUpdate:
             return None
         from torch.fx.experimental.proxy_tensor import make_fx
 
+        # A tensor that is two columns would be one input of the trace.
+        columns = {mid: map_tree(torch.Tensor.detach, part) for mid, part in columns.items()}
         rows = [index for index in indices.values() if index is not None]
         inputs = rows + _leaves_of(columns) + self._state
         names: list[Metric] = []
@@ -150,9 +155,7 @@ class CompiledUpdate:
         if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
             _tell_eager("it draws random numbers, and compiled code would not draw them from their streams")
             return None
-        for node in graph.graph.nodes:
-            node.meta.clear()  # the trace's own shapes: the C++ wrapper would take them for the compiler's
-        return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors
+        return compile_graph(graph, inputs, self._state, learner.device.type == "cpu"), names, with_errors
 
     def _refusal(self) -> str | None:
         remember = [module_id for module_id, module in self.learner.module.items() if module.is_stateful()]
@@ -333,6 +336,6 @@ def _padded(columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | N
 
     prepare = {module_id: torch.Tensor.contiguous if index is None else pad for module_id, index in indices.items()}
     return {
-        module_id: {name: map_tree(prepare[module_id], value) for name, value in part.items()}
-        for module_id, part in columns.items()
+        module_id: {name: map_tree(make, value) for name, value in columns[module_id].items()}
+        for module_id, make in prepare.items()
     }

@@ -11,14 +11,16 @@ from torch import Tensor, fx
 Code = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], on_host: bool) -> Code:
-    """Compiled code of a graph for inputs like these, which it may write to; they are as before when this returns.
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], written: Sequence[Tensor], on_host: bool) -> Code:
+    """Compiled code of a graph for inputs like these; those `written` to are as before when this returns.
 
-    The code trusts shapes and layout of its inputs, and empties the list that it is called with.
+    On the CPU the code trusts shapes and layout of its inputs. It may empty the list that it is called with.
     """
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    for node in graph.graph.nodes:
+        node.meta.clear()  # the trace's own shapes: the C++ wrapper would take them for the compiler's
     inner: list[Any] = []
 
     def keep(*args: Any, **kwargs: Any) -> Any:
@@ -43,19 +45,19 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], on_host: bool
         outputs: Sequence[Tensor] = whole(*given)
         return outputs
 
-    if on_host and len(inner) == 1 and _same(call, inner[0], inputs):
+    if on_host and len(inner) == 1 and _same(call, inner[0], inputs, written):
         code: Code = inner[0]
         return code  # without what stands around it for other kinds of graphs: 6 us for each call
     return call
 
 
-def _same(left: Code, right: Code, inputs: Sequence[Tensor]) -> bool:
-    """Do both give out the same and write the same to their inputs?"""
-    before = [tensor.clone() for tensor in inputs]
+def _same(left: Code, right: Code, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
+    """Do both give out the same, and leave the same in the inputs that are `written` to?"""
+    before = [tensor.clone() for tensor in written]
     found = []
     for code in (left, right):
         outputs = code(list(inputs))
-        found.append([tensor.flatten().contiguous().view(torch.uint8).clone() for tensor in (*outputs, *inputs)])
-        for tensor, old in zip(inputs, before):
+        found.append([tensor.flatten().contiguous().view(torch.uint8).clone() for tensor in (*outputs, *written)])
+        for tensor, old in zip(written, before):
             tensor.copy_(old)
     return len(found[0]) == len(found[1]) and all(map(torch.equal, *found))

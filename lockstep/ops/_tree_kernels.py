@@ -104,8 +104,8 @@ def find(tree, levels, masses, scale, leaves):
 
 @compiled
 def _power(base, exponent):
-    """`base ** exponent` for a finite base above 0, kept between 2**-1022 and 2**1024; its relative error is at most
-    3e-15 or, where that is more, 2e-16 for each factor of two in the result.
+    """`base ** exponent` for finite bases of at least 2**-1022, kept between 2**-1022 and 2**1023; its error is at most
+    3e-15 of it or, where that is more, 2e-16 for each factor of two in it.
 
     Without calls and jumps, so that a loop over many takes several at a time. With `base = m * 2**e`, `m` between the
     roots of 1/2 and 2, `log m` is the series of `2 * atanh((m - 1) / (m + 1))`, and what is left of a power of two

@@ -11,8 +11,8 @@ from lockstep.data.columns import Columns
 from lockstep.replay.ring import Ring
 from lockstep.replay.storage import ALIGNMENT, ColumnStore
 
-MAX_BYTES = 4096
-"""larger rows are gathered as fast column by column"""
+MAX_BYTES, MAX_BATCH_BYTES = 4096, 1 << 28
+"""larger rows, and larger batches, are gathered as fast column by column"""
 
 
 class PackedRows:
@@ -26,9 +26,10 @@ class PackedRows:
         self._layout = store.layout
         self._names = [*store.trees, Columns.TERMINATEDS, Columns.TRUNCATEDS]
         self._rows = [(leaf.dtype, leaf.shape) for leaf in store.leaves] + [(np.dtype(np.bool_), ())] * 2
-        self._number = -1
-        self._kind, self._places = np.dtype([]), np.zeros(0, np.int64)
-        """memory of a batch of `_number` rows, and where in it each column begins"""
+        self.most_rows = MAX_BATCH_BYTES // MAX_BYTES
+        self._plan = self._laid_out(0)
+        """number of rows of a batch, its memory, and where in it each column begins (one tuple: buffers may be read by
+        several threads)"""
 
     @classmethod
     def of(cls, ring: Ring, store: ColumnStore) -> PackedRows | None:
@@ -38,20 +39,21 @@ class PackedRows:
         return cls(ring, store) if plain and sizes.all() and sizes.sum() <= MAX_BYTES else None
 
     def take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-        """These columns, `terminateds` and `truncateds` among them, of rows int64 [N]."""
-        if len(rows) != self._number:
-            self._lay_out(len(rows))
-        memory = np.empty(self._kind.itemsize, np.uint8)
-        self._kernel(rows, self._ring.flags, self._memory, self._layout, self._places, memory)
-        batch = np.ndarray((), self._kind, memory)
+        """These columns, `terminateds` and `truncateds` among them, of at most `most_rows` rows, int64 [N]."""
+        plan = self._plan
+        if len(rows) != plan[0]:
+            plan = self._plan = self._laid_out(len(rows))
+        _, kind, places = plan
+        memory = np.empty(kind.itemsize, np.uint8)
+        self._kernel(rows, self._ring.flags, self._memory, self._layout, places, memory)
+        batch = np.ndarray((), kind, memory)
         return {name: batch[name] for name in names}
 
-    def _lay_out(self, number: int) -> None:
+    def _laid_out(self, number: int) -> tuple[int, np.dtype[Any], np.ndarray]:
         """For batches of `number` rows."""
         sizes = np.array([dtype.itemsize * int(np.prod(shape)) * number for dtype, shape in self._rows])
         rooms = -(-sizes // ALIGNMENT) * ALIGNMENT
-        self._places = np.cumsum(rooms) - rooms
+        places = np.cumsum(rooms) - rooms
         formats = [(dtype, (number, *shape)) for dtype, shape in self._rows]
-        kind: Any = {"names": self._names, "formats": formats, "offsets": self._places, "itemsize": int(rooms.sum())}
-        self._kind = np.dtype(kind)
-        self._number = number
+        kind: Any = {"names": self._names, "formats": formats, "offsets": places, "itemsize": int(rooms.sum())}
+        return number, np.dtype(kind), places

@@ -60,7 +60,7 @@ class Reader:
 
     def columns(self, rows: np.ndarray, hindsight: Hindsight | None) -> dict[str, Tree]:
         """Columns of the transitions at `rows`; with `hindsight` a share of them gets other goals."""
-        if self.packed is not None and hindsight is None:
+        if self.packed is not None and hindsight is None and len(rows) <= self.packed.most_rows:
             return self.packed.take(rows, self.names)
         ring, store, options = self.ring, self.store, self.options
         last, discounts = rows, None

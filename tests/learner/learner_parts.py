@@ -31,7 +31,9 @@ def spec(hiddens=(4,), observation_space=BOX):
     return RLModuleSpec(DefaultActorCriticModule, observation_space, THREE, model_config=ModelConfig(hiddens=hiddens))
 
 
-def value_learner(cls=ValueLearner, *, modules=(MODULE,), dtype="float64", build=True, seed=0, **options):
+def value_learner(
+    cls=ValueLearner, *, modules=(MODULE,), dtype="float64", build=True, seed=0, compile_it=False, **options
+):
     """A learner of one or several small modules, whose training options are the rest of `options`."""
     more = {name: options.pop(name) for name in ("policies_to_train", "module_configs") if name in options}
     streams = RandomStreams(seed)
@@ -41,7 +43,7 @@ def value_learner(cls=ValueLearner, *, modules=(MODULE,), dtype="float64", build
     learner = cls(
         config=TrainingSection(**options),
         module_spec=built,
-        framework=FrameworkSection(dtype=dtype),
+        framework=FrameworkSection(dtype=dtype, compile=compile_it),
         streams=streams,
         **more,
     )

@@ -1,4 +1,6 @@
-"""A loss of one's own in ten lines, eager and compiled. The suite compiles once, for all tests of this file."""
+"""A loss of one's own in ten lines, eager and compiled. The suite compiles once, for all tests of this
+file but the last.
+"""
 
 import numpy as np
 import pytest

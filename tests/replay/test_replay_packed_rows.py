@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from replay_tools import rows
 
+from lockstep.data.trees import named_leaves
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
 KINDS = ["bool", "uint8", "int16", "int32", "int64", "float16", "float32", "float64", "complex128"]
@@ -83,4 +87,42 @@ def test_what_the_short_way_out_does_not_know_is_gathered_column_by_column(tmp_p
         buffer = ReplayBuffer(5, **options)
         buffer.add(given)
         assert buffer._reader.packed is None
+        if options.get("stack_num") != 2:
+            drawn = buffer[[0, 0, 0]]
+            for name, column in given.items():
+                pairs = zip(named_leaves(name, drawn[name]), named_leaves(name, column), strict=True)
+                for (path, found), (_, expected) in pairs:
+                    np.testing.assert_array_equal(found, np.repeat(expected, 3, 0), err_msg=path)
         assert len(buffer.sample(3)) == 3
+
+
+def test_a_batch_of_very_many_rows_is_gathered_column_by_column():
+    buffer = ReplayBuffer(5)
+    for count in range(5):
+        buffer.add(rows(1, count))
+    chosen = np.arange(buffer._reader.packed.most_rows + 1) % 5
+    np.testing.assert_array_equal(buffer[chosen]["obs"], buffer[np.arange(5)]["obs"][chosen])
+
+
+def test_several_threads_read_one_buffer():
+    buffer = ReplayBuffer(50)
+    for count in range(50):
+        buffer.add(rows(1, count))
+    switching, wrong = sys.getswitchinterval(), []
+
+    def read(number):
+        chosen = np.arange(number) % 50
+        expected = chosen.astype(float)
+        for _ in range(4000):
+            found = buffer[chosen]["obs"][:, 0]
+            if not np.array_equal(found, expected):
+                wrong.append(found)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(read, number) for number in (1, 300)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(switching)
+    assert not wrong

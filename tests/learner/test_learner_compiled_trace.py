@@ -1,0 +1,115 @@
+"""What the traced gradient step reads and writes. The trace is run as it is: nothing is compiled but in one test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import MODULE, parameters, ppo_batch, ppo_config, value_batch, value_learner
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lockstep.algorithms.ppo import PPOLearner
+from lockstep.data import MultiAgentBatch, SampleBatch
+from lockstep.learner import compiled, compiled_code
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Learners with `compile=True` run the graph that would be compiled."""
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))
+
+
+def learners(cls=PPOLearner):
+    """One that traces and one that does not."""
+    made = [ppo_config(learner_class=cls, lr=0.01).framework(dtype="float32", compile=both) for both in (True, False)]
+    return [config.build_learner() for config in made]
+
+
+def assert_close(first, second):
+    for (name, own), other in zip(parameters(first).items(), parameters(second).values(), strict=True):
+        torch.testing.assert_close(torch.as_tensor(own), torch.as_tensor(other), rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.usefixtures("traced")
+def test_one_tensor_in_two_columns_is_two_inputs():
+    pair = learners()
+    for seed, shared in ((0, True), (1, False)):
+        columns = {name: torch.as_tensor(column) for name, column in ppo_batch(32, seed=seed).items()}
+        columns["value_targets"] = columns["value_targets"] * 3 + 5
+        if shared:
+            columns["advantages"] = columns["value_targets"] = columns["value_targets"].float()
+        for learner in pair:
+            learner.update_from_batch(SampleBatch(columns), minibatch_size=8)
+    assert_close(*pair)
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_minibatch_without_rows_of_some_module_is_traced_without_it():
+    pair = [value_learner(modules=("a", "b"), dtype="float32", compile_it=both) for both in (True, False)]
+    batch = MultiAgentBatch({"a": value_batch(40, seed=0), "b": value_batch(3, seed=1)}, 40)
+    for learner in pair:
+        learner.update_from_batch(batch, minibatch_size=8)
+    assert_close(*pair)
+
+
+def test_columns_in_another_order_within_one_are_another_graph():
+    first, second = torch.zeros(4, 2), torch.ones(4, 2)
+    learner = learners()[0]
+    found = [
+        learner.compiled._find({MODULE: {"obs": obs}}, {MODULE: None}, None)
+        for learner.compiled._compile, obs in (
+            ((lambda *_: "first"), {"a": first, "b": second}),
+            ((lambda *_: "second"), {"b": second, "a": first}),
+            ((lambda *_: "third"), {"a": second, "b": first}),
+        )
+    ]
+    assert found == ["first", "second", "first"]
+
+
+class OwnAdam(PPOLearner):
+    """Registers an optimizer that is not stepped as one flat tensor."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        params = list(self.module[module_id].parameters())
+        self.register_optimizer(module_id=module_id, optimizer=torch.optim.Adam(params, lr=0.1), params=params)
+
+
+def test_an_optimizer_whose_step_is_not_compiled_keeps_its_own_state():
+    learner, eager = learners(OwnAdam)
+    with pytest.warns(UserWarning, match="this gradient step runs eagerly"):
+        learner.update_from_batch(ppo_batch(32), minibatch_size=8)
+    eager.update_from_batch(ppo_batch(32), minibatch_size=8)
+    eager.set_state(learner.get_state())
+    assert_close(learner, eager)
+
+
+def test_compiled_code_is_called_directly_where_that_gives_the_same():
+    def step(x, state):
+        state.copy_(state + x)
+        return (x * 2, state.sum())
+
+    x, state = torch.arange(8.0), torch.ones(8)
+    graph = make_fx(step)(x, state.clone())  # tracing runs it
+    code = compiled_code.compile_graph(graph, [x, state], [state], on_host=True)
+    assert state.tolist() == [1.0] * 8  # as before
+    given = [x, state]
+    doubled, total = code(given)
+    assert given == []  # so do the compiler's functions themselves
+    np.testing.assert_array_equal(doubled, 2 * np.arange(8))
+    assert (float(total), state.tolist()) == (36.0, [1.0 + k for k in range(8)])
+
+
+@pytest.mark.parametrize("part", ["output", "state", "number"])
+def test_code_that_gives_something_else_is_seen(part):
+    def left(given):
+        given[1].add_(1.0)
+        return [given[0] * 2]
+
+    def right(given):
+        given[1].add_(2.0 if part == "state" else 1.0)
+        return [given[0] * (3 if part == "output" else 2), *([given[0]] if part == "number" else [])]
+
+    x, state = torch.ones(3), torch.zeros(2, 2)
+    assert compiled_code._same(left, left, [x, state], [state])
+    assert not compiled_code._same(left, right, [x, state], [state])
+    assert not state.any()
