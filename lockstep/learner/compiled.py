@@ -1,8 +1,8 @@
 """The whole gradient step (gather, forward, loss, gradient, clip, Adam) as one compiled function.
 
 The learner's own Python is run once with tracing tensors, so that every hook of a subclass is in the graph; what is
- static shapes and no checks at run time. Numbers that change between steps (learning rate, coefficients,
-registered state) are inputs of the graph.
+compiled has static shapes. Numbers that change between steps (learning rate, coefficients, registered state) are inputs
+of the graph.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CompiledUpdate:
             entry.has_loss = with_loss and self.learner.takes_part(entry)
             self._rates[entry.key].set_()
         rows = [index for index in indices.values() if index is not None]
-        values, *errors = function([*rows, *self._last_inputs])
+        values, *errors = function(*rows, *self._last_inputs)
         for entry in self.learner.optimizers:
             if self._rates[entry.key].bad_on_host():
                 entry.keep_bad_gradient()
@@ -155,7 +155,7 @@ class CompiledUpdate:
         if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
             _tell_eager("it draws random numbers, and compiled code would not draw them from their streams")
             return None
-        return compile_graph(graph, inputs, self._state, learner.device.type == "cpu"), names, with_errors
+        return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors
 
     def _refusal(self) -> str | None:
         remember = [module_id for module_id, module in self.learner.module.items() if module.is_stateful()]
