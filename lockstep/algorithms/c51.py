@@ -24,6 +24,7 @@ from lockstep.learner import action_values
 from lockstep.learner.action_values import ActionValueTraining
 from lockstep.learner.config import require
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.targets import follow_targets
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import project_on_atoms
 
@@ -79,7 +80,7 @@ class C51Learner(Learner):
 
     def after_gradient_step(self) -> None:
         """The target network follows."""
-        action_values.follow_targets(self)
+        follow_targets(self)
 
 
 class C51Config(AlgorithmConfig):

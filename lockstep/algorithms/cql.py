@@ -29,6 +29,7 @@ from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Gradients, Learner, TensorColumns
 from lockstep.learner.optimizers import fused_adam
+from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultSACModule, ModelConfig
 from lockstep.state.schedules import ScheduleLike
 
@@ -171,7 +172,7 @@ class CQLLearner(Learner):
     def apply_gradients(self, gradients: Gradients) -> None:
         """One step of each optimizer; then the target critics follow."""
         super().apply_gradients(gradients)
-        soft.follow_targets(self)
+        follow_targets(self)
 
 
 class CQLConfig(AlgorithmConfig):

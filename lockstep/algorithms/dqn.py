@@ -24,6 +24,7 @@ from lockstep.learner.action_values import ActionValueTraining
 from lockstep.learner.config import require
 from lockstep.learner.fused import fused_q_loss, load_fused_q
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 
 
@@ -76,7 +77,7 @@ class DQNLearner(Learner):
 
     def after_gradient_step(self) -> None:
         """The target network follows."""
-        action_values.follow_targets(self)
+        follow_targets(self)
 
 
 class DQNConfig(AlgorithmConfig):

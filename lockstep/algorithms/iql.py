@@ -24,10 +24,10 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import TrainingSection, require, whole_samples
-from lockstep.learner.critics import critic_loss, critics_of_actions, follow, modules_with_loss, td_targets
+from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.optimizers import fused_adam
-from lockstep.learner.targets import TargetNetwork
+from lockstep.learner.targets import TargetNetwork, follow, modules_with_loss
 from lockstep.modules import DefaultIQLModule
 from lockstep.ops.losses import expectile_loss, exponential_weights
 from lockstep.state.schedules import ScheduleLike

@@ -21,6 +21,7 @@ from lockstep.learner import action_values
 from lockstep.learner.action_values import ActionValueTraining
 from lockstep.learner.config import require
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.targets import follow_targets
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import quantile_huber_loss
 
@@ -69,7 +70,7 @@ class QRDQNLearner(Learner):
 
     def after_gradient_step(self) -> None:
         """The target network follows."""
-        action_values.follow_targets(self)
+        follow_targets(self)
 
 
 class QRDQNConfig(AlgorithmConfig):

@@ -23,6 +23,7 @@ from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import TrainingSection, whole_samples
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultSACModule
 from lockstep.state.schedules import ScheduleLike
 
@@ -92,7 +93,7 @@ class SACLearner(Learner):
 
     def after_gradient_step(self) -> None:
         """The target critics follow."""
-        soft.follow_targets(self)
+        follow_targets(self)
 
 
 class SACConfig(AlgorithmConfig):

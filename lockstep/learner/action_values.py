@@ -55,14 +55,6 @@ def set_up_target(learner: Learner, module_id: str) -> None:
     learner.register_state(f"{module_id}/target", TargetNetwork(learner.module[module_id]))
 
 
-def follow_targets(learner: Learner) -> None:
-    """After a gradient step: the target networks of the modules that took part are told."""
-    for module_id in dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss):
-        config: Any = learner.config_of(module_id)
-        target: TargetNetwork = learner.registered[f"{module_id}/target"]
-        target.after_gradient_step(learner.optimizers, config.target_update_interval, config.tau)
-
-
 def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:
     """`[N, A, ...]` and actions `[N]` -> `[N, ...]`."""
     index = actions.long().reshape(-1, *(1,) * (outputs.dim() - 1))

@@ -90,7 +90,7 @@ class CompiledUpdate:
 
     def _present_state(self) -> list[Tensor]:
         """Inputs beside the columns. Where others have taken their place that lie in memory in another way, what was
-        compiled is forgotten. (That one was laid out anew in place is not noticed.)
+        compiled is forgotten. (One that is laid out anew in place is refused by the compiled code.)
         """
         state = self._state_inputs()
         if len(state) != len(self._state) or not all(map(operator.is_, state, self._state)):

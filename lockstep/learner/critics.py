@@ -1,15 +1,13 @@
-"""What algorithms with critics of actions share: targets, errors, their optimizers, target networks that follow."""
+"""What algorithms with critics of actions share: targets, errors, their optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.optimizers import fused_adam
-from lockstep.learner.targets import TargetNetwork
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -52,17 +50,6 @@ def critic_loss(learner: Learner, module_id: str, batch: TensorColumns, values: 
     td_error = learner.masked_mean(learner.row_errors[module_id], batch)
     learner.log(module_id, critic_loss=loss, q_mean=q_mean, td_error_mean=td_error)
     return loss
-
-
-def follow(learner: Learner, module_id: str, interval: int, tau: float) -> None:
-    """After a gradient step: the target network of a module goes after what learns."""
-    target: TargetNetwork = learner.registered[f"{module_id}/target"]
-    target.after_gradient_step(learner.optimizers, interval, tau)
-
-
-def modules_with_loss(learner: Learner) -> Sequence[str]:
-    """The modules that the present gradient step learned from."""
-    return list(dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss))
 
 
 def critics_of_actions(module: Any, values: Tensor, batch: TensorColumns) -> Tensor:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.learner.config import require
-from lockstep.learner.critics import ACTOR, follow, modules_with_loss
+from lockstep.learner.critics import ACTOR
 from lockstep.learner.optimizers import RegisteredOptimizer
+from lockstep.learner.targets import follow, modules_with_loss
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns

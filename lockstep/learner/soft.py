@@ -1,4 +1,4 @@
-"""What SAC and CQL share: a learned temperature, soft values, the policy's loss, target critics that follow."""
+"""What SAC and CQL share: a learned temperature, soft values, the policy's loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.data.columns import Columns
 from lockstep.learner.config import require
-from lockstep.learner.critics import follow, modules_with_loss, register_actor_and_critic
+from lockstep.learner.critics import register_actor_and_critic
 from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import TargetNetwork
 
@@ -129,10 +129,3 @@ def target_entropy(learner: Learner, module_id: str) -> float:
     if isinstance(space, spaces.Discrete):
         return DISCRETE_ENTROPY * math.log(int(space.n))
     return -float(math.prod(space.shape))
-
-
-def follow_targets(learner: Learner) -> None:
-    """After a gradient step: the target critics follow."""
-    for module_id in modules_with_loss(learner):
-        config: Any = learner.config_of(module_id)
-        follow(learner, module_id, config.target_update_interval, config.tau)

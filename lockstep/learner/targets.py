@@ -1,4 +1,4 @@
-"""`TargetNetwork`: a copy of a module that follows it, for targets that stand still meanwhile."""
+"""`TargetNetwork`: a copy of a module that follows it, for targets that stand still meanwhile; when it follows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import copy
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.learner.flat import FlatParameters
 from lockstep.learner.optimizers import OptimizerSet
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner
 
 
 class TargetNetwork:
@@ -85,3 +88,23 @@ class TargetNetwork:
             raise ValueError(f"the target network has {self.flat.numel()} parameters, the state {given.numel()}")
         self.flat.copy_(given)
         self.num_steps = int(state["num_steps"])
+
+
+def follow(learner: Learner, module_id: str, interval: int, tau: float) -> None:
+    """After a gradient step: the target network of a module goes after what learns."""
+    target: TargetNetwork = learner.registered[f"{module_id}/target"]
+    target.after_gradient_step(learner.optimizers, interval, tau)
+
+
+def modules_with_loss(learner: Learner) -> Sequence[str]:
+    """The modules that the present gradient step learned from."""
+    return list(dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss))
+
+
+def follow_targets(learner: Learner) -> None:
+    """After a gradient step: the target networks of the modules that took part follow, as the options
+    `target_update_interval` and `tau` say.
+    """
+    for module_id in modules_with_loss(learner):
+        config: Any = learner.config_of(module_id)
+        follow(learner, module_id, config.target_update_interval, config.tau)
