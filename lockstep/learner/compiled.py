@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.data.trees import leaves, map_tree, named_leaves
-from lockstep.learner.compiled_code import Code, compile_graph
+from lockstep.learner.compiled_code import CompiledCode, compile_graph
 from lockstep.learner.compiled_products import PRODUCTS
 from lockstep.learner.minibatches import gather
 from lockstep.learner.optimizers import ALL_MODULES, NO_AVG, NO_AVG_SQ, RegisteredOptimizer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_SHAPES = 4
 Metric = tuple[str, str, int]
-Step = tuple[Code, list[Metric], list[str]]
+Step = tuple[CompiledCode, list[Metric], list[str]]
 """what is compiled, the metrics it gives out as one tensor, and the modules whose row errors come after it"""
 
 
@@ -66,7 +66,7 @@ class CompiledUpdate:
             entry.has_loss = with_loss and self.learner.takes_part(entry)
             self._rates[entry.key].set_()
         rows = [index for index in indices.values() if index is not None]
-        values, *errors = function(*rows, *self._last_inputs)
+        values, *errors = function([*rows, *self._last_inputs])
         for entry in self.learner.optimizers:
             if self._rates[entry.key].bad_on_host():
                 entry.keep_bad_gradient()

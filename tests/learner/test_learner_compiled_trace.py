@@ -14,7 +14,7 @@ from lockstep.learner import compiled
 @pytest.fixture
 def traced(monkeypatch):
     """Learners with `compile=True` run the graph that would be compiled."""
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: graph)
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))
 
 
 def learners(cls=PPOLearner):
