@@ -145,11 +145,8 @@ class Policy(ActingPolicy):
     def _rng_state(self) -> dict[str, Any]:
         return dict(self._rng.bit_generator.state)
 
-    def _module_ids(self) -> list[str]:
-        return [DEFAULT_MODULE_ID]
-
-    def _metric_name(self, module_id: str, name: str) -> str:
-        return name
+    def _metric_prefix(self, module_id: str) -> str:
+        return ""
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> Policy:
