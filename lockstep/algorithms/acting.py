@@ -186,9 +186,9 @@ class ActingPolicy:
 
     @contextmanager
     def within_training_step(self, enabled: bool = True) -> Any:
-        """The context in which `update` is allowed."""
+        """The context in which `update` is allowed; gives the policy."""
         before, self._training = self._training, enabled
         try:
-            yield
+            yield self
         finally:
             self._training = before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -140,12 +140,12 @@ class MultiAgentPolicy:
         return self._training and bool(self.config.explore)
 
     @contextmanager
-    def within_training_step(self, enabled: bool = True) -> Iterator[None]:
-        """The context in which `update` is allowed and the modules explore."""
+    def within_training_step(self, enabled: bool = True) -> Iterator[Self]:
+        """The context in which `update` is allowed and the modules explore; gives the policy."""
         before = self._training
         self._set_training(enabled)
         try:
-            yield
+            yield self
         finally:
             self._set_training(before)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +157,6 @@ class Policy(ActingPolicy):
         return policy
 
 
-@contextmanager
-def policy_within_training_step(policy: AnyPolicy, enabled: bool = True) -> Any:
-    """The context in which a policy may learn and explores."""
-    with policy.within_training_step(enabled):
-        yield policy
+def policy_within_training_step(policy: AnyPolicy, enabled: bool = True) -> AbstractContextManager[AnyPolicy]:
+    """The context in which a policy may learn and explores; gives the policy."""
+    return policy.within_training_step(enabled)

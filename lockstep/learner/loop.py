@@ -49,12 +49,14 @@ class UpdateOptions:
         if not isinstance(self.shuffle_batch_per_epoch, bool | np.bool_):
             raise TypeError(f"shuffle_batch_per_epoch={self.shuffle_batch_per_epoch!r} must be True or False")
         steps: Mapping[Any, Any] = self.timesteps if isinstance(self.timesteps, (dict, Mapping)) else {"": None}
-        if not all(isinstance(v, NUMBERS) and isinstance(k, str) and v is not True for k, v in steps.items()):
-            raise TypeError(
-                f"timesteps must be a dict such as {{'num_env_steps_sampled_lifetime': 40_000}}, not {self.timesteps!r}"
-            )
-        if not all(0 <= value < math.inf for value in steps.values()):
-            raise ValueError(f"timesteps={self.timesteps!r} is not allowed; steps are finite, at least 0")
+        for name, value in steps.items():
+            if not isinstance(value, NUMBERS) or value is True or not isinstance(name, str):
+                raise TypeError(
+                    "timesteps must be a dict such as {'num_env_steps_sampled_lifetime': 40_000}, "
+                    f"not {self.timesteps!r}"
+                )
+            if not 0 <= value < math.inf:
+                raise ValueError(f"timesteps={self.timesteps!r} is not allowed; steps are finite, at least 0")
 
 
 class UpdateKeywords(TypedDict, total=False):
@@ -144,14 +146,13 @@ def run_minibatch(
     `stand_ins`: modules whose row is there only to keep the learner in step with the others.
     """
     learner.stand_ins = stand_ins
-    learner.rows_in_step = sum(
-        num_rows_of(next(iter(columns[m].values()))) if i is None else len(i)
-        for m, i in indices.items()
-        if m not in stand_ins
-    )
-    tensors: dict[str, Any] = {
-        m: None if i is None else torch.from_numpy(i).to(learner.device) for m, i in indices.items()
-    }
+    learner.rows_in_step = 0
+    tensors: dict[str, Any] = {}
+    for module_id, index in indices.items():
+        tensors[module_id] = None if index is None else torch.from_numpy(index).to(learner.device)
+        if module_id not in stand_ins:
+            one = next(iter(columns[module_id].values())) if index is None else index
+            learner.rows_in_step += num_rows_of(one)
     started = time.perf_counter()
     if learner.compiled is not None and learner.compiled.run(columns, tensors):
         learner.seconds.forward_backward += time.perf_counter() - started
