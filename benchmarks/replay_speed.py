@@ -35,6 +35,8 @@ COLLECT = {
 }
 COLLECTED = 2_048
 """steps of one call, as in ``peers/replay_work.py``"""
+RATIOS = ("times as fast", "of the least")
+"""columns: round by round, and of the least times of all rounds"""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -58,13 +60,15 @@ def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
 
 
 def lines(record: dict[str, Any], works: dict[str, str], shown: Callable[[float], float], digits: int) -> list[Any]:
-    """Rows of a table: what it is, a figure for each library, and how many times as fast ours is."""
+    """Rows of a table: what it is, a figure for each library, and how many times as fast ours is, round by round and of
+    the least times of all rounds.
+    """
     rows = []
     for work, text in works.items():
         ours, theirs = (seconds_of(record, library, work) for library in LIBRARIES)
         cells = [report.spread([shown(v) for v in found], digits) if found else "-" for found in (ours, theirs)]
         ratio = report.spread([b / a for a, b in zip(ours, theirs)], 1) if theirs else "-"
-        rows.append([text, *cells, ratio])
+        rows.append([text, *cells, ratio, f"{min(theirs) / min(ours):.1f}" if theirs else "-"])
     return rows
 
 
@@ -77,18 +81,19 @@ def render(record: dict[str, Any]) -> str:
     return (
         "# Replay buffers and collectors: speed\n\n`python benchmarks/replay_speed.py`\n\n"
         + report.table(
-            ["microseconds for one call", *names, "times as fast"], lines(record, WORK, lambda value: 1e6 * value, 1)
+            ["microseconds for one call", *names, *RATIOS], lines(record, WORK, lambda value: 1e6 * value, 1)
         )
         + "\nTianshou computes n-step returns in the algorithm, so there is no such figure of its buffer.\n\n"
         + report.table(
-            ["steps per second of 8 CartPole-v1, collected into a vector buffer", *names, "times as fast"],
+            ["steps per second of 8 CartPole-v1, collected into a vector buffer", *names, *RATIOS],
             lines(record, COLLECT, lambda value: COLLECTED / value, 0),
         )
         + "\n## Memory\n\nA buffer of 1,000,000 transitions of 84x84 frames with `stack_num=4, ignore_obs_next=True`: "
         + f"**{each * 1e6 / 1e9:.2f} GB** ({each:,.0f} bytes for a transition, everything that is kept beside the "
         + "frames included; scaled from the arrays of the full buffer of 20,000 in this measurement, with episodes of "
         + f"250 steps). Both stacks of four frames in each row would take {stacks * 1e6 / 1e9:.1f} GB.\n\n"
-        + f"{record['rounds']} rounds, one thread; medians, least and largest. "
+        + f"{record['rounds']} rounds, one thread; medians, least and largest. What else runs on the machine can "
+        + "only add time, and adds much to some rounds here: the last column compares the least times of all rounds. "
         + f"{report.machine_line(record['machine'])}\n"
     )
 
