@@ -11,7 +11,7 @@ from lockstep.algorithms.plain_values import named_options
 from lockstep.data.space_codec import describe_space, space_from
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.tracking.statistics import SeriesSummaries, TrainingStats, first_bad_step
+from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, first_bad_step
 
 if TYPE_CHECKING:
     from lockstep.algorithms.multi_agent_policy import AnyPolicy
@@ -41,22 +41,17 @@ def training_stats(policy: AnyPolicy, results: dict[str, Any], started: float) -
     """Statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
     policy.last_results = results
     policy._take_over()
-    prefixes = {mid: policy._metric_prefix(mid) for mid, numbers in results.items() if isinstance(numbers, dict)}
-    series = {prefixes[module_id] + name: values for (module_id, name), values in policy._last_series.items()}
-    metrics = dict(series)
-    for module_id, prefix in prefixes.items():
-        for own_name, value in results[module_id].items() if module_id != ALL_MODULES else ():
-            name = prefix + own_name
+    series = {policy._metric_name(*key): values for key, values in policy._last_series.items()}
+    metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in series.items()}
+    for module_id in policy._module_ids():
+        for own_name, value in results.get(module_id, {}).items():
+            name = policy._metric_name(module_id, own_name)
             if name not in metrics and isinstance(value, (int, float)):
-                metrics[name] = [float(value)]
+                metrics[name] = SequenceSummaryStats.of_one(float(value))
     common = results[ALL_MODULES]
     stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
     return TrainingStats(
-        time.perf_counter() - started,
-        common["num_minibatches"],
-        SeriesSummaries(metrics),
-        stages,
-        first_bad_step(series),
+        time.perf_counter() - started, common["num_minibatches"], metrics, stages, first_bad_step(series)
     )
 
 

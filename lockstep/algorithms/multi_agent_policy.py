@@ -204,8 +204,11 @@ class MultiAgentPolicy:
             weights, self._last_series = self.learner_group.first_learner(after_update, module_id)
             one.set_weights(weights)
 
-    def _metric_prefix(self, module_id: str) -> str:
-        return "" if module_id == ALL_MODULES else f"{module_id}/"
+    def _module_ids(self) -> list[str]:
+        return list(self.acting)
+
+    def _metric_name(self, module_id: str, name: str) -> str:
+        return name if module_id == ALL_MODULES else f"{module_id}/{name}"
 
     # -- state ---
 

@@ -145,8 +145,11 @@ class Policy(ActingPolicy):
     def _rng_state(self) -> dict[str, Any]:
         return dict(self._rng.bit_generator.state)
 
-    def _metric_prefix(self, module_id: str) -> str:
-        return ""
+    def _module_ids(self) -> list[str]:
+        return [DEFAULT_MODULE_ID]
+
+    def _metric_name(self, module_id: str, name: str) -> str:
+        return name
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -161,26 +161,6 @@ class CollectTotals:
         )
 
 
-class SeriesSummaries(Mapping[str, SequenceSummaryStats]):
-    """The summary of each metric's values, made when it is asked for: an update has twenty metrics, few are read."""
-
-    def __init__(self, series: Mapping[str, Sequence[float]]) -> None:
-        self.series = series
-        """by metric: its value in each gradient step, or one for the whole update"""
-
-    def __getitem__(self, name: str) -> SequenceSummaryStats:
-        return SequenceSummaryStats.from_sequence(self.series[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.series)
-
-    def __len__(self) -> int:
-        return len(self.series)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
 @dataclass(frozen=True)
 class TrainingStats:
     """Of one or several updates: each loss and learner metric over their gradient steps."""
@@ -269,9 +249,9 @@ class TrainingTotals:
         self.stage_seconds: dict[str, float] = {}
         self.first_bad_step: int | None = None
         self._values: dict[str, array[float]] = {}
-        """of each gradient step"""
+        """of updates of one gradient step"""
         self._parts: dict[str, list[SequenceSummaryStats]] = {}
-        """of updates that tell no more than a summary of several gradient steps"""
+        """of updates of several"""
 
     def add(self, stats: TrainingStats) -> None:
         """One more update."""
@@ -281,27 +261,20 @@ class TrainingTotals:
         self.gradient_steps += stats.gradient_steps
         for name, seconds in stats.stage_seconds.items():
             self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + seconds
-        if isinstance(stats.metrics, SeriesSummaries):
-            for name, values in stats.metrics.series.items():
-                self._add(name, values)
-            return
         for name, stat in stats.metrics.items():
             if stat.count == 1 and stat.mean is not None:
-                self._add(name, (stat.mean,))
+                if name not in self._values:
+                    self._values[name] = array("d")
+                self._values[name].append(stat.mean)
             elif stat.count:
                 self._parts.setdefault(name, []).append(stat)
 
-    def _add(self, name: str, values: Sequence[float]) -> None:
-        if name not in self._values:
-            self._values[name] = array("d")
-        self._values[name].extend(values)
-
     def stats(self) -> TrainingStats:
-        """All of them as one: over all their gradient steps. (Of an update that gave a summary of several steps its
-        median stands for each of them in the median; all else is exact.)
+        """All of them as one: over all their gradient steps. (Of an update of several steps its median stands for each
+        of them in the median; all else is exact.)
         """
-        merged = {name: _of_numbers(values) for name, values in self._values.items() if name not in self._parts}
-        merged |= {name: _merged(self._values.get(name, array("d")), parts) for name, parts in self._parts.items()}
+        names = dict.fromkeys([*self._values, *self._parts])
+        merged = {name: _merged(self._values.get(name, array("d")), self._parts.get(name, [])) for name in names}
         seconds = dict(self.stage_seconds)
         return TrainingStats(self.train_time, self.gradient_steps, merged, seconds, self.first_bad_step)
 
@@ -349,18 +322,6 @@ def _median(numbers: Sequence[float]) -> float:
     """Of at least one number. (Importing the standard library's `statistics` takes 20 ms.)"""
     ordered, half = sorted(numbers), len(numbers) // 2
     return ordered[half] if len(numbers) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _of_numbers(values: array[float]) -> SequenceSummaryStats:
-    """As `SequenceSummaryStats.from_sequence`, of many numbers."""
-    if len(values) == 1:
-        return SequenceSummaryStats.of_one(values[0])
-    numbers = np.array(values)
-    half, ordered = len(numbers) // 2, np.sort(numbers)
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean, std = float(numbers.mean()), float(numbers.std())
-        median = float(ordered[half] if len(numbers) % 2 else (ordered[half - 1] + ordered[half]) / 2)
-    return SequenceSummaryStats(mean, std, float(numbers.max()), float(numbers.min()), median, len(numbers))
 
 
 def _merged(values: array[float], parts: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:

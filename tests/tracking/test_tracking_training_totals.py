@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.tracking.statistics import (
-    SequenceSummaryStats,
-    SeriesSummaries,
-    TrainingStats,
-    TrainingTotals,
-    merge_training_stats,
-)
+from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, TrainingTotals, merge_training_stats
 
 NUMBERS = st.floats(-1e3, 1e3)
 
@@ -88,27 +82,3 @@ def test_an_epoch_of_many_updates_takes_few_bytes():
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 2_000 * len(names) * 12, used
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(NUMBERS, min_size=1, max_size=5), min_size=1, max_size=8))
-def test_updates_that_tell_the_value_of_each_step_give_the_statistics_of_all_steps(pieces):
-    parts = [TrainingStats(1.0, len(piece), SeriesSummaries({"loss": piece, "rate": [0.5]})) for piece in pieces]
-    merged = merge_training_stats(parts)
-    everything = [value for piece in pieces for value in piece]
-    close(merged.metrics["loss"], SequenceSummaryStats.from_sequence(everything))
-    assert merged.metrics["loss"].median == pytest.approx(np.median(everything))
-    close(merged.metrics["rate"], SequenceSummaryStats.from_sequence([0.5] * len(pieces)))
-    assert merged.gradient_steps == len(everything)
-
-
-def test_summaries_of_series_are_those_of_their_values():
-    summaries = SeriesSummaries({"loss": [1.0, 3.0], "rate": [0.5]})
-    assert summaries == {
-        "loss": SequenceSummaryStats(2.0, 1.0, 3.0, 1.0, 2.0, 2),
-        "rate": SequenceSummaryStats.of_one(0.5),
-    }
-    assert list(summaries) == ["loss", "rate"]
-    assert len(summaries) == 2
-    assert repr(summaries) == repr(dict(summaries))
-    assert TrainingStats(1.0, 2, summaries).get_loss_stats_dict() == {"loss": 2.0, "rate": 0.5}
