@@ -16,7 +16,7 @@ class CompiledCode:
     """What the compiler gives out, `inner`, behind the wrappers that PyTorch puts around it.
 
     The wrappers, which take 6 us of a call, order inputs and join those that share memory. Where a call shows that they
-    hand on all as it is, later ones go past them.
+    hand on all as it is, later ones go past them (and leave the version counters of what they write to as they are).
     """
 
     def __init__(self, wrapped: Callable[..., Outputs], inner: Any) -> None:
@@ -28,7 +28,7 @@ class CompiledCode:
         if self._direct is not None:
             with torch.no_grad():
                 return self._direct(inputs)
-        if self._inner is None or len(set(map(id, inputs))) < len(inputs):  # twice the same would look out of order
+        if self._inner is None or len(set(map(id, inputs))) < len(inputs):  # one given twice would hide an order
             return self._wrapped(*inputs)
         return self._watched(inputs)
 
@@ -47,8 +47,9 @@ class CompiledCode:
             outputs = self._wrapped(*inputs)
         finally:
             inner.current_callable = code
-        pairs = zip(heard, (inputs, outputs), strict=True)
-        if all(len(there) == len(here) and all(map(operator.is_, there, here)) for there, here in pairs):
+        pairs = zip(heard, (inputs, outputs))
+        same = [len(there) == len(here) and all(map(operator.is_, there, here)) for there, here in pairs]
+        if same == [True, True]:
             self._direct = code
         return outputs
 
