@@ -50,6 +50,33 @@ def test_a_minibatch_without_rows_of_some_module_is_traced_without_it():
     assert_close(*pair)
 
 
+def test_state_that_lies_in_memory_in_another_way_is_another_graph(monkeypatch):
+    graphs = []
+
+    def compile_graph(graph, *_):
+        graphs.append(graph)
+        return lambda given: graph(*given)
+
+    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
+    learner, eager = learners()
+
+    def graphs_after(replace):
+        for entry in learner.optimizers:
+            (moments,) = entry.optimizer.state.values()
+            moments["exp_avg"] = replace(moments["exp_avg"])
+        for one in (learner, eager):
+            one.update_from_batch(ppo_batch(32), minibatch_size=16)
+        assert_close(learner, eager)
+        return len(graphs)
+
+    for one in (learner, eager):
+        one.update_from_batch(ppo_batch(32), minibatch_size=16)
+    assert graphs_after(lambda moments: moments) == 1
+    assert graphs_after(torch.clone) == 1
+    assert graphs_after(lambda moments: moments.repeat_interleave(2)[::2]) == 2
+    assert graphs_after(torch.Tensor.contiguous) == 3
+
+
 def test_columns_in_another_order_within_one_are_another_graph():
     first, second = torch.zeros(4, 2), torch.ones(4, 2)
     learner = learners()[0]

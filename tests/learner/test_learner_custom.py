@@ -227,15 +227,3 @@ def test_what_cannot_be_compiled_runs_eagerly_with_a_warning(cls, options, reaso
         learner.update_from_batch(batch(), minibatch_size=8)
     eager.update_from_batch(batch(), minibatch_size=8)
     assert_same(parameters(learner), parameters(eager))
-
-
-def test_compiled_update_is_compiled_anew_where_its_state_lies_in_memory_in_another_way(compiled):
-    compiled, eager = pair(compiled)
-    steps = compiled.eager_steps
-    for entry in compiled.optimizers:
-        (moments,) = entry.optimizer.state.values()
-        moments["exp_avg"] = moments["exp_avg"].repeat_interleave(2)[::2]
-    for learner in (compiled, eager):
-        learner.update_from_batch(batch(seed=5), **STEPS)
-    assert_close(compiled, eager)
-    assert compiled.eager_steps == steps
