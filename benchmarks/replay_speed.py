@@ -79,7 +79,7 @@ def render(record: dict[str, Any]) -> str:
     each = next(run["bytes_for_a_frame_row"] for run in record["runs"] if run["name"] == "lockstep")
     stacks = 2 * 4 * 84 * 84 + 8 + 4
     return (
-        "# Replay buffers and collectors: speed\n\n`python benchmarks/replay_speed.py`\n\n"
+        f"# Replay buffers and collectors: speed\n\n`python benchmarks/replay_speed.py --rounds {record['rounds']}`\n\n"
         + report.table(
             ["microseconds for one call", *names, *RATIOS], lines(record, WORK, lambda value: 1e6 * value, 1)
         )

@@ -24,7 +24,10 @@ class CompiledCode:
         self._direct: Callable[[list[Tensor]], Outputs] | None = None
 
     def __call__(self, inputs: list[Tensor]) -> Outputs:
-        """What the graph gives out; inputs that it writes to are written to. The list may be emptied."""
+        """What the graph gives out; inputs that it writes to are written to. The list may be emptied.
+
+        Raises `RuntimeError` for inputs of other shapes, layouts or dtypes than those it was compiled for.
+        """
         if self._direct is not None:
             with torch.no_grad():
                 return self._direct(inputs)

@@ -106,7 +106,7 @@ class MultiRLModule(nn.Module):
         """How many numbers of a module can learn. (Its parameters are looked for once: that walks all its parts.)"""
         if module_id not in self._parameters_of:
             self._parameters_of[module_id] = [(p, p.numel()) for p in self[module_id].parameters()]
-        return sum([size for p, size in self._parameters_of[module_id] if p.requires_grad])
+        return sum(size for p, size in self._parameters_of[module_id] if p.requires_grad)
 
     def foreach_module(self, func: Callable[[str, RLModule], T]) -> dict[str, T]:
         """`func(module_id, module)` for each module."""

@@ -13,8 +13,15 @@ from lockstep.learner import compiled
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Learners with `compile=True` run the graph that would be compiled."""
-    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))
+    """Learners with `compile=True` run the graph that would be compiled; gives the list of these graphs."""
+    graphs = []
+
+    def compile_graph(graph, *_):
+        graphs.append(graph)
+        return lambda given: graph(*given)
+
+    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
+    return graphs
 
 
 def learners(cls=PPOLearner):
@@ -50,14 +57,7 @@ def test_a_minibatch_without_rows_of_some_module_is_traced_without_it():
     assert_close(*pair)
 
 
-def test_state_that_lies_in_memory_in_another_way_is_another_graph(monkeypatch):
-    graphs = []
-
-    def compile_graph(graph, *_):
-        graphs.append(graph)
-        return lambda given: graph(*given)
-
-    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
+def test_state_that_lies_in_memory_in_another_way_is_another_graph(traced):
     learner, eager = learners()
 
     def graphs_after(replace):
@@ -67,7 +67,7 @@ def test_state_that_lies_in_memory_in_another_way_is_another_graph(monkeypatch):
         for one in (learner, eager):
             one.update_from_batch(ppo_batch(32), minibatch_size=16)
         assert_close(learner, eager)
-        return len(graphs)
+        return len(traced)
 
     for one in (learner, eager):
         one.update_from_batch(ppo_batch(32), minibatch_size=16)
