@@ -1,8 +1,8 @@
 """Acting on numpy observations, with random numbers that were drawn in bulk.
 
-For small plain networks numpy is several times faster than torch (no dispatcher between small operations); it
-works on the memory of the parameters themselves, so a new set of weights needs no copying. :func:`make_actor`
-picks.
+For small plain networks numpy and a compiled layer are several times faster than torch (no dispatcher between small
+operations); they work on the memory of the parameters themselves, so a new set of weights needs no copying.
+:func:`make_actor` picks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from lockstep.modules.action_values import DistributionalQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.deterministic import DefaultTD3Module
-from lockstep.modules.plain import ACTIVATIONS, is_plain, tanh_
+from lockstep.modules.plain import is_plain, tanh_
 from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
 from lockstep.modules.rl_module import RLModule
 from lockstep.modules.soft_actor_critic import DefaultSACModule
@@ -108,8 +108,11 @@ class NumpyActor:
         self._log_std_bounds = getattr(module, "log_std_bounds", None)
         self._num_actions = module.action_dist_cls.noise_size
         self._mean = module.mean_of_array if isinstance(module, DistributionalQModule) else None
-        activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
-        self._activate = ACTIVATIONS[type(activations[0])] if activations else tanh_
+        activations = {type(layer) for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)}
+        self._rectify = activations == {nn.ReLU}
+        from lockstep.modules._dense_kernel import dense  # imports numba
+
+        self._dense = dense
         self.rebind()
 
     @classmethod
@@ -133,7 +136,7 @@ class NumpyActor:
     def rebind(self) -> None:
         layers = [layer for layer in self.module.encoder.mlp if isinstance(layer, nn.Linear)]
         layers.append(self.module.policy_head)
-        self._layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+        self._layers = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in layers]
         self._dtype = self._layers[0][0].dtype
         log_std = getattr(self.module, "log_std", None)
         self._log_std = None if log_std is None else log_std.detach().numpy()
@@ -151,16 +154,16 @@ class NumpyActor:
         num_rows = len(obs)
         plan = self._plans.get(num_rows)
         hidden, (weight, bias, out) = plan if plan is not None else self._make_plan(num_rows)
-        x = obs if obs.dtype == self._dtype else obs.astype(self._dtype)
-        if x.ndim != 2:
-            x = x.reshape(num_rows, -1)
+        dense, rectify = self._dense, self._rectify
+        x = obs if obs.ndim == 2 else obs.reshape(num_rows, -1)
+        if x.dtype != self._dtype or not x.flags.carray:
+            x = np.array(x, self._dtype, order="C")
         for hidden_weight, hidden_bias, buffer in hidden:
-            np.matmul(x, hidden_weight, buffer)
-            np.add(buffer, hidden_bias, buffer)
-            self._activate(buffer)
+            dense(x, hidden_weight, hidden_bias, rectify, buffer)
+            if not rectify:
+                tanh_(buffer)
             x = buffer
-        np.matmul(x, weight, out)
-        np.add(out, bias, out)
+        dense(x, weight, bias, False, out)
         if self._head is not None:
             mean, log_std = out[:, : self._num_actions], self._log_std
             if log_std is None:

@@ -8,9 +8,15 @@ from typing import Any
 import numba
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled(function: Callable[..., Any], fastmath: Any = False) -> Any:
     """Compile on first call, keep the machine code on disk where some cache folder can be written."""
+    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # numba found no folder to cache in (read-only installation without a home)
-        return numba.njit(nogil=True, error_model="numpy")(function)
+        return numba.njit(**options)(function)
+
+
+def compiled_sums(function: Callable[..., Any]) -> Any:
+    """As `compiled`, for sums that may be taken in any order, so that several numbers are added at once."""
+    return compiled(function, fastmath={"reassoc", "contract", "nsz"})

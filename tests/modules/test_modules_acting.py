@@ -89,6 +89,15 @@ def test_numpy_and_torch_pick_the_same_actions_for_squashed_policies(cls, action
         np.testing.assert_array_equal(found, kept)
 
 
+def test_observations_may_lie_in_memory_in_any_way():
+    actor, obs = NumpyActor.build(build()), rows(9)
+    expected = actor.act(obs).copy()
+    read_only = obs.copy()
+    read_only.flags.writeable = False
+    for given in (read_only, np.asfortranarray(obs), obs.astype(np.float64), np.repeat(obs, 2, axis=0)[::2]):
+        np.testing.assert_array_equal(actor.act(given), expected)
+
+
 def test_acting_draws_from_the_policys_distribution():
     module = build()
     obs = np.repeat(rows(1), 40_000, axis=0)
