@@ -57,7 +57,9 @@ def multi_minibatch_indices(
     largest = max(sizes.values())
     size = largest if minibatch_size is None else min(minibatch_size, largest)
     per_pass = largest // size
-    streams = {} if shuffle else {key: _twice(np.arange(rows), rows) for key, rows in sizes.items()}
+    streams = {} if shuffle else {key: np.arange(rows) for key, rows in sizes.items()}
+    if num_epochs > 1:  # two times, so that a piece that runs over the end is one slice
+        streams = {key: np.concatenate([index, index]) for key, index in streams.items()}
     for epoch in range(num_epochs):
         if shuffle and rng is not None:
             streams = {key: rng.permutation(rows) for key, rows in sizes.items()}
@@ -71,11 +73,6 @@ def multi_minibatch_indices(
                     first = start % rows
                     minibatch[key] = streams[key][first : first + stop - start]
             yield minibatch
-
-
-def _twice(index: np.ndarray, rows: int) -> np.ndarray:
-    """[0..rows) two times, so that a piece that runs over the end is one slice."""
-    return np.concatenate([index, index]) if rows else index
 
 
 def _check(

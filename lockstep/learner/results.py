@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from lockstep.learner.reduction import Reducer
 Results = dict[str, dict[str, Any]]
 Key = tuple[str, str]
 """module id and name of a metric"""
-Logged = dict[Key, list[tuple[float, float, int]]]
-"""(value, rows, step) of each"""
+Logged = dict[Key, tuple[list[float], list[float], list[int]]]
+"""values, and the rows and the gradient step of each"""
 
 
 class UpdateMetrics:
@@ -51,10 +51,6 @@ class UpdateMetrics:
     def set_share(self, module_id: str, rows: int, **values: float) -> None:
         """Numbers that hold for this learner's `rows` rows in the whole update; joined over learners, by their rows."""
         self._shares.update({(module_id, name): (value, rows) for name, value in values.items()})
-
-    def defaults(self, module_id: str, **values: Any) -> None:
-        """As `set`, for those that nobody has set."""
-        self._fixed[module_id] = {**values, **self._fixed.get(module_id, {})}
 
     def items(self) -> Iterator[tuple[Key, list[tuple[Tensor, int, int]]]]:
         """`((module_id, name), [(value, rows, step)])` of what was logged."""
@@ -94,52 +90,54 @@ class UpdateMetrics:
         One transfer to the host, and one exchange between the learners.
         """
         logged = self._on_host()
-        shares: Logged = {key: [(*share, 0)] for key, share in self._shares.items()}
+        shares: Logged = {key: ([value], [rows], [0]) for key, (value, rows) in self._shares.items()}
         if reducer.world_size > 1:
             parts = reducer.gather([_packed(logged), _packed(shares)])
             logged, shares = (_joined([part[kind] for part in parts]) for kind in (0, 1))
         results: Results = {ALL_MODULES: {}}
-        for (module_id, name), values in logged.items():
-            self.series[module_id, name] = [value for value, _, _ in values]
-            results.setdefault(module_id, {})[name] = _weighted_mean(values)
+        for (module_id, name), (values, rows, _) in logged.items():
+            self.series[module_id, name] = values
+            results.setdefault(module_id, {})[name] = _weighted_mean(values, rows)
         for module_id, fixed in self._fixed.items():
             results.setdefault(module_id, {}).update(fixed)
-        for (module_id, name), values in shares.items():
-            results.setdefault(module_id, {})[name] = values[0][0]
+        for (module_id, name), (values, _, _) in shares.items():
+            results.setdefault(module_id, {})[name] = values[0]
         return results
 
     def _on_host(self) -> Logged:
         logged: Logged = {}
-        for (names, _, step), numbers in zip(self._vectors, _to_host([values for _, values, _ in self._vectors])):
-            for (module_id, name, rows), number in zip(names, numbers):
-                key = module_id, name
-                if key in logged:
-                    logged[key].append((number, rows, step))
-                else:
-                    logged[key] = [(number, rows, step)]
+        lists = iter(_to_host([values for _, values, _ in self._vectors]))
+        for names, together in itertools.groupby(self._vectors, operator.itemgetter(0)):
+            steps = [step for _, _, step in together]
+            for (module_id, name, rows), values in zip(names, zip(*itertools.islice(lists, len(steps)))):
+                _extend(logged, (module_id, name), values, [rows] * len(steps), steps)
         singles = dict(self.items())
-        tensors = [value for values in singles.values() for value, _, _ in values]
+        tensors = [value for entries in singles.values() for value, _, _ in entries]
         remaining = iter(torch.stack(tensors).tolist() if tensors else [])
-        for key, values in singles.items():
-            _, rows_of, steps = zip(*values)
-            logged.setdefault(key, []).extend(zip(itertools.islice(remaining, len(values)), rows_of, steps))
+        for key, entries in singles.items():
+            _, rows_of, steps_of = zip(*entries)
+            _extend(logged, key, itertools.islice(remaining, len(entries)), rows_of, steps_of)
         return logged
 
 
-def _weighted_mean(values: list[tuple[float, float, int]]) -> float:
-    """Of `(value, rows, step)` by rows; NaN where there are none."""
-    if len(values) == 1:
-        return values[0][0] if values[0][1] else float("nan")
-    counted = [entry for entry in values if entry[1]]
-    if not counted:
-        return float("nan")
-    numbers, rows, _ = zip(*counted)
-    return sum(map(operator.mul, numbers, rows)) / sum(rows)
+def _extend(logged: Logged, key: Key, *more: Iterable[Any]) -> None:
+    columns: tuple[list[Any], ...] = logged.setdefault(key, ([], [], []))
+    for column, new in zip(columns, more):
+        column.extend(new)
+
+
+def _weighted_mean(values: list[float], rows: list[float]) -> float:
+    """By rows; NaN where there are none."""
+    if len(values) == 1:  # as it is, without rounding
+        return values[0] if rows[0] else float("nan")
+    if 0 in rows:
+        values, rows = list(itertools.compress(values, rows)), list(filter(None, rows))
+    return sum(map(operator.mul, values, rows)) / sum(rows) if rows else float("nan")
 
 
 def _packed(logged: Logged) -> Any:
     """What was logged as plain lists and arrays, for the other learners."""
-    entries = [(index, *entry) for index, values in enumerate(logged.values()) for entry in values]
+    entries = [(index, *entry) for index, columns in enumerate(logged.values()) for entry in zip(*columns)]
     return {"keys": [list(key) for key in logged], "entries": np.array(entries, np.float64).reshape(-1, 4)}
 
 
@@ -154,10 +152,11 @@ def _joined(parts: list[Any]) -> Logged:
             if rows:
                 total[0] += value * rows
                 total[1] += rows
-    return {
-        key: [(total / rows, rows, step) for step, (total, rows) in sorted(by_step.items()) if rows]
-        for key, by_step in sums.items()
-    }
+    joined: Logged = {}
+    for key, by_step in sums.items():
+        entries = [(total / rows, rows, step) for step, (total, rows) in sorted(by_step.items()) if rows]
+        _extend(joined, key, *zip(*entries))
+    return joined
 
 
 def _to_host(vectors: list[Tensor]) -> list[list[float]]:

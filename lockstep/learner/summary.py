@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.optimizers import ALL_MODULES, RegisteredOptimizer
 from lockstep.learner.results import Results, UpdateMetrics
 
 if TYPE_CHECKING:
@@ -24,36 +24,31 @@ def summarize_update(
     num_minibatches, passes, env_steps = steps
     metrics, learner.metrics = learner.metrics, UpdateMetrics()
     stages, learner.seconds = learner.seconds, type(learner.seconds)()
-    fixed: dict[str, dict[str, float]] = {mid: {} for mid in trained}
     for entry in learner.optimizers:
-        numbers = fixed.setdefault(entry.module_id, {})
-        numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
-        name = f"{entry.name}_bad_gradients"
-        if entry.bad_steps.device.type != "cpu":  # comes to the host with the metrics
-            metrics.log(entry.module_id, {name: entry.bad_steps.clone()}, 1)
+        if not entry.on_host:  # comes to the host with the metrics
+            metrics.log(entry.module_id, {_bad_gradients(entry): entry.bad_steps.clone()}, 1)
             entry.bad_steps.zero_()
-        elif number := float(entry.bad_steps):  # the same on all learners
-            numbers[name] = number
-            entry.bad_steps.zero_()
+    results = metrics.reduce(learner.reducer)
     for module_id, rows in trained.items():
-        metrics.defaults(module_id, diff_num_grad_updates_vs_sampler_policy=0)  # where the data do not say
-        metrics.set(
-            module_id,
-            **fixed.pop(module_id),
+        numbers = results.setdefault(module_id, {})
+        numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", 0)  # where the data do not say
+        numbers.update(
             num_module_steps_trained=rows,
             num_module_steps_trained_lifetime=learner.count(f"{module_id}/rows", rows),
             module_train_batch_size_mean=rows / num_minibatches,
             weights_seq_no=learner.weights_seq_no,
             num_trainable_parameters=learner.module.num_trainable_parameters(module_id),
         )
-    for module_id, others in fixed.items():
-        metrics.set(module_id, **others)
-    results = metrics.reduce(learner.reducer)
     bad = 0
     for entry in learner.optimizers:
-        name = f"{entry.name}_bad_gradients"
-        metrics.series.pop((entry.module_id, name), None)
-        bad += int(results[entry.module_id].pop(name, 0))
+        numbers = results.setdefault(entry.module_id, {})
+        numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
+        if not entry.on_host:
+            metrics.series.pop((entry.module_id, _bad_gradients(entry)))
+            bad += int(numbers.pop(_bad_gradients(entry)))
+        elif number := int(entry.bad_steps):  # the same on all learners
+            bad += number
+            entry.bad_steps.zero_()
     learner.last_series = metrics.series
     results[ALL_MODULES].update(
         num_env_steps_trained=env_steps,
@@ -79,6 +74,10 @@ def summarize_skipped(learner: Learner) -> Results:
     learner.count("num_updates_skipped", 1)
     learner.last_series = {}
     return {ALL_MODULES: {"num_updates_skipped": 1, "num_minibatches": 0, "num_env_steps_trained": 0}}
+
+
+def _bad_gradients(entry: RegisteredOptimizer) -> str:
+    return f"{entry.name}_bad_gradients"
 
 
 def _tell_bad_gradients(learner: Learner, count: int) -> None:

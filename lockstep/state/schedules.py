@@ -1,5 +1,7 @@
 """Values that change with the number of environment steps: learning rate, entropy coefficient, clip range."""
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -35,8 +37,8 @@ class Schedule:
             value = value.specification
         self.name = name
         self.specification: ScheduleLike = value
-        self._times: np.ndarray | None = None
-        self._values: np.ndarray | None = None
+        self._times: list[float] = []
+        self._values: list[float] = []
         if callable(value):
             self._function: Callable[[int], float] | None = value
         elif is_number(value):
@@ -64,7 +66,7 @@ class Schedule:
     @property
     def constant(self) -> bool:
         """Whether it was given as one number."""
-        return self._times is None and self._function is None
+        return not self._times and self._function is None
 
     @property
     def value(self) -> float:
@@ -94,18 +96,26 @@ class Schedule:
         self._value = float(state["value"])
 
     def _at(self, t: int) -> float:
-        if self._times is not None and self._values is not None:
-            return float(np.interp(t, self._times, self._values))
+        if self._times:
+            return self._between_points(t)
         if self._function is not None:
             return self._check_finite(self._function(t), t)
         return float(self.specification)  # type: ignore[arg-type]
+
+    def _between_points(self, t: int) -> float:
+        times, values = self._times, self._values
+        after = bisect.bisect_right(times, t)
+        if after == len(times):
+            return values[-1]
+        slope = (values[after] - values[after - 1]) / (times[after] - times[after - 1])
+        return slope * (t - times[after - 1]) + values[after - 1]
 
     def _check_finite(self, value: Any, t: int) -> float:
         if not is_number(value) or not math.isfinite(value):
             raise ValueError(f"{self.name} must be a finite number at every step; at step {t} it is {value!r}")
         return float(value)
 
-    def _checked_points(self, points: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _checked_points(self, points: Sequence[Any] | np.ndarray) -> tuple[list[float], list[float]]:
         if len(points) < 2:
             raise ValueError(
                 f"{self.name}: a schedule needs at least two points [[0, v0], [t1, v1], ...], got "
@@ -115,9 +125,9 @@ class Schedule:
             sound = isinstance(point, list | tuple | np.ndarray) and len(point) == 2 and all(map(is_number, point))
             if not sound or not all(math.isfinite(part) for part in point):
                 raise ValueError(f"{self.name}: every point must be [step, value], two finite numbers; got {point!r}")
-        times = np.array([point[0] for point in points], dtype=np.float64)
+        times = [float(point[0]) for point in points]
         if times[0] != 0:
             raise ValueError(f"{self.name}: the first point must be at step 0, got {times[0]:g}")
-        if not (np.diff(times) > 0).all():
-            raise ValueError(f"{self.name}: the steps of the points must rise, got {times.tolist()}")
-        return times, np.array([point[1] for point in points], dtype=np.float64)
+        if any(later <= earlier for earlier, later in itertools.pairwise(times)):
+            raise ValueError(f"{self.name}: the steps of the points must rise, got {times}")
+        return times, [float(point[1]) for point in points]
