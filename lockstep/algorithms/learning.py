@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ from lockstep.algorithms.plain_values import named_options
 from lockstep.data.space_codec import describe_space, space_from
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, first_bad_step
+from lockstep.tracking.statistics import TrainingStats
 
 if TYPE_CHECKING:
     from lockstep.algorithms.multi_agent_policy import AnyPolicy
@@ -41,18 +43,27 @@ def training_stats(policy: AnyPolicy, results: dict[str, Any], started: float) -
     """Statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
     policy.last_results = results
     policy._take_over()
-    series = {policy._metric_name(*key): values for key, values in policy._last_series.items()}
-    metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in series.items()}
-    for module_id in policy._module_ids():
-        for own_name, value in results.get(module_id, {}).items():
-            name = policy._metric_name(module_id, own_name)
-            if name not in metrics and isinstance(value, (int, float)):
-                metrics[name] = SequenceSummaryStats.of_one(float(value))
-    common = results[ALL_MODULES]
-    stages = {name.removeprefix("seconds_"): value for name, value in common.items() if name.startswith("seconds_")}
-    return TrainingStats(
-        time.perf_counter() - started, common["num_minibatches"], metrics, stages, first_bad_step(series)
+    series = policy._last_series
+    return TrainingStats.of_update(
+        time.perf_counter() - started,
+        results[ALL_MODULES]["num_minibatches"],
+        partial(_values_and_seconds, policy._metric_prefixes, series, results),
+        finite=math.isfinite(sum(map(sum, series.values()))),
     )
+
+
+def _values_and_seconds(
+    prefixes: Mapping[str, str], series: Mapping[tuple[str, str], list[float]], results: Mapping[str, Any]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """By name: what the modules logged in each gradient step and report of the whole update; seconds by stage."""
+    named = {prefixes.get(module_id, "") + name: values for (module_id, name), values in series.items()}
+    for module_id, prefix in prefixes.items():
+        for own_name, value in results.get(module_id, {}).items():
+            name = prefix + own_name
+            if name not in named and isinstance(value, (int, float)):
+                named[name] = [float(value)]
+    seconds = {k.removeprefix("seconds_"): v for k, v in results[ALL_MODULES].items() if k.startswith("seconds_")}
+    return named, seconds
 
 
 def bring_home(policy: AnyPolicy) -> None:

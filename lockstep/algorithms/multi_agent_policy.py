@@ -19,7 +19,6 @@ from lockstep.data.episode_store import EpisodeStore
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.publishing import after_update
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.replay import MultiAgentReplayBuffer
@@ -204,11 +203,10 @@ class MultiAgentPolicy:
             weights, self._last_series = self.learner_group.first_learner(after_update, module_id)
             one.set_weights(weights)
 
-    def _module_ids(self) -> list[str]:
-        return list(self.acting)
-
-    def _metric_name(self, module_id: str, name: str) -> str:
-        return name if module_id == ALL_MODULES else f"{module_id}/{name}"
+    @property
+    def _metric_prefixes(self) -> dict[str, str]:
+        """What stands before the names of a module's metrics."""
+        return {module_id: f"{module_id}/" for module_id in self.acting}
 
     # -- state ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep.algorithms import learning
 from lockstep.algorithms.acting import ActingPolicy
@@ -145,11 +145,8 @@ class Policy(ActingPolicy):
     def _rng_state(self) -> dict[str, Any]:
         return dict(self._rng.bit_generator.state)
 
-    def _module_ids(self) -> list[str]:
-        return [DEFAULT_MODULE_ID]
-
-    def _metric_name(self, module_id: str, name: str) -> str:
-        return name
+    _metric_prefixes: ClassVar[Mapping[str, str]] = {DEFAULT_MODULE_ID: ""}
+    """what stands before the names of a module's metrics"""
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> Policy:

@@ -292,8 +292,7 @@ class BaseTrainer:
         self.updates.add(stats)
         self.seconds["update"] += stats.train_time
         self._emit(UpdateEnd(*self._where(), stats=stats))
-        losses = ((name, stat.mean) for name, stat in stats.metrics.items() if "loss" in name)
-        bad = [name for name, mean in losses if mean is not None and not math.isfinite(mean)]
+        bad = stats.bad_losses()
         if bad and self.nan_policy == "stop":
             step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
             raise FloatingPointError(
