@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,11 +43,11 @@ class RegisteredOptimizer:
     """a gradient that was not finite, since the last report: on the CPU the first, else zeros before it and the last"""
     has_loss: bool = True
     """took part in the loss of the present gradient step"""
+    key: str = field(init=False)
+    """`module_id.name`, as in checkpoints"""
 
-    @property
-    def key(self) -> str:
-        """`module_id.name`, as in checkpoints."""
-        return f"{self.module_id}.{self.name}"
+    def __post_init__(self) -> None:
+        self.key = f"{self.module_id}.{self.name}"
 
     @property
     def on_host(self) -> bool:

@@ -27,6 +27,8 @@ from lockstep.ops.deterministic import SquashedDeterministic
 from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedGaussian
 
 MAX_PLANS = 16
+_LOWEST, _HIGHEST = np.full((), -1.0, np.float32), np.full((), 1.0, np.float32)
+"""arrays: numbers would be made such in each call"""
 _OF_ALL = ("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
 _METHODS = (*_OF_ALL, "_run", "_policy")
 _OF_MEANS = ("value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked")
@@ -204,7 +206,10 @@ def _squashed_gaussian(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray
 
 def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
     actions = np.tanh(mean)
-    return actions if noise is None else np.minimum(np.maximum(actions + noise, -1.0), 1.0)
+    if noise is not None:
+        np.add(actions, noise, actions)
+        np.minimum(np.maximum(actions, _LOWEST, actions), _HIGHEST, actions)
+    return cast(np.ndarray, actions)
 
 
 def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:
