@@ -43,12 +43,13 @@ def training_stats(policy: AnyPolicy, results: dict[str, Any], started: float) -
     """Statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
     policy.last_results = results
     policy._take_over()
-    series = policy._last_series
+    numbers = (own.items() for own in results.values() if isinstance(own, dict))
+    losses = [value for own in numbers for name, value in own if "loss" in name]
     return TrainingStats.of_update(
         time.perf_counter() - started,
         results[ALL_MODULES]["num_minibatches"],
-        partial(_values_and_seconds, policy._metric_prefixes, series, results),
-        finite=math.isfinite(sum(map(sum, series.values()))),
+        partial(_values_and_seconds, policy._metric_prefixes, policy._last_series, results),
+        finite=math.isfinite(sum(losses)),
     )
 
 
@@ -58,7 +59,7 @@ def _values_and_seconds(
     """By name: what the modules logged in each gradient step and report of the whole update; seconds by stage."""
     named = {prefixes.get(module_id, "") + name: values for (module_id, name), values in series.items()}
     for module_id, prefix in prefixes.items():
-        for own_name, value in results.get(module_id, {}).items():
+        for own_name, value in results.get(module_id, {}).items() if module_id != ALL_MODULES else ():
             name = prefix + own_name
             if name not in named and isinstance(value, (int, float)):
                 named[name] = [float(value)]

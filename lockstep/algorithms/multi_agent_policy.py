@@ -19,6 +19,7 @@ from lockstep.data.episode_store import EpisodeStore
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.publishing import after_update
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.replay import MultiAgentReplayBuffer
@@ -206,7 +207,8 @@ class MultiAgentPolicy:
     @property
     def _metric_prefixes(self) -> dict[str, str]:
         """What stands before the names of a module's metrics."""
-        return {module_id: f"{module_id}/" for module_id in self.acting}
+        modules = dict.fromkeys([*self.acting, *(module_id for module_id, _ in self._last_series)])
+        return {module_id: "" if module_id == ALL_MODULES else f"{module_id}/" for module_id in modules}
 
     # -- state ---
 

@@ -94,8 +94,8 @@ class TorchActor:
 
 
 class NumpyActor:
-    """Acts with a plain :class:`DefaultActorCriticModule` (or SAC's, or TD3's) through numpy, on the memory of its
-    parameters.
+    """Acts with a plain :class:`DefaultActorCriticModule` (or SAC's, or TD3's) through compiled layers and
+    numpy, on the memory of its parameters. What it gives for a row does not depend on the rows beside it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class NumpyActor:
         self._mean = module.mean_of_array if isinstance(module, DistributionalQModule) else None
         activations = {type(layer) for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)}
         self._rectify = activations == {nn.ReLU}
-        from lockstep.modules._dense_kernel import dense  # imports numba
+        from lockstep.ops._dense_kernel import dense  # imports numba
 
         self._dense = dense
         self.rebind()

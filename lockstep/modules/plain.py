@@ -1,4 +1,4 @@
-"""Which networks are plain enough to be run in numpy when acting: linear layers with tanh or relu between them."""
+"""Which networks are plain enough to act without torch: linear layers with tanh or relu between them."""
 
 from __future__ import annotations
 

@@ -107,8 +107,10 @@ class Schedule:
         after = bisect.bisect_right(times, t)
         if after == len(times):
             return values[-1]
-        slope = (values[after] - values[after - 1]) / (times[after] - times[after - 1])
-        return slope * (t - times[after - 1]) + values[after - 1]
+        begin, end = times[after - 1 : after + 1]
+        if t == begin:
+            return values[after - 1]
+        return float((values[after] - values[after - 1]) / (end - begin) * (t - begin) + values[after - 1])
 
     def _check_finite(self, value: Any, t: int) -> float:
         if not is_number(value) or not math.isfinite(value):

@@ -12,7 +12,8 @@ import numpy as np
 
 Series = Mapping[str, Sequence[float]]
 """by metric: its value in each gradient step, or the one of a whole update"""
-MOST_WAITING = 64
+MAX_WAITING = 64
+"""updates; more of them keep more memory and save nothing"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class SequenceSummaryStats:
 
     @classmethod
     def of_one(cls, value: float) -> Self:
-        """Of one number. (Off-policy updates make twenty for each step; the constructor takes three times as long.)"""
+        """Of one number. (The constructor takes three times as long.)"""
         stats = object.__new__(cls)
         stats.__dict__.update(mean=value, std=0.0, max=value, min=value, median=value, count=1)
         return stats
@@ -186,7 +187,7 @@ class TrainingStats:
         """Of one update. `metrics` and `stage_seconds` are made of what `read()` gives when they are first asked for:
         off-policy updates have twenty metrics for each step, and few are ever looked at one by one.
 
-        `finite`: all values are.
+        `finite`: the means of all losses are.
         """
         stats = object.__new__(cls)
         bad = None if finite else first_bad_step(read()[0])
@@ -199,12 +200,12 @@ class TrainingStats:
         def __getattr__(self, name: str) -> Any:  # called for what is not there
             if name not in ("metrics", "stage_seconds") or "_read" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            series, seconds = self._read()
-            metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in series.items()}
-            self.__dict__.update(metrics=metrics, stage_seconds=seconds)
-            return self.__dict__[name]
+            series, made = self._read()
+            if name == "metrics":
+                made = {metric: SequenceSummaryStats.from_sequence(values) for metric, values in series.items()}
+            return self.__dict__.setdefault(name, made)
 
-    def values(self) -> tuple[Series, dict[str, float]] | None:
+    def series_and_seconds(self) -> tuple[Series, dict[str, float]] | None:
         """The metrics' values in each gradient step and the stages' seconds; None where there are summaries only."""
         read = self.__dict__.get("_read")
         return None if read is None else read()
@@ -305,18 +306,18 @@ class TrainingTotals:
         self.train_time += stats.train_time
         self.gradient_steps += stats.gradient_steps
         self._waiting.append(stats)
-        if len(self._waiting) == MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             self._take_in()
 
     def _take_in(self) -> None:
-        for stats in self._waiting:
-            series, seconds = stats.values() or self._of_summaries(stats)
+        waiting, self._waiting = self._waiting, []
+        for stats in waiting:
+            series, seconds = stats.series_and_seconds() or self._of_summaries(stats)
             for name, value in seconds.items():
                 self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + value
             for name, values in series.items():
                 if values:
                     self._values.setdefault(name, array("d")).extend(values)
-        self._waiting.clear()
 
     def _of_summaries(self, stats: TrainingStats) -> tuple[Series, Mapping[str, float]]:
         series: dict[str, Sequence[float]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,7 +110,8 @@ def _to_collect(state: Mapping[str, Any]) -> CollectStats:
 
 def _from_training(stats: TrainingStats) -> dict[str, Any]:
     metrics = {name: asdict(stat) for name, stat in stats.metrics.items()}
-    return {**stats.__dict__, "metrics": metrics, "stage_seconds": dict(stats.stage_seconds)}
+    own = {part.name: getattr(stats, part.name) for part in fields(stats)}
+    return {**own, "metrics": metrics, "stage_seconds": dict(stats.stage_seconds)}
 
 
 def _to_training(state: Mapping[str, Any]) -> TrainingStats:

@@ -87,6 +87,15 @@ def test_update_learns_with_all_modules_and_names_metrics_by_module(policy):
     assert policy.weights_seq_no == 1
 
 
+def test_metrics_of_a_module_that_nobody_acts_with_bear_its_name_and_those_of_all_modules_none(policy):
+    series = {("new", "policy_loss"): [1.0], ("others", "policy_loss"): [2.0], ("__all_modules__", "total_loss"): [3.0]}
+    policy.learner_group.learner.last_series = series
+    results = {"others": {"policy_loss": 2.0, "rows": 7}, "__all_modules__": {"num_minibatches": 1, "num_passes": 1}}
+    stats = policy.training_stats(results, 0.0)
+    means = {"new/policy_loss": 1.0, "others/policy_loss": 2.0, "total_loss": 3.0, "others/rows": 7.0}
+    assert stats.get_loss_stats_dict() == means
+
+
 def test_who_is_not_to_learn_does_not():
     policy = game_config(multi_agent={"policies_to_train": ["others"]}).build_policy()
     before = policy.learner_group.get_weights()["first"]

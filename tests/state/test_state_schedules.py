@@ -27,6 +27,18 @@ def test_points_are_joined_by_lines_and_constant_after_the_last() -> None:
         assert [schedule(t) for t in given] == [1.0, 0.5, 0.0, 1.0, 4.0, 4.0, 4.0]
 
 
+def test_points_give_what_numpy_interpolates_as_a_plain_number() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        times = np.r_[0, rng.integers(1, 1000, rng.integers(1, 5)).cumsum()].astype(float)
+        values = rng.standard_normal(len(times))
+        schedule = Schedule(np.stack([times, values], 1).tolist())
+        for step in (*rng.integers(0, int(times[-1]) + 9, 20), *times.astype(int)):
+            assert type(schedule(step)) is float
+            assert schedule(step) == np.interp(step, times, values)
+    assert Schedule([[0, -1e308], [1, 1e308]])(0) == -1e308
+
+
 def test_a_function_of_the_step() -> None:
     schedule = Schedule(lambda t: 1 / (1 + t))
     assert not schedule.constant

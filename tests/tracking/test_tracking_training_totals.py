@@ -59,9 +59,14 @@ def test_updates_that_lack_a_metric_do_not_count_for_it_and_stages_and_bad_steps
     assert merge_training_stats([]) == TrainingStats()
 
 
-def test_totals_go_on_from_their_state():
+def read_later(values, **others):
+    return TrainingStats.of_update(1.0, len(values), lambda: ({"loss": values}, others["stage_seconds"]), True)
+
+
+@pytest.mark.parametrize("kind", [update, read_later])
+def test_totals_go_on_from_their_state(kind):
     rng = np.random.default_rng(0)
-    parts = [update(rng.random(size).tolist(), stage_seconds={"step": 0.25}) for size in (1, 3, 1, 1, 2)]
+    parts = [kind(rng.random(size).tolist(), stage_seconds={"step": 0.25}) for size in (1, 3, 1, 1, 2)]
     whole, first, second = TrainingTotals(), TrainingTotals(), TrainingTotals()
     for part in parts:
         whole.add(part)
@@ -73,12 +78,19 @@ def test_totals_go_on_from_their_state():
     assert second.stats() == whole.stats()
 
 
-def test_an_epoch_of_many_updates_takes_few_bytes():
+@pytest.mark.parametrize(
+    "of_metrics",
+    [
+        lambda metrics: TrainingStats(0.1, 1, {k: SequenceSummaryStats.of_one(v) for k, v in metrics.items()}),
+        lambda metrics: TrainingStats.of_update(0.1, 1, lambda: ({k: [v] for k, v in metrics.items()}, {}), True),
+    ],
+)
+def test_an_epoch_of_many_updates_takes_few_bytes(of_metrics):
     names = [f"metric {i}" for i in range(20)]
     totals = TrainingTotals()
     tracemalloc.start()
     for k in range(2_000):
-        totals.add(TrainingStats(0.1, 1, {name: SequenceSummaryStats.of_one(float(k)) for name in names}))
+        totals.add(of_metrics(dict.fromkeys(names, float(k))))
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 2_000 * len(names) * 12, used

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.modules._dense_kernel import ROWS, dense
+from lockstep.ops._dense_kernel import ROWS, dense
 
 SIZES = [(1, 1), (3, 4), (4, 1), (17, 9), (64, 64), (33, 130)]
 NUM_ROWS = (1, 2, 3, 8, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 5)
