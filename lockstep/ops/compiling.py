@@ -9,7 +9,10 @@ import numba
 
 
 def compiled(function: Callable[..., Any], fastmath: Any = False) -> Any:
-    """Compile on first call, keep the machine code on disk where some cache folder can be written."""
+    """Compile on first call, keep the machine code on disk where some cache folder can be written.
+
+    `fastmath`: what numba's option of that name takes; by default sums are taken in the order they are written in.
+    """
     options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
         return numba.njit(cache=True, **options)(function)

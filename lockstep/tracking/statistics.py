@@ -187,7 +187,8 @@ class TrainingStats:
         """Of one update. `metrics` and `stage_seconds` are made of what `read()` gives when they are first asked for:
         off-policy updates have twenty metrics for each step, and few are ever looked at one by one.
 
-        `finite`: the means of all losses are.
+        `train_time`: seconds; `read()`: the metrics' values, and seconds by stage; `finite`: the means of all losses
+        are.
         """
         stats = object.__new__(cls)
         bad = None if finite else first_bad_step(read()[0])
@@ -286,7 +287,7 @@ class EpochStats:
 class TrainingTotals:
     """Updates put together. A number takes eight bytes: an epoch may have 100,000 updates.
 
-    Many at a time: what is done for one after another takes a fifth of what it takes between two gradient steps.
+    Many at a time: between two gradient steps, when the processor's caches hold other things, the same takes longer.
     """
 
     def __init__(self) -> None:
