@@ -80,6 +80,14 @@ def test_a_narrow_product_of_a_large_matrix_is_left_to_the_library_but_in_bfloat
     assert "mm" not in traced(aten.mm.default, a.bfloat16(), b.bfloat16())[1]
 
 
+def test_one_row_in_bfloat16_is_written_as_sums_though_its_strides_are_those_of_a_column():
+    column, outputs = (tensor.bfloat16() for tensor in tensors((20, 1), (20, MANY)))
+    assert column.mT.stride() == (1, 1)
+    found, operations = traced(aten.mm.default, column.mT, outputs)
+    torch.testing.assert_close(found.double(), column.mT.double() @ outputs.double(), rtol=0.1, atol=0.2)
+    assert operations == {"select", "unsqueeze", "mul", "sum", "stack"}
+
+
 def test_a_scaled_product_stays_as_it_is():
     bias, a, b = tensors((6,), (5, FEW), (FEW, 6))
     found, operations = traced(aten.addmm.default, bias, a, b, alpha=0.5)
