@@ -48,21 +48,22 @@ def training_stats(policy: AnyPolicy, results: dict[str, Any], started: float) -
     return TrainingStats.of_update(
         time.perf_counter() - started,
         results[ALL_MODULES]["num_minibatches"],
-        partial(_values_and_seconds, policy._metric_prefixes, policy._last_series, results),
+        partial(_values_and_seconds, policy._metric_prefix, policy._last_series, results),
         finite=math.isfinite(sum(losses)),
     )
 
 
 def _values_and_seconds(
-    prefixes: Mapping[str, str], series: Mapping[tuple[str, str], list[float]], results: Mapping[str, Any]
+    prefix: Callable[[str], str], series: Mapping[tuple[str, str], list[float]], results: Mapping[str, Any]
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """By name: what the modules logged in each gradient step and report of the whole update; seconds by stage."""
-    named = {prefixes.get(module_id, "") + name: values for (module_id, name), values in series.items()}
-    for module_id, prefix in prefixes.items():
-        for own_name, value in results.get(module_id, {}).items() if module_id != ALL_MODULES else ():
-            name = prefix + own_name
-            if name not in named and isinstance(value, (int, float)):
-                named[name] = [float(value)]
+    named = {prefix(module_id) + name: values for (module_id, name), values in series.items()}
+    for module_id, numbers in results.items():
+        if module_id == ALL_MODULES or not isinstance(numbers, dict):  # the number of the call
+            continue
+        for name, value in numbers.items():
+            if isinstance(value, (int, float)):
+                named.setdefault(prefix(module_id) + name, [float(value)])
     seconds = {k.removeprefix("seconds_"): v for k, v in results[ALL_MODULES].items() if k.startswith("seconds_")}
     return named, seconds
 

@@ -204,11 +204,10 @@ class MultiAgentPolicy:
             weights, self._last_series = self.learner_group.first_learner(after_update, module_id)
             one.set_weights(weights)
 
-    @property
-    def _metric_prefixes(self) -> dict[str, str]:
+    @staticmethod
+    def _metric_prefix(module_id: str) -> str:
         """What stands before the names of a module's metrics."""
-        modules = dict.fromkeys([*self.acting, *(module_id for module_id, _ in self._last_series)])
-        return {module_id: "" if module_id == ALL_MODULES else f"{module_id}/" for module_id in modules}
+        return "" if module_id == ALL_MODULES else f"{module_id}/"
 
     # -- state ---
 

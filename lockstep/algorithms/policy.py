@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from lockstep.algorithms import learning
 from lockstep.algorithms.acting import ActingPolicy
@@ -145,8 +145,10 @@ class Policy(ActingPolicy):
     def _rng_state(self) -> dict[str, Any]:
         return dict(self._rng.bit_generator.state)
 
-    _metric_prefixes: ClassVar[Mapping[str, str]] = {DEFAULT_MODULE_ID: ""}
-    """what stands before the names of a module's metrics"""
+    @staticmethod
+    def _metric_prefix(module_id: str) -> str:
+        """What stands before the names of a module's metrics: nothing, there is one module."""
+        return ""
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> Policy:
