@@ -336,6 +336,9 @@ def _padded(columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | N
 
     prepare = {module_id: torch.Tensor.contiguous if index is None else pad for module_id, index in indices.items()}
     return {
-        module_id: {name: map_tree(make, value) for name, value in columns[module_id].items()}
+        module_id: {
+            name: make(value) if isinstance(value, Tensor) else map_tree(make, value)
+            for name, value in columns[module_id].items()
+        }
         for module_id, make in prepare.items()
     }

@@ -45,14 +45,12 @@ class RegisteredOptimizer:
     """took part in the loss of the present gradient step"""
     key: str = field(init=False)
     """`module_id.name`, as in checkpoints"""
+    on_host: bool = field(init=False)
+    """are its parameters in the CPU's memory?"""
 
     def __post_init__(self) -> None:
         self.key = f"{self.module_id}.{self.name}"
-
-    @property
-    def on_host(self) -> bool:
-        """Are its parameters in the CPU's memory?"""
-        return self.flat.data.device.type == "cpu"
+        self.on_host = self.flat.data.device.type == "cpu"
 
     @property
     def is_plain_adam(self) -> bool:

@@ -105,6 +105,9 @@ class UpdateMetrics:
         return results
 
     def _on_host(self) -> Logged:
+        if len(self._vectors) == 1 and not self._logged:  # one compiled gradient step, as often off-policy
+            ((names, vector, step),) = self._vectors
+            return {(mid, name): ([value], [rows], [step]) for (mid, name, rows), value in zip(names, vector.tolist())}
         logged: Logged = {}
         lists = iter(_to_host([values for _, values, _ in self._vectors]))
         for names, together in itertools.groupby(self._vectors, operator.itemgetter(0)):

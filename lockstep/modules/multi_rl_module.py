@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_ch
 DEFAULT_MODULE_ID = "default_policy"
 ALL_MODULES = "__all_modules__"
 T = TypeVar("T")
+_can_learn = operator.attrgetter("requires_grad")
 
 
 def check_module_id(module_id: object) -> str:
@@ -41,16 +44,13 @@ class MultiRLModule(nn.Module):
     def __init__(self, modules: Mapping[str, RLModule] | None = None) -> None:
         super().__init__()
         self.rl_modules = nn.ModuleDict()
-        self._parameters_of: dict[str, list[tuple[nn.Parameter, int]]] = {}
+        self._by_id = self.rl_modules._modules
+        """what `rl_modules` holds, without the way through `nn.Module.__getattr__`: asked in each gradient step"""
+        self._parameters_of: dict[str, tuple[list[nn.Parameter], list[int]]] = {}
         for module_id, module in (modules or {}).items():
             self.add_module(module_id, module)
 
     # Mapping
-
-    @property
-    def _by_id(self) -> dict[str, nn.Module | None]:
-        """Read past `nn.Module.__getattr__`: that is asked several times in each gradient step."""
-        return self._modules["rl_modules"]._modules  # type: ignore[union-attr]
 
     def __getitem__(self, module_id: str) -> RLModule:
         module = self._by_id.get(module_id)
@@ -105,8 +105,10 @@ class MultiRLModule(nn.Module):
     def num_trainable_parameters(self, module_id: str) -> int:
         """How many numbers of a module can learn. (Its parameters are looked for once: that walks all its parts.)"""
         if module_id not in self._parameters_of:
-            self._parameters_of[module_id] = [(p, p.numel()) for p in self[module_id].parameters()]
-        return sum(size for p, size in self._parameters_of[module_id] if p.requires_grad)
+            params = list(self[module_id].parameters())
+            self._parameters_of[module_id] = params, [p.numel() for p in params]
+        params, sizes = self._parameters_of[module_id]
+        return sum(itertools.compress(sizes, map(_can_learn, params)))
 
     def foreach_module(self, func: Callable[[str, RLModule], T]) -> dict[str, T]:
         """`func(module_id, module)` for each module."""
