@@ -1,6 +1,8 @@
 """State, checkpoints and specs of modules; several modules under ids; wrapping; batched networks."""
 
 import ast
+import copy
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -238,6 +240,17 @@ def test_specs_go_through_plain_values():
 
 def multi():
     return MultiRLModuleSpec({"p0": SPEC, "p1": SPEC}).build(seeds={"p0": 1, "p1": 2})
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_has_modules_of_its_own(made):
+    multi = MultiRLModuleSpec({"p0": SPEC}).build()
+    twin = made(multi)
+    assert twin["p0"] is twin.rl_modules["p0"] is not multi["p0"]
+    twin.add_module("p1", SPEC.build())
+    assert (twin.keys(), list(twin.rl_modules), multi.keys()) == (["p0", "p1"], ["p0", "p1"], ["p0"])
+    multi.remove_module("p0")
+    assert (len(twin), len(multi)) == (2, 0)
 
 
 def test_multi_module_is_a_mapping():
