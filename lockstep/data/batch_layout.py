@@ -67,8 +67,6 @@ def count_rows(batch: Any) -> int:
     if seq_lens is not None:
         return int(seq_lens.sum())
     for name, column in batch.items():
-        if isinstance(column, np.ndarray) and not batch.time_major:
-            return len(column)
         rows = column_rows(name, column, batch.time_major and not is_state_column(name))
         if rows is not None:
             return rows

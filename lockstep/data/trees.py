@@ -29,8 +29,11 @@ def whole(name: str, value: Any, least: int) -> int:
 
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """The same tree with `function(leaf)` in place of each leaf."""
-    if isinstance(tree, dict):
-        return {key: map_tree(function, value) for key, value in tree.items()}
+    if isinstance(tree, dict):  # of columns mostly, which are mostly leaves
+        return {
+            key: map_tree(function, value) if isinstance(value, (dict, tuple)) else function(value)
+            for key, value in tree.items()
+        }
     if isinstance(tree, tuple):
         return _same_tuple(tree, [map_tree(function, value) for value in tree])
     return function(tree)

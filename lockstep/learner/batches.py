@@ -82,11 +82,8 @@ def _columns_of(learner: Learner, module_id: str, batch: SampleBatch) -> TensorC
     if Columns.SEQ_LENS in batch:  # of no use to a network without memory
         flat = batch.copy(shallow=True).unpad()
         batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
-    columns = {
-        name: learner.to_tensor(value) if isinstance(value, np.ndarray) else map_tree(learner.to_tensor, value)
-        for name, value in batch.items()
-        if name != Columns.INFOS
-    }
+    given = {name: value for name, value in batch.items() if name != Columns.INFOS}
+    columns: TensorColumns = map_tree(learner.to_tensor, given)
     if Columns.LOSS_MASK in columns:
         columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
     return columns

@@ -335,10 +335,4 @@ def _padded(columns: dict[str, dict[str, Any]], indices: Mapping[str, Tensor | N
         return (torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])]) if missing else leaf).contiguous()
 
     prepare = {module_id: torch.Tensor.contiguous if index is None else pad for module_id, index in indices.items()}
-    return {
-        module_id: {
-            name: make(value) if isinstance(value, Tensor) else map_tree(make, value)
-            for name, value in columns[module_id].items()
-        }
-        for module_id, make in prepare.items()
-    }
+    return {module_id: map_tree(make, columns[module_id]) for module_id, make in prepare.items()}

@@ -26,14 +26,8 @@ def gather(columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | 
 
 def take_rows(columns: TensorColumns, index: Tensor) -> TensorColumns:
     """The rows `index` `[K]` int64 of every column, nested ones too."""
-
-    def take(leaf: Tensor) -> Tensor:
-        return leaf.index_select(0, index)
-
-    return {
-        name: value.index_select(0, index) if isinstance(value, Tensor) else map_tree(take, value)
-        for name, value in columns.items()
-    }
+    taken: TensorColumns = map_tree(lambda leaf: leaf.index_select(0, index), columns)
+    return taken
 
 
 def module_minibatches(
