@@ -60,10 +60,6 @@ class C51Learner(Learner):
         """What the loss reads (`discounts` and `weights` only where they are there)."""
         return action_values.COLUMNS
 
-    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
-        """Logits of the atoms at the observations."""
-        return {mid: self.module[mid].forward_train({Columns.OBS: part[Columns.OBS]}) for mid, part in batch.items()}
-
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """How far the distribution of `Q(s, a)` is from that of `r + gamma Q'(s', best)` on the same atoms: the
         Kullback-Leibler divergence, whose gradient is that of the paper's cross entropy.

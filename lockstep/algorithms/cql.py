@@ -27,7 +27,7 @@ from lockstep.learner import soft
 from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
-from lockstep.learner.learner import Gradients, Learner, TensorColumns
+from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultSACModule, ModelConfig
@@ -122,11 +122,12 @@ class CQLLearner(Learner):
         """SAC's losses, and the conservative term (equation 4)."""
         module: Any = self.module[module_id]
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
-        following = soft.next_values(self, module_id, batch, 0.0 if config.deterministic_backup else alpha)
+        with self.mixed_precision():
+            following = soft.next_values(self, module_id, batch, 0.0 if config.deterministic_backup else alpha)
+            terms, neg_entropy = soft.policy_terms(self, module_id, batch, fwd_out, alpha)
         taken = critics_of_actions(module, fwd_out["q_values"], batch)
         loss = critic_loss(self, module_id, batch, taken, td_targets(batch, following, config.gamma))
         loss = loss + self.conservative_term(module_id, config, batch, fwd_out["q_values"], taken)
-        terms, neg_entropy = soft.policy_terms(self, module_id, batch, fwd_out, alpha)
         if self.registered[f"{module_id}/target"].num_steps < config.bc_iters:
             dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
             terms = alpha * neg_entropy - dist.log_prob(batch[Columns.ACTIONS])
@@ -138,7 +139,10 @@ class CQLLearner(Learner):
         self, module_id: str, config: Any, batch: TensorColumns, values: Tensor, taken: Tensor
     ) -> Tensor:
         """Weighted: how much more the critics promise of any action than of those in the data (`taken` `[K, N]`)."""
-        everywhere = values if soft.is_discrete(self, module_id) else self.sampled_values(module_id, config, batch)
+        everywhere = values
+        if not soft.is_discrete(self, module_id):
+            with self.mixed_precision():
+                everywhere = self.sampled_values(module_id, config, batch)
         soft_maximum = config.temperature * torch.logsumexp(everywhere / config.temperature, -1)
         gap = self.masked_mean((soft_maximum - taken).sum(0), batch)
         self.log(module_id, cql_gap=gap)
@@ -166,12 +170,11 @@ class CQLLearner(Learner):
                 densities.append(logp.reshape(rows, size))
         every = torch.cat(actions, 1)
         obs = map_tree(lambda leaf: leaf.repeat_interleave(3 * size, 0), batch[Columns.OBS])
-        values: Tensor = module.critics(obs, every.reshape(rows * 3 * size, -1))
+        values = self.to_tensor(module.critics(obs, every.reshape(rows * 3 * size, -1)))
         return values.reshape(-1, rows, 3 * size) - torch.cat(densities, 1)
 
-    def apply_gradients(self, gradients: Gradients) -> None:
-        """One step of each optimizer; then the target critics follow."""
-        super().apply_gradients(gradients)
+    def after_gradient_step(self) -> None:
+        """The target critics follow."""
         follow_targets(self)
 
 

@@ -54,10 +54,6 @@ class DQNLearner(Learner):
         """What the loss reads (`discounts` and `weights` only where they are there)."""
         return action_values.COLUMNS
 
-    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
-        """Action values at the observations."""
-        return {mid: self.module[mid].forward_train({Columns.OBS: part[Columns.OBS]}) for mid, part in batch.items()}
-
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """The error of `Q(s, a)` against `r + gamma max Q'(s', .)`, with n steps for one where the batch says so."""
         fused = fused_q_loss(self, module_id, config, batch, fwd_out)

@@ -95,10 +95,11 @@ class IQLLearner(Learner):
         """State value (equation 5), critics (6), policy (7)."""
         module: Any = self.module[module_id]
         values = fwd_out[Columns.VF_PREDS]
-        with torch.no_grad():
+        with torch.no_grad(), self.mixed_precision():
             target: Any = self.registered[f"{module_id}/target"].module
-            believed = critics_of_actions(module, target(batch[Columns.OBS], batch[Columns.ACTIONS]), batch).amin(0)
-            following = module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]})
+            believed = self.to_tensor(target(batch[Columns.OBS], batch[Columns.ACTIONS]))
+            believed = critics_of_actions(module, believed, batch).amin(0)
+            following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
         advantages = believed - values
         vf_loss = self.masked_mean(expectile_loss(advantages, config.expectile), batch)
         taken = critics_of_actions(module, fwd_out["q_values"], batch)

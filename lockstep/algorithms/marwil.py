@@ -75,23 +75,21 @@ class MARWILLearner(Learner):
         """What the loss reads (`discounts` only where they are there)."""
         return COLUMNS
 
-    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
-        """Policy and value at the observations."""
-        return {mid: self.module[mid].forward_train({Columns.OBS: part[Columns.OBS]}) for mid, part in batch.items()}
-
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """Weighted imitation and the value error."""
         module = self.module[module_id]
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         values = fwd_out[Columns.VF_PREDS]
         with torch.no_grad():
-            following = module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]})
+            with self.mixed_precision():
+                following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
             returns = batch[Columns.REWARDS] + discounts_of(batch, config.gamma, values.dtype) * following
         advantages = returns - values
         vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
         average = self.registered[f"{module_id}/squared_advantages"]
         with torch.no_grad():
-            average.lerp_(2.0 * vf_loss.detach(), config.moving_average_sqd_adv_norm_update_rate)
+            new = average.lerp(2.0 * vf_loss.detach(), config.moving_average_sqd_adv_norm_update_rate)
+            average.copy_(torch.where(new.isfinite(), new, average))  # a step that is left out leaves no trace
             scaled = advantages.detach() / (average.sqrt() + 1e-8)
             weights = exponential_weights(scaled, config.beta, config.max_weight)
         policy_loss = -self.masked_mean(weights * dist.log_prob(batch[Columns.ACTIONS]), batch)

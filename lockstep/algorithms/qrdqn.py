@@ -53,10 +53,6 @@ class QRDQNLearner(Learner):
         """What the loss reads (`discounts` and `weights` only where they are there)."""
         return action_values.COLUMNS
 
-    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
-        """Quantiles at the observations."""
-        return {mid: self.module[mid].forward_train({Columns.OBS: part[Columns.OBS]}) for mid, part in batch.items()}
-
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """The quantile Huber loss of the quantiles of `Q(s, a)` against those of `r + gamma Q'(s', best)`."""
         quantiles = action_values.of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])

@@ -83,17 +83,11 @@ class TD3Learner(Learner):
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
         """Values `[K, N]` of the actions that were taken."""
-        modules: Any = self.module
-        with self.mixed_precision():
-            return {
-                mid: self.to_tensor(modules[mid].critics(part[Columns.OBS], part[Columns.ACTIONS]))
-                for mid, part in batch.items()
-            }
+        return delayed_policy.taken_values(self, batch)
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """Errors against clipped double Q-learning (algorithm 1); when it is due, the policy's values by critic 1."""
-        with self.mixed_precision():
-            following = self.to_tensor(delayed_policy.smoothed_next_values(self, module_id, batch))
+        following = delayed_policy.smoothed_next_values(self, module_id, batch)
         loss = critic_loss(self, module_id, batch, fwd_out, td_targets(batch, following, config.gamma))
         if not delayed_policy.policy_learns(self, module_id):
             return loss

@@ -83,8 +83,7 @@ class TD3BCLearner(Learner):
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
         """Values `[K, N]` of the actions that were taken."""
-        modules: Any = self.module
-        return {mid: modules[mid].critics(part[Columns.OBS], part[Columns.ACTIONS]) for mid, part in batch.items()}
+        return delayed_policy.taken_values(self, batch)
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """The errors of TD3's critics; when it is due, the policy's scaled values and its distance to the data."""
@@ -93,8 +92,9 @@ class TD3BCLearner(Learner):
         if not delayed_policy.policy_learns(self, module_id):
             return loss
         module: Any = self.module[module_id]
-        actions = module.compute_actions(batch)
-        values = module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0]
+        with self.mixed_precision():
+            actions = self.to_tensor(module.compute_actions(batch))
+            values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0])
         size = self.masked_mean(values.detach().abs(), batch)
         distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
         actor_loss = distance - config.alpha / size.clamp(min=1e-8) * self.masked_mean(values, batch)

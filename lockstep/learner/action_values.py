@@ -68,8 +68,9 @@ def of_best_next_action(learner: Learner, module_id: str, double_q: bool, batch:
     """
     module: Any = learner.module[module_id]
     after = {Columns.OBS: batch[Columns.NEXT_OBS]}
-    outputs = learner.registered[f"{module_id}/target"].module.value_outputs(after)
-    picking = module.value_outputs(after) if double_q else outputs
+    with learner.mixed_precision():
+        outputs = learner.to_tensor(learner.registered[f"{module_id}/target"].module.value_outputs(after))
+        picking = learner.to_tensor(module.value_outputs(after)) if double_q else outputs
     return of_actions(outputs, module.masked(after, module.mean_values(picking)).argmax(-1))
 
 

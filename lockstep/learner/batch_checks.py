@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,9 +68,10 @@ def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
         if least >= 0 and most < space.n:
             return
     if isinstance(space, spaces.MultiBinary):
-        numbers = torch.full(space.shape, 2)
+        numbers = torch.full(_action_shape(space), 2)
     elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        numbers = torch.as_tensor(np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec))
+        counts = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        numbers = torch.as_tensor(counts.reshape(_action_shape(space)))
     else:
         return
     if tuple(actions.shape[1:]) != tuple(numbers.shape) or not len(actions):
@@ -89,15 +91,13 @@ def check_actions(learner: Learner, module_id: str, actions: Tensor) -> None:
 def _expected(module: Any, name: str, rows: tuple[int, ...]) -> tuple[int, ...] | None:
     if name in NUMBERS:
         return rows
-    space: Any
-    kinds: Any = ARRAY_SPACES
-    if name == Columns.OBS:
-        space, kinds = module.observation_space, spaces.Box  # not of trees, nor numbers that come in several forms
-    elif name == Columns.ACTIONS:
-        space = module.action_space
-    else:
-        return None
-    if not isinstance(space, kinds):
-        return None
-    shape: Any = space.shape
-    return (*rows, *shape)
+    if name == Columns.OBS and isinstance(module.observation_space, spaces.Box):
+        return (*rows, *module.observation_space.shape)  # not of trees, nor numbers that come in several forms
+    if name == Columns.ACTIONS and isinstance(module.action_space, ARRAY_SPACES):
+        return (*rows, *_action_shape(module.action_space))
+    return None
+
+
+def _action_shape(space: Any) -> tuple[int, ...]:
+    """Of one action as a policy gives it, which is flat (`ActionDist.from_env`)."""
+    return () if isinstance(space, spaces.Discrete) else (math.prod(space.shape),)

@@ -1,8 +1,8 @@
 """The whole gradient step (gather, forward, loss, gradient, clip, Adam) as one compiled function.
 
-The learner's own Python is run once with tracing tensors, so that every hook of a subclass is in the graph; what is
-compiled has static shapes. Numbers that change between steps (learning rate, coefficients, registered state) are inputs
-of the graph.
+The learner's own Python is run once with tracing tensors, so that every hook of a subclass is in the graph (one that
+overrides what `NOT_TRACED` names is stepped eagerly); what is compiled has static shapes. Numbers that change between
+steps (learning rate, coefficients, registered state) are inputs of the graph.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lockstep.data.trees import leaves, map_tree, named_leaves
 from lockstep.learner.compiled_code import CompiledCode, compile_graph
 from lockstep.learner.compiled_products import PRODUCTS
+from lockstep.learner.losses import losses_of
 from lockstep.learner.minibatches import gather
 from lockstep.learner.optimizers import ALL_MODULES, NO_AVG, NO_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
 
 MAX_SHAPES = 4
+NOT_TRACED = ("compute_gradients", "apply_gradients")
+"""methods of the learner in whose place a compiled step has operations of its own"""
 Metric = tuple[str, str, int]
 Step = tuple[CompiledCode, list[Metric], list[str]]
 """what is compiled, the metrics it gives out as one tensor, and the modules whose row errors come after it"""
@@ -158,9 +161,14 @@ class CompiledUpdate:
         return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors
 
     def _refusal(self) -> str | None:
+        from lockstep.learner.learner import Learner
+
         remember = [module_id for module_id, module in self.learner.module.items() if module.is_stateful()]
         if remember:
             return f"the modules {remember} have memory, and recurrent layers are not compiled"
+        own = [name for name in NOT_TRACED if getattr(type(self.learner), name) is not getattr(Learner, name)]
+        if own:
+            return f"{type(self.learner).__name__} overrides {', '.join(own)}, which a compiled step does not call"
         if len(self._steps) >= MAX_SHAPES:
             return f"{MAX_SHAPES} other batch shapes are compiled already; use batches of one size"
         if self.learner.reducer.world_size > 1:
@@ -224,7 +232,7 @@ class _Losses(nn.Module):
         self.learner = learner
 
     def forward(self, batch: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
-        return self.learner.compute_losses(fwd_out=self.learner.forward_train(batch), batch=batch)
+        return losses_of(self.learner, batch)[1]
 
 
 def _functional_losses(

@@ -40,6 +40,16 @@ def policy_learns(learner: Learner, module_id: str) -> bool:
     return bool((learner.registered[f"{module_id}/target"].num_steps + 1) % config.policy_delay == 0)
 
 
+def taken_values(learner: Learner, batch: dict[str, TensorColumns]) -> dict[str, Any]:
+    """By module: values `[K, N]` of the actions that were taken."""
+    modules: Any = learner.module
+    with learner.mixed_precision():
+        return {
+            mid: learner.to_tensor(modules[mid].critics(part[Columns.OBS], part[Columns.ACTIONS]))
+            for mid, part in batch.items()
+        }
+
+
 @torch.no_grad()
 def smoothed_next_values(learner: Learner, module_id: str, batch: TensorColumns) -> Tensor:
     """`[N]`: what the smallest target critic says of the target policy's next action, smoothed by noise (Fujimoto et
@@ -47,12 +57,12 @@ def smoothed_next_values(learner: Learner, module_id: str, batch: TensorColumns)
     """
     config: Any = learner.config_of(module_id)
     target: Any = learner.registered[f"{module_id}/target"].module
-    actions = learner.to_tensor(target.compute_actions({Columns.OBS: batch[Columns.NEXT_OBS]}))
-    if NOISE in batch:
-        noise = (batch[NOISE] * config.target_noise).clamp(-config.noise_clip, config.noise_clip)
-        actions = (actions + noise).clamp(-1.0, 1.0)
-    values: Tensor = target.critics(batch[Columns.NEXT_OBS], actions).amin(0)
-    return values
+    with learner.mixed_precision():
+        actions = learner.to_tensor(target.compute_actions({Columns.OBS: batch[Columns.NEXT_OBS]}))
+        if NOISE in batch:
+            noise = (batch[NOISE] * config.target_noise).clamp(-config.noise_clip, config.noise_clip)
+            actions = (actions + noise).clamp(-1.0, 1.0)
+        return learner.to_tensor(target.critics(batch[Columns.NEXT_OBS], actions).amin(0))
 
 
 def takes_part(learner: Learner, entry: RegisteredOptimizer) -> bool:

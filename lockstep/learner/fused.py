@@ -91,9 +91,10 @@ def fused_q_loss(learner: Learner, module_id: str, config: Any, batch: TensorCol
         return None
     module: Any = learner.module[module_id]
     after = {Columns.OBS: batch[Columns.NEXT_OBS]}
-    with torch.no_grad():
-        following = learner.registered[f"{module_id}/target"].module.forward_train(after)["q_values"]
-        picking = module.forward_train(after)["q_values"] if config.double_q else None
+    with torch.no_grad(), learner.mixed_precision():
+        target = learner.registered[f"{module_id}/target"].module
+        following = learner.to_tensor(target.forward_train(after)["q_values"])
+        picking = learner.to_tensor(module.forward_train(after)["q_values"]) if config.double_q else None
     loss, terms, errors = fused_q.q_loss(
         values,
         (batch[Columns.ACTIONS], batch[Columns.REWARDS], batch[Columns.TERMINATEDS]),

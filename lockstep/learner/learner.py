@@ -24,6 +24,7 @@ from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
+from lockstep.learner.losses import losses_of
 from lockstep.learner.means import means_over_learners, once_over_learners
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer, fused_adam
 from lockstep.learner.option_types import takes_batch
@@ -193,8 +194,7 @@ class Learner:
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """One gradient step: forward, losses, gradients, clipping, optimizers. Returns forward outputs and losses."""
         started, reduction = time.perf_counter(), self.seconds.reduction
-        fwd_out = self.forward_train(batch)
-        losses = self.compute_losses(fwd_out=fwd_out, batch=batch)
+        fwd_out, losses = losses_of(self, batch)
         gradients = self.compute_gradients(losses)
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
@@ -245,7 +245,6 @@ class Learner:
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=self.config_of(module_id), batch=part, fwd_out=fwd_out[module_id]
             )
-            self.log(module_id, total_loss=loss)
             losses[module_id] = loss
         self.rows_in_step = rows_in_all
         return losses

@@ -208,7 +208,8 @@ def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.
     actions = np.tanh(mean)
     if noise is not None:
         np.add(actions, noise, actions)
-        np.minimum(np.maximum(actions, _LOWEST, actions), _HIGHEST, actions)
+        np.maximum(actions, _LOWEST, out=actions)
+        np.minimum(actions, _HIGHEST, out=actions)
     return cast(np.ndarray, actions)
 
 

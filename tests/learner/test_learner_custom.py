@@ -2,6 +2,8 @@
 file but the last.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -213,9 +215,27 @@ class NoisyLearner(MyLearner):
         return {param: value + torch.randn(value.shape, generator=stream) for param, value in gradients.items()}
 
 
+class ShrinkingLearner(MyLearner):
+    """Shrinks its value head after each step."""
+
+    def apply_gradients(self, gradients):
+        super().apply_gradients(gradients)
+        with torch.no_grad():
+            self.module[MODULE].value_head.weight.mul_(0.5)
+
+
+class OwnGradients(MyLearner):
+    """Takes a tenth of the gradients."""
+
+    def compute_gradients(self, loss_per_module):
+        return {param: 0.1 * value for param, value in super().compute_gradients(loss_per_module).items()}
+
+
 @pytest.mark.parametrize(
     "cls, options, reason",
     [
+        (ShrinkingLearner, {}, "ShrinkingLearner overrides apply_gradients, which"),
+        (OwnGradients, {}, "OwnGradients overrides compute_gradients, which"),
         (NoisyLearner, {}, "it draws random numbers"),
         (SgdLearner, {}, r"\['default_policy.default_optimizer'\] are not plain Adam"),
         (MyLearner, {"nan_policy": "zero"}, "nan_policy='zero' is not compiled"),
@@ -227,3 +247,18 @@ def test_what_cannot_be_compiled_runs_eagerly_with_a_warning(cls, options, reaso
         learner.update_from_batch(batch(), minibatch_size=8)
     eager.update_from_batch(batch(), minibatch_size=8)
     assert_same(parameters(learner), parameters(eager))
+
+
+class LossesOfItsOwn(MyLearner):
+    """Brings its losses itself."""
+
+    def compute_losses(self, *, fwd_out, batch):
+        return {MODULE: fwd_out[MODULE]["vf_preds"].mean() * math.inf}
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_a_loss_that_an_overridden_compute_losses_gives_is_among_the_results(compile_it):
+    learner = build(LossesOfItsOwn, compile_it=compile_it, nan_policy="skip")
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        found = learner.update_from_batch(batch())[MODULE]["total_loss"]
+    assert not math.isfinite(found)

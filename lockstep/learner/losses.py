@@ -1,0 +1,28 @@
+"""The forward pass and the losses of one gradient step, whoever computes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lockstep.data.trajectories import num_rows_of
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner, TensorColumns
+
+
+def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Forward outputs and losses by module. The losses are logged as `total_loss` here, so that no hook that is
+    overridden can keep one that is not finite from those who look for it.
+    """
+    fwd_out = learner.forward_train(batch)
+    losses = learner.compute_losses(fwd_out=fwd_out, batch=batch)
+    rows_in_all = learner.rows_in_step
+    for module_id, loss in losses.items():
+        if module_id in batch:  # its own rows
+            stands_in = module_id in learner.stand_ins
+            learner.rows_in_step = 0 if stands_in else num_rows_of(next(iter(batch[module_id].values())))
+        learner.log(module_id, total_loss=loss)
+        learner.rows_in_step = rows_in_all
+    return fwd_out, losses
