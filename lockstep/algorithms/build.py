@@ -359,14 +359,19 @@ def build_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike
     )
 
 
-def build_replay_buffer(config: AlgorithmConfig, num_envs: int, seed: int | None = None) -> ReplayBuffer:
-    """An empty replay buffer with a sub-buffer for each environment; its random numbers come from the seed."""
+def build_replay_buffer(
+    config: AlgorithmConfig, num_envs: int, seed: int | None = None, gamma: float | None = None
+) -> ReplayBuffer:
+    """An empty replay buffer with a sub-buffer for each environment; its random numbers come from the seed.
+
+    `gamma`: where it is not the configuration's.
+    """
     section = config.sections["replay"]
     return ReplayBuffer(
         section.capacity,
         buffer_num=num_envs,
         n_step=section.n_step,
-        gamma=config.gamma,
+        gamma=config.gamma if gamma is None else gamma,
         ignore_obs_next=section.ignore_obs_next,
         storage=section.storage,
         hindsight=build_hindsight(config) if section.her else None,

@@ -46,11 +46,13 @@ def build_multi_agent_collector(
         streams=RandomStreams(config.seed).child(name),
     )
     if config.is_off_policy and name == "train_collector":
-        seeds = RandomStreams(config.seed).child("replay")
+        seeds, own = RandomStreams(config.seed).child("replay"), config.algorithm_config_overrides_per_module
         collector.buffer = MultiAgentReplayBuffer(
             collector.agents_of_modules,
             collector.num_envs,
-            lambda module_id, number: build_replay_buffer(config, number, seeds.seed(module_id)),
+            lambda module_id, number: build_replay_buffer(
+                config, number, seeds.seed(module_id), own.get(module_id, {}).get("gamma")
+            ),
         )
     return collector
 

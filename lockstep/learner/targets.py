@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 class TargetNetwork:
     """A copy of `module` whose parameters lie in one flat tensor, so that following is one operation.
 
+    Parameters that do not learn are the module's own, in the same memory. Buffers (a `BatchNorm` has some) are copied
+    whenever it follows.
+
     To be registered as state of the learner (`register_state`), so that checkpoints hold it.
     """
 
@@ -34,6 +37,11 @@ class TargetNetwork:
         self.flat = torch.cat([own[name].detach().reshape(-1) for name in self._names])
         for name, view in self.views().items():
             own[name].data = view
+        for name, p in module.named_parameters():
+            if not p.requires_grad:
+                own[name].data = p.data
+        self._buffers = dict(self.module.named_buffers())
+        self._followed_buffers = dict(module.named_buffers())
         self.num_steps = 0
         """gradient steps that it was told of"""
         self._flats: list[FlatParameters] | None = None
@@ -59,6 +67,8 @@ class TargetNetwork:
                 own.copy_(source)
             else:
                 own.lerp_(source, tau)
+        for name, buffer in self._buffers.items():
+            buffer.copy_(self._followed_buffers[name])
 
     def _paired(self, flats: Sequence[FlatParameters]) -> list[tuple[Tensor, Tensor]]:
         """Pieces as long as can be: what lies side by side here and in an optimizer's flat tensor is one."""
@@ -78,8 +88,10 @@ class TargetNetwork:
         return [(self.flat[here : here + n], source[there : there + n]) for source, here, there, n in pieces]
 
     def get_state(self) -> dict[str, Any]:
-        """Parameters (a copy) and the count."""
-        return {"flat": self.flat.cpu().numpy().copy(), "num_steps": self.num_steps}
+        """Parameters that learn and buffers (copies), and the count."""
+        buffers = {name: buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
+        state = {"flat": self.flat.cpu().numpy().copy(), "num_steps": self.num_steps}
+        return {**state, "buffers": buffers} if buffers else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to what `get_state` gave; `ValueError` for another number of parameters."""
@@ -87,6 +99,8 @@ class TargetNetwork:
         if given.shape != self.flat.shape:
             raise ValueError(f"the target network has {self.flat.numel()} parameters, the state {given.numel()}")
         self.flat.copy_(given)
+        for name, value in state.get("buffers", {}).items():
+            self._buffers[name].copy_(torch.as_tensor(value))
         self.num_steps = int(state["num_steps"])
 
 

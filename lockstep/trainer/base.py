@@ -344,7 +344,12 @@ class BaseTrainer:
     def _emit(self, event: Event) -> None:
         for callback in self.callbacks:
             reason = callback.on_event(event)
-            if isinstance(reason, str) and self.stop_reason is None:
+            if reason is not None and not (isinstance(reason, str) and reason):
+                raise TypeError(
+                    f"{type(callback).__name__} returned {reason!r} for {type(event).__name__}; a callback returns "
+                    "None, or a text: the reason for which the run is to stop"
+                )
+            if reason is not None and self.stop_reason is None:
                 self.stop_reason = reason
 
     def _emit_to_all(self, event: Event) -> None:

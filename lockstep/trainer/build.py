@@ -45,6 +45,11 @@ def build_trainer(
     The trainer is the one that the algorithm needs.
     """
     config.validate()
+    if not config.is_offline and config.sections["offline_data"].input_ is not None:
+        raise ValueError(
+            f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "
+            "config.build_policy() with lockstep.OfflineTrainer(policy, buffer=...)"
+        )
     set_num_threads(config)
     policy = config.build_policy()
     try:

@@ -19,7 +19,7 @@ def save_trainer(trainer: BaseTrainer, path: str | Path) -> Path:
     """
     folders = {
         **trainer.policy.checkpoint_folders(),
-        "trainer": {"state": trainer.get_state()},
+        "trainer": {"state": trainer.get_state(), "made_by": {"algorithm": trainer.policy.config.algorithm}},
         **trainer.own_folders(),
     }
     if trainer.bad_batch is not None:
@@ -48,6 +48,11 @@ def _folders_of_run(path: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str, Any]]) -> None:
+    made_by, own = folders["trainer"].get("made_by", {}).get("algorithm"), trainer.policy.config.algorithm
+    if made_by is not None and made_by != own:
+        raise ValueError(
+            f"{path} is of a run of {made_by!r}, and this trainer's policy is of {own!r}; give it one of its own"
+        )
     trainer.policy.set_checkpoint_folders(folders)
     state = folders["trainer"]["state"]
     trainer.set_own_folders(folders)

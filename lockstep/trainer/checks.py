@@ -81,6 +81,18 @@ def check_stacks(policy: Policy, collector: CollectorLike, buffer: ReplayBuffer)
         )
 
 
+def check_discounts(policy: Policy, buffer: ReplayBuffer) -> None:
+    """Raises `ValueError` where the returns of n steps that the buffer gives are discounted otherwise than the policy's
+    values.
+    """
+    options, gamma = buffer.options, policy.config.gamma
+    if options.n_step > 1 and options.gamma != gamma:
+        raise ValueError(
+            f"the buffer sums n_step={options.n_step} rewards with gamma={options.gamma}, the policy learns with "
+            f"gamma={gamma}; give both the same (the buffer's gamma= has a default of its own)"
+        )
+
+
 def check_amount(step_per_collect: Any, episode_per_collect: Any) -> None:
     """Raises `ValueError` unless exactly one of the two is given, a whole number of at least 1."""
     if (step_per_collect is None) == (episode_per_collect is None):

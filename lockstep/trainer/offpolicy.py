@@ -16,7 +16,7 @@ from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.values import check_whole
 from lockstep.trainer.base import REPLAYS, BaseTrainer
-from lockstep.trainer.checks import check_amount, check_foreign, check_online, check_stacks
+from lockstep.trainer.checks import check_amount, check_discounts, check_foreign, check_online, check_stacks
 from lockstep.trainer.seeding import seed_buffer
 
 ELSEWHERE = {
@@ -76,6 +76,7 @@ class OffpolicyTrainer(BaseTrainer):
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
         if isinstance(policy, Policy) and isinstance(self.buffer, ReplayBuffer):
             check_stacks(policy, train_collector, self.buffer)
+            check_discounts(policy, self.buffer)
         if max_epoch and learning_starts >= max_epoch * step_per_epoch:
             warnings.warn(
                 f"learning_starts={learning_starts} is not below the {max_epoch * step_per_epoch} steps of the run "

@@ -76,3 +76,34 @@ def test_target_network_follows_each_nth_time_only():
     assert torch.equal(target.flat, before)
     target.after_gradient_step(optimizers, 2, 1.0)
     assert torch.equal(target.module[0].weight, module[0].weight)
+
+
+class Normalized(nn.Module):
+    """A fixed encoder, a normalisation with buffers, a head that learns."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.norm, self.head = nn.Linear(3, 5).requires_grad_(False), nn.BatchNorm1d(5), nn.Linear(5, 2)
+
+
+def test_parameters_that_do_not_learn_are_the_modules_own():
+    module = Normalized()
+    target = TargetNetwork(module)
+    module.load_state_dict(Normalized().state_dict())
+    assert torch.equal(target.module.encoder.weight, module.encoder.weight)
+    assert not torch.equal(target.module.head.weight, module.head.weight)
+
+
+def test_buffers_follow_and_are_part_of_the_state():
+    module, optimizers = Normalized(), OptimizerSet()
+    target = TargetNetwork(module)
+    module.norm.running_mean.fill_(7.0)
+    assert not target.module.norm.running_mean.any()
+    target.after_gradient_step(optimizers, 2, 0.1)
+    assert not target.module.norm.running_mean.any()
+    target.after_gradient_step(optimizers, 2, 0.1)
+    assert torch.equal(target.module.norm.running_mean, module.norm.running_mean)
+    other = TargetNetwork(Normalized())
+    other.set_state(target.get_state())
+    for name, buffer in target.module.named_buffers():
+        assert torch.equal(other.module.get_buffer(name), buffer)

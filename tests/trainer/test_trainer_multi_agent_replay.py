@@ -189,3 +189,13 @@ def test_pieces_that_come_together_are_stored_as_they_are_one_by_one_and_all_or_
     with pytest.raises(KeyError, match="agent 'c' is mapped to the module 'others' now"):
         small.add(pieces)
     assert len(small) == 0
+
+
+def test_each_module_sums_its_n_steps_with_its_own_gamma():
+    config = game_config(CountingGame, DQNConfig, num_envs=2).replay(n_step=3).training(gamma=0.9)
+    first, *others = config.build_collector(config.build_policy()).buffer.buffers
+    config = game_config(CountingGame, DQNConfig, num_envs=2).replay(n_step=3).training(gamma=0.9)
+    config.rl_module(algorithm_config_overrides_per_module={first: {"gamma": 0.5}})
+    buffers = config.build_collector(config.build_policy()).buffer.buffers
+    assert buffers[first].options.gamma == 0.5
+    assert {buffers[module_id].options.gamma for module_id in others} == {0.9}

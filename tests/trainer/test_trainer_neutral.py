@@ -74,7 +74,6 @@ class Meddling(Callback):
         if stats is not None:
             with pytest.raises(dataclasses.FrozenInstanceError):
                 stats.train_time = stats.returns = ()
-        return True if stats is None else 5  # no text, no request to stop
 
 
 def test_evaluation_changes_no_bit_of_training(plain):

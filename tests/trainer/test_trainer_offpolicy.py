@@ -9,7 +9,7 @@ from lockstep.envs import make_vector
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import read_checkpoint
-from lockstep.trainer import build_onpolicy_trainer, restore_trainer, save_trainer
+from lockstep.trainer import Callback, build_onpolicy_trainer, restore_trainer, save_trainer
 
 NUM_ENVS = 4
 
@@ -301,3 +301,43 @@ def test_random_steps_for_the_whole_run_are_told_at_construction():
 def test_nothing_to_restore_from_is_told_as_such():
     with pytest.raises(ValueError, match="path=None: there is no checkpoint to go on from"):
         restore_trainer(trainer_of(), None)
+
+
+def test_a_buffer_that_discounts_otherwise_than_the_policy_is_refused_at_construction():
+    policy = config_for("dqn", training={"gamma": 0.9}).build_policy()
+    for buffer in (VectorReplayBuffer(50, NUM_ENVS, n_step=3), VectorReplayBuffer(50, NUM_ENVS, n_step=3, gamma=0.8)):
+        collector = Collector(policy, make_vector("CartPole-v1", num_envs=NUM_ENVS), buffer)
+        with pytest.raises(ValueError, match=r"sums n_step=3 rewards with gamma=.*, the policy learns with gamma=0.9"):
+            trainer_of(policy=policy, train_collector=collector)
+    for fitting in (VectorReplayBuffer(50, NUM_ENVS), VectorReplayBuffer(50, NUM_ENVS, n_step=3, gamma=0.9)):
+        trainer_of(policy=policy, train_collector=Collector(policy, collector.env, fitting))
+
+
+def test_offline_data_of_an_algorithm_that_collects_its_own_are_refused():
+    config = config_for("dqn", offline_data={"input_": "nobody/has-this-v0"})
+    with pytest.raises(
+        ValueError, match=r"offline_data.input_ is set, and dqn collects its own data; .*OfflineTrainer"
+    ):
+        config.build_trainer()
+
+
+@pytest.mark.parametrize("returned", [False, True, 1, ""])
+def test_a_callback_that_returns_neither_none_nor_a_reason_is_told(returned):
+    class Returns(Callback):
+        def on_collect_end(self, event):
+            return returned
+
+    with pytest.raises(TypeError, match=rf"Returns returned {returned!r} for CollectEnd; a callback returns None, or"):
+        trainer_of(callbacks=[Returns()]).run()
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused_by_name(folder):
+    def build(algorithm):
+        return config_for(algorithm, env="CartPole-v1", total_steps=128).build_trainer()
+
+    path = save_trainer(build("a2c"), folder / "a2c")
+    trainer = build("impala")
+    before = digest(trainer)
+    with pytest.raises(ValueError, match="is of a run of 'a2c', and this trainer's policy is of 'impala'"):
+        restore_trainer(trainer, path)
+    assert digest(trainer) == before
