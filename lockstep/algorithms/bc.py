@@ -76,6 +76,7 @@ class BCConfig(AlgorithmConfig):
     learner_class = BCLearner
     training_class = BCTraining
     is_offline = True
+    can_prioritize = False
 
     def default_module_class(self, model_config: Any) -> Any:
         """A policy without a value function."""

@@ -71,6 +71,8 @@ class AlgorithmConfig:
     """does it learn from data that are there already, without an environment?"""
     squashes_actions: ClassVar[bool] = False
     """does its default network act in [-1, 1]? Then actions are rescaled to the bounds of a Box"""
+    can_prioritize: ClassVar[bool] = True
+    """does its loss leave errors of rows for the priorities?"""
     is_asynchronous: ClassVar[bool] = False
     """does it learn from what older policies did? Then env runners in other processes collect while it learns"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None

@@ -109,6 +109,7 @@ class MARWILConfig(AlgorithmConfig):
     learner_class = MARWILLearner
     training_class = MARWILTraining
     is_offline = True
+    can_prioritize = False
 
     def process_buffer(self, buffer: Any) -> Any:
         """Rewards become returns of the rest of the episode. `MalformedBufferError` for rows without their episodes."""

@@ -93,6 +93,15 @@ def check_discounts(policy: Policy, buffer: ReplayBuffer) -> None:
         )
 
 
+def check_priorities(policy: Policy, buffer: Any) -> None:
+    """Raises `ValueError` for a buffer that draws by priority and an algorithm that has none to give."""
+    if isinstance(buffer, ReplayBuffer) and buffer.priorities is not None and not policy.config.can_prioritize:
+        raise ValueError(
+            f"buffer draws by priority, and {policy.config.algorithm} has no errors that priorities could come from; "
+            "give a buffer without priorities, e.g. ReplayBuffer.from_batch(buffer.all())"
+        )
+
+
 def check_amount(step_per_collect: Any, episode_per_collect: Any) -> None:
     """Raises `ValueError` unless exactly one of the two is given, a whole number of at least 1."""
     if (step_per_collect is None) == (episode_per_collect is None):

@@ -18,7 +18,7 @@ from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import InfoStats
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_foreign, check_kind
+from lockstep.trainer.checks import check_foreign, check_kind, check_priorities
 from lockstep.trainer.seeding import seed_buffer
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
@@ -77,6 +77,7 @@ class OfflineTrainer(BaseTrainer):
             if isinstance(error, MalformedBufferError):
                 raise
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
+        check_priorities(policy, self.buffer)
         seed_buffer(self.buffer, options.get("seed"))
         self.fingerprint = _fingerprint(self.buffer)
 

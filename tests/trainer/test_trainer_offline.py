@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from trainer_tools import Recorder, RecordingLogger, Stops, digest, learned, records_of
+from trainer_tools import Recorder, RecordingLogger, Stops, digest, learned, random_transitions, records_of
 
-from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch
+from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
 from lockstep.rollout import MalformedBufferError
@@ -317,3 +317,12 @@ def test_checkpoint_callback_names_offline_checkpoints_by_gradient_steps_and_sav
     again.run()
     straight.run()
     assert learned(again) == learned(straight)
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "marwil"])
+def test_a_buffer_that_draws_by_priority_is_refused_where_no_errors_make_priorities(algorithm):
+    batch = random_transitions("CartPole-v1")
+    config = get_config(algorithm).environment("CartPole-v1").reporting(total_steps=2)
+    config.offline_data(input_=ReplayBuffer.from_batch(batch, priorities={"alpha": 0.6, "beta": 0.4}))
+    with pytest.raises(ValueError, match=f"buffer draws by priority, and {algorithm} has no errors"):
+        config.build_trainer()
