@@ -126,7 +126,7 @@ class AsyncCollector(Collector):
         began = time.perf_counter()
         obs = env_trees.gather(self.vector._obs, rows)
         if random:
-            actions = self._random_actions(obs)[: len(rows)]
+            actions = self._random_actions(obs, len(rows))
         else:
             explores = self.exploration_noise or self.policy.is_exploring
             rng = self.streams.numpy("exploration")

@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from lockstep.connectors import FrameStack
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
+from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import check_collector, check_finite, checked_amount, no_copies_of_collectors
 from lockstep.rollout.memory import Memory, RememberingPolicy
-from lockstep.rollout.random_actions import random_actions
+from lockstep.rollout.random_actions import allowed_actions, random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
@@ -298,7 +300,7 @@ class Collector:
             if store is not None:  # before the step: environments may write the next observation into this memory
                 store.write_obs(t, obs)
             began = clock()
-            actions = self._random_actions(obs) if random else act(obs, None if noise is None else noise[k])
+            actions = self._random_actions(obs, num_envs) if random else act(obs, None if noise is None else noise[k])
             acted = clock()
             step = env_step(to_env(actions))
             env_time += clock() - acted
@@ -368,11 +370,17 @@ class Collector:
         shape = num_vector_steps, self.num_envs_in_all
         return self.policy.draw_noise(self.streams.numpy("exploration"), shape)[:, self.rows]
 
-    def _random_actions(self, obs: Any) -> np.ndarray:
+    def _random_actions(self, obs: Any, number: int) -> np.ndarray:
+        """For `obs` of so many environments, of the actions that a mask allows; drawn for all and cut to the own."""
         if self.memory is not None:
             self.memory.act(obs, None)  # it remembers what it sees, whoever acts
-        rng = self.streams.numpy("random_actions")
-        return self.policy.from_env(random_actions(self.env.action_space, rng, self.num_envs_in_all)[self.rows])
+        space, rng = self.env.action_space, self.streams.numpy("random_actions")
+        own = slice(self.rows.start, self.rows.start + number)
+        if isinstance(space, Discrete) and carries_mask(self.env.observation_space):
+            masks = np.ones((self.num_envs_in_all, int(space.n)), np.int8)
+            masks[own] = obs[ACTION_MASK] != 0
+            return self.policy.from_env(allowed_actions(space, rng, masks)[own])
+        return self.policy.from_env(random_actions(space, rng, self.num_envs_in_all)[own])
 
     # -- state ---
 

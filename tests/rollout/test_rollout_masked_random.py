@@ -1,0 +1,96 @@
+"""Random collecting takes allowed actions only, and the same ones wherever the environments are."""
+
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from acting_tools import Acting
+from gymnasium import spaces
+
+from lockstep import AsyncCollector, Collector, DQNConfig, RolloutStore
+from lockstep.envs import WorkerVectorEnv, make_vector
+from lockstep.replay import VectorReplayBuffer
+from lockstep.state.streams import RandomStreams
+
+ACTIONS = 5
+
+
+class Masked(gym.Env):
+    """Allows two of its actions, which it draws; refuses the others."""
+
+    action_space = spaces.Discrete(ACTIONS, start=2)
+    observation_space = spaces.Dict(
+        {"observations": spaces.Box(-1, 1, (2,), np.float32), "action_mask": spaces.Box(0, 1, (ACTIONS,), np.int8)}
+    )
+
+    def __init__(self, offset=0):
+        self.offset = offset
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=self.offset)
+        self.steps = 0
+        return self.look(), {}
+
+    def look(self):
+        self.mask = np.zeros(ACTIONS, np.int8)
+        self.mask[self.np_random.choice(ACTIONS, 2, replace=False)] = 1
+        return {"observations": np.zeros(2, np.float32), "action_mask": self.mask}
+
+    def step(self, action):
+        if not self.mask[action - 2]:
+            raise ValueError(f"action {action} is not allowed by {self.mask}")
+        self.steps += 1
+        return self.look(), 1.0, self.steps >= 9, False, {}
+
+
+class FromTwo(Acting):
+    def from_env(self, actions):
+        return actions - 2
+
+    def to_env(self, actions):
+        return actions + 2
+
+
+def makers(first, last):
+    return [partial(Masked, b) for b in range(first, last)]
+
+
+def random_rollout(first, last, in_all):
+    env = make_vector(gym.vector.SyncVectorEnv(makers(first, last)))
+    store = RolloutStore(40, last - first, env.observation_space, env.action_space)
+    collector = Collector(FromTwo(), env, store, streams=RandomStreams(7), place=(first, in_all))
+    collector.collect(n_step=40 * (last - first), random=True)
+    return store.obs["action_mask"][:40].copy(), store.actions[:40].copy()
+
+
+def test_random_actions_are_those_that_the_mask_allows_and_all_of_them():
+    masks, actions = random_rollout(0, 4, 4)
+    assert np.take_along_axis(masks, actions[..., None], 2).all()
+    shares = [(np.cumsum(mask)[action] == 1) for mask, action in zip(masks.reshape(-1, ACTIONS), actions.reshape(-1))]
+    assert 0.3 < np.mean(shares) < 0.7  # the first and the second of the two alike
+    assert set(np.unique(actions)) == set(range(ACTIONS))
+
+
+def test_masked_random_actions_are_the_same_whoever_has_the_environments():
+    masks, actions = random_rollout(0, 4, 4)
+    for first, last in ((0, 1), (1, 4)):
+        own_masks, own = random_rollout(first, last, 4)
+        np.testing.assert_array_equal(own_masks, masks[:, first:last])
+        np.testing.assert_array_equal(own, actions[:, first:last])
+
+
+def test_async_collector_takes_random_actions_that_the_masks_of_the_ready_rows_allow():
+    with WorkerVectorEnv(makers(0, 3)) as env:
+        buffer = VectorReplayBuffer(600, 3)
+        stats = AsyncCollector(FromTwo(), env, buffer).collect(n_step=200, random=True)
+    assert stats.n_collected_steps == len(buffer) == 200
+    batch = buffer.all()
+    assert np.take_along_axis(batch["obs"]["action_mask"], batch["actions"][:, None], 1).all()
+
+
+@pytest.mark.parametrize("learning_starts", [0, 20])
+def test_random_warm_up_of_a_run_keeps_to_the_mask(learning_starts):
+    config = DQNConfig().environment(Masked).reporting(total_steps=64).rl_module(model_config={"hiddens": (8,)})
+    info = config.replay(learning_starts=learning_starts).build_trainer().run()
+    assert info.train_step == 64
