@@ -105,7 +105,6 @@ class Intake:
                 value = to_numpy_leaf(value)[:, -1]
             values.append(leaf.conform(value, number))
         for position in (self.reward_at, -2, -1):
-            dtype = self.leaves[position].dtype
-            if values[position].dtype != dtype or not values[position].flags.carray:
-                values[position] = np.array(values[position], dtype)
+            if not values[position].flags.carray:
+                values[position] = np.array(values[position])
         return values

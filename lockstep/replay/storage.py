@@ -52,7 +52,7 @@ class Leaf:
         self.dtype = array.dtype
 
     def conform(self, value: Any, num_rows: int) -> np.ndarray:
-        """`value` as rows of this array; `ValueError` with expected and given shape and dtype where it is not."""
+        """`value` as rows of this array, of its dtype; `ValueError` with expected and given where it does not fit."""
         loose = not isinstance(value, np.ndarray | torch.Tensor)
         if isinstance(value, dict | tuple):
             raise ValueError(f"column {self.path!r} expects {self._expected(num_rows)}; got {type(value).__name__}")
@@ -65,7 +65,7 @@ class Leaf:
                 f"column {self.path!r} expects {self._expected(num_rows)}, as the first rows or the spaces said; "
                 f"got shape {found.shape} of {found.dtype}"
             )
-        return found
+        return found if found.dtype == self.dtype else found.astype(self.dtype)
 
     def _expected(self, num_rows: int) -> str:
         return f"shape {(num_rows, *self.shape)} of {self.dtype}"
