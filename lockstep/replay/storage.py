@@ -147,22 +147,26 @@ class ColumnStore:
         """Goes back to what `get_state` gave, making the columns where there are none yet.
 
         Raises:
-            ValueError: the columns are others than those of this store.
+            ValueError: the columns are others than those of this store; nothing is written then.
         """
         if not self.trees:
             rows = {name: map_tree(lambda a: Shape(a.shape[1:], a.dtype), tree) for name, tree in state.items()}
             self.create(rows)
         if list(state) != list(self.trees):
             raise ValueError(f"the state has the columns {sorted(state)}, this buffer {sorted(self.trees)}")
-        for name, tree in state.items():
-            pairs = list(zip(named_leaves(name, tree), leaves(self.trees[name]), strict=True))
-            for (path, array), target in pairs:
-                if array.shape[1:] != target.shape[1:] or array.dtype != target.dtype or len(array) > len(target):
-                    raise ValueError(
-                        f"the state of column {path!r} has rows of shape {array.shape[1:]} and {array.dtype}, "
-                        f"this buffer of {target.shape[1:]} and {target.dtype}"
-                    )
-                target[: len(array)] = array
+        found = {path: array for name, tree in state.items() for path, array in named_leaves(name, tree)}
+        own = {leaf.path: leaf for leaf in self.leaves}
+        if set(found) != set(own):
+            raise ValueError(f"the state has the columns {sorted(found)}, this buffer {sorted(own)}")
+        for path, array in found.items():
+            leaf = own[path]
+            if array.shape[1:] != leaf.shape or array.dtype != leaf.dtype or len(array) > self.num_rows:
+                raise ValueError(
+                    f"the state of column {path!r} has rows of shape {array.shape[1:]} and {array.dtype}, "
+                    f"this buffer of {leaf.shape} and {leaf.dtype}"
+                )
+        for path, array in found.items():  # not before all are known to fit
+            own[path].array[: len(array)] = array
 
 
 def shapes_of_rows(name: str, tree: Tree) -> Tree:

@@ -147,6 +147,36 @@ def test_a_state_of_another_buffer_is_refused():
         wider.set_state(state)
 
 
+@pytest.mark.parametrize("other", [{"actions": np.int32}, {"rewards": np.float64}, {"extra": np.float32}])
+def test_a_state_that_is_refused_changes_no_row(other):
+    def filled(first, kinds):
+        buffer = ReplayBuffer(20)
+        given = rows(1, first)
+        for name, kind in kinds.items():
+            given[name] = given.get(name, given["rewards"]).astype(kind)
+        for _ in range(5):
+            buffer.add(given)
+        return buffer
+
+    buffer = filled(0, {})
+    before = buffer.get_state()
+    with pytest.raises(ValueError, match="the state"):
+        buffer.set_state(filled(7, other).get_state())
+    for name, column in before["columns"].items():
+        np.testing.assert_array_equal(buffer.get_state()["columns"][name], column)
+    assert len(buffer) == 5
+
+
+def test_a_state_whose_nested_observations_have_other_names_is_refused():
+    def filled(name):
+        buffer, given = ReplayBuffer(20), rows(1)
+        buffer.add({**given, "obs": {name: given["obs"]}, "new_obs": {name: given["new_obs"]}})
+        return buffer
+
+    with pytest.raises(ValueError, match=r"the state has the columns .*'obs/left'.*, this buffer .*'obs/right'"):
+        filled("right").set_state(filled("left").get_state())
+
+
 def test_saved_files_are_safe_and_say_what_they_are(tmp_path):
     path = PrioritizedReplayBuffer(20).save(tmp_path / "empty")
     assert type(PrioritizedReplayBuffer.load(path)) is PrioritizedReplayBuffer
