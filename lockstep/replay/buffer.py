@@ -167,16 +167,17 @@ class ReplayBuffer:
         for t in range(len(batch[REWARDS])):
             self.add(map_tree(operator.itemgetter(t), dict(batch)))
 
-    def cut(self, buffer_ids: npt.ArrayLike | None = None) -> None:
+    def cut(self, buffer_ids: npt.ArrayLike | None = None, *, goes_on: bool = False) -> None:
         """Writes a boundary: the episodes under way in these sub-buffers (None: in all) are left here.
 
         To be called when environments are reset in the middle of an episode. The newest rows become neither
-        terminated nor truncated; no return, n-step target or stack of frames crosses the boundary.
+        terminated nor truncated; no return, n-step target or stack of frames crosses the boundary. With `goes_on` the
+        episodes go on and rows of them are left out: the rows that come next lack their earlier frames.
         """
-        self._ring.cut(self._every if buffer_ids is None else self._checked_ids(buffer_ids))
+        self._ring.cut(self._every if buffer_ids is None else self._checked_ids(buffer_ids), goes_on)
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empties the buffer; with `keep_statistics` returns and lengths of episodes under way go on counting."""
+        """Empties the buffer; with `keep_statistics` episodes under way go on, as do their returns and lengths."""
         self._ring.clear(keep_statistics)
         if self._shared is not None:
             self._shared.clear()

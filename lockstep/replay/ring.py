@@ -72,9 +72,9 @@ class Ring:
         self.marks = np.zeros((8, num_buffers), np.int64)
         self.newest, self.oldest, self.count, self.inherits, self.written, self.lengths, self.starts, _ = self.marks
         """views, [num_buffers] each: the newest and the oldest row, -1 where there is none; number of rows stored; 1
-        where the oldest goes on with an episode whose earlier rows are overwritten; rows ever written (no part of the
-        state); of the episode under way its length and its first row, -1 where that is overwritten. Of the last line
-        the first entry is the number of all rows stored."""
+        where the oldest (of an empty one: the first that comes) goes on with an episode whose earlier rows are gone;
+        rows ever written (no part of the state); of the episode under way its length and its first row, -1 where that
+        is overwritten. Of the last line the first entry is the number of all rows stored."""
         self.returns = np.zeros((num_buffers, 1), np.float64)
         """[num_buffers, agents], of the episodes under way"""
         self.generation = 0
@@ -90,11 +90,12 @@ class Ring:
         return self.stored
 
     def clear(self, keep_statistics: bool) -> None:
-        """Forgets all rows; with `keep_statistics` returns and lengths of running episodes go on."""
+        """Forgets all rows; with `keep_statistics` the running episodes go on: returns, lengths, lost frames."""
         self.generation += 1
+        self.inherits[:] = self.go_on() if keep_statistics else 0
         self.flags[:] = 0
         self.newest[:] = self.oldest[:] = self.starts[:] = -1
-        self.count[:] = self.inherits[:] = self.marks[7] = 0
+        self.count[:] = self.marks[7] = 0
         if not keep_statistics:
             self.returns[:] = 0.0
             self.lengths[:] = 0
@@ -117,11 +118,20 @@ class Ring:
         )
         return Placed(numbers), position
 
-    def cut(self, ids: np.ndarray) -> None:
-        """The episodes under way in these sub-buffers end at their newest rows without being done."""
+    def go_on(self) -> np.ndarray:
+        """bool [num_buffers], does the next row go on with an episode, rows of which are stored or lost?"""
+        flags = self.flags[self.newest]
+        return np.where(self.count > 0, (flags == 0) | (flags >= LOST), self.inherits != 0)
+
+    def cut(self, ids: np.ndarray, goes_on: bool = False) -> None:
+        """The episodes under way in these sub-buffers end at their newest rows without being done; with `goes_on` the
+        next rows are of episodes whose rows in between are lost.
+        """
         newest = self.newest[ids]
         stored = newest[newest >= 0]
         self.flags[stored[self.flags[stored] == 0]] = CUT
+        self.flags[stored] = self.flags[stored] & ~np.uint8(LOST) | np.uint8(LOST * goes_on)
+        self.inherits[ids[newest < 0]] = goes_on
         self.returns[ids] = 0.0
         self.lengths[ids] = 0
 

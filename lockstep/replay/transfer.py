@@ -121,6 +121,7 @@ def drop_nulls(buffer: ReplayBuffer) -> int:
 
 def without_nulls(buffer: ReplayBuffer, emptied: ReplayBuffer) -> None:
     """Copies what has no NaN from `buffer` to an empty buffer of the same kind, priorities included."""
+    goes_on = buffer._ring.go_on()
     for b, rows in enumerate(rows_by_buffer(buffer)):
         kept = rows[~null_rows(buffer, rows)]
         index = copy_rows(buffer, kept, emptied, b)
@@ -129,6 +130,8 @@ def without_nulls(buffer: ReplayBuffer, emptied: ReplayBuffer) -> None:
         newest = buffer._ring.newest[[b]]
         if len(kept) and kept[-1] == newest[0] and buffer._ring.flags[newest[0]] == 0:
             _keep_open(buffer, emptied, b, kept, index)
+        elif goes_on[b]:
+            emptied.cut([b], goes_on=True)
 
 
 def _keep_open(source: ReplayBuffer, target: ReplayBuffer, b: int, kept: np.ndarray, index: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import refuse_row
 from lockstep.rollout.collector import NEVER_ENDS, ActingPolicy, Collector
+from lockstep.rollout.replay_writer import leave_out
 from lockstep.state.streams import RandomStreams
 
 
@@ -92,6 +93,8 @@ class AsyncCollector(Collector):
         """Empties the buffer."""
         if self._replay is not None:
             self._replay.reset(keep_statistics)
+            if self._obs is not None and not keep_statistics:
+                self._replay.cut(np.flatnonzero(self._lengths), goes_on=True)
         super().reset_buffer(keep_statistics)
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
@@ -147,6 +150,7 @@ class AsyncCollector(Collector):
             if self._replay is not None:
                 self._replay.cut(lost)
         real = [one for one in arrived if not one.lost and (counting is None or counting[one.row])]
+        self._leave_out([one for one in arrived if not one.lost and counting is not None and not counting[one.row]])
         if not real:
             return 0
         if self._replay is not None:
@@ -162,6 +166,17 @@ class AsyncCollector(Collector):
                     "(gymnasium.wrappers.TimeLimit)"
                 )
         return len(real)
+
+    def _leave_out(self, others: list[Arrived]) -> None:
+        """Steps that do not count, which were under way before the collect: their episodes have a gap there."""
+        if not others:
+            return
+        rows, ended = np.array([one.row for one in others]), np.array([one.final_obs is not None for one in others])
+        rewards = np.array([one.reward for one in others])
+        self._returns[rows] = np.where(ended, 0.0, self._returns[rows] + rewards)
+        self._lengths[rows] = np.where(ended, 0, self._lengths[rows] + 1)
+        if self._replay is not None:
+            leave_out(self._replay, rows, ended)
 
     def _store(self, real: list[Arrived], before: int) -> None:
         rows = np.array([one.row for one in real], np.int64)

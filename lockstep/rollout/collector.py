@@ -169,6 +169,8 @@ class Collector:
             self.store.clear()
         if isinstance(self.store, ReplayWriter):
             self.store.buffer.reset(keep_statistics)
+            if self._obs is not None and not keep_statistics:
+                self.store.buffer.cut(np.flatnonzero(self._lengths), goes_on=True)
         if not keep_statistics:
             self._ended.clear()
 

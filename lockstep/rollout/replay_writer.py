@@ -42,6 +42,8 @@ class ReplayWriter(RolloutStore):
             )
         self.lost: dict[int, np.ndarray] = {}
         """row -> environments that were started again there"""
+        self.passed: dict[int, np.ndarray] = {}
+        """row -> environments with a transition there that does not count"""
         super().__init__(num_steps, num_envs, observation_space, action_space)
         self.buffer, self.raise_on_nan = buffer, raise_on_nan
         self.steps_before = 0
@@ -79,6 +81,9 @@ class ReplayWriter(RolloutStore):
                 Columns.TRUNCATEDS: self.truncateds[t],
                 Columns.NEXT_OBS: following,
             }
+            if t in self.passed:
+                envs = self.passed[t]
+                leave_out(self.buffer, envs, self.terminateds[t, envs] | self.truncateds[t, envs])
             rows = None if self.all_valid else np.flatnonzero(self.valid[t])
             if rows is None or len(rows) == self.num_envs:
                 self.buffer.add(batch)
@@ -104,13 +109,19 @@ class ReplayWriter(RolloutStore):
             }
         )
 
+    def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
+        """Which rows of vector step `t` are transitions that count; of others the episodes go on without a row."""
+        super().mark_valid(t, valid, counting)
+        if counting is not None and not counting.all():
+            self.passed[t] = np.flatnonzero(~counting if valid is None else valid & ~counting)
+
     def lose(self, t: int, envs: np.ndarray) -> None:
         """The episodes under way in these environments are left before row `t`."""
         self.lost[t] = envs
 
     def _empty(self) -> None:
         super()._empty()
-        self.lost = {}
+        self.lost, self.passed = {}, {}
 
     def renew_episodes(self, envs: np.ndarray) -> None:
         """These environments begin new episodes: nothing in the buffer reaches across."""
@@ -124,6 +135,15 @@ class ReplayWriter(RolloutStore):
     def set_state(self, state: Any) -> None:
         """Empty, as it always is between two collects."""
         self._empty()
+
+
+def leave_out(buffer: ReplayBuffer, envs: np.ndarray, ended: np.ndarray) -> None:
+    """Transitions of these environments are not stored; `ended` [n]: with them their episodes ended.
+
+    What is stored next does not follow what is stored, and lacks its earlier frames where the episode goes on.
+    """
+    buffer.cut(envs[ended])
+    buffer.cut(envs[~ended], goes_on=True)
 
 
 def store_for(

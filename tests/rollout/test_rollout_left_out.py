@@ -1,0 +1,114 @@
+"""Transitions that do not count are not stored; nothing that is drawn reaches over the gap where they were."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from acting_tools import Acting
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation
+
+from lockstep import AsyncCollector, Collector
+from lockstep.envs import CountingEnv, WorkerVectorEnv
+from lockstep.replay import VectorReplayBuffer
+
+FRAMES = 3
+SHORT, LONG = ((7, "terminate"),), ((50, "terminate"),)
+
+
+def stacking(episodes):
+    return FrameStackObservation(CountingEnv(episodes), FRAMES)
+
+
+def n_step_buffer(num_envs, **options):
+    return VectorReplayBuffer(300 * num_envs, num_envs, n_step=3, gamma=0.5, **options)
+
+
+def check_windows(buffer):
+    """Each is of one episode, and as many steps as its discount says."""
+    batch = buffer.all()
+    steps = batch["new_obs"][:, 0] - batch["obs"][:, 0]
+    assert np.array_equal(batch["obs"][:, 1], batch["new_obs"][:, 1])
+    np.testing.assert_array_equal(batch["discounts"], 0.5**steps)
+
+
+def check_stacks(buffer, lost):
+    """All that are drawn are right, and `lost` rows are not drawn."""
+    batch = buffer.all()
+    newest = batch["obs"][:, -1, 0]
+    for j in range(FRAMES):
+        np.testing.assert_array_equal(batch["obs"][:, -1 - j, 0], np.maximum(newest - j, 0))
+    assert (batch["obs"][:, :, 1] == batch["obs"][:, -1:, 1]).all()
+    assert len(buffer) - len(batch["rewards"]) == lost
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_windows_do_not_reach_over_steps_that_did_not_count(mode, shared):
+    env = SyncVectorEnv([partial(CountingEnv, episodes) for episodes in (SHORT, LONG, LONG)], autoreset_mode=mode)
+    collector = Collector(Acting(), env, n_step_buffer(3, ignore_obs_next=shared))
+    collector.collect(n_step=9)
+    collector.collect(n_episode=1, reset_before_collect=False)
+    collector.collect(n_step=12)
+    check_windows(collector.buffer)
+    one = collector.buffer[[i for i in collector.buffer.indices() if i % 3 == 1]]
+    assert one["obs"][:, 0].tolist() == [0, 1, 2, *range(7, 7 + len(one["obs"]) - 3)]
+    assert one["discounts"][:4].tolist() == [0.125, 0.25, 0.5, 0.125]
+
+
+def test_windows_of_an_async_collector_do_not_reach_over_steps_that_did_not_count():
+    with WorkerVectorEnv([partial(CountingEnv, ((25, "terminate"),))] * 3) as env:
+        collector = AsyncCollector(Acting(), env, n_step_buffer(3))
+        collector.collect(n_step=31)
+        collector.collect(n_episode=1, reset_before_collect=False)
+        stats = collector.collect(n_step=120)
+        check_windows(collector.buffer)
+        assert set(stats.lens) == {25}
+        assert set(stats.returns) == {10.0 * sum(range(1, 26))}
+
+
+def stack_collector(*lengths):
+    env = SyncVectorEnv([partial(stacking, episodes) for episodes in lengths], autoreset_mode=AutoresetMode.SAME_STEP)
+    buffer = VectorReplayBuffer(600, len(lengths), stack_num=FRAMES, save_only_last_obs=True)
+    return Collector(Acting(), env, buffer)
+
+
+def test_rows_after_steps_that_did_not_count_are_not_drawn_where_their_frames_are_gone():
+    collector = stack_collector(SHORT, LONG, LONG)
+    collector.collect(n_episode=1)  # environments 1 and 2 go on to their step 7; none of theirs is stored
+    collector.collect(n_step=24)
+    check_stacks(collector.buffer, lost=2 * (FRAMES - 1))
+    collector.collect(n_episode=1, reset_before_collect=False)
+    collector.collect(n_step=30)
+    check_stacks(collector.buffer, lost=2 * 2 * (FRAMES - 1))
+
+
+def test_episodes_that_begin_after_steps_that_did_not_count_are_whole():
+    collector = stack_collector(((14, "terminate"),), SHORT, ((13, "terminate"), (9, "terminate")))
+    collector.collect(n_episode=1)
+    collector.collect(n_step=24)  # a new episode in 0 and in 1; 2 is at the second step of its second
+    check_stacks(collector.buffer, lost=FRAMES - 1)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_rows_after_the_buffer_was_emptied_in_an_episode_are_not_drawn_where_their_frames_are_gone(keep):
+    collector = stack_collector(SHORT, LONG)
+    collector.collect(n_step=28)  # 0 has just ended its second episode, 1 is in the middle
+    collector.reset_buffer(keep_statistics=keep)
+    collector.reset_buffer(keep_statistics=keep)
+    collector.collect(n_step=10)
+    check_stacks(collector.buffer, lost=FRAMES - 1)
+    collector.reset()
+    collector.collect(n_step=10)
+    check_stacks(collector.buffer, lost=0)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_rows_of_an_async_collector_after_its_buffer_was_emptied_are_not_drawn_where_frames_are_gone(keep):
+    with WorkerVectorEnv([partial(stacking, LONG)]) as env:
+        buffer = VectorReplayBuffer(200, 1, stack_num=FRAMES, save_only_last_obs=True)
+        collector = AsyncCollector(Acting(), env, buffer)
+        collector.collect(n_step=9)
+        collector.reset_buffer(keep_statistics=keep)
+        collector.collect(n_step=9)
+        check_stacks(buffer, lost=FRAMES - 1)
