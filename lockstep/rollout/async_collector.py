@@ -15,7 +15,7 @@ from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import refuse_row
+from lockstep.rollout.checks import checked_count, refuse_row
 from lockstep.rollout.collector import NEVER_ENDS, ActingPolicy, Collector
 from lockstep.rollout.replay_writer import leave_out
 from lockstep.state.streams import RandomStreams
@@ -98,8 +98,8 @@ class AsyncCollector(Collector):
         super().reset_buffer(keep_statistics)
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
-        if n_step is not None and n_episode is None and isinstance(n_step, int) and n_step >= 1:
-            return n_step  # exact, whatever the number of environments
+        if n_step is not None and n_episode is None:
+            return checked_count("n_step", n_step)  # exact, whatever the number of environments
         return super()._checked_amount(n_step, n_episode)
 
     def _collect_amount(self, amount: int, by_steps: bool, random: bool) -> int:

@@ -12,6 +12,7 @@ from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.policy import Policy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
+from lockstep.rollout.async_group import AsyncGroupCollector
 from lockstep.state.values import check_whole
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
@@ -184,10 +185,10 @@ def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, f
     if episodes is None:
         raise ValueError("episode_per_test=None is not allowed where there is a test_collector; say how many episodes")
     check_whole("episode_per_test", episodes, 1)
-    if isinstance(test_collector, AsyncCollector):
+    if isinstance(test_collector, AsyncCollector | AsyncGroupCollector):
         raise ValueError(
-            "test_collector is an AsyncCollector, whose runs are not repeatable; evaluate with a Collector on "
-            "environments of its own"
+            f"test_collector is an {type(test_collector).__name__}, whose runs are not repeatable; evaluate with a "
+            "Collector on environments of its own"
         )
     if train_collector is not None and _steps_what(test_collector.env) & _steps_what(train_collector.env):
         raise ValueError(

@@ -361,6 +361,17 @@ def test_another_amount_than_a_rollout_is_refused(amount):
     trainer.train_collector.close()
 
 
+def test_evaluation_with_runners_that_are_always_at_work_is_refused():
+    first, second = trainer_of(config_of()), trainer_of(config_of())
+    train, test = first.train_collector, second.train_collector
+    test.policy = first.policy
+    common = {"max_epoch": 1, "batch_size": 64, "step_per_epoch": 64, "step_per_collect": 64, "repeat_per_collect": 1}
+    with pytest.raises(ValueError, match="test_collector is an AsyncGroupCollector, whose runs are not repeatable"):
+        OnpolicyTrainer(first.policy, train_collector=train, test_collector=test, episode_per_test=1, **common)
+    train.close()
+    test.close()
+
+
 def test_what_does_not_go_with_collecting_while_learning_is_refused():
     config = config_of().env_runners(num_env_runners=2)
     with pytest.raises(ValueError, match="batch_mode='complete_episodes'"):
