@@ -1,0 +1,121 @@
+"""What `AsyncCollector` shares with `Collector`: hooks, exploration, random actions, resets, NaN, amounts."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from acting_tools import Acting, Exploring
+
+from lockstep import AsyncCollector
+from lockstep.envs import CountingEnv, WorkerVectorEnv
+from lockstep.replay import ReplayBuffer, VectorReplayBuffer
+from lockstep.rollout import MalformedBufferError
+
+EPISODES = ((5, "terminate"), (3, "truncate"))
+ENVS = 2
+
+
+@pytest.fixture
+def env():
+    with WorkerVectorEnv([partial(CountingEnv, EPISODES, offset=row) for row in range(ENVS)]) as vector:
+        yield vector
+
+
+def buffer_of(**options):
+    return VectorReplayBuffer(400, ENVS, **options)
+
+
+def test_hooks_are_called_with_every_arrival_and_every_episode(env):
+    arrived, ended = [], []
+    collector = AsyncCollector(
+        Acting(),
+        env,
+        buffer_of(),
+        on_step_hook=arrived.append,
+        on_episode_done_hook=lambda *episode: ended.append(episode),
+    )
+    stats = collector.collect(n_step=60)
+    assert sum(map(len, arrived)) == 60
+    assert sum(one.reward for some in arrived for one in some) == collector.buffer.all()["rewards"].sum()
+    assert [(value, length) for _, value, length in ended] == list(zip(stats.returns, stats.lens))
+    assert {row for row, _, _ in ended} == {0, 1}
+    assert {length for _, _, length in ended} == {5, 3}
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_it_explores_in_a_training_step_or_where_told_and_else_takes_the_likeliest_actions(env, told):
+    likeliest = AsyncCollector(Acting(), env, buffer_of())
+    likeliest.collect(n_step=40)
+    assert not likeliest.buffer.all()["actions"].any()
+    collector = AsyncCollector(Acting() if told else Exploring(), env, buffer_of(), exploration_noise=told)
+    collector.reset()
+    collector.collect(n_step=80)
+    assert set(np.unique(collector.buffer.all()["actions"])) == {0, 1, 2, 3}
+
+
+def test_random_actions_are_drawn_from_the_space_and_the_policy_is_not_asked(env):
+    class Silent(Acting):
+        def act(self, obs, noise):
+            raise AssertionError("the policy was asked")
+
+    collector = AsyncCollector(Silent(), env, buffer_of())
+    collector.collect(n_step=80, random=True)
+    actions = collector.buffer.all()["actions"]
+    assert len(actions) == 80
+    assert set(np.unique(actions)) == {0, 1, 2, 3}
+
+
+def test_a_reset_in_the_middle_of_an_episode_writes_a_boundary():
+    with WorkerVectorEnv([partial(CountingEnv, ((50, "terminate"),))] * ENVS) as env:
+        collector = AsyncCollector(Acting(), env, buffer_of(n_step=5, gamma=0.5))
+        collector.collect(n_step=21)
+        collector.reset_env()
+        assert not len(collector.buffer.unfinished_index())
+        collector.collect(n_step=21)
+        batch = collector.buffer.all()
+    steps = batch["new_obs"][:, 0] - batch["obs"][:, 0]
+    assert len(steps) == 42
+    np.testing.assert_array_equal(batch["discounts"], 0.5**steps)
+
+
+class Poisoned(CountingEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan") if self.step_number == 4 else reward, *rest
+
+
+def test_values_that_are_not_finite_are_stored_where_that_is_allowed():
+    with WorkerVectorEnv([partial(Poisoned, EPISODES)]) as env:
+        collector = AsyncCollector(Acting(), env, ReplayBuffer(50), raise_on_nan_in_buffer=False)
+        assert collector.collect(n_step=9).n_collected_steps == 9
+        assert collector.buffer.hasnull()
+        collector.raise_on_nan_in_buffer = True
+        collector.reset()
+        with pytest.raises(MalformedBufferError, match="column 'rewards'"):
+            collector.collect(n_step=9)
+
+
+@pytest.mark.parametrize("keep, told", [(True, (10.0 * 15, 5)), (False, (10.0 * 9, 2))])
+def test_an_emptied_buffer_keeps_its_statistics_where_asked(keep, told):
+    ended = []
+
+    class Noting(ReplayBuffer):
+        def add(self, batch, buffer_ids=None):
+            placed = super().add(batch, buffer_ids)
+            ended.extend(zip(placed.episode_return.tolist(), placed.episode_length.tolist()))
+            return placed
+
+    with WorkerVectorEnv([partial(CountingEnv, ((5, "terminate"),))]) as env:
+        collector = AsyncCollector(Acting(), env, Noting(40))
+        collector.collect(n_step=3)
+        collector.reset_buffer(keep_statistics=keep)
+        assert len(collector.buffer) == 0
+        collector.collect(n_step=2)
+    assert ended[-1] == told
+
+
+@pytest.mark.parametrize("name", ["n_step", "n_episode"])
+@pytest.mark.parametrize("value", [0, -4, 2.5, True, "8"])
+def test_amounts_are_whole_numbers_of_at_least_one(env, name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed"):
+        AsyncCollector(Acting(), env, buffer_of()).collect(**{name: value})

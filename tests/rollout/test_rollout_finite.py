@@ -1,0 +1,93 @@
+"""Values that are not finite are found in every leaf of nested observations, and in actions."""
+
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from acting_tools import Acting
+from gymnasium import spaces
+
+from lockstep import Collector, RolloutStore
+from lockstep.envs import LightSyncVectorEnv, make_vector
+from lockstep.replay import VectorReplayBuffer
+from lockstep.rollout import MalformedBufferError
+
+LEAVES = ("arm/angle", "arm/speed", "eye")
+AT, LENGTH = 5, 8
+
+
+class Nested(gym.Env):
+    """Gives `value` in one leaf of what its step `at` leads to."""
+
+    box = spaces.Box(-9.0, 9.0, (2,), np.float32)
+    observation_space = spaces.Dict({"arm": spaces.Dict({"angle": box, "speed": box}), "eye": box})
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, leaf="", value=0.0, at=AT):
+        self.leaf, self.value, self.at = leaf, value, at
+
+    def look(self):
+        seen = {name: np.zeros(2, np.float32) for name in LEAVES}
+        if self.steps == self.at and self.leaf:
+            seen[self.leaf][1] = self.value
+        return {"arm": {"angle": seen["arm/angle"], "speed": seen["arm/speed"]}, "eye": seen["eye"]}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.look(), 1.0, False, self.steps == LENGTH, {}
+
+
+class Pushing(Acting):
+    """Zeros, but for one value in one row of one step."""
+
+    def __init__(self, value=0.0):
+        self.value, self.steps = value, 0
+
+    def act(self, obs, noise):
+        actions = np.zeros((3, 2), np.float32)
+        self.steps += 1
+        if self.steps == AT:
+            actions[1, 0] = self.value
+        return actions
+
+
+def collector_of(policy, in_replay, *wrong):
+    env = make_vector(LightSyncVectorEnv([Nested, partial(Nested, *wrong), Nested]))
+    store = RolloutStore(20, 3, env.observation_space, env.action_space)
+    return Collector(policy, env, VectorReplayBuffer(90, 3) if in_replay else store)
+
+
+@pytest.mark.parametrize("in_replay", [False, True])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_every_leaf_of_nested_observations_is_looked_at_and_named(leaf, value, in_replay):
+    collector = collector_of(Pushing(), in_replay, leaf, value)
+    with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column 'obs/{leaf}' at step {AT} "):
+        collector.collect(n_step=60)
+    assert len(collector.buffer) == 0
+
+
+@pytest.mark.parametrize("in_replay", [False, True])
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_every_leaf_of_the_last_observations_of_an_episode_is_looked_at_and_named(leaf, in_replay):
+    collector = collector_of(Pushing(), in_replay, leaf, np.nan, LENGTH)
+    with pytest.raises(
+        MalformedBufferError, match=rf"environment 1 .* column 'final_obs/{leaf}' at step {LENGTH - 1} "
+    ):
+        collector.collect(n_step=60)
+    assert len(collector.buffer) == 0
+
+
+@pytest.mark.parametrize("in_replay", [False, True])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_actions_that_are_not_finite_are_refused(value, in_replay):
+    collector = collector_of(Pushing(value), in_replay)
+    with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column 'actions' at step {AT - 1} "):
+        collector.collect(n_step=60)
+    assert len(collector.buffer) == 0
