@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, TrainingTotals, merge_training_stats
+from lockstep.tracking.statistics import (
+    CollectStats,
+    CollectTotals,
+    SequenceSummaryStats,
+    TrainingStats,
+    TrainingTotals,
+    merge_training_stats,
+)
 
 NUMBERS = st.floats(-1e3, 1e3)
 
@@ -22,6 +29,16 @@ def update(values, **others):
 def close(left, right):
     for name, value in vars(right).items():
         assert getattr(left, name) == pytest.approx(value, abs=1e-6), name
+
+
+def test_collects_put_together_are_the_sum_of_each_of_their_parts():
+    one = CollectStats(1, 10, 1.0, 2.0, 4.0, (1.5,), (10,), 3, ("a", "b"), ((1.0, 0.5),))
+    two = CollectStats(2, 200, 8.0, 16.0, 32.0, (2.5, 3.5), (90, 110), 5, ("a", "b"), ((2.0, 0.5), (3.0, 0.5)))
+    totals = CollectTotals()
+    totals.add(one)
+    totals.add(two)
+    added = {name: value + getattr(two, name) for name, value in vars(one).items()}
+    assert totals.stats() == one + two == CollectStats(**{**added, "agents": one.agents})
 
 
 @settings(max_examples=60, deadline=None)

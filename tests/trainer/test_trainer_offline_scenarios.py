@@ -4,7 +4,7 @@ import math
 
 import pytest
 from scenario_tools import LENGTH, Raises, offline_trainer_of, play
-from trainer_tools import Recorder, Stops, learned
+from trainer_tools import Recorder, RecordingLogger, Stops, learned
 
 from lockstep.trainer import restore_trainer, save_trainer
 
@@ -96,7 +96,8 @@ def broken(hook, error, saves, log):
     if hook.endswith("_fn"):
         options[hook] = fail
     watchers = [Raises(hook, error)] if hook[0].isupper() else []
-    trainer = offline_trainer_of(callbacks=[*watchers, Recorder(log)], step_per_epoch=4, **options)
+    options |= {"callbacks": [*watchers, Recorder(log)], "logger": RecordingLogger(log)}
+    trainer = offline_trainer_of(step_per_epoch=4, **options)
     if hook == "logger":
         trainer.logger._log = fail
     return trainer
@@ -116,7 +117,7 @@ def test_what_a_hook_raises_ends_an_offline_run_in_order(hook, error):
         assert trainer.run().stop_reason == "interrupted"
     else:
         return
-    assert log[-1:] == ["RunEnd"]
+    assert log[-2:] == ["RunEnd", "finalize"]
     if hook != "save_checkpoint_fn":
         assert saves[-1] == (trainer.epoch, 0, trainer.gradient_step)
         assert len(set(saves)) == len(saves)

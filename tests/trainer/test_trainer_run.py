@@ -112,13 +112,24 @@ def test_a_trainer_is_an_iterator_over_epochs_whose_items_unpack_into_three():
 
 
 def test_run_goes_to_the_end_and_returns_the_whole_history():
-    trainer = build()
+    ended, tests = [], []
+
+    class Watching(Callback):
+        def on_evaluation_end(self, event):
+            tests.append(event.stats)
+
+        def on_run_end(self, event):
+            ended.append(event.info)
+
+    trainer = build(callbacks=[Watching()])
     info = trainer.run()
+    assert ended == [info]  # with the history
     assert info.stop_reason == "max_epoch"
     assert [stats.epoch for stats in info.history] == [1, 2]
     assert (info.train_step, info.gradient_step) == (256, 8)
     assert info.train_episode == sum(stats.train_collect_stat.n_collected_episodes for stats in info.history)
     assert info.test_episode == 9  # before the first epoch, and after each
+    assert info.test_step == sum(sum(stats.lens) for stats in tests) > info.test_episode
     assert info.history[1].info_stat.train_step == 256
 
 
@@ -315,6 +326,7 @@ def test_early_stop_at_a_threshold_after_patience_and_after_a_time():
     assert trainer.run().stop_reason == "max_epoch"  # a new run counts from zero
     quick = build(max_epoch=9, callbacks=[EarlyStop(time_limit_s=1e-9)])
     assert quick.run().stop_reason == "time limit of 1e-09 s"
+    assert build(max_epoch=1, callbacks=[EarlyStop(time_limit_s=1e6)]).run().stop_reason == "max_epoch"
     with pytest.raises(ValueError, match="threshold, patience or time_limit_s"):
         EarlyStop()
 
@@ -473,7 +485,8 @@ def test_a_last_checkpoint_that_fails_too_does_not_hide_the_first_error():
     assert caught.value.__notes__ == ["the run could not be ended in order either: second"]
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(folder):
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(factor, folder):
     from lockstep.state.checkpoint import read_checkpoint
     from lockstep.trainer import save_trainer
 
@@ -483,7 +496,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(folde
     def poisoned(**arguments):
         losses = plain(**arguments)
         if trainer.env_step == 128:
-            learner.log("default_policy", policy_loss=losses["default_policy"] * math.nan)
+            learner.log("default_policy", policy_loss=losses["default_policy"] * factor)
         return losses
 
     learner.compute_losses = poisoned
@@ -503,24 +516,25 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(folde
 
     def spoiling(**arguments):
         losses = spoiled(**arguments)
-        ignoring.log("default_policy", policy_loss=losses["default_policy"] * math.nan)
+        ignoring.log("default_policy", policy_loss=losses["default_policy"] * factor)
         return losses
 
     ignoring.compute_losses = spoiling
     info = going_on.run()
     assert info.stop_reason == "max_epoch"
     seen = info.history[0].training_stat.metrics["policy_loss"]
-    assert math.isnan(seen.mean)
+    assert not math.isfinite(seen.mean)
     assert seen.count > 0
 
 
-def test_an_environment_whose_episodes_never_end_is_told_after_the_first_epoch():
-    trainer = build(lambda: gym.make("CartPole-v1").unwrapped, evaluate=False, max_epoch=1)
-    trainer.train_collector.env.envs[0].unwrapped.theta_threshold_radians = 1e9
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_an_environment_whose_episodes_never_end_is_told_after_the_first_epoch(evaluate):
+    trainer = build(lambda: gym.make("CartPole-v1").unwrapped, evaluate=evaluate, max_epoch=1)
     for env in trainer.train_collector.env.envs:
         env.unwrapped.theta_threshold_radians = env.unwrapped.x_threshold = 1e9
     with pytest.warns(UserWarning, match=r"no training episode ended in the first 128 steps.*TimeLimit"):
-        trainer.run()
+        info = trainer.run()
+    assert info.test_episode == (6 if evaluate else 0)  # those of evaluation end
 
 
 def test_statistics_are_those_of_the_epoch():

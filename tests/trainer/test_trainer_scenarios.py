@@ -6,9 +6,10 @@ import warnings
 import numpy as np
 import pytest
 from scenario_tools import KINDS, LENGTH, Raises, outcome_of, play, trainer_of
-from trainer_tools import Recorder, Stops, learned
+from trainer_tools import Recorder, RecordingLogger, Stops, learned
 
 from lockstep.tracking import MovAvg
+from lockstep.tracking.statistics import TimingStats
 from lockstep.trainer import Callback
 
 NAN, INF = math.nan, math.inf
@@ -195,7 +196,7 @@ def broken(kind, hook, error, saves):
         options[hook] = fail
     log = []
     watchers = [Raises(hook, error)] if hook[0].isupper() else []
-    trainer = trainer_of(kind, callbacks=[*watchers, Recorder(log)], **options)
+    trainer = trainer_of(kind, callbacks=[*watchers, Recorder(log)], logger=RecordingLogger(log), **options)
     if hook.startswith("on_"):
         setattr(trainer.train_collector, hook, fail)
     if hook == "logger":
@@ -212,7 +213,7 @@ def test_an_exception_in_a_hook_ends_the_run_in_order_and_arrives_whole(hook, ki
         trainer.run()
     assert caught.value is error
     assert trainer.stop_reason == ("max_epoch" if hook == "RunEnd" else "error")
-    assert log[-1:] == ["RunEnd"]
+    assert log[-2:] == ["RunEnd", "finalize"]
     if hook != "save_checkpoint_fn":
         assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
         assert len(set(saves)) == len(saves)
@@ -227,7 +228,7 @@ def test_an_interrupt_in_a_hook_ends_the_run_in_order_without_an_exception(hook,
     trainer, log = broken(kind, hook, KeyboardInterrupt(), saves)
     info = trainer.run()
     assert info.stop_reason == "interrupted"
-    assert log[-1:] == ["RunEnd"]
+    assert log[-2:] == ["RunEnd", "finalize"]
     if hook != "save_checkpoint_fn":
         assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
 
@@ -254,7 +255,8 @@ def test_a_trainer_is_reset_and_run_again_after(kind, after):
                 self.left = 0
                 raise KeyboardInterrupt if after == "an interrupt" else LookupError("once")
 
-    trainer = trainer_of(kind, callbacks=[] if after in ("the end", "one epoch") else [Once()])
+    options = {"update_per_step": 0.3} if kind == "off" else {}
+    trainer = trainer_of(kind, callbacks=[] if after in ("the end", "one epoch") else [Once()], **options)
     if after == "one epoch":
         next(trainer)
     elif after == "an error":
@@ -267,10 +269,12 @@ def test_a_trainer_is_reset_and_run_again_after(kind, after):
     assert (zero.env_step, zero.gradient_step, zero.evaluations, zero.best, zero.reason, zero.epochs) == (
         *(0, 0, 0, None, None, 0),
     )
+    assert (trainer.info().timing, trainer.last_test, trainer.history) == (TimingStats(), None, [])
     assert len(trainer.buffer.episodes() if kind == "on" else trainer.buffer) == 0
     assert [stats.epoch for stats in trainer] == [1, 2, 3]
     again = outcome_of(trainer)
-    assert (again.env_step, again.gradient_step, again.steps) == (48, 6, [16] * 3)
+    updates = 6 if kind == "on" else 14  # 48 * 0.3: the fraction begins anew too
+    assert (again.env_step, again.gradient_step, again.steps) == (48, updates, [16] * 3)
 
 
 def test_trainers_of_both_kinds_take_turns_in_a_zip_and_each_is_as_if_alone():
