@@ -319,6 +319,24 @@ def test_hasnull_and_dropnull_leave_a_buffer_that_goes_on(shared, stack):
     assert np.isfinite(buffer.sample(64)["rewards"]).all()
 
 
+@pytest.mark.parametrize("place", ["obs", "new_obs"])
+def test_hasnull_and_dropnull_look_into_nested_observations(place):
+    def nested(values):
+        return {"step": np.zeros(1, np.int64), "rest": ({"far": values.astype(np.float32)},)}
+
+    buffer = ReplayBuffer(8)
+    for step in range(3):
+        batch = rows(1, step)
+        batch |= {name: nested(batch[name]) for name in ("obs", "new_obs")}
+        if step == 1:
+            batch[place]["rest"][0]["far"][0, -1] = np.nan
+        buffer.add(batch)
+    assert buffer.hasnull()
+    assert buffer.dropnull() == 1
+    assert not buffer.hasnull()
+    assert buffer.to_batch()["obs"]["rest"][0]["far"][:, 0].tolist() == [0.0, 2.0]
+
+
 def test_dropnull_keeps_priorities():
     buffer = PrioritizedReplayBuffer(8, alpha=1.0, epsilon=1e-9)
     for step in range(5):

@@ -68,7 +68,7 @@ def episode_rows(buffer, row):
 def test_goals_are_those_achieved_in_the_same_episode(strategy, shared):
     buffer = HERVectorReplayBuffer(60, 3, reach, strategy=strategy, ignore_obs_next=shared)
     fill(buffer, 33, cut_at=(9, 30))
-    reached = set()
+    reached, earlier = set(), 0
     for _ in range(5):
         batch = buffer.sample(200)
         relabelled, kept = split(batch)
@@ -81,12 +81,14 @@ def test_goals_are_those_achieved_in_the_same_episode(strategy, shared):
             place = rows.index(row)
             allowed = {"future": achieved[place:], "final": achieved[-1:], "episode": achieved}[strategy]
             assert tuple(goal) in allowed
+            earlier += tuple(goal) in achieved[:place]
             reached.add((row, tuple(goal)))
             assert batch["rewards"][k] == -(tuple(batch["new_obs"]["achieved_goal"][k]) != tuple(goal))
         assert (batch["rewards"][kept] == -1).all()
         assert (batch["obs"]["desired_goal"][kept] == -1).all()
     if strategy == "future":  # every goal that is possible comes
         assert len(reached) > 100
+    assert (earlier > 0) == (strategy == "episode")
 
 
 def test_a_share_of_k_over_k_plus_1_is_relabelled():

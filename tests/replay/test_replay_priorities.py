@@ -79,6 +79,9 @@ def test_rows_whose_stack_is_lost_are_not_drawn_but_keep_their_priority():
     buffer.update_weight(np.arange(6), np.full(6, 1e-3))
     buffer.update_weight([2, 3], [1e6, 1e6])  # the two oldest
     assert set(buffer.sample_indices(500).tolist()) == {0, 1, 4, 5}
+    buffer.update_weight([0, 1, 4, 5], [1e-2, 2e-2, 3e-2, 4e-2])
+    drawn = np.bincount(buffer.sample_indices(8000), minlength=6) / 8000
+    np.testing.assert_allclose(drawn, [0.1, 0.2, 0.0, 0.0, 0.3, 0.4], atol=0.02)
 
 
 def test_what_priorities_refuse():
