@@ -14,7 +14,7 @@ from lockstep.modules import ActingWeights
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
-from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
+from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, leave_out, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.tracking.statistics import CollectStats
 
@@ -105,6 +105,9 @@ class GroupCollector:
             self.store.steps_before = 0
         if self.store is not None:
             append_fragments(self.store, fragments, by_runner=True)
+        if isinstance(self.store, ReplayWriter) and n_episode is not None:
+            for fragment in fragments:
+                _tell_gaps(self.store.buffer, fragment)
         stats = merged_stats(fragments, time.perf_counter() - started)
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
@@ -166,6 +169,17 @@ class GroupCollector:
         buffer = state["buffer"]
         if self.store is not None and buffer and len(buffer["episode_ids"]) == self.num_envs:
             self.store.set_state(buffer)
+
+
+def _tell_gaps(buffer: ReplayBuffer, fragment: Fragment) -> None:
+    """Where the last row does not count, the next fragment goes on with an episode that is not stored from its start.
+
+    (Or it was spent on a reset; then a few more stacks of frames than need be are not drawn.)
+    """
+    if fragment.valid is not None and fragment.num_steps:
+        rows = np.flatnonzero(~fragment.valid[-1])
+        ended = fragment.terminateds[-1, rows] | fragment.truncateds[-1, rows]
+        leave_out(buffer, fragment.runner * fragment.num_envs + rows, ended)
 
 
 def merged_stats(fragments: Sequence[Fragment], seconds: float) -> CollectStats:

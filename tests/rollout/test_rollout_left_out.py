@@ -1,23 +1,28 @@
 """Transitions that do not count are not stored; nothing that is drawn reaches over the gap where they were."""
 
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
 from acting_tools import Acting
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
+from runner_tools import ManyRunners
 
-from lockstep import AsyncCollector, Collector
+from lockstep import AsyncCollector, Collector, DQNConfig
+from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.envs import CountingEnv, WorkerVectorEnv
 from lockstep.replay import VectorReplayBuffer
+from lockstep.rollout import EnvRunnerGroup
+from lockstep.rollout.group_collector import GroupCollector
 
 FRAMES = 3
 SHORT, LONG = ((7, "terminate"),), ((50, "terminate"),)
 
 
-def stacking(episodes):
-    return FrameStackObservation(CountingEnv(episodes), FRAMES)
+def stacking(episodes, offset=0):
+    return FrameStackObservation(CountingEnv(episodes, offset=offset), FRAMES)
 
 
 def n_step_buffer(num_envs, **options):
@@ -112,3 +117,20 @@ def test_rows_of_an_async_collector_after_its_buffer_was_emptied_are_not_drawn_w
         collector.reset_buffer(keep_statistics=keep)
         collector.collect(n_step=9)
         check_stacks(buffer, lost=FRAMES - 1)
+
+
+def test_rows_of_a_group_of_runners_after_steps_that_did_not_count_are_not_drawn_where_frames_are_gone():
+    made = count()
+    config = DQNConfig().environment(lambda: stacking(((20, "terminate"), (50, "terminate")), next(made)))
+    config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"hiddens": (4,)})
+    build = partial(build_env_runner, config, find_spaces(config, None, None), False)
+    group = EnvRunnerGroup(ManyRunners(build, 2), config.sections["env_runners"])
+    buffer = VectorReplayBuffer(800, 4, stack_num=FRAMES, save_only_last_obs=True)
+    collector = GroupCollector(config.build_policy(), group, buffer)
+    collector.collect(n_episode=2)  # one of each runner's two environments; the other is in the middle of an episode
+    check_stacks(buffer, lost=0)
+    collector.collect(n_step=32)
+    check_stacks(buffer, lost=2 * (FRAMES - 1))
+    collector.collect(n_episode=4)
+    check_stacks(buffer, lost=2 * (FRAMES - 1))
+    collector.close()
