@@ -383,6 +383,21 @@ def test_several_loggers_share_one_checkpoint_and_keep_their_own_intervals(tmp_p
         MultiLogger(["tensorboard"])
 
 
+def test_each_of_several_loggers_is_flushed_and_asked_for_what_it_kept(tmp_path: Path) -> None:
+    listed, jsonl = ListLogger(train_interval=100), JsonlLogger(tmp_path / "m.jsonl", train_interval=100)
+    logger = MultiLogger([listed, jsonl])
+    for step in (10, 50):
+        logger.log_train_data({"x": float(step)}, step)
+    logger.save_data(1, 50, 5, lambda *counters: "somewhere")
+    logger.flush()
+    steps = {"train/x": [10, 50], "save/epoch": [50]}
+    for name, expected in steps.items():
+        assert [step for _, step, data in listed.records if name in data] == expected
+        assert logger.restore_logged_data(jsonl.path)[name]["step"] == expected
+    assert logger.restore_data() == (1, 50, 5)
+    assert logger.last_checkpoint() == "somewhere"
+
+
 def test_one_logger_that_fails_at_the_end_does_not_keep_the_others_from_flushing() -> None:
     class Failing(ListLogger):
         def finalize(self) -> None:

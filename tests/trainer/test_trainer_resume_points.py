@@ -14,9 +14,19 @@ from lockstep import Collector, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.replay import VectorReplayBuffer
 from lockstep.state.checkpoint import newest_checkpoint
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking import JsonlLogger, TraceLogger, read_metrics
+from lockstep.tracking import (
+    JsonlLogger,
+    LazyLogger,
+    MLflowLogger,
+    MultiLogger,
+    TensorboardLogger,
+    TraceLogger,
+    WandbLogger,
+    read_metrics,
+)
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, Profiler, restore_trainer, save_trainer
 from lockstep.trainer.seeding import seed_run
+from lockstep.trainer.video import VideoCallback
 
 
 class At(Callback):
@@ -139,6 +149,34 @@ def test_a_log_names_the_checkpoints_of_the_callback_and_doubles_no_record(kind,
     for name in ("straight", "resumed"):
         paths = [str(folder / name / f"step_{step:012d}") for step in (16, 32, 48)]
         assert saves_in(folder / f"{name}.jsonl") == list(zip((16, 32, 48), paths))  # one for each checkpoint
+
+
+def logger_of(name, folder, resume, run_id):
+    """Of each kind that keeps records."""
+    if name == "wandb":
+        settings = {"silent": True, "x_disable_stats": True, "x_disable_meta": True, "console": "off"}
+        return WandbLogger("poles", dir=folder, mode="offline", settings=settings, run_id=run_id)
+    if name == "mlflow":
+        return MLflowLogger("poles", tracking_uri=folder / "mlruns", run_id=run_id)
+    if name == "tensorboard":
+        return TensorboardLogger(folder / "events")
+    return MultiLogger([LazyLogger(), JsonlLogger(folder / "metrics.jsonl", resume=resume)])
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard", "multi"])
+def test_every_logger_that_keeps_records_names_the_checkpoint_to_go_on_from(name, folder, straight):
+    if name != "multi":
+        pytest.importorskip(name)
+    first = logger_of(name, folder, False, None)
+    trainer_of("on", logger=first, max_epoch=2, callbacks=[CheckpointCallback(folder / "run")]).run()
+    again = logger_of(name, folder, True, getattr(first, "run_id", None))
+    trainer = trainer_of("on", logger=again, resume_from_log=True, callbacks=[CheckpointCallback(folder / "run")])
+    trainer.run()
+    assert (bits(trainer), len(trainer.history)) == (straight["on"], 3)
+    places = {"mlflow": getattr(again, "run_id", None), "tensorboard": folder / "events"}
+    if name != "wandb":  # whose records cannot be read back
+        saves = again.restore_logged_data(places.get(name, folder / "metrics.jsonl"))["save/env_step"]
+        assert saves["step"] == saves["value"] == [16, 32, 48]  # none is doubled
 
 
 def test_a_log_has_one_record_for_each_checkpoint_and_the_last_one_is_gone_on_from(folder, straight):
@@ -332,17 +370,38 @@ def test_early_stop_at_a_time_counts_the_time_of_this_process():
     assert hurried.env_step == 8
 
 
+class Filmed(Paying):
+    """Its frames are one colour, as bright as it is far."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((16, 16, 3), 60 * self.count, np.uint8)
+
+
 def test_displays_profiles_and_checkpoints_change_no_bit_of_training(straight, folder):
     from rich.console import Console
 
     from lockstep.trainer import ProgressDisplay
 
+    pytest.importorskip("imageio")
     console = Console(file=io.StringIO(), force_terminal=True)
     watchers = [ProgressDisplay(console, live=True), Profiler(), EarlyStop(patience=99), CheckpointCallback(folder)]
     for kind in KINDS:
-        trainer = trainer_of(kind, callbacks=list(watchers), logger=JsonlLogger(folder / f"{kind}.jsonl"))
+        video = VideoCallback(folder / f"videos_{kind}", interval=2, suffix=".gif")
+        logger = JsonlLogger(folder / f"{kind}.jsonl")
+        trainer = trainer_of(kind, env=Filmed, callbacks=[video, *watchers], logger=logger)
         trainer.run()
-        assert bits(trainer) == straight[kind]
+        names = sorted(path.name for path in video.directory.iterdir())
+        assert names == ["step_000000000000.gif", "step_000000000032.gif"]
+        unwatched = trainer_of(kind, env=Filmed)
+        unwatched.run()
+        assert bits(trainer) == bits(unwatched)
+        assert learned(trainer) == straight[kind][0]
         without = trainer_of(kind, evaluate=False)
         without.run()
         assert learned(without) == straight[kind][0]
