@@ -9,7 +9,12 @@ from gymnasium import spaces
 from test_algorithms_imitation import transitions
 
 from lockstep import CQLConfig, IQLConfig, SampleBatch, TD3BCConfig
-from lockstep.envs.probes import ObservationActionProbe, ObservationActionProbeContinuous
+from lockstep.envs.probes import (
+    DiscountProbe,
+    ObservationActionProbe,
+    ObservationActionProbeContinuous,
+    TruncationProbe,
+)
 from lockstep.ops import expectile_loss, exponential_weights
 
 MODULE = "default_policy"
@@ -304,6 +309,44 @@ def test_the_best_action_is_found_in_random_data(kind, probe):
     obs = np.array(probe.observations, np.float32)
     best = np.array([probe().best_action(row) for row in obs], np.float32)
     np.testing.assert_allclose(trainer.policy.compute_actions(obs), best, atol=0.2)
+
+
+VALUED = {
+    CQLConfig: {"actor_lr": 3e-3, "num_actions": 2, "min_q_weight": 1e-3, "deterministic_backup": True, "alpha": 1e-3},
+    IQLConfig: {"actor_lr": 3e-3},
+    TD3BCConfig: {"actor_lr": 3e-3},
+}
+
+
+def played(probe, rows=64):
+    """Random actions in a probe, with its true ends."""
+    env, columns = probe(), {name: [] for name in ("obs", "actions", "rewards", "terminateds", "truncateds", "new_obs")}
+    obs, _ = env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(rows):
+        action = env.action_space.sample()
+        new_obs, reward, *ends, _ = env.step(action)
+        for column, value in zip(columns.values(), (obs, action, reward, *ends, new_obs)):
+            column.append(value)
+        obs = env.reset()[0] if any(ends) else new_obs
+    return SampleBatch({name: np.array(column) for name, column in columns.items()})
+
+
+@pytest.mark.parametrize("probe", [DiscountProbe, TruncationProbe])
+@pytest.mark.parametrize("kind", list(VALUED))
+def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, probe):
+    class Box(probe):
+        continuous = True
+
+    config = kind().environment(Box, normalize_observations=False).offline_data(input_=played(Box))
+    config.training(gamma=0.5, train_batch_size=32, lr=[[0, 1e-2], [300, 1e-3]], tau=0.2, **VALUED[kind])
+    config.rl_module(model_config={"hiddens": (16,), "activation": "tanh"}).reporting(total_steps=300)
+    trainer = config.evaluation(evaluation_interval=0).build_trainer()
+    trainer.run()
+    obs = np.array(probe.observations, np.float32)
+    with torch.no_grad():
+        values = trainer.policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
+    np.testing.assert_allclose(values, [probe().exact_value(row, 0.5) for row in obs], atol=0.1)
 
 
 @pytest.mark.parametrize(
