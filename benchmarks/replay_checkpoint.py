@@ -1,7 +1,7 @@
 """How long a checkpoint of a large replay buffer stalls training, and how long it takes to go on from it.
 
     python benchmarks/replay_checkpoint.py                    # 1,000,000 transitions, as of CartPole and HalfCheetah
-    python benchmarks/replay_checkpoint.py --atari            # also 1,000,000 frames of 84 x 84 in memory-mapped files
+    python benchmarks/replay_checkpoint.py --atari            # instead: frames of 84 x 84 in memory-mapped files
     python benchmarks/replay_checkpoint.py --render
 
 "first": nothing of the buffer is on the disk yet; "later": 10,000 transitions after the one before. Both are whole
@@ -119,7 +119,8 @@ def render(record: dict[str, Any]) -> str:
         for name, f in record["cases"].items()
     ]
     head = f"# Checkpoints of a replay buffer of {ROWS:,} transitions\n\n"
-    command = "`python benchmarks/replay_checkpoint.py`, `--atari`\n\n"
+    both = ", of the frames with `--atari`" if set(ATARI) & set(record["cases"]) else ""
+    command = f"`python benchmarks/replay_checkpoint.py`{both}\n\n"
     note = (
         f'\n"Later": {LATER:,} transitions after the checkpoint before, the slowest of three. Pieces of which nothing '
         'changed are hard links to the file of the checkpoint before. "Resume" reads and checks everything.\n\n'

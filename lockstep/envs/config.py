@@ -31,7 +31,7 @@ class EnvironmentSection(Section):
     clip_rewards: float | None = 10.0
     """bound of normalised rewards"""
     rescale_actions: bool = False
-    """the policy's [-1, 1] means the bounds of the action space"""
+    """the policy's [-1, 1] means the bounds of the action space; SAC, TD3, CQL, IQL and TD3+BC always act so"""
     clip_actions: bool = True
     """continuous actions are clipped to the bounds before the environment sees them"""
     frame_stack: int = 1
