@@ -15,7 +15,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trajectories import Trajectories, num_rows_of
+from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner import checkpointing, members, optimizer_methods
 from lockstep.learner.argument_checks import check_parts_of_learner
@@ -24,7 +24,7 @@ from lockstep.learner.compiled import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
-from lockstep.learner.losses import losses_of
+from lockstep.learner.losses import losses_of, rows_of_module
 from lockstep.learner.means import means_over_learners, once_over_learners
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer, fused_adam
 from lockstep.learner.option_types import takes_batch
@@ -241,7 +241,7 @@ class Learner:
         losses, rows_in_all = {}, self.rows_in_step
         for module_id, part in batch.items():
             # What it logs is weighted by its own rows.
-            self.rows_in_step = 0 if module_id in self.stand_ins else num_rows_of(next(iter(part.values())))
+            self.rows_in_step = rows_of_module(self, module_id, part)
             loss = self.compute_loss_for_module(
                 module_id=module_id, config=self.config_of(module_id), batch=part, fwd_out=fwd_out[module_id]
             )

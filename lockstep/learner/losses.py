@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
 
 
+def rows_of_module(learner: Learner, module_id: str, part: TensorColumns) -> int:
+    """By how many rows of a module what it logs is weighted: none where it only keeps in step with other learners."""
+    return 0 if module_id in learner.stand_ins else num_rows_of(next(iter(part.values())))
+
+
 def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Forward outputs and losses by module. The losses are logged as `total_loss` here, so that no hook that is
     overridden can keep one that is not finite from those who look for it.
@@ -20,9 +25,8 @@ def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[s
     losses = learner.compute_losses(fwd_out=fwd_out, batch=batch)
     rows_in_all = learner.rows_in_step
     for module_id, loss in losses.items():
-        if module_id in batch:  # its own rows
-            stands_in = module_id in learner.stand_ins
-            learner.rows_in_step = 0 if stands_in else num_rows_of(next(iter(batch[module_id].values())))
+        if module_id in batch:
+            learner.rows_in_step = rows_of_module(learner, module_id, batch[module_id])
         learner.log(module_id, total_loss=loss)
         learner.rows_in_step = rows_in_all
     return fwd_out, losses

@@ -94,13 +94,17 @@ class TargetNetwork:
         return {**state, "buffers": buffers} if buffers else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what `get_state` gave; `ValueError` for another number of parameters."""
+        """Goes back to what `get_state` gave; `ValueError` for another number of parameters or other buffers."""
         given = torch.as_tensor(state["flat"])
         if given.shape != self.flat.shape:
             raise ValueError(f"the target network has {self.flat.numel()} parameters, the state {given.numel()}")
+        buffers = {name: torch.as_tensor(value) for name, value in state.get("buffers", {}).items()}
+        own, others = ({name: tuple(b.shape) for name, b in each.items()} for each in (self._buffers, buffers))
+        if buffers and own != others:
+            raise ValueError(f"the target network has the buffers {own}, the state {others}")
         self.flat.copy_(given)
-        for name, value in state.get("buffers", {}).items():
-            self._buffers[name].copy_(torch.as_tensor(value))
+        for name, value in buffers.items():
+            self._buffers[name].copy_(value)
         self.num_steps = int(state["num_steps"])
 
 

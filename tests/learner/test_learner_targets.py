@@ -107,3 +107,16 @@ def test_buffers_follow_and_are_part_of_the_state():
     other.set_state(target.get_state())
     for name, buffer in target.module.named_buffers():
         assert torch.equal(other.module.get_buffer(name), buffer)
+
+
+def test_a_state_with_other_buffers_is_refused_and_changes_nothing():
+    target = TargetNetwork(Normalized())
+    state, before = target.get_state(), target.flat.clone()
+    state = {
+        **state,
+        "flat": state["flat"] + 1.0,
+        "buffers": {"norm.running_mean": state["buffers"]["norm.running_mean"]},
+    }
+    with pytest.raises(ValueError, match=r"the target network has the buffers .*running_var.*, the state"):
+        target.set_state(state)
+    assert torch.equal(target.flat, before)
