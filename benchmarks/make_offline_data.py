@@ -73,14 +73,7 @@ def collected(policy: Any, env: str, rows: int, seed: int, *, explore: bool = Fa
     with policy.within_training_step(explore):
         collector.collect(n_step=rows, random=random)
     collector.close()
-    return as_acted(collector.buffer, policy)
-
-
-def as_acted(buffer: ReplayBuffer, policy: Any) -> SampleBatch:
-    """All transitions with the environment's actions."""
-    batch = buffer.to_batch()
-    batch["actions"] = np.asarray(policy.to_env(batch["actions"]))
-    return batch
+    return collector.buffer.to_batch()
 
 
 def returns_of(batch: SampleBatch) -> list[float]:
@@ -101,7 +94,7 @@ def make(env: str, seed: int) -> dict[str, SampleBatch]:
         score = statistics.fmean(trainer.last_test.returns)
         print(f"{env}: {trainer.env_step:,} steps, return {score:.1f}", file=sys.stderr, flush=True)
         if "medium" not in found and score >= task.medium:
-            found["medium-replay"] = as_acted(trainer.buffer, policy)
+            found["medium-replay"] = trainer.buffer.to_batch()
             found["medium"] = collected(policy, env, task.rows, seed, explore=True)
     found["expert"] = collected(policy, env, task.rows, seed)
     return found

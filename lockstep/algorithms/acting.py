@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lockstep.connectors import FrameStack, ModuleConnectors
+from lockstep.connectors import FrameStack, ModuleConnectors, RescaleActions
+from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -157,6 +158,11 @@ class ActingPolicy:
         """The inverse (for actions drawn from the action space)."""
         inverse = getattr(self.connectors.actions, "inverse", None)
         return self._dist.from_env(actions if inverse is None else inverse(actions))
+
+    @property
+    def action_form(self) -> ActionForm | None:
+        """What sets the actions that it learns from apart from the environment's; None: nothing."""
+        return ActionForm.of(self.action_space, rescaled=isinstance(self.connectors.actions, RescaleActions))
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raises `ValueError` with both where the environment's spaces are not the policy's."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.data import OfflineDataset, SampleBatch, read_minari_batch
+from lockstep.data.actions import told
 from lockstep.data.columns import Columns
 from lockstep.data.config import OfflineDataSection
 from lockstep.data.trees import leaves
@@ -79,13 +80,13 @@ def _minari_batch(dataset_id: str) -> SampleBatch:
 def offline_source(given: Any, policy: Policy) -> OfflineData:
     """Data in the form from which gradient steps draw, checked against the policy.
 
-    `given`: a `ReplayBuffer` (taken as it is: its actions are those that a policy learns from, as a collector stores
-    them), or something that holds the environment's actions, which are translated: a `SampleBatch`, an
+    `given`: a `ReplayBuffer`, taken as it is where it holds the actions that the policy learns from (see its
+    `action_form`), or something that holds the environment's actions, which are translated: a `SampleBatch`, an
     `OfflineDataset`, the id of a local Minari dataset, or the path of a file. Batches with all columns of a transition
     become a `ReplayBuffer`, others `OfflineRows`.
 
-    Raises `MalformedBufferError` for what is empty, has NaN, lacks columns or does not fit the policy's spaces;
-    `FileNotFoundError` for a path or dataset that is not there.
+    Raises `MalformedBufferError` for what is empty, has NaN, lacks columns, does not fit the policy's spaces, or is a
+    `ReplayBuffer` with other actions; `FileNotFoundError` for a path or dataset that is not there.
     """
     if isinstance(given, str | Path) or (
         isinstance(given, list | tuple) and given and isinstance(given[0], str | Path)
@@ -96,6 +97,7 @@ def offline_source(given: Any, policy: Policy) -> OfflineData:
         raise MalformedBufferError(f"the offline data are empty ({source!r}); give some with transitions")
     _check_rows(source, policy)
     if isinstance(source, ReplayBuffer):
+        check_whose_actions(source, policy)
         if source.hasnull():
             raise MalformedBufferError(
                 "the offline data have transitions with NaN; call dropnull() on the buffer first"
@@ -130,7 +132,9 @@ def _source(given: Any, policy: Policy) -> OfflineData:
     batch = SampleBatch({name: column for name, column in given.to_numpy().items() if name != Columns.INFOS})
     batch = _to_learn_from(batch, policy)
     if len(batch) and all(name in batch for name in REQUIRED):
-        return ReplayBuffer.from_batch(batch, gamma=policy.config.gamma, seed=seed)
+        buffer = ReplayBuffer.from_batch(batch, gamma=policy.config.gamma, seed=seed)
+        buffer.action_form = policy.action_form
+        return buffer
     return OfflineRows(batch, seed=seed)
 
 
@@ -161,6 +165,16 @@ def _check_rows(source: OfflineData, policy: Policy) -> None:
             )
 
 
+def check_whose_actions(buffer: ReplayBuffer, policy: Policy) -> None:
+    """Raises `MalformedBufferError` for a buffer whose actions are not those that the policy learns from."""
+    if buffer.action_form != policy.action_form:
+        raise MalformedBufferError(
+            f"the replay buffer holds {told(buffer.action_form)}, and the policy learns from "
+            f"{told(policy.action_form)}; give buffer.to_batch(), which is translated, or set buffer.action_form = "
+            "policy.action_form where its actions are the policy's already"
+        )
+
+
 def _dims(tree: Any) -> Any:
     if isinstance(tree, Shape):
         return tree.shape
@@ -188,4 +202,4 @@ def _check_actions(actions: Any, policy: Policy) -> None:
         )
 
 
-__all__ = ["OfflineData", "fit_normalizers", "offline_source", "open_data"]
+__all__ = ["OfflineData", "check_whose_actions", "fit_normalizers", "offline_source", "open_data"]

@@ -1,11 +1,12 @@
 """Transforms that are the same when acting and when learning, with their statistics."""
 
-from lockstep.connectors.actions import ClipActions, EnvActions, RescaleActions
+from lockstep.connectors.actions import ClipActions, EnvActions
 from lockstep.connectors.base import Connector
 from lockstep.connectors.frame_stack import FrameStack
 from lockstep.connectors.module_connectors import ModuleConnectors
 from lockstep.connectors.observations import ClipObs, FlattenObs, NormalizeObs, ObsPipeline, OneHot
 from lockstep.connectors.rewards import NormalizeRewards
+from lockstep.data.actions import RescaleActions
 
 __all__ = [
     "ClipActions",

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from lockstep.data.actions import RescaleActions
 from lockstep.modules.action_dist import ActionDist
 
 
@@ -31,36 +32,6 @@ class ClipActions:
             return actions
         rows = actions.reshape(-1, self._low.size)
         return np.minimum(np.maximum(rows, self._low), self._high).reshape(actions.shape)
-
-
-class RescaleActions:
-    """Maps actions in [-1, 1], `[..., A]` or in the space's own shape, linearly onto the bounds of a Box (beyond them
-    they are limited).
-
-    Raises:
-        ValueError: another space, or a Box without finite bounds.
-    """
-
-    is_identity = False
-
-    def __init__(self, action_space: Space[Any]) -> None:
-        if not isinstance(action_space, spaces.Box) or not action_space.is_bounded():
-            raise ValueError(f"RescaleActions needs a Box with finite bounds, got {action_space}")
-        # Halved before the difference: bounds may be as large as the type allows.
-        low, high = action_space.low.reshape(-1), action_space.high.reshape(-1)
-        self._low, self._high = low, high
-        self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2
-
-    def __call__(self, actions: np.ndarray) -> np.ndarray:
-        """[-1, 1] -> the bounds."""
-        rows = actions.reshape(-1, self._low.size)
-        scaled = np.minimum(np.maximum(rows * self._half + self._centre, self._low), self._high)
-        return scaled.reshape(actions.shape)
-
-    def inverse(self, actions: np.ndarray) -> np.ndarray:
-        """The bounds -> [-1, 1] (0 where both bounds are the same)."""
-        rows = actions.reshape(-1, self._low.size)
-        return ((rows - self._centre) / np.where(self._half > 0, self._half, 1.0)).reshape(actions.shape)
 
 
 class EnvActions:

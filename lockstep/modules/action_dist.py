@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor
 
+from lockstep.data.actions import from_space, to_space
 from lockstep.ops.deterministic import SquashedDeterministic
 from lockstep.ops.distributions import (
     Bernoulli,
@@ -85,28 +86,11 @@ class ActionDist:
         """Actions as learned from, `[..., A]`, in the shape, dtype and offset of the action space. No copy
         where they are the same.
         """
-        space = self.action_space
-        if isinstance(space, spaces.Discrete):
-            return actions if space.start == 0 else actions + space.start
-        leading = actions.shape[:-1]
-        actions = actions.reshape(leading + _shape(space)).astype(space.dtype, copy=False)
-        if isinstance(space, spaces.MultiDiscrete) and space.start.any():
-            actions = actions + space.start
-        return actions
+        return to_space(self.action_space, actions)
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """The inverse of :meth:`to_env` (for recorded data)."""
-        space = self.action_space
-        if isinstance(space, spaces.Discrete):
-            return np.asarray(actions) - (space.start if space.start else 0)
-        if isinstance(space, spaces.MultiDiscrete) and space.start.any():
-            actions = actions - space.start
-        shape = _shape(space)
-        return actions.reshape(*actions.shape[: actions.ndim - len(shape)], -1)
-
-
-def _shape(space: Space[Any]) -> tuple[int, ...]:
-    return tuple(space.shape or ())
+        return from_space(self.action_space, actions)
 
 
 def _describe(space: Space[Any], squashed: bool) -> tuple[type[Distribution], dict[str, Any]]:

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.minari_files import read_minari_batch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import map_tree, to_numpy_leaf
 from lockstep.replay import files, states, transfer
 from lockstep.replay.hindsight import KEYS, Hindsight
-from lockstep.replay.intake import Intake, schema_of
+from lockstep.replay.intake import Intake, checked_ids, schema_of
 from lockstep.replay.next_obs import SharedNextObs
 from lockstep.replay.options import ReplayOptions
 from lockstep.replay.priorities import Priorities
@@ -58,6 +59,8 @@ class ReplayBuffer:
         buffer_num: number of sub-buffers, one for each environment.
         priorities: `{"alpha": .., "beta": .., "epsilon": ..}` for prioritised drawing, see `Priorities`.
         hindsight: relabels goals when drawing, see `Hindsight`.
+        action_form: how the actions stored differ from the environment's, `policy.action_form` (a collector tells its
+            buffer); None: not at all. Batches, files and datasets hold the environment's: they are translated.
 
     Raises:
         ValueError, TypeError: an option that is not allowed, or two that contradict each other.
@@ -81,6 +84,7 @@ class ReplayBuffer:
         buffer_num: int = 1,
         priorities: Mapping[str, Any] | None = None,
         hindsight: Hindsight | None = None,
+        action_form: ActionForm | None = None,
     ) -> None:
         self.options = ReplayOptions(
             size, buffer_num, stack_num, ignore_obs_next, save_only_last_obs, sample_avail, n_step, gamma
@@ -90,7 +94,7 @@ class ReplayBuffer:
         self._shared: SharedNextObs | None = None
         self._whole_steps: WholeSteps | None = None
         self.priorities = None if priorities is None else Priorities(self._ring.num_rows, **priorities)
-        self.hindsight = hindsight
+        self.hindsight, self.action_form = hindsight, action_form
         self.streams = RandomStreams(seed)
         self.num_added = 0
         """rows added in all; schedules of beta go by it"""
@@ -154,7 +158,7 @@ class ReplayBuffer:
                 return self._counted(placed, self._ring.num_buffers)
             ids, cuts = self._every, self._no_cuts
         else:
-            ids = self._checked_ids(buffer_ids)
+            ids = checked_ids(buffer_ids, self.buffer_num)
             cuts = self._no_cuts[: len(ids)]
         return self._write(ids, self._conformed(batch, len(ids), self.options.save_only_last_obs), cuts)
 
@@ -174,7 +178,7 @@ class ReplayBuffer:
         terminated nor truncated; no return, n-step target or stack of frames crosses the boundary. With `goes_on` the
         episodes go on and rows of them are left out: the rows that come next lack their earlier frames.
         """
-        self._ring.cut(self._every if buffer_ids is None else self._checked_ids(buffer_ids), goes_on)
+        self._ring.cut(self._every if buffer_ids is None else checked_ids(buffer_ids, self.buffer_num), goes_on)
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Empties the buffer; with `keep_statistics` episodes under way go on, as do their returns and lengths."""
@@ -279,14 +283,6 @@ class ReplayBuffer:
             self._create(schema_of(batch, last_frame))
         return self._intake.conform(batch, number, last_frame)
 
-    def _checked_ids(self, buffer_ids: npt.ArrayLike) -> np.ndarray:
-        ids = np.atleast_1d(np.asarray(buffer_ids))
-        if ids.dtype.kind not in "iu" or ids.ndim != 1 or len(set(ids.tolist())) != len(ids):
-            raise ValueError(f"buffer_ids must be different whole numbers, got {ids.tolist()}")
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.buffer_num):
-            raise ValueError(f"buffer_ids={ids.tolist()}: there are {self.buffer_num} sub-buffers, counted from 0")
-        return ids.astype(np.int64)
-
     # ---- state -------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
@@ -337,8 +333,8 @@ class ReplayBuffer:
         return files.load(cls, path, storage, directory, beta, hindsight)
 
     def to_batch(self) -> SampleBatch:
-        """All transitions as they were added, sub-buffer after sub-buffer, oldest first, with `eps_id` (a number for
-        each piece of an episode) and `t` (from the piece's beginning). A copy.
+        """All transitions with the environment's actions, sub-buffer after sub-buffer, oldest first, with `eps_id` (a
+        number for each piece of an episode) and `t` (from the piece's beginning). A copy.
         """
         return transfer.to_batch(self)
 

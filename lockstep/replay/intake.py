@@ -7,6 +7,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, to_numpy_leaf
@@ -45,6 +46,16 @@ def schema_of(batch: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
     if reward.dtype.kind != "f":
         shapes[REWARDS] = Shape(reward.shape, np.dtype(np.float32))
     return shapes
+
+
+def checked_ids(buffer_ids: npt.ArrayLike, buffer_num: int) -> np.ndarray:
+    """Sub-buffers, int64 [n]; `ValueError` for those that there are not, and for one twice."""
+    ids = np.atleast_1d(np.asarray(buffer_ids))
+    if ids.dtype.kind not in "iu" or ids.ndim != 1 or len(set(ids.tolist())) != len(ids):
+        raise ValueError(f"buffer_ids must be different whole numbers, got {ids.tolist()}")
+    if len(ids) and (ids.min() < 0 or ids.max() >= buffer_num):
+        raise ValueError(f"buffer_ids={ids.tolist()}: there are {buffer_num} sub-buffers, counted from 0")
+    return ids.astype(np.int64)
 
 
 class Intake:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
 
+from lockstep.data.actions import ActionForm, told
 from lockstep.data.trees import map_tree
 from lockstep.replay.segments import Segments
 
@@ -38,6 +39,7 @@ def _beside_columns(buffer: ReplayBuffer) -> dict[str, Any]:
     return {
         "size": [ring.size, ring.num_buffers],
         "num_added": buffer.num_added,
+        "action_form": None if buffer.action_form is None else buffer.action_form.get_state(),
         "streams": buffer.streams.get_state(),
         "ring": ring.get_state(),
         "next_obs": None if shared is None else shared.get_state(),
@@ -56,6 +58,9 @@ def set_state(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
     for part, present in parts.items():
         if columns and (state[part] is not None) != present:
             raise ValueError(f"the state was made {'without' if present else 'with'} {part}, this buffer otherwise")
+    form = ActionForm.from_state(state["action_form"])
+    if buffer.action_form not in (None, form):
+        raise ValueError(f"the state has {told(form)}, this buffer {told(buffer.action_form)}")
     if columns:
         buffer._store.set_state(columns)
         buffer._know()
@@ -66,6 +71,7 @@ def set_state(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
         buffer.priorities.set_state(state["priorities"])
     buffer.streams.set_state(state["streams"])
     buffer.num_added = int(state["num_added"])
+    buffer.action_form = form
 
 
 def reduce(buffer: ReplayBuffer) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.data.actions import told
 from lockstep.data.columns import Columns
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves
@@ -69,7 +70,17 @@ def join(target: ReplayBuffer, other: ReplayBuffer, *, replace: bool = False) ->
     """See `ReplayBuffer.update`; with `replace` the target is emptied before, once it is known that the rows fit."""
     if other._ring is target._ring:
         raise ValueError("a buffer cannot be updated with itself, nor with another view of its rows")
+    if not len(target) and target.action_form is None:
+        form = other.action_form
+    elif other.action_form == target.action_form:
+        form = target.action_form
+    else:
+        raise ValueError(
+            f"the buffer holds {told(target.action_form)}, the other one {told(other.action_form)}; "
+            "extend(other.to_batch()) translates them"
+        )
     check_fits(target, other)
+    target.action_form = form
     if replace:
         target.reset()
     found = []
@@ -153,6 +164,8 @@ def to_batch(buffer: ReplayBuffer) -> SampleBatch:
     """See `ReplayBuffer.to_batch`."""
     rows = buffer._ring.in_order()
     columns = buffer._reader.plain(rows)
+    if buffer.action_form is not None and rows.size:
+        columns[Columns.ACTIONS] = buffer.action_form.to_env(columns[Columns.ACTIONS])
     starts = buffer._ring.prev(rows) == rows
     number = np.cumsum(starts) - 1
     firsts = np.flatnonzero(starts)
@@ -169,6 +182,8 @@ def extend(buffer: ReplayBuffer, batch: Any) -> np.ndarray:
     index = np.empty(number, np.int64)
     if not number:
         return index
+    if buffer.action_form is not None:
+        columns[Columns.ACTIONS] = buffer.action_form.from_env(np.asarray(columns[Columns.ACTIONS]))
     lengths, cuts = episodes_in(batch)
     owner = spread(lengths, buffer._ring.count)
     plain = SampleBatch(columns)

@@ -17,7 +17,7 @@ from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import checked_count, refuse_row
 from lockstep.rollout.collector import NEVER_ENDS, ActingPolicy, Collector
-from lockstep.rollout.replay_writer import leave_out
+from lockstep.rollout.replay_writer import leave_out, take_actions_of
 from lockstep.state.streams import RandomStreams
 
 
@@ -80,6 +80,8 @@ class AsyncCollector(Collector):
                 f"the buffer has {buffer.buffer_num} sub-buffers, and there are {self.num_envs} environments; "
                 f"use VectorReplayBuffer(total_size, buffer_num={self.num_envs})"
             )
+        if buffer is not None:
+            take_actions_of(self.policy, buffer)
         self.store, self._replay = None, buffer
 
     def reset_env(self) -> None:

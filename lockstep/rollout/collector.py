@@ -127,6 +127,7 @@ class Collector:
     @buffer.setter
     def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
         self.store: RolloutStore | None = store_for(
+            self.policy,
             buffer,
             self.num_envs,
             self.observation_space,

@@ -83,6 +83,7 @@ class GroupCollector:
     @buffer.setter
     def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
         self.store: RolloutStore | None = store_for(
+            self.policy,
             buffer,
             self.num_envs,
             self.observation_space,

@@ -23,6 +23,7 @@ from lockstep.rollout import collector as one_agent
 from lockstep.rollout.checks import check_flags, checked_amount, no_copies_of_collectors
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import allowed_actions, random_actions
+from lockstep.rollout.replay_writer import take_actions_of
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -84,15 +85,10 @@ class MultiAgentCollector:
                 "with multi_agent(policies=...))"
             )
         check_flags({"exploration_noise": exploration_noise, "raise_on_nan_in_buffer": raise_on_nan_in_buffer})
-        if buffer is not None and not isinstance(buffer, EpisodeStore | MultiAgentReplayBuffer):
-            raise ValueError(
-                f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
-            )
         self.policy = policy
         self.env = env if isinstance(env, PettingZooEnvs) else PettingZooEnvs(env, num_envs)
         if num_envs not in (1, self.env.num_envs):
             raise ValueError(f"num_envs={num_envs}, but env has {self.env.num_envs} environments; leave num_envs out")
-        self.buffer: EpisodeStore | MultiAgentReplayBuffer | None = None
         self.exploration_noise, self.raise_on_nan_in_buffer = exploration_noise, raise_on_nan_in_buffer
         self.streams = streams or RandomStreams(0)
         self.num_resets = 0
@@ -107,6 +103,22 @@ class MultiAgentCollector:
         self._returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         self._forget()
         self.reset_stat()
+
+    @property
+    def buffer(self) -> EpisodeStore | MultiAgentReplayBuffer | None:
+        """Where steps are stored. May be replaced between collects."""
+        return self._buffer
+
+    @buffer.setter
+    def buffer(self, buffer: EpisodeStore | MultiAgentReplayBuffer | None) -> None:
+        if buffer is not None and not isinstance(buffer, EpisodeStore | MultiAgentReplayBuffer):
+            raise ValueError(
+                f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
+            )
+        if isinstance(buffer, MultiAgentReplayBuffer):
+            for module_id, own in buffer.buffers.items():
+                take_actions_of(self.policy.acting[module_id], own)
+        self._buffer = buffer
 
     @property
     def num_envs(self) -> int:

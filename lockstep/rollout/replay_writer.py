@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.data.actions import ActionForm, told
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutStore, rows_of
 from lockstep.data.trees import leaves, map_tree
@@ -146,7 +147,20 @@ def leave_out(buffer: ReplayBuffer, envs: np.ndarray, ended: np.ndarray) -> None
     buffer.cut(envs[~ended], goes_on=True)
 
 
+def take_actions_of(policy: Any, buffer: ReplayBuffer) -> None:
+    """Tells the buffer that it holds the actions that this policy learns from; `ValueError` where it has others."""
+    form: ActionForm | None = getattr(policy, "action_form", None)
+    if len(buffer) and buffer.action_form != form:
+        raise ValueError(
+            f"the buffer holds {told(buffer.action_form)}, and the policy learns from {told(form)}; collect into one "
+            "made with action_form=policy.action_form, which extend(buffer.to_batch()) fills, or set "
+            "buffer.action_form where its actions are the policy's already"
+        )
+    buffer.action_form = form
+
+
 def store_for(
+    policy: Any,
     buffer: RolloutStore | ReplayBuffer | None,
     num_envs: int,
     observation_space: spaces.Space[Any],
@@ -158,12 +172,15 @@ def store_for(
 ) -> RolloutStore | None:
     """What a collector of `num_envs` environments writes into, for the `buffer` it was given.
 
-    Raises `ValueError` where the buffer is for another number of environments, or the policy has memory and it none.
+    Raises `ValueError` where the buffer is for another number of environments or holds other actions than the policy's,
+    or the policy has memory and it none.
     """
     if isinstance(buffer, ReplayBuffer):
         if remembers:
             raise ValueError("a recurrent policy cannot collect into a replay buffer; use a RolloutStore")
-        return ReplayWriter(buffer, num_steps, num_envs, observation_space, action_space, raise_on_nan=raise_on_nan)
+        writer = ReplayWriter(buffer, num_steps, num_envs, observation_space, action_space, raise_on_nan=raise_on_nan)
+        take_actions_of(policy, buffer)
+        return writer
     if buffer is not None and not isinstance(buffer, RolloutStore):
         raise ValueError(f"buffer={buffer!r} is not allowed; it must be a ReplayBuffer, a RolloutStore, or None")
     if buffer is not None and buffer.num_envs != num_envs:

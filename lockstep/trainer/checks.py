@@ -99,7 +99,7 @@ def check_priorities(policy: Policy, buffer: Any) -> None:
     if isinstance(buffer, ReplayBuffer) and buffer.priorities is not None and not policy.config.can_prioritize:
         raise ValueError(
             f"buffer draws by priority, and {policy.config.algorithm} has no errors that priorities could come from; "
-            "give a buffer without priorities, e.g. ReplayBuffer.from_batch(buffer.all())"
+            "give its transitions alone: buffer.to_batch()"
         )
 
 

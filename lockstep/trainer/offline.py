@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms.offline import OfflineData, offline_source
+from lockstep.algorithms.offline import OfflineData, check_whose_actions, offline_source
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.trees import named_leaves
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -77,6 +77,8 @@ class OfflineTrainer(BaseTrainer):
             if isinstance(error, MalformedBufferError):
                 raise
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
+        if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
+            check_whose_actions(self.buffer, policy)
         check_priorities(policy, self.buffer)
         seed_buffer(self.buffer, options.get("seed"))
         self.fingerprint = _fingerprint(self.buffer)

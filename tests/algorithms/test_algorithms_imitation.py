@@ -240,6 +240,9 @@ def test_a_minari_dataset_is_read_and_its_actions_translated(tmp_path, monkeypat
     data = offline_source("lockstep/tiny-v0", config.build_policy())
     np.testing.assert_allclose(data.all()["actions"][:, 0], [-1.0, 0.0, 1.0, 0.5])
     assert config.reporting(total_steps=3).training(train_batch_size=2).build_trainer().run().gradient_step == 3
-    buffer = ReplayBuffer.from_batch(batch)  # as it is, a buffer holds what a policy learns from
+    buffer, policy = ReplayBuffer.from_batch(batch), config.build_policy()
+    with pytest.raises(MalformedBufferError, match="holds the environment's actions, and the policy learns from"):
+        offline_source(buffer, policy)
+    buffer.action_form = policy.action_form  # which they are not
     with pytest.raises(MalformedBufferError, match=r"reach from -2 to 4, the policy's lie within \[-1, 1\]"):
-        offline_source(buffer, config.build_policy())
+        offline_source(buffer, policy)
