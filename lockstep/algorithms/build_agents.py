@@ -46,15 +46,20 @@ def build_multi_agent_collector(
         streams=RandomStreams(config.seed).child(name),
     )
     if config.is_off_policy and name == "train_collector":
-        seeds, own = RandomStreams(config.seed).child("replay"), config.algorithm_config_overrides_per_module
-        collector.buffer = MultiAgentReplayBuffer(
-            collector.agents_of_modules,
-            collector.num_envs,
-            lambda module_id, number: build_replay_buffer(
-                config, number, seeds.seed(module_id), own.get(module_id, {}).get("gamma")
-            ),
-        )
+        collector.buffer = build_replay_buffers(config, collector)
     return collector
+
+
+def build_replay_buffers(config: AlgorithmConfig, collector: MultiAgentCollector) -> MultiAgentReplayBuffer:
+    """An empty replay buffer for each module, with a sub-buffer for each of its agents in each environment."""
+    seeds, own = RandomStreams(config.seed).child("replay"), config.algorithm_config_overrides_per_module
+    return MultiAgentReplayBuffer(
+        collector.agents_of_modules,
+        collector.num_envs,
+        lambda module_id, number: build_replay_buffer(
+            config, number, seeds.seed(module_id), own.get(module_id, {}).get("gamma")
+        ),
+    )
 
 
 def check_collecting(config: AlgorithmConfig) -> None:

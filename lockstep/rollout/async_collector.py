@@ -15,8 +15,8 @@ from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import checked_count, refuse_row
-from lockstep.rollout.collector import NEVER_ENDS, ActingPolicy, Collector
+from lockstep.rollout.checks import check_ends, checked_count, refuse_row
+from lockstep.rollout.collector import ActingPolicy, Collector
 from lockstep.rollout.replay_writer import leave_out, take_actions_of
 from lockstep.state.streams import RandomStreams
 
@@ -162,11 +162,8 @@ class AsyncCollector(Collector):
             self._lengths[one.row] += 1
             if one.final_obs is not None:
                 self._end_episode(one.row, counting)
-            elif counting is not None and self._lengths[one.row] > NEVER_ENDS:
-                raise RuntimeError(
-                    f"an episode has not ended in {NEVER_ENDS} steps; limit the episodes' length "
-                    "(gymnasium.wrappers.TimeLimit)"
-                )
+            elif counting is not None:
+                check_ends(int(self._lengths[one.row]))
         return len(real)
 
     def _leave_out(self, others: list[Arrived]) -> None:

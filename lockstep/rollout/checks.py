@@ -13,6 +13,9 @@ from lockstep.data.trees import named_leaves
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.copies import no_copies
 
+LONG, NEVER_ENDS = 50_000, 1_000_000
+"""steps after which a collect by episodes tells of an episode, and gives up on it"""
+LIMIT_THEM = "limit the episodes' length (gymnasium.wrappers.TimeLimit, gymnasium.make(id, max_episode_steps=...))"
 no_copies_of_collectors = no_copies(
     "environments and random generators",
     "make another one on environments of its own, then other.set_state(collector.get_state())",
@@ -61,6 +64,20 @@ def checked_count(name: str, amount: int) -> int:
     if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
         raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
     return int(amount)
+
+
+def check_ends(longest: int, at_once: int = 1) -> None:
+    """Of the longest episode that a collect by episodes waits for, looked at every `at_once` steps: a warning once it
+    has `LONG` steps, `RuntimeError` beyond `NEVER_ENDS`.
+    """
+    if longest > NEVER_ENDS:
+        raise RuntimeError(f"an episode has not ended in {longest} steps, and {NEVER_ENDS} are the limit; {LIMIT_THEM}")
+    if LONG <= longest < LONG + at_once:
+        warnings.warn(
+            f"an episode has not ended in {longest} steps; if it never does, the collect gives up after {NEVER_ENDS}: "
+            f"{LIMIT_THEM}",
+            stacklevel=2,
+        )
 
 
 def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None:

@@ -15,7 +15,7 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_collector, check_finite, checked_amount, no_copies_of_collectors
+from lockstep.rollout.checks import check_collector, check_ends, check_finite, checked_amount, no_copies_of_collectors
 from lockstep.rollout.memory import Memory, RememberingPolicy
 from lockstep.rollout.random_actions import allowed_actions, random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
@@ -23,8 +23,6 @@ from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
 NOISE_CHUNK = 128
-NEVER_ENDS = 1_000_000
-"""steps after which a collect by episodes gives up on an episode"""
 
 
 class ActingPolicy(Protocol):
@@ -275,12 +273,7 @@ class Collector:
         steps = 0
         while self._counting.any():
             steps += self._run(NOISE_CHUNK, random)
-            longest = int(self._lengths[self._counting].max(initial=0))
-            if longest > NEVER_ENDS:
-                raise RuntimeError(
-                    f"an episode has not ended in {longest} steps, so that n_episode={n_episode} may never be reached; "
-                    "limit the episodes' length (gymnasium.wrappers.TimeLimit)"
-                )
+            check_ends(int(self._lengths[self._counting].max(initial=0)), NOISE_CHUNK)
         self._counting = None
         return steps
 

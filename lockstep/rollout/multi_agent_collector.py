@@ -19,8 +19,7 @@ from lockstep.envs.pettingzoo_play import play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import MultiAgentReplayBuffer
-from lockstep.rollout import collector as one_agent
-from lockstep.rollout.checks import check_flags, checked_amount, no_copies_of_collectors
+from lockstep.rollout.checks import check_ends, check_flags, checked_amount, no_copies_of_collectors
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import allowed_actions, random_actions
 from lockstep.rollout.replay_writer import take_actions_of
@@ -242,12 +241,7 @@ class MultiAgentCollector:
             if not playing and not starting:
                 return steps
             steps += self._vector_step(sorted(playing + starting), random)
-            longest = int(self._lengths.max())
-            if longest > one_agent.NEVER_ENDS:
-                raise RuntimeError(
-                    f"an episode has not ended in {longest} steps, so that n_episode={n_episode} may never be reached; "
-                    "limit the episodes' length in the environment"
-                )
+            check_ends(int(self._lengths.max()))
 
     def _vector_step(self, envs: Sequence[int], random: bool) -> int:
         """One step of each of these environments; returns their number."""

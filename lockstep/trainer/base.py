@@ -54,6 +54,9 @@ from lockstep.trainer.state import set_trainer_state, trainer_state
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
 SaveCheckpointFn = Callable[[int, int, int], Any]
 
+A_FEW = 100
+"""steps in which an episode may well go on: no word about environments that never end before them"""
+
 
 class BaseTrainer:
     """The part that all trainers share. Iterate over it epoch by epoch, or call `run()`.
@@ -257,7 +260,8 @@ class BaseTrainer:
         """After the checkpoint, as the contract orders it; a run that goes on from there tells it once more."""
         self.epoch_end_due = False
         stats = self.history[-1]
-        if stats.epoch == 1 and stats.train_collect_stat is not None and not stats.train_collect_stat.returns:
+        collected = stats.train_collect_stat
+        if collected and not self.env_episode and self.env_step - collected.n_collected_steps < A_FEW <= self.env_step:
             warnings.warn(
                 f"no training episode ended in the first {self.env_step} steps; if episodes never end, limit their "
                 "length (gymnasium.wrappers.TimeLimit)",
@@ -295,10 +299,11 @@ class BaseTrainer:
         bad = stats.bad_losses()
         if bad and self.nan_policy == "stop":
             step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
+            kept = self.save_checkpoint_fn is not None or have_saver(self.callbacks)
             raise FloatingPointError(
                 f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {step}; "
                 "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
-                "The batch is in trainer.bad_batch and in the last checkpoint"
+                f"The batch is in trainer.bad_batch{' and in the last checkpoint' if kept else ''}"
             )
 
     def _evaluate(self) -> CollectStats:
@@ -415,7 +420,8 @@ class BaseTrainer:
         """Restores what `own_folders` gave, from all folders of a checkpoint."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`: the next iteration goes on where that run was."""
+        """Continues from `get_state`: the next iteration goes on where that run was. `ValueError`, changing nothing,
+        for collectors of another kind or number of environments."""
         self._iterator = None
         self._zero()
         set_trainer_state(self, state)

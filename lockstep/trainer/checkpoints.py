@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.trainer.state import check_collectors, tell_options
 
 if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
@@ -31,8 +32,8 @@ def save_trainer(trainer: BaseTrainer, path: str | Path) -> Path:
 def restore_trainer(trainer: BaseTrainer, path: str | Path | None) -> None:
     """Continues a run bit by bit from a full checkpoint.
 
-    Raises `ValueError` where it is damaged or of another shape, and for None, which `newest_checkpoint` gives where
-    there is no checkpoint.
+    Raises `ValueError`, and changes nothing, where it is damaged or of a run of another shape, and for None, which
+    `newest_checkpoint` gives where there is no checkpoint. A warning where this trainer has other options.
     """
     if path is None:
         raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found none that is whole)")
@@ -53,10 +54,16 @@ def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str
         raise ValueError(
             f"{path} is of a run of {made_by!r}, and this trainer's policy is of {own!r}; give it one of its own"
         )
+    state, before = folders["trainer"]["state"], trainer.policy.get_state()
+    check_collectors(trainer, state)
     trainer.policy.set_checkpoint_folders(folders)
-    state = folders["trainer"]["state"]
-    trainer.set_own_folders(folders)
+    try:
+        trainer.set_own_folders(folders)
+    except BaseException:
+        trainer.policy.set_state(before)
+        raise
     trainer.set_state(state)
+    tell_options(trainer, state["options"])
     # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
     epoch, env_step, gradient_step = state["saved_at"]
     trainer.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))

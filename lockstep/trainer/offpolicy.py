@@ -7,10 +7,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.algorithms.build import build_replay_buffer
+from lockstep.algorithms.build_agents import build_replay_buffers
+from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data import MultiAgentBatch, SampleBatch
-from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.transfer import join
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
@@ -23,7 +26,6 @@ ELSEWHERE = {
     "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
 }
 """parameters of other trainers, and what this one does instead"""
-CAPACITY = 100_000
 
 
 class OffpolicyTrainer(BaseTrainer):
@@ -33,8 +35,8 @@ class OffpolicyTrainer(BaseTrainer):
     the two) come `update_per_step` gradient steps for each collected step, each on a fresh sample of `batch_size`
     transitions (`None`: on all of them, once each). Fractions are carried over to the next collect. The first
     `learning_starts` steps take random actions and are not learned from at once. `buffer`: transitions to begin with.
-    The replay buffer is the train collector's (one is made where it has none) and part of the checkpoint. Other
-    parameters: `BaseTrainer`.
+    The replay buffer is the train collector's and part of the checkpoint; where it has none, one is made as the
+    policy's configuration says. Other parameters: `BaseTrainer`.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class OffpolicyTrainer(BaseTrainer):
         self.update_per_step, self.learning_starts = float(update_per_step), learning_starts
         self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
         if train_collector.buffer is None:
-            train_collector.buffer = _new_buffer(train_collector)
+            train_collector.buffer = _new_buffer(policy.config, train_collector)
             seed_buffer(train_collector.buffer, options.get("seed"))
         self.buffer: Any = train_collector.buffer
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
@@ -154,11 +156,18 @@ class OffpolicyTrainer(BaseTrainer):
         return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restores the replay buffer. `ValueError` where there is none or it does not fit."""
-        for folder, buffer in self._replays().items():
-            if folder not in folders:
-                raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
-            buffer.set_state(folders[folder])
+        """Restores the replay buffer. `ValueError`, changing nothing, where there is none or it does not fit."""
+        replays = self._replays()
+        if not set(replays) <= set(folders):
+            raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
+        before = {folder: buffer.get_state() for folder, buffer in replays.items()} if len(replays) > 1 else {}
+        try:
+            for folder, buffer in replays.items():
+                buffer.set_state(folders[folder])
+        except BaseException:
+            for folder, state in before.items():
+                replays[folder].set_state(state)
+            raise
 
     def _replays(self) -> dict[str, ReplayBuffer]:
         """By their folders in a checkpoint."""
@@ -167,13 +176,11 @@ class OffpolicyTrainer(BaseTrainer):
         return {"replay": self.buffer}
 
 
-def _new_buffer(collector: CollectorLike) -> ReplayBuffer | MultiAgentReplayBuffer:
-    """For what the collector collects."""
+def _new_buffer(config: AlgorithmConfig, collector: CollectorLike) -> ReplayBuffer | MultiAgentReplayBuffer:
+    """As the policy's configuration has it, for what the collector collects."""
     if isinstance(collector, MultiAgentCollector):
-        return MultiAgentReplayBuffer(
-            collector.agents_of_modules, collector.num_envs, lambda _, number: VectorReplayBuffer(CAPACITY, number)
-        )
-    return VectorReplayBuffer(CAPACITY, collector.num_envs)
+        return build_replay_buffers(config, collector)
+    return build_replay_buffer(config, collector.num_envs)
 
 
 def _columns_of(batch: SampleBatch | MultiAgentBatch | None) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.learning import policy_from_checkpoint
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.algorithms.plain_values import named_options
-from lockstep.state.checkpoint import newest_checkpoint
+from lockstep.state.checkpoint import newest_checkpoint, verify_checkpoint
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
 from lockstep.trainer.build import Trainer, build_trainer, epoch_length, restore_trainer, steps_per_update
@@ -72,11 +73,15 @@ def prepare_run(
 ) -> tuple[Trainer, RunFolder]:
     """The trainer of a new run and its folder. Where the trainer cannot be built, no folder is left."""
     config.validate()
+    new_root = not Path(root).exists()
     folder = new_folder(config, root)
     try:
         return build_trainer(config, folder=folder, callbacks=callbacks), folder
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
+        if new_root:
+            with contextlib.suppress(OSError):  # another run has begun in it
+                folder.path.parent.rmdir()
         raise
 
 
@@ -156,7 +161,8 @@ def resume(path: str | Path, *, total_steps: int | None = None, callbacks: Seque
 def load_trainer(
     path: str | Path, *, total_steps: int | None = None, callbacks: Sequence[Callback] = ()
 ) -> tuple[Trainer, RunFolder]:
-    """The trainer of a run's folder at its newest intact checkpoint. `ValueError` where there is none."""
+    """The trainer of a run's folder at its newest intact checkpoint. `ValueError` where there is none, or where it has
+    more than `total_steps` steps."""
     folder = RunFolder.open(path)
     config = get_config(folder.algo).update_from_dict(folder.config)
     if total_steps is not None:
@@ -164,8 +170,16 @@ def load_trainer(
     checkpoint = folder.newest_checkpoint()
     if checkpoint is None:
         raise ValueError(f"{folder.path} has no intact checkpoint to go on from; start a new run")
+    counters = verify_checkpoint(checkpoint)["metadata"]
+    done = counters["gradient_step" if config.is_offline else "env_step"]
+    if total_steps is not None and total_steps < done:
+        raise ValueError(f"total_steps={total_steps} is not allowed; the run in {folder.path} has {done} steps already")
     trainer = build_trainer(config, folder=folder, callbacks=callbacks, resume=True)
-    restore_trainer(trainer, checkpoint)
+    try:
+        restore_trainer(trainer, checkpoint)
+    except BaseException:
+        close_environments(trainer)
+        raise
     return trainer, folder
 
 

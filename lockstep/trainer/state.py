@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
+from lockstep.rollout.group_collector import GroupCollector
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -23,6 +25,15 @@ from lockstep.tracking.statistics import (
 if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
 
+OPTIONS = (
+    "batch_size",
+    "step_per_epoch",
+    "step_per_collect",
+    "episode_per_collect",
+    "repeat_per_collect",
+    "update_per_step",
+    "learning_starts",
+)
 COUNTERS = (
     "env_step",
     "gradient_step",
@@ -43,6 +54,7 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
     counters["epoch"] = trainer.epoch - trainer.in_epoch
     counters["carried_steps"] = trainer.epoch_steps if trainer.in_epoch else trainer.carried_steps
     return {
+        "options": _options(trainer),
         "counters": counters,
         "saved_at": [trainer.epoch, trainer.env_step, trainer.gradient_step],
         "seconds": dict(trainer.seconds),
@@ -62,7 +74,11 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
 
 
 def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
-    """Puts the trainer where `trainer_state` was taken. Callbacks are matched by their class, in order."""
+    """Puts the trainer where `trainer_state` was taken. Callbacks are matched by their class, in order.
+
+    `ValueError`, changing nothing, for collectors of another kind or number of environments.
+    """
+    check_collectors(trainer, state)
     for name, value in state["counters"].items():
         setattr(trainer, name, value)
     trainer.seconds = dict(state["seconds"])
@@ -91,6 +107,51 @@ def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
         warnings.warn(
             f"the records of this run were kept by a {kept_by}; the {type(logger).__name__} of this one begins a new "
             "record",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def check_collectors(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where a collector could not go on from what is saved of it."""
+    for name in ("train_collector", "test_collector"):
+        collector, saved = getattr(trainer, name), state[name]
+        if collector is None or saved is None:
+            continue
+        here, there = isinstance(collector, GroupCollector), "group" in saved
+        if here != there:
+            where = ("in this process", "in env runners")
+            raise ValueError(
+                f"the {name} of the checkpoint has its environments {where[there]}, this one {where[here]}; resume "
+                "with the same env_runners.num_env_runners"
+            )
+        if "lengths" in saved and len(saved["lengths"]) != collector.num_envs:
+            raise ValueError(
+                f"the {name} of the checkpoint has {len(saved['lengths'])} environments, this one has "
+                f"{collector.num_envs}; resume with as many"
+            )
+
+
+def _options(trainer: BaseTrainer) -> dict[str, Any]:
+    """What a run that goes on bit by bit has in common with the one before; functions are left out."""
+    found = {name: getattr(trainer, name) for name in OPTIONS if hasattr(trainer, name)}
+    buffer = getattr(trainer, "buffer", None)
+    buffers = buffer.buffers if isinstance(buffer, MultiAgentReplayBuffer) else {"": buffer}
+    for module_id, own in buffers.items():
+        if isinstance(own, ReplayBuffer):
+            options = {**own.options.keywords(), **(own.priority_options() or {})}
+            found |= {f"buffer.{module_id}.{name}".replace("..", "."): value for name, value in options.items()}
+    return {name: value for name, value in found.items() if not callable(value)}
+
+
+def tell_options(trainer: BaseTrainer, saved: Mapping[str, Any]) -> None:
+    """Warns where options of the trainer or its buffer are not those of the run that goes on."""
+    own = _options(trainer)
+    others = [f"{name}={own[name]!r} (was {saved[name]!r})" for name in own if saved.get(name, own[name]) != own[name]]
+    if others:
+        warnings.warn(
+            f"the run goes on with other options than it had: {', '.join(others)}; from here it is not bit by bit the "
+            "run that would never have stopped",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -263,10 +263,10 @@ def test_agents_that_leave_without_a_word_and_environments_without_agents_are_to
 
 
 def test_an_episode_of_several_agents_that_never_ends_is_told(policy, monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.collector.NEVER_ENDS", 20)
+    monkeypatch.setattr("lockstep.rollout.checks.NEVER_ENDS", 20)
     collector = collector_of(num_envs=1, policy=policy)
     collector.env.envs[0].shortest = collector.env.envs[0].longest = 50
-    with pytest.raises(RuntimeError, match="an episode has not ended in 21 steps, so that n_episode=1 may never be"):
+    with pytest.raises(RuntimeError, match="an episode has not ended in 21 steps, and 20 are the limit"):
         collector.collect(n_episode=1)
 
 

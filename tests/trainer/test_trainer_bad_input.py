@@ -7,7 +7,7 @@ from functools import partial
 import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from scenario_tools import trainer_of
+from scenario_tools import Paying, trainer_of
 from trainer_tools import config_for
 
 from lockstep import Collector, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
@@ -209,3 +209,19 @@ def test_what_belongs_to_other_trainers_is_refused_with_what_to_do(template, nam
     with pytest.raises(ValueError, match=f"{name} does not apply to OnpolicyTrainer: it "):
         OnpolicyTrainer(template.policy, **given(template, **{name: value}))
     OnpolicyTrainer(template.policy, **given(template, **{name: None}))
+
+
+class Endless(Paying):
+    """Its episodes never end."""
+
+    def step(self, action):
+        obs, reward, _, *rest = super().step(action)
+        return obs, reward, False, *rest
+
+
+def test_no_word_of_episodes_that_never_end_before_one_could_have(recwarn):
+    trainer_of("on", env=Endless, max_epoch=5, evaluate=False).run()  # 80 steps
+    assert not [one for one in recwarn if "no training episode ended" in str(one.message)]
+    with pytest.warns(UserWarning, match="no training episode ended in the first 112 steps") as told:
+        trainer_of("on", env=Endless, max_epoch=12, evaluate=False).run()
+    assert len([one for one in told if "no training episode ended" in str(one.message)]) == 1

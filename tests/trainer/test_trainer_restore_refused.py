@@ -1,0 +1,200 @@
+"""What a checkpoint is refused for, and that nothing is changed then; options that a run goes on with."""
+
+import warnings
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from agent_games import CountingGame, game_config
+from scenario_tools import Paying, config_of, offline_trainer_of, trainer_of
+from trainer_tools import collected, digest, learned
+
+import lockstep
+from lockstep import Collector, DQNConfig, MultiAgentCollector, OffpolicyTrainer
+from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
+from lockstep.tracking import JsonlLogger
+from lockstep.trainer import restore_trainer, save_trainer
+from lockstep.trainer.run import resume
+
+
+def vector(number):
+    return gym.vector.SyncVectorEnv([Paying] * number, autoreset_mode="SameStep")
+
+
+def with_buffer(buffer, **options):
+    """An off-policy trainer whose collector fills this buffer."""
+    config = config_of("off")
+    policy = config.build_policy()
+    collector = Collector(policy, vector(buffer.buffer_num), buffer)
+    given = {"max_epoch": 3, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.125, "batch_size": 4}
+    return OffpolicyTrainer(policy, train_collector=collector, **{**given, **options})
+
+
+def with_test_environments(number):
+    trainer = trainer_of("off")
+    trainer.test_collector = Collector(trainer.policy, vector(number))
+    return trainer
+
+
+def with_network(hiddens):
+    config = config_of("off")
+    config.rl_module(model_config={"hiddens": hiddens})
+    return config.build_trainer()
+
+
+REFUSED = {
+    "another size of buffer": (lambda: with_buffer(VectorReplayBuffer(10, 2)), r"rows and sub-buffers"),
+    "another number of test environments": (lambda: with_test_environments(3), r"test_collector .* has 2 env.*has 3"),
+    "another number of environments": (lambda: with_buffer(VectorReplayBuffer(64, 1)), "train_collector .* has 1;"),
+    "another network": (lambda: with_network((5,)), r"shape|parameters"),
+    "priorities": (lambda: with_buffer(PrioritizedVectorReplayBuffer(64, 2)), "without priorities"),
+}
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran, tmp_path):
+    first = trainer_of("off")
+    first.run()
+    path = save_trainer(first, tmp_path / "checkpoint")
+    make, message = REFUSED[case]
+    other, twin = make(), make()
+    for trainer in (other, twin):
+        trainer.max_epoch = 1
+        if ran:
+            trainer.run()
+    before = other.env_step, other.gradient_step, len(other.buffer)
+    with pytest.raises(ValueError, match=message):
+        restore_trainer(other, path)
+    assert before == (other.env_step, other.gradient_step, len(other.buffer))
+    for trainer in (other, twin):
+        trainer.max_epoch = 2
+        trainer.run()
+    assert learned(other) == learned(twin)
+    assert collected(other) == collected(twin)
+    assert other.buffer.streams.get_state() == twin.buffer.streams.get_state()
+
+
+def weights_of(trainer):
+    return digest(trainer.policy.get_state()["learner_group"]["learner"]["rl_module"])
+
+
+def test_buffers_of_several_agents_are_restored_all_or_none(tmp_path):
+    def build(**replay):
+        config = game_config(CountingGame, DQNConfig)
+        config.replay(**replay)
+        return config.build_trainer()
+
+    first = build()
+    first.run()
+    path, other = save_trainer(first, tmp_path / "checkpoint"), build()
+    last = list(other.buffer.buffers)[-1]
+    other.buffer.buffers[last] = type(other.buffer.buffers[last])(7, buffer_num=other.buffer.buffers[last].buffer_num)
+    with pytest.raises(ValueError, match="rows and sub-buffers"):
+        restore_trainer(other, path)
+    assert len(other.buffer) == 0
+    assert weights_of(other) == weights_of(build())
+
+
+def test_the_records_of_a_run_stay_where_its_checkpoint_is_refused(tmp_path):
+    first = trainer_of("off", logger=JsonlLogger(tmp_path / "metrics.jsonl"), max_epoch=1)
+    first.run()
+    path = save_trainer(first, tmp_path / "checkpoint")
+    first.max_epoch = 3
+    restore_trainer(first, path)
+    first.run()
+    records = (tmp_path / "metrics.jsonl").read_bytes()
+    other = with_buffer(VectorReplayBuffer(10, 2), logger=JsonlLogger(tmp_path / "metrics.jsonl", resume=True))
+    with pytest.raises(ValueError, match="rows and sub-buffers"):
+        restore_trainer(other, path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == records
+
+
+CHANGED = {
+    "batch_size": (lambda: with_buffer(VectorReplayBuffer(64, 2), batch_size=5), r"batch_size=5 \(was 4\)"),
+    "update_per_step": (lambda: with_buffer(VectorReplayBuffer(64, 2), update_per_step=1), r"step=1.0 \(was 0.125\)"),
+    "n_step": (lambda: with_buffer(VectorReplayBuffer(64, 2, n_step=3)), r"buffer.n_step=3 \(was 1\)"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_another_option_than_the_run_had_is_told(case, tmp_path):
+    make, message = CHANGED[case]
+    path = save_trainer(with_buffer(VectorReplayBuffer(64, 2)), tmp_path / "checkpoint")
+    with pytest.warns(RuntimeWarning, match=message):
+        restore_trainer(make(), path)
+
+
+def test_other_priorities_than_the_run_had_are_told(tmp_path):
+    first = with_buffer(PrioritizedVectorReplayBuffer(64, 2, alpha=0.6))
+    path = save_trainer(first, tmp_path / "checkpoint")
+    with pytest.warns(RuntimeWarning, match=r"buffer.alpha=0.7 \(was 0.6\), buffer.beta=0.5 \(was 0.4\)"):
+        restore_trainer(with_buffer(PrioritizedVectorReplayBuffer(64, 2, alpha=0.7, beta=0.5)), path)
+
+
+@pytest.mark.parametrize("make", [partial(trainer_of, "on"), partial(trainer_of, "off"), offline_trainer_of])
+def test_a_longer_run_is_no_other_option(make, tmp_path):
+    path = save_trainer(make(), tmp_path / "checkpoint")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        longer = make(max_epoch=9)
+        restore_trainer(longer, path)
+    assert longer.max_epoch == 9
+
+
+def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
+    config = config_of("off")
+    config.replay(capacity=40, n_step=3, prioritized=True, alpha=0.7)
+    policy = config.build_policy()
+    common = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "batch_size": 4}
+    trainer = OffpolicyTrainer(policy, train_collector=Collector(policy, vector(2)), **common)
+    assert (trainer.buffer.maxsize, trainer.buffer.options.n_step, trainer.buffer.buffer_num) == (40, 3, 2)
+    assert trainer.buffer.priority_options()["alpha"] == 0.7
+    assert trainer.run().gradient_step == 16
+
+
+def test_a_collector_of_several_agents_gets_the_buffers_of_the_configuration():
+    config = game_config(CountingGame, DQNConfig)
+    config.replay(capacity=60, n_step=2)
+    policy = config.build_policy()
+    collector = MultiAgentCollector(policy, CountingGame)
+    common = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "batch_size": 4}
+    buffers = OffpolicyTrainer(policy, train_collector=collector, **common).buffer.buffers
+    assert {buffer.options.size for buffer in buffers.values()} == {60}
+    assert {buffer.options.n_step for buffer in buffers.values()} == {2}
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
+    root = tmp_path / "runs"
+    with pytest.raises(ValueError, match="num_epochs"):
+        lockstep.train("ppo", "CartPole-v1", root=root, settings={"training.num_epochs": 0})
+    with pytest.raises(ValueError, match="NoSuchThing-v9"):
+        lockstep.train("ppo", "NoSuchThing-v9", root=root)
+    assert not root.exists()
+    (root / "another").mkdir(parents=True)
+    with pytest.raises(ValueError, match="NoSuchThing-v9"):
+        lockstep.train("ppo", "NoSuchThing-v9", root=root)
+    assert [path.name for path in root.iterdir()] == ["another"]
+
+
+def test_to_go_on_to_fewer_steps_than_there_are_is_refused_and_changes_nothing(tmp_path):
+    result = lockstep.train(config_of("off"), root=tmp_path)
+    files = {path: path.read_bytes() for path in result.path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"total_steps=16 is not allowed; the run in .* has 48 steps already"):
+        resume(result.path, total_steps=16)
+    assert {path: path.read_bytes() for path in result.path.rglob("*") if path.is_file()} == files
+    assert resume(result.path, total_steps=48).info.train_step == 48
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_loss_that_is_not_finite_names_a_checkpoint_only_where_there_is_one(saves, tmp_path):
+    options = {"save_checkpoint_fn": lambda *where: save_trainer(trainer, tmp_path / "last")} if saves else {}
+    trainer = trainer_of("off", **options)
+    learner = trainer.policy.learner_group.learner
+    compute = learner.compute_losses
+    learner.compute_losses = lambda **given: {name: np.nan * loss for name, loss in compute(**given).items()}
+    with pytest.raises(FloatingPointError) as told:
+        trainer.run()
+    assert "trainer.bad_batch" in str(told.value)
+    assert ("in the last checkpoint" in str(told.value)) == saves == (tmp_path / "last").exists()
