@@ -7,6 +7,15 @@ from lockstep.tracking.moving import MovAvg, RunningMeanStd
 from lockstep.tracking.plots import plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
 from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
+from lockstep.tracking.statistics import (
+    CollectStats,
+    CollectStatsBase,
+    EpochStats,
+    InfoStats,
+    SequenceSummaryStats,
+    TimingStats,
+    TrainingStats,
+)
 from lockstep.tracking.stats import IqmInterval, iqm, iqm_bootstrap
 from lockstep.tracking.tensorboard import TensorboardLogger
 from lockstep.tracking.trace import TraceLogger, torch_param_hash
@@ -14,6 +23,10 @@ from lockstep.tracking.wandb import WandbLogger
 
 __all__ = [
     "BaseLogger",
+    "CollectStats",
+    "CollectStatsBase",
+    "EpochStats",
+    "InfoStats",
     "IqmInterval",
     "JsonlLogger",
     "LazyLogger",
@@ -23,8 +36,11 @@ __all__ = [
     "RunFolder",
     "RunFolderError",
     "RunningMeanStd",
+    "SequenceSummaryStats",
     "TensorboardLogger",
+    "TimingStats",
     "TraceLogger",
+    "TrainingStats",
     "WandbLogger",
     "git_revision",
     "iqm",

@@ -6,6 +6,16 @@ from lockstep.trainer.build import build_onpolicy_trainer, build_trainer, restor
 from lockstep.trainer.callbacks import Callback, CheckpointCallback, EarlyStop, LoggingCallback
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import gather_info, test_episode
+from lockstep.trainer.events import (
+    CheckpointSaved,
+    CollectEnd,
+    EpochEnd,
+    EvaluationEnd,
+    Event,
+    RunEnd,
+    RunStart,
+    UpdateEnd,
+)
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
@@ -17,13 +27,21 @@ __all__ = [
     "BaseTrainer",
     "Callback",
     "CheckpointCallback",
+    "CheckpointSaved",
+    "CollectEnd",
     "EarlyStop",
+    "EpochEnd",
+    "EvaluationEnd",
+    "Event",
     "LoggingCallback",
     "OfflineTrainer",
     "OffpolicyTrainer",
     "OnpolicyTrainer",
     "Profiler",
     "ProgressDisplay",
+    "RunEnd",
+    "RunStart",
+    "UpdateEnd",
     "build_onpolicy_trainer",
     "build_trainer",
     "gather_info",

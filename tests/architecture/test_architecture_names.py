@@ -22,6 +22,19 @@ HEAVY = (
     *("pyarrow", "minari", "h5py", "tensordict", "lz4", "pettingzoo"),
 )
 MAX_IMPORT_SECONDS = 0.5
+NAMES_OF_THE_CONTRACT = {
+    "lockstep": "OnpolicyTrainer OffpolicyTrainer OfflineTrainer BaseTrainer Policy policy_within_training_step "
+    "Collector AsyncCollector",
+    "lockstep.trainer": "RunStart CollectEnd UpdateEnd EvaluationEnd CheckpointSaved EpochEnd RunEnd gather_info "
+    "test_episode",
+    "lockstep.tracking": "SequenceSummaryStats CollectStatsBase CollectStats TrainingStats TimingStats InfoStats "
+    "EpochStats BaseLogger LazyLogger JsonlLogger TensorboardLogger WandbLogger MLflowLogger MultiLogger MovAvg "
+    "RunningMeanStd TraceLogger torch_param_hash",
+    "lockstep.replay": "ReplayBuffer VectorReplayBuffer PrioritizedReplayBuffer PrioritizedVectorReplayBuffer "
+    "HERReplayBuffer",
+    "lockstep.rollout": "MalformedBufferError",
+}
+"""the contract of trainers, collectors, buffers and loggers"""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -39,6 +52,11 @@ def test_what_a_folder_declares_exists_and_is_documented(package):
             doc = inspect.getdoc(value) or ""
             assert doc, f"{package}.{name} has no docstring"
             assert not doc.startswith(f"{name}("), f"{package}.{name} has only the docstring of a dataclass"
+
+
+@pytest.mark.parametrize("package, names", NAMES_OF_THE_CONTRACT.items())
+def test_classes_that_the_trainer_contract_names_are_in_the_folder_where_a_user_looks(package, names):
+    assert set(names.split()) <= set(importlib.import_module(package).__all__)
 
 
 def test_the_package_declares_all_that_its_init_imports():
