@@ -2,24 +2,25 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lockstep.ops.statistics import RunningMoments
+from lockstep.state.values import check_whole, is_number
 
 
 class MovAvg:
     """Mean and deviation of the last `size` numbers; NaN and infinities are ignored.
 
     Raises:
-        ValueError: `size` is below 1.
+        ValueError: `size` is no whole number of at least 1.
     """
 
     def __init__(self, size: int = 100) -> None:
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size!r}")
+        check_whole("size", size, 1)
         self.size = size
         self._numbers: deque[float] = deque(maxlen=size)
 
@@ -53,13 +54,16 @@ class RunningMeanStd:
     first row mean is 0 and var is 1.
 
     Raises:
-        ValueError: rows of another shape than `shape`; `eps` or `clip_max` is not above 0.
+        ValueError: rows of another shape than `shape`; `eps` or `clip_max` is no number above 0; `shape` is no tuple.
     """
 
     def __init__(self, shape: tuple[int, ...] = (), *, clip_max: float | None = 10.0, eps: float = 1e-8) -> None:
-        for name, value in (("eps", eps), ("clip_max", clip_max)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value!r} is not allowed; it must be above 0")
+        options: list[tuple[str, Any, str]] = [("eps", eps, ""), ("clip_max", clip_max, ", or None")]
+        for name, value, none in options:
+            if not (none and value is None) and not (is_number(value) and value > 0):
+                raise ValueError(f"{name}={value!r} is not allowed; it must be a number above 0{none}")
+        if not isinstance(shape, tuple):
+            raise ValueError(f"shape={shape!r} is not allowed; it must be a tuple, () for single numbers")
         self.clip_max, self.eps = clip_max, eps
         self.moments = RunningMoments(shape)
 

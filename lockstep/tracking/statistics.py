@@ -29,14 +29,17 @@ class SequenceSummaryStats:
 
     @classmethod
     def from_sequence(cls, values: Sequence[float]) -> Self:
-        """Population deviation; an empty sequence gives None, not zeros."""
+        """Population deviation; an empty sequence gives None, not zeros; with a NaN among them every field is NaN."""
         if len(values) == 1:
             return cls.of_one(float(values[0]))
         numbers = [float(value) for value in values]
         if not numbers:
             return cls()
+        if any(map(math.isnan, numbers)):
+            return cls(math.nan, math.nan, math.nan, math.nan, math.nan, len(numbers))
         mean = sum(numbers) / len(numbers)
-        std = (sum((value - mean) ** 2 for value in numbers) / len(numbers)) ** 0.5
+        # a product: a power raises where the result is too large
+        std = (sum((value - mean) * (value - mean) for value in numbers) / len(numbers)) ** 0.5
         return cls(mean, std, max(numbers), min(numbers), _median(numbers), len(numbers))
 
     @classmethod
@@ -400,6 +403,7 @@ def _merged(values: array[float], parts: Sequence[SequenceSummaryStats]) -> Sequ
         order = np.argsort(medians)
         up_to, count = counts[order].cumsum(), int(counts.sum())
         middle = medians[order[np.searchsorted(up_to, [(count + 1) // 2, count // 2 + 1])]]
+        middle = np.append(middle, medians[np.isnan(medians)])  # a NaN is seen here too
         return SequenceSummaryStats(
             float(mean), float(std), float(highest.max()), float(lowest.min()), float(middle.mean()), count
         )

@@ -213,5 +213,9 @@ def test_moving_average_ignores_what_is_not_finite() -> None:
     assert average.std() == pytest.approx(np.std([2, 3, 4]))
     assert average.add(np.array([10])) == pytest.approx(17 / 3)
     assert len(average) == 3
-    with pytest.raises(ValueError, match="size"):
-        MovAvg(0)
+
+
+@pytest.mark.parametrize("size", [0, 2.5, True, "3", None])
+def test_a_moving_average_of_no_whole_number_of_values_is_refused(size) -> None:
+    with pytest.raises(ValueError, match=f"size={size!r} is not allowed; it must be a whole number, at least 1"):
+        MovAvg(size)

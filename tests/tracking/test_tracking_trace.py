@@ -100,5 +100,9 @@ def test_running_mean_std_scales_by_all_rows_seen_however_they_were_cut() -> Non
     assert np.abs(RunningMeanStd((3,), clip_max=None).norm(rows * 1e3)).max() > 10.0
     with pytest.raises(ValueError, match=r"rows of shape \[N, \*\(3,\)\]"):
         whole.update(np.zeros((2, 4)))
-    with pytest.raises(ValueError, match="eps=0 is not allowed"):
-        RunningMeanStd(eps=0)
+
+
+@pytest.mark.parametrize("name, value", [("eps", 0), ("eps", None), ("clip_max", "a"), ("clip_max", -1), ("shape", 3)])
+def test_an_option_of_running_mean_std_that_is_not_allowed_is_refused_with_name_and_value(name, value) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed; it must be a"):
+        RunningMeanStd(**{name: value})

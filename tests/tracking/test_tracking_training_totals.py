@@ -26,6 +26,10 @@ def update(values, **others):
     return TrainingStats(1.0, len(values), {"loss": SequenceSummaryStats.from_sequence(values)}, **others)
 
 
+def single(value):
+    return update([value])
+
+
 def close(left, right):
     for name, value in vars(right).items():
         assert getattr(left, name) == pytest.approx(value, abs=1e-6), name
@@ -72,7 +76,7 @@ def test_updates_that_lack_a_metric_do_not_count_for_it_and_stages_and_bad_steps
     assert merged.first_bad_step == 4
     assert set(merged.metrics) == {"loss", "other"}
     assert merged.metrics["other"] == SequenceSummaryStats(5.0, 0.0, 5.0, 5.0, 5.0, 1)
-    assert math.isnan(merged.metrics["loss"].mean)
+    assert all(math.isnan(merged.metrics["loss"].__dict__[name]) for name in ("mean", "std", "max", "min", "median"))
     assert merge_training_stats([]) == TrainingStats()
 
 
@@ -111,3 +115,16 @@ def test_an_epoch_of_many_updates_takes_few_bytes(of_metrics):
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 2_000 * len(names) * 12, used
+
+
+@pytest.mark.parametrize("values", [[math.nan, 1.0, 2.0], [1.0, math.nan, 2.0], [1.0, 2.0, math.nan]])
+def test_a_nan_is_seen_in_every_field_wherever_it_stands(values):
+    for stats in (
+        SequenceSummaryStats.from_sequence(values),
+        merge_training_stats(map(single, values)).metrics["loss"],
+    ):
+        assert [value for value in vars(stats).values() if not math.isnan(value)] == [3]  # the count
+
+
+def test_numbers_whose_squares_are_too_large_have_statistics_with_an_infinite_deviation():
+    assert SequenceSummaryStats.from_sequence([1e200, 0.0]) == SequenceSummaryStats(5e199, math.inf, 1e200, 0, 5e199, 2)
