@@ -54,6 +54,8 @@ class RolloutStore:
         """id of the episode each environment is in at the first row"""
         self.t_started = np.zeros(num_envs, np.int64)
         """steps of that episode before the first row; the collector tells it with the first row"""
+        self.t_started_later: dict[int, np.ndarray] = {}
+        """the same of later collects into one rollout, by their first row"""
         self.next_episode_id = num_envs
         self.times_emptied = 0
         self.starts: list[np.ndarray] = []
@@ -129,6 +131,13 @@ class RolloutStore:
         self.write_obs(size, obs)
         return rows_of(self.obs, size)
 
+    def begin_collect(self, lengths: np.ndarray) -> None:
+        """`lengths` `[B]`: steps of each environment's episode before the row that comes next."""
+        if self.size == 0:
+            self.t_started[:] = lengths
+        else:
+            self.t_started_later[self.size] = lengths.copy()
+
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
         """Which rows of vector step `t` are transitions that count."""
         row = counting if valid is None else valid if counting is None else valid & counting
@@ -156,7 +165,7 @@ class RolloutStore:
         self.size, self.all_valid, self.final_index, self.final_obs = 0, True, [], []
         self.times_emptied += 1
         self.starts, self.state_in, self.action_logp = [], None, None
-        self.versions = None
+        self.versions, self.t_started_later = None, {}
         self.valid[:] = True
 
     def drop_after(self, size: int) -> None:
@@ -190,6 +199,8 @@ class RolloutStore:
             self.t_started[envs] = 0
             self.renew_episodes(envs)
             return
+        if t in self.t_started_later:
+            self.t_started_later[t][envs] = 0
         ended = {int(i) for index in self.final_index for i in index}
         open_envs = np.array(
             [b for b in envs if (t - 1) * self.num_envs + b not in ended and self.valid[t - 1, b]], int
@@ -256,12 +267,12 @@ class RolloutStore:
 
     def _first_new_ids(self) -> np.ndarray:
         """[B] id of the first episode that each environment began within the rollout (one for each that ended)."""
-        num_ended = (self._ends() & self.valid[: self.size]).sum(axis=0)
+        num_ended = self._ends().sum(axis=0)
         return self.next_episode_id + np.cumsum(num_ended) - num_ended
 
     def _ids_after(self) -> tuple[np.ndarray, int]:
         """Ids of the episodes that go on after the rollout, and the next free id."""
-        num_ended = (self._ends() & self.valid[: self.size]).sum(axis=0)
+        num_ended = self._ends().sum(axis=0)
         ids = np.where(num_ended > 0, self._first_new_ids() + num_ended - 1, self.episode_ids)
         return ids, self.next_episode_id + int(num_ended.sum())
 
@@ -328,21 +339,21 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
         rows = np.flatnonzero(store.valid[: store.size, b])
         if rows.size == 0:
             return
-        for number, piece in enumerate(np.split(rows, ends[rows].nonzero()[0] + 1)):
-            if piece.size == 0:
-                continue
+        # rows that do not count are in no piece: an episode that goes on after them has one before and one behind
+        for piece in np.split(rows, np.flatnonzero(ends[rows[:-1]] | (np.diff(rows) > 1)) + 1):
             start, stop = int(piece[0]), int(piece[-1]) + 1
             last = final.get((stop - 1) * store.num_envs + b)
-            first = number == 0
+            num_ended = int(ends[:start].sum())
+            first = num_ended == 0
             episode = SingleAgentEpisode.view(
-                id_=str(int(store.episode_ids[b]) if first else first_new + number - 1),
+                id_=str(int(store.episode_ids[b]) if first else first_new + num_ended - 1),
                 observations=rows_of(store.obs, (slice(start, stop), b)),
                 last_observation=rows_of(store.obs, (stop, b)) if last is None else last,
                 actions=store.actions[start:stop, b],
                 rewards=store.rewards[start:stop, b],
                 terminated=bool(store.terminateds[stop - 1, b]),
                 truncated=bool(store.truncateds[stop - 1, b]),
-                t_started=int(store.t_started[b]) if first else 0,
+                t_started=self._steps_before(b, start, ends),
                 observation_space=store.observation_space,
                 action_space=store.action_space,
             )
@@ -350,6 +361,12 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
             if start == 0 and store.state_in is not None:
                 episode.custom_data[Columns.STATE_IN] = {"t": episode.t_started, "state": rows_of(store.state_in, b)}
             yield episode
+
+    def _steps_before(self, b: int, row: int, ends: np.ndarray) -> int:
+        """Steps of the environment's episode before `row`, which is the first of a piece."""
+        begun = {0: self.store.t_started} | self.store.t_started_later
+        collect = max(first for first in begun if first <= row)
+        return 0 if ends[collect:row].any() else int(begun[collect][b])
 
 
 def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:

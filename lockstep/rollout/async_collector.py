@@ -15,9 +15,8 @@ from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_ends, checked_count, refuse_row
 from lockstep.rollout.collector import ActingPolicy, Collector
-from lockstep.rollout.replay_writer import leave_out, take_actions_of
+from lockstep.rollout.replay_writer import begin_in_mid_episode, leave_out, take_actions_of
 from lockstep.state.streams import RandomStreams
 
 
@@ -82,7 +81,10 @@ class AsyncCollector(Collector):
             )
         if buffer is not None:
             take_actions_of(self.policy, buffer)
+        is_other = buffer is not self.buffer
         self.store, self._replay = None, buffer
+        if is_other and self._obs is not None:
+            begin_in_mid_episode(buffer, self._lengths == 0)
 
     def reset_env(self) -> None:
         """New episodes everywhere; what is under way is forgotten, and nothing is estimated across."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
-from gymnasium.spaces import Discrete
 
 from lockstep.connectors import FrameStack
 from lockstep.data.rollout import RolloutStore
@@ -17,8 +16,8 @@ from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import check_collector, check_ends, check_finite, checked_amount, no_copies_of_collectors
 from lockstep.rollout.memory import Memory, RememberingPolicy
-from lockstep.rollout.random_actions import allowed_actions, random_actions
-from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, store_for
+from lockstep.rollout.random_actions import MASKABLE, allowed_actions, random_actions
+from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, store_for
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 
@@ -95,7 +94,6 @@ class Collector:
         self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
         remembers = getattr(policy, "is_stateful", False)
         self.memory = Memory(cast(RememberingPolicy, policy), self.num_envs) if remembers else None
-        self.buffer = buffer
         self.exploration_noise = exploration_noise
         self.on_step_hook = on_step_hook
         self.on_episode_done_hook = on_episode_done_hook
@@ -106,10 +104,12 @@ class Collector:
         self.num_resets = 0
         self.episodes_cut = 0  # running ones that the last `set_state` could not continue
         self._obs: Any = None
+        self.store: RolloutStore | None = None
         self._returns = np.zeros(self.num_envs, np.float64)
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._ended: list[tuple[float, int]] = []
         self._counting: np.ndarray | None = None
+        self.buffer = buffer
         self.reset_stat()
 
     @property
@@ -119,12 +119,15 @@ class Collector:
 
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
-        """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects."""
+        """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects: the
+        episodes under way then go on in the new one, without what the old one has of them.
+        """
         return buffer_of(self.store)
 
     @buffer.setter
     def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
-        self.store: RolloutStore | None = store_for(
+        is_other = buffer is not self.buffer
+        self.store = store_for(
             self.policy,
             buffer,
             self.num_envs,
@@ -134,6 +137,8 @@ class Collector:
             remembers=self.memory is not None,
             raise_on_nan=self.raise_on_nan_in_buffer,
         )
+        if is_other and self._obs is not None:
+            begin_in_mid_episode(buffer, self._lengths == 0)
 
     # -- resets ---
 
@@ -241,8 +246,7 @@ class Collector:
             self.memory.begin_collect(self.store)
         if self.store is None:
             return 0
-        if self.store.size == 0:
-            self.store.t_started[:] = self._lengths
+        self.store.begin_collect(self._lengths)
         if isinstance(self.store, ReplayWriter):
             self.store.steps_before = 0
         return self.store.size
@@ -372,9 +376,10 @@ class Collector:
             self.memory.act(obs, None)  # it remembers what it sees, whoever acts
         space, rng = self.env.action_space, self.streams.numpy("random_actions")
         own = slice(self.rows.start, self.rows.start + number)
-        if isinstance(space, Discrete) and carries_mask(self.env.observation_space):
-            masks = np.ones((self.num_envs_in_all, int(space.n)), np.int8)
-            masks[own] = obs[ACTION_MASK] != 0
+        if isinstance(space, MASKABLE) and carries_mask(self.env.observation_space):
+            own_masks = obs[ACTION_MASK] != 0
+            masks = np.ones((self.num_envs_in_all, own_masks.shape[1]), bool)
+            masks[own] = own_masks
             return self.policy.from_env(allowed_actions(space, rng, masks)[own])
         return self.policy.from_env(random_actions(space, rng, self.num_envs_in_all)[own])
 

@@ -66,6 +66,14 @@ class Fragment:
         """Number of transitions."""
         return self.rewards.size if self.valid is None else int(np.count_nonzero(self.valid))
 
+    @property
+    def ended(self) -> np.ndarray:
+        """[k] bool: the episode ended with the last row."""
+        ended = np.zeros(self.num_envs, bool)
+        last = self.final_index - (self.num_steps - 1) * self.num_envs
+        ended[last[last >= 0]] = True
+        return ended
+
     @classmethod
     def of(cls, store: RolloutStore, runner: int, begins: np.ndarray, stats: CollectStats) -> Fragment:
         """What is in `store`, as views on it."""
@@ -129,9 +137,11 @@ def append_fragments(store: RolloutStore, fragments: Sequence[Fragment], *, by_r
     if begun.size:
         (store.cut if store.size else store.renew_episodes)(begun)
     store.ensure_room(first + num_steps)
+    t_started = np.array(store.t_started)
+    for fragment, envs in zip(fragments, columns):
+        t_started[envs] = fragment.t_started
+    store.begin_collect(t_started)
     if first == 0:
-        for fragment, envs in zip(fragments, columns):
-            store.t_started[envs] = fragment.t_started
         store.weights_seq_no = max(fragment.weights_seq_no for fragment in fragments)
         if len({fragment.weights_seq_no for fragment in fragments}) > 1:
             store.versions = np.full(store.num_envs, store.weights_seq_no)

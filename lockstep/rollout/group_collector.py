@@ -14,7 +14,7 @@ from lockstep.modules import ActingWeights
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
-from lockstep.rollout.replay_writer import ReplayWriter, buffer_of, leave_out, store_for
+from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, leave_out, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.tracking.statistics import CollectStats
 
@@ -67,6 +67,9 @@ class GroupCollector:
         policy.check_spaces(*spaces)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
+        self.store: RolloutStore | None = None
+        self._ended = np.ones(self.num_envs, bool)
+        """where the next row begins an episode"""
         self.buffer = buffer
         self.reset_stat()
 
@@ -77,12 +80,15 @@ class GroupCollector:
 
     @property
     def buffer(self) -> RolloutStore | ReplayBuffer | None:
-        """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects."""
+        """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects, as a
+        `Collector`'s.
+        """
         return buffer_of(self.store)
 
     @buffer.setter
     def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
-        self.store: RolloutStore | None = store_for(
+        is_other = buffer is not self.buffer
+        self.store = store_for(
             self.policy,
             buffer,
             self.num_envs,
@@ -92,6 +98,8 @@ class GroupCollector:
             remembers=self.policy.is_stateful,
             raise_on_nan=False,  # runners have looked
         )
+        if is_other:
+            begin_in_mid_episode(buffer, self._ended)
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
         """Collects `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, of
@@ -109,6 +117,9 @@ class GroupCollector:
         if isinstance(self.store, ReplayWriter) and n_episode is not None:
             for fragment in fragments:
                 _tell_gaps(self.store.buffer, fragment)
+        for fragment in fragments:
+            envs = slice(fragment.runner * fragment.num_envs, (fragment.runner + 1) * fragment.num_envs)
+            self._ended[envs] = fragment.ended
         stats = merged_stats(fragments, time.perf_counter() - started)
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
@@ -133,6 +144,8 @@ class GroupCollector:
             self.store.clear()
         if isinstance(self.store, ReplayWriter):
             self.store.buffer.reset(keep_statistics)
+            if not keep_statistics:
+                self.store.buffer.cut(np.flatnonzero(~self._ended), goes_on=True)
 
     def reset_stat(self) -> None:
         """Counters to zero."""
@@ -166,6 +179,7 @@ class GroupCollector:
         lost = runners if len(runners) != len(self.group) else [saved for saved in runners if saved["env"] is None]
         self.episodes_cut = sum(int(np.count_nonzero(saved["lengths"])) for saved in lost)
         self.group.set_state(state["group"])
+        self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         buffer = state["buffer"]
         if self.store is not None and buffer and len(buffer["episode_ids"]) == self.num_envs:

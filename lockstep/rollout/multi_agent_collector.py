@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from gymnasium.spaces import Discrete
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.columns import Columns
@@ -21,7 +20,7 @@ from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.checks import check_ends, check_flags, checked_amount, no_copies_of_collectors
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.random_actions import allowed_actions, random_actions
+from lockstep.rollout.random_actions import MASKABLE, allowed_actions, random_actions
 from lockstep.rollout.replay_writer import take_actions_of
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
@@ -316,7 +315,7 @@ class MultiAgentCollector:
     def _random(self, module_id: str, acting: Any, obs: Any, number: int) -> np.ndarray:
         """Actions as the environment takes them, of those that a mask allows."""
         rng = self.streams.numpy(f"random_actions/{module_id}")
-        if isinstance(acting.action_space, Discrete) and carries_mask(acting.observation_space):
+        if isinstance(acting.action_space, MASKABLE) and carries_mask(acting.observation_space):
             return allowed_actions(acting.action_space, rng, obs[ACTION_MASK])
         return random_actions(acting.action_space, rng, number)
 

@@ -147,6 +147,14 @@ def leave_out(buffer: ReplayBuffer, envs: np.ndarray, ended: np.ndarray) -> None
     buffer.cut(envs[~ended], goes_on=True)
 
 
+def begin_in_mid_episode(buffer: RolloutStore | ReplayBuffer | None, ended: np.ndarray) -> None:
+    """A collector goes on in this buffer, whose own episodes are left; `ended` [B]: the next row begins an episode."""
+    if isinstance(buffer, ReplayBuffer):
+        leave_out(buffer, np.arange(len(ended)), ended)
+    elif buffer is not None:
+        buffer.cut()
+
+
 def take_actions_of(policy: Any, buffer: ReplayBuffer) -> None:
     """Tells the buffer that it holds the actions that this policy learns from; `ValueError` where it has others."""
     form: ActionForm | None = getattr(policy, "action_form", None)

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 from runner_tools import ManyRunners
 
-from lockstep import AsyncCollector, Collector, DQNConfig
+from lockstep import AsyncCollector, Collector, DQNConfig, RolloutStore
 from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.envs import CountingEnv, WorkerVectorEnv
 from lockstep.replay import VectorReplayBuffer
@@ -23,6 +23,10 @@ SHORT, LONG = ((7, "terminate"),), ((50, "terminate"),)
 
 def stacking(episodes, offset=0):
     return FrameStackObservation(CountingEnv(episodes, offset=offset), FRAMES)
+
+
+def stack_buffer(num_envs):
+    return VectorReplayBuffer(200 * num_envs, num_envs, stack_num=FRAMES, save_only_last_obs=True)
 
 
 def n_step_buffer(num_envs, **options):
@@ -74,8 +78,7 @@ def test_windows_of_an_async_collector_do_not_reach_over_steps_that_did_not_coun
 
 def stack_collector(*lengths):
     env = SyncVectorEnv([partial(stacking, episodes) for episodes in lengths], autoreset_mode=AutoresetMode.SAME_STEP)
-    buffer = VectorReplayBuffer(600, len(lengths), stack_num=FRAMES, save_only_last_obs=True)
-    return Collector(Acting(), env, buffer)
+    return Collector(Acting(), env, stack_buffer(len(lengths)))
 
 
 def test_rows_after_steps_that_did_not_count_are_not_drawn_where_their_frames_are_gone():
@@ -111,7 +114,7 @@ def test_rows_after_the_buffer_was_emptied_in_an_episode_are_not_drawn_where_the
 @pytest.mark.parametrize("keep", [False, True])
 def test_rows_of_an_async_collector_after_its_buffer_was_emptied_are_not_drawn_where_frames_are_gone(keep):
     with WorkerVectorEnv([partial(stacking, LONG)]) as env:
-        buffer = VectorReplayBuffer(200, 1, stack_num=FRAMES, save_only_last_obs=True)
+        buffer = stack_buffer(1)
         collector = AsyncCollector(Acting(), env, buffer)
         collector.collect(n_step=9)
         collector.reset_buffer(keep_statistics=keep)
@@ -119,14 +122,18 @@ def test_rows_of_an_async_collector_after_its_buffer_was_emptied_are_not_drawn_w
         check_stacks(buffer, lost=FRAMES - 1)
 
 
-def test_rows_of_a_group_of_runners_after_steps_that_did_not_count_are_not_drawn_where_frames_are_gone():
+def group_collector():
     made = count()
     config = DQNConfig().environment(lambda: stacking(((20, "terminate"), (50, "terminate")), next(made)))
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"hiddens": (4,)})
     build = partial(build_env_runner, config, find_spaces(config, None, None), False)
     group = EnvRunnerGroup(ManyRunners(build, 2), config.sections["env_runners"])
-    buffer = VectorReplayBuffer(800, 4, stack_num=FRAMES, save_only_last_obs=True)
-    collector = GroupCollector(config.build_policy(), group, buffer)
+    return GroupCollector(config.build_policy(), group, stack_buffer(4))
+
+
+def test_rows_of_a_group_of_runners_after_steps_that_did_not_count_are_not_drawn_where_frames_are_gone():
+    collector = group_collector()
+    buffer = collector.buffer
     collector.collect(n_episode=2)  # one of each runner's two environments; the other is in the middle of an episode
     check_stacks(buffer, lost=0)
     collector.collect(n_step=32)
@@ -134,3 +141,75 @@ def test_rows_of_a_group_of_runners_after_steps_that_did_not_count_are_not_drawn
     collector.collect(n_episode=4)
     check_stacks(buffer, lost=2 * (FRAMES - 1))
     collector.close()
+
+
+def test_rows_of_a_group_of_runners_after_its_buffer_was_emptied_in_episodes_are_not_drawn_where_frames_are_gone():
+    collector = group_collector()
+    collector.collect(n_step=4 * 20)  # 0 and 2 have just ended their first episode, 1 and 3 are in the middle
+    collector.reset_buffer()
+    collector.collect(n_step=4 * 9)
+    check_stacks(collector.buffer, lost=2 * (FRAMES - 1))
+    collector.reset()
+    collector.collect(n_step=4 * 9)
+    check_stacks(collector.buffer, lost=0)
+    collector.close()
+
+
+def check_another_buffer(collector, lost):
+    """What comes after a change of buffers lacks its first frames, and goes on with nothing that was there."""
+    first = collector.buffer
+    collector.buffer = second = stack_buffer(first.buffer_num)
+    collector.collect(n_step=40)
+    check_stacks(second, lost)
+    collector.buffer = second  # the same: nothing is lost
+    collector.collect(n_step=8)
+    check_stacks(second, lost)
+    collector.buffer = first
+    collector.collect(n_step=8)
+    check_stacks(first, first.buffer_num * (FRAMES - 1))  # by now all are in the middle
+
+
+def test_rows_after_another_buffer_was_given_in_an_episode_are_not_drawn_where_their_frames_are_gone():
+    collector = stack_collector(((14, "terminate"), (50, "terminate")), ((90, "terminate"),))
+    collector.collect(n_step=28)
+    check_another_buffer(collector, lost=FRAMES - 1)
+
+
+def test_rows_of_an_async_collector_after_another_buffer_was_given_are_not_drawn_where_frames_are_gone():
+    with WorkerVectorEnv([partial(stacking, ((90, "terminate"),))]) as env:
+        collector = AsyncCollector(Acting(), env, stack_buffer(1))
+        collector.collect(n_step=9)
+        check_another_buffer(collector, lost=FRAMES - 1)
+
+
+def test_rows_of_a_group_of_runners_after_another_buffer_was_given_are_not_drawn_where_frames_are_gone():
+    collector = group_collector()
+    collector.collect(n_step=4 * 10)
+    collector.buffer = stack_buffer(4)
+    collector.collect(n_step=4 * 9)
+    check_stacks(collector.buffer, lost=4 * (FRAMES - 1))
+    collector.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_episodes_of_a_rollout_have_no_steps_that_did_not_count_and_know_where_they_begin(mode):
+    lengths = ((7, "terminate"),), ((5, "terminate"), (40, "truncate")), LONG
+    env = SyncVectorEnv([partial(CountingEnv, episodes) for episodes in lengths], autoreset_mode=mode)
+    collector = Collector(Acting(), env, RolloutStore(40, 3, env.single_observation_space, env.single_action_space))
+    collector.collect(n_step=9)
+    collector.collect(n_episode=1, reset_before_collect=False)  # steps of the first environment alone count
+    stats = collector.collect(n_step=60)
+    store = collector.buffer
+    pieces, whole = list(store.episodes()), len(store)
+    assert sum(map(len, pieces)) == whole == 9 + 4 + stats.n_collected_steps
+    begun = {}
+    for piece in pieces:
+        obs = piece.get_observations()
+        assert obs[:, 0].tolist() == list(range(piece.t_started, piece.t_started + len(piece) + 1))
+        assert len(set(obs[:, 1])) == 1
+        begun.setdefault(piece.id_, []).append((piece.t_started, obs[0, 1]))
+    (in_two,) = (id_ for id_, starts in begun.items() if len(starts) > 1)
+    assert begun[in_two] == [(0, 0.0), (7, 0.0)]  # the long one, which goes on
+    store.clear()
+    collector.collect(n_step=3)
+    assert in_two in [piece.id_ for piece in store.episodes()]

@@ -94,3 +94,48 @@ def test_random_warm_up_of_a_run_keeps_to_the_mask(learning_starts):
     config = DQNConfig().environment(Masked).reporting(total_steps=64).rl_module(model_config={"hiddens": (8,)})
     info = config.replay(learning_starts=learning_starts).build_trainer().run()
     assert info.train_step == 64
+
+
+class MaskedChoices(Masked):
+    """Forbids some of the choices of each of several at once, or some of its bits."""
+
+    def __init__(self, actions, entries, offset=0):
+        super().__init__(offset)
+        self.action_space, self.entries = actions, entries
+        mask = spaces.MultiBinary(entries)
+        self.observation_space = spaces.Dict({**Masked.observation_space.spaces, "action_mask": mask})
+
+    def look(self):
+        self.mask = self.np_random.integers(0, 2, self.entries).astype(np.int8)
+        if isinstance(self.action_space, spaces.MultiDiscrete):
+            self.mask[[1, 4]] = 1  # one of each choice at least
+        return {"observations": np.zeros(2, np.float32), "action_mask": self.mask}
+
+    def step(self, action):
+        self.steps += 1
+        if isinstance(self.action_space, spaces.MultiBinary):
+            allowed = not (action.astype(bool) & (self.mask == 0)).any()
+        else:
+            first, second = action - self.action_space.start
+            allowed = self.mask[first] and self.mask[2 + second]
+        if not allowed:
+            raise ValueError(f"action {action} is not allowed by {self.mask}")
+        return self.look(), 1.0, self.steps >= 9, False, {}
+
+
+CHOICES = {
+    "MultiDiscrete": (spaces.MultiDiscrete([2, 3], start=[5, -1]), 5),
+    "MultiBinary": (spaces.MultiBinary(4), 4),
+}
+
+
+@pytest.mark.parametrize("actions, entries", CHOICES.values(), ids=CHOICES)
+def test_random_actions_of_several_choices_are_those_that_the_mask_allows_and_all_of_them(actions, entries):
+    env = make_vector(gym.vector.SyncVectorEnv([partial(MaskedChoices, actions, entries, b) for b in range(4)]))
+    store = RolloutStore(100, 4, env.observation_space, env.action_space)
+    Collector(Acting(), env, store).collect(n_step=400, random=True)
+    taken = store.actions[:100].reshape(400, -1)
+    assert taken.dtype == actions.dtype
+    assert len(np.unique(taken, axis=0)) == (6 if entries == 5 else 16)  # every one there is
+    if isinstance(actions, spaces.MultiBinary):  # of bits that are free half are set
+        assert 0.45 < taken[store.obs["action_mask"][:100].reshape(400, -1) == 1].mean() < 0.55
