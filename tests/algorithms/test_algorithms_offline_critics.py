@@ -1,4 +1,7 @@
-"""CQL, IQL and TD3+BC: each loss against a plain torch implementation, what reaches which network, probes, options."""
+"""CQL, IQL and TD3+BC: each loss against a plain torch implementation, what reaches which network, probes, options.
+
+The probe of values is MARWIL's too.
+"""
 
 import math
 
@@ -8,7 +11,7 @@ import torch
 from gymnasium import spaces
 from test_algorithms_imitation import transitions
 
-from lockstep import CQLConfig, IQLConfig, SampleBatch, TD3BCConfig
+from lockstep import CQLConfig, IQLConfig, MARWILConfig, SampleBatch, TD3BCConfig
 from lockstep.envs.probes import (
     DiscountProbe,
     ObservationActionProbe,
@@ -312,9 +315,17 @@ def test_the_best_action_is_found_in_random_data(kind, probe):
 
 
 VALUED = {
-    CQLConfig: {"actor_lr": 3e-3, "num_actions": 2, "min_q_weight": 1e-3, "deterministic_backup": True, "alpha": 1e-3},
-    IQLConfig: {"actor_lr": 3e-3},
-    TD3BCConfig: {"actor_lr": 3e-3},
+    MARWILConfig: {},
+    CQLConfig: {
+        "tau": 0.2,
+        "actor_lr": 3e-3,
+        "num_actions": 2,
+        "min_q_weight": 1e-3,
+        "deterministic_backup": True,
+        "alpha": 1e-3,
+    },
+    IQLConfig: {"tau": 0.2, "actor_lr": 3e-3},
+    TD3BCConfig: {"tau": 0.2, "actor_lr": 3e-3},
 }
 
 
@@ -339,7 +350,7 @@ def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, pr
         continuous = True
 
     config = kind().environment(Box, normalize_observations=False).offline_data(input_=played(Box))
-    config.training(gamma=0.5, train_batch_size=32, lr=[[0, 1e-2], [300, 1e-3]], tau=0.2, **VALUED[kind])
+    config.training(gamma=0.5, train_batch_size=32, lr=[[0, 1e-2], [300, 1e-3]], **VALUED[kind])
     config.rl_module(model_config={"hiddens": (16,), "activation": "tanh"}).reporting(total_steps=300)
     trainer = config.evaluation(evaluation_interval=0).build_trainer()
     trainer.run()

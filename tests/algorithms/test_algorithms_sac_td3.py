@@ -448,7 +448,7 @@ IN_A_BOX = [with_a_box(probe) for probe in PROBES if probe.continuous or probe()
 
 
 @pytest.mark.parametrize("probe", fast_and_slow(IN_A_BOX, ["ObservationActionProbeContinuous"]))
-@pytest.mark.parametrize("kind", ["td3", pytest.param("ddpg", marks=pytest.mark.learning)])
+@pytest.mark.parametrize("kind", ["td3", "ddpg"])
 def test_td3_and_ddpg_learn_every_probe_with_continuous_actions(probe, kind):
     config = TD3Config() if kind == "td3" else TD3Config.ddpg()
     config.training(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from lockstep.replay import HERReplayBuffer, HERVectorReplayBuffer, Hindsight, ReplayBuffer
+from lockstep.replay import HERReplayBuffer, HERVectorReplayBuffer, Hindsight, ReplayBuffer, VectorReplayBuffer
 
 LENGTHS = (4, 7, 1, 5)
 GAMMA = 0.5
@@ -153,6 +155,39 @@ def test_hindsight_goes_with_priorities():
     batch = buffer.sample(50)
     buffer.update_weight(batch["batch_indexes"], batch["rewards"])
     assert batch["weights"].shape == (50,)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_rows_drawn_by_priority_have_the_goals_and_rewards_of_their_own_episodes_and_new_errors_are_theirs(num_envs):
+    kind = ReplayBuffer if num_envs == 1 else partial(VectorReplayBuffer, buffer_num=num_envs)
+    buffer = kind(60, priorities={"alpha": 1.0, "beta": 0.5}, hindsight=Hindsight(reach), seed=1)
+    fill(buffer, 20, cut_at=(9,))
+    rows = buffer.indices()
+    errors = np.where(rows % 4 == 0, 9.0, 1.0)
+    buffer.update_weight(rows, errors)
+    batch = buffer.sample(6000)
+    drawn = batch["batch_indexes"]
+    counts = np.array([(drawn == row).sum() for row in rows])
+    np.testing.assert_allclose(counts / 6000, errors / errors.sum(), atol=0.02)
+    smallest = errors[np.isin(rows, drawn)].min()
+    np.testing.assert_allclose(batch["weights"], np.where(drawn % 4 == 0, (9 / smallest) ** -0.5, 1.0), rtol=1e-5)
+    relabelled, kept = split(batch)
+    assert len(relabelled) / 6000 == pytest.approx(0.8, abs=0.03)
+    assert (drawn[relabelled] % 4 == 0).mean() == pytest.approx((drawn % 4 == 0).mean(), abs=0.03)
+    after = {row: tuple(buffer[[row]]["new_obs"]["achieved_goal"][0]) for row in rows}
+    ahead = {row: [after[r] for r in episode_rows(buffer, row)] for row in rows}
+    for k in relabelled[:500]:
+        goal, row = tuple(batch["obs"]["desired_goal"][k]), drawn[k]
+        assert goal in ahead[row][ahead[row].index(after[row]) :]
+        assert batch["rewards"][k] == -float(after[row] != goal)
+    assert (batch["rewards"][kept] == -1).all()
+    some, new = rows[:5], np.array([0.5, -2.0, 3.0, -4.0, 20.0])
+    buffer.update_weight(some, new)
+    moved = errors + buffer.priorities.epsilon
+    moved[:5] = np.abs(new) + buffer.priorities.epsilon
+    np.testing.assert_allclose(buffer.priorities.tree[rows], moved)
+    again = buffer.sample(6000)["batch_indexes"]
+    np.testing.assert_allclose([(again == row).mean() for row in some], moved[:5] / moved.sum(), atol=0.02)
 
 
 def test_what_hindsight_refuses():
