@@ -385,7 +385,12 @@ def build_hindsight(config: AlgorithmConfig) -> Hindsight:
     section, replay = config.sections["environment"], config.sections["replay"]
     finished = isinstance(section.env, gym.Env)
     env = section.env if finished else single_env_factory(section.env, section.env_config)()
-    compute_reward, compute_terminated = goal_functions(env)
+    try:
+        compute_reward, compute_terminated = goal_functions(env)
+    except ValueError:
+        if not finished:
+            env.close()
+        raise
     return Hindsight(
         compute_reward,
         future_k=replay.her_future_k,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.vector.utils import create_empty_array
 
 from lockstep.data.columns import Columns
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.trees import leaves
 from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 64
 """gradient steps whose samples are drawn together where the order of drawing and learning changes nothing"""
+MOST_BYTES = 2**27
+"""of the observations of all these samples, where there are several"""
 UNUSED = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
 
 
@@ -34,7 +39,7 @@ def update_from_replay(
     Raises `ValueError` for an empty buffer and for a `batch_size` other than `sample_size`.
     """
     steps = _checked_steps(sample_size, batch_size, repeat)
-    at_once = MOST_STEPS if sample_size and buffer.priorities is None else 1
+    at_once = _steps_at_once(sample_size, [policy]) if buffer.priorities is None else 1
     parts: list[TrainingStats] = []
     bad: SampleBatch | None = None
     for start in range(0, steps, at_once):
@@ -64,7 +69,7 @@ def update_modules_from_replay(
 ) -> TrainingStats:
     """As `update_from_replay`, of several modules: each gradient step is one of all of them, on a sample of each."""
     steps = _checked_steps(sample_size, batch_size, repeat)
-    at_once = MOST_STEPS if sample_size and not buffer.is_prioritized else 1
+    at_once = 1 if buffer.is_prioritized else _steps_at_once(sample_size, policy.acting.values())
     parts: list[TrainingStats] = []
     bad: MultiAgentBatch | None = None
     for start in range(0, steps, at_once):
@@ -100,6 +105,15 @@ def _checked_steps(sample_size: int, batch_size: int | None, repeat: int | None)
             f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
         )
     return steps
+
+
+def _steps_at_once(sample_size: int, acting: Iterable[ActingPolicy]) -> int:
+    """Gradient steps whose samples are drawn together; the same in each run of one configuration."""
+    if not sample_size:
+        return 1
+    rows = ((create_empty_array(one.observation_space), one.config.frame_stack) for one in acting)
+    row = sum(2 * frames * sum(leaf.nbytes for leaf in leaves(obs)) for obs, frames in rows)
+    return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
 
 
 def _needed(acting: ActingPolicy, batch: SampleBatch) -> SampleBatch:

@@ -28,7 +28,8 @@ class ReplaySection(Section):
     alpha: float = 0.6
     """how much errors matter when drawing; 0: not at all"""
     beta: ScheduleLike = field(default_factory=lambda: [[0, 0.4], [100_000, 1.0]])
-    """how much of that the weights in the loss make up for: a number, or a schedule over steps remembered"""
+    """how much of that the weights in the loss make up for: a number, or a schedule over steps remembered
+    (offline: over gradient steps)"""
     her: bool = False
     """hindsight: learn from goals that were reached, too (Andrychowicz et al. 2017); the environment has
     `compute_reward` and observations with `achieved_goal` and `desired_goal`"""

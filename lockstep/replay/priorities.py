@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ class Priorities:
     `p[i] = q[i] / sum(q)`, `q = (|error| + epsilon) ** alpha`, and learned from with weight `(N * p[i]) ** -beta`
     divided by the largest weight of its batch.
 
-    New rows get the largest error seen so far. `beta` is a number or a schedule over the number of rows added.
+    New rows get the largest error seen so far. `beta` is a number or a schedule over the number of rows added
+    (an `OfflineTrainer`'s goes by gradient steps).
     """
 
     def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
@@ -43,6 +45,7 @@ class Priorities:
         self.largest = 1.0
         """largest error so far"""
         self._newest = 1.0
+        self._beta_at: int | None = None
 
     def options(self) -> dict[str, Any]:
         """What this was made with."""
@@ -60,8 +63,18 @@ class Priorities:
         """Rows [n] for numbers [n] in [0, 1)."""
         return self.tree.draw(uniforms)
 
-    def weights(self, rows: np.ndarray, step: int) -> np.ndarray:
-        """float32 [n]; `step` is where the schedule of beta stands."""
+    @contextmanager
+    def beta_at(self, step: int) -> Iterator[None]:
+        """Within it the schedule of beta stands at `step`, whatever was added: of data that do not grow."""
+        self._beta_at = step
+        try:
+            yield
+        finally:
+            self._beta_at = None
+
+    def weights(self, rows: np.ndarray, num_added: int) -> np.ndarray:
+        """float32 [n]; the schedule of beta stands at `num_added`, or where `beta_at` says."""
+        step = num_added if self._beta_at is None else self._beta_at
         # divided by the largest weight, that of the smallest priority, N and the total cancel out
         return self.tree.relative_powers(rows, self.beta(step))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -97,8 +98,10 @@ class OfflineTrainer(BaseTrainer):
         """Some gradient steps."""
         due = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
+        found = self.buffer.priorities
+        beta = nullcontext() if found is None else found.beta_at(self.gradient_step)
         try:
-            with policy_within_training_step(self.policy):
+            with policy_within_training_step(self.policy), beta:
                 training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
             self.epoch_steps += due
             self.samples_seen += due * (self.batch_size or len(self.buffer))

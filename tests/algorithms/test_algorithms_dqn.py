@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep import DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
+from lockstep.algorithms import replaying
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 
@@ -236,3 +237,27 @@ def test_the_configuration_survives_json():
     config = DQNConfig().environment("CartPole-v1").replay(capacity=77, prioritized=True).training(tau=0.5)
     assert DQNConfig().update_from_dict(config.to_dict()).to_dict() == config.to_dict()
     assert isinstance(config.build_learner().module[MODULE], DefaultQModule)
+
+
+@pytest.mark.parametrize("most_bytes, drawn", [(2**27, [56]), (1_100, [32, 24]), (1, [8] * 7)])
+def test_samples_of_several_gradient_steps_are_drawn_together_as_far_as_their_bytes_allow(
+    most_bytes, drawn, monkeypatch
+):
+    numbers = []
+
+    class Noting(VectorReplayBuffer):
+        def sample(self, n):
+            numbers.append(n)
+            return super().sample(n)
+
+    buffer = Noting(20, 2)
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        obs, new_obs = rng.normal(size=(2, 2, 4)).astype(np.float32)
+        ends = {"terminateds": np.zeros(2, bool), "truncateds": np.zeros(2, bool)}
+        buffer.add({"obs": obs, "actions": np.zeros(2, int), "rewards": np.ones(2), **ends, "new_obs": new_obs})
+    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)}).build_policy()
+    monkeypatch.setattr(replaying, "MOST_BYTES", most_bytes)  # a transition has 2 observations of 16 bytes
+    with policy_within_training_step(policy):
+        stats = policy.update(8, buffer, repeat=7)
+    assert (numbers, stats.gradient_steps) == (drawn, 7)

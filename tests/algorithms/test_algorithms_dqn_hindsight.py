@@ -3,8 +3,10 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from lockstep import DQNConfig
+from lockstep.algorithms.build import build_hindsight
 from lockstep.envs import BitFlipping, check_environment, goal_functions, make_vector
 
 
@@ -84,6 +86,20 @@ def test_her_is_refused_where_it_cannot_be():
         config_of(her_future_k=-1.0).validate()
     with pytest.raises(ValueError, match=r"replay\.her_strategy='next' is not allowed"):
         config_of(her_strategy="next").validate()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_environment_without_goals_that_was_made_to_look_at_is_closed(finished):
+    closed = []
+
+    class NoGoals(CartPoleEnv):
+        def close(self):
+            closed.append(self)
+
+    config = DQNConfig().environment(NoGoals() if finished else NoGoals).replay(her=True)
+    with pytest.raises(ValueError, match=r"NoGoals has no compute_reward"):
+        build_hindsight(config)
+    assert len(closed) == (0 if finished else 1)
 
 
 def test_a_finished_environment_gives_its_own_functions():

@@ -225,6 +225,20 @@ def test_an_off_policy_algorithm_can_learn_offline_with_priorities():
     assert len(np.unique(buffer.priorities.tree[np.arange(ROWS)])) > 8
 
 
+def test_beta_goes_by_gradient_steps_offline_and_by_rows_added_again_afterwards():
+    buffer = PrioritizedReplayBuffer(ROWS, beta=[[0, 0.0], [100, 1.0]])
+    buffer.extend(batch_of())
+    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)}).build_policy()
+    trainer = OfflineTrainer(policy, buffer=buffer, max_epoch=3, batch_size=8, step_per_epoch=50)
+    stood = []
+    for _ in trainer:
+        priorities = buffer.priorities
+        stood.append((priorities.beta.timestep, priorities.beta.value))
+    assert stood == [(0, 0.0), (50, 0.5), (100, 1.0)]
+    buffer.sample(8)
+    assert buffer.priorities.beta.timestep == ROWS
+
+
 def test_build_trainer_makes_an_offline_trainer_without_an_environment(data):
     space = spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(2)
     config = config_of(BCConfig, offline_data={"input_": data}, reporting={"total_steps": 20})
