@@ -39,7 +39,7 @@ def update_from_replay(
     Raises `ValueError` for an empty buffer and for a `batch_size` other than `sample_size`.
     """
     steps = _checked_steps(sample_size, batch_size, repeat)
-    at_once = _steps_at_once(sample_size, [policy]) if buffer.priorities is None else 1
+    at_once = 1 if buffer.priorities is not None else _steps_at_once(steps, sample_size, [policy])
     parts: list[TrainingStats] = []
     bad: SampleBatch | None = None
     for start in range(0, steps, at_once):
@@ -69,7 +69,7 @@ def update_modules_from_replay(
 ) -> TrainingStats:
     """As `update_from_replay`, of several modules: each gradient step is one of all of them, on a sample of each."""
     steps = _checked_steps(sample_size, batch_size, repeat)
-    at_once = 1 if buffer.is_prioritized else _steps_at_once(sample_size, policy.acting.values())
+    at_once = 1 if buffer.is_prioritized else _steps_at_once(steps, sample_size, policy.acting.values())
     parts: list[TrainingStats] = []
     bad: MultiAgentBatch | None = None
     for start in range(0, steps, at_once):
@@ -107,9 +107,9 @@ def _checked_steps(sample_size: int, batch_size: int | None, repeat: int | None)
     return steps
 
 
-def _steps_at_once(sample_size: int, acting: Iterable[ActingPolicy]) -> int:
-    """Gradient steps whose samples are drawn together; the same in each run of one configuration."""
-    if not sample_size:
+def _steps_at_once(steps: int, sample_size: int, acting: Iterable[ActingPolicy]) -> int:
+    """Of so many gradient steps, those whose samples are drawn together; the same in each run of one configuration."""
+    if steps == 1 or not sample_size:
         return 1
     rows = ((create_empty_array(one.observation_space), one.config.frame_stack) for one in acting)
     row = sum(2 * frames * sum(leaf.nbytes for leaf in leaves(obs)) for obs, frames in rows)

@@ -15,6 +15,7 @@ from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
+from lockstep.rollout.checks import check_ends, checked_count, refuse_row
 from lockstep.rollout.collector import ActingPolicy, Collector
 from lockstep.rollout.replay_writer import begin_in_mid_episode, leave_out, take_actions_of
 from lockstep.state.streams import RandomStreams
