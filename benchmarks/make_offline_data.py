@@ -11,7 +11,7 @@ One agent is trained for each environment. Of its run come
     expert          what it did at the end, most likely actions
 
 as `lockstep/<environment>/<name>-v0` in the local Minari folder (`MINARI_DATASETS_PATH`), with the environment's own
-actions. Says the mean return of the episodes in each. Needs the extra `offline`.
+actions. Says the mean return of the episodes in each, also in ``results/offline_data.md``. Needs the extra `offline`.
 """
 
 from __future__ import annotations
@@ -107,10 +107,11 @@ def dataset_id(env: str, name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("envs", nargs="*", default=list(TASKS), choices=[*TASKS, []], metavar="ENV")
+    parser.add_argument("envs", nargs="*", default=[], choices=[*TASKS, []], metavar="ENV")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    for env in options.envs:
+    record: dict[str, Any] = {"seed": options.seed, "machine": report.machine(), "data": []}
+    for env in options.envs or TASKS:
         config = TASKS[env].make()
         learner = config.build_policy()
         for name, batch in make(env, options.seed).items():
@@ -118,11 +119,15 @@ def main() -> None:
             about = {"algorithm_name": config.algorithm, "description": f"{name} data of {config.algorithm} on {env}"}
             write_minari(dataset_id(env, name), batch, overwrite=True, metadata=about, **spaces)
             returns = returns_of(batch)
-            print(
-                f"{dataset_id(env, name)}: {len(batch):,} rows, {len(returns)} episodes, mean return "
-                f"{statistics.fmean(returns):.1f}, best {max(returns):.1f}",
-                flush=True,
+            found = {"id": dataset_id(env, name), "rows": len(batch), "episodes": len(returns)}
+            record["data"].append(
+                {**found, "mean": round(statistics.fmean(returns), 1), "best": round(max(returns), 1)}
             )
+            print(*record["data"][-1].values(), flush=True)
+    rows = [[f"{one['rows']:,}", *(str(one[key]) for key in ("episodes", "mean", "best"))] for one in record["data"]]
+    head = ["data set", "transitions", "episodes that ended", "mean return", "best"]
+    text = report.table(head, [[one["id"], *row] for one, row in zip(record["data"], rows)])
+    report.write("offline_data", record, f"{report.machine_line(record['machine'])}\n\n{text}\n")
 
 
 if __name__ == "__main__":
