@@ -1,6 +1,8 @@
-"""Policies without a network."""
+"""Policies without a network, and a buffer that notes what it tells."""
 
 import numpy as np
+
+from lockstep.replay import VectorReplayBuffer
 
 
 class Acting:
@@ -29,3 +31,16 @@ class Exploring(Acting):
     """Acts by chance."""
 
     is_exploring = True
+
+
+class NotingBuffer(VectorReplayBuffer):
+    """`told`: `(return, length)` of each row that was added, zeros where no episode ended."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.told = []
+
+    def add(self, batch, buffer_ids=None):
+        placed = super().add(batch, buffer_ids)
+        self.told.extend(zip(placed.episode_return.tolist(), placed.episode_length.tolist()))
+        return placed

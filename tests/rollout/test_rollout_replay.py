@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from acting_tools import Exploring
+from acting_tools import Exploring, NotingBuffer
 from gymnasium.vector import SyncVectorEnv
 from test_rollout_transitions import (
     BACKENDS,
@@ -62,17 +62,9 @@ def test_more_steps_than_fit_in_one_piece_are_stored_whole(backend, mode):
 
 
 def test_returns_and_lengths_that_the_buffer_reports_are_those_of_the_collector():
-    ended = []
-
-    class Noting(VectorReplayBuffer):
-        def add(self, batch, buffer_ids=None):
-            placed = super().add(batch, buffer_ids)
-            ended.extend(zip(placed.episode_return[placed.episode_length > 0], placed.episode_length))
-            return placed
-
-    collector = collector_of(BACKENDS["light"]("SameStep"), buffer=Noting(4000, NUM_ENVS))
-    stats = collector.collect(n_step=200)
-    assert sorted(r for r, _ in ended) == sorted(stats.returns)
+    buffer = NotingBuffer(4000, NUM_ENVS)
+    stats = collector_of(BACKENDS["light"]("SameStep"), buffer=buffer).collect(n_step=200)
+    assert sorted(told for told in buffer.told if told[1]) == sorted(zip(stats.returns, stats.lens))
 
 
 def test_nested_observations_and_stacks_are_stored():
@@ -160,23 +152,15 @@ def test_the_collectors_buffer_is_the_one_given_and_may_be_replaced():
 
 @pytest.mark.parametrize("keep, told", [(True, [(10.0 * 15, 5)] * NUM_ENVS), (False, [(10.0 * 9, 2)] * NUM_ENVS)])
 def test_an_emptied_buffer_keeps_its_statistics_where_asked_and_close_ends_the_environments(keep, told):
-    ended = []
-
-    class Noting(VectorReplayBuffer):
-        def add(self, batch, buffer_ids=None):
-            placed = super().add(batch, buffer_ids)
-            ended.extend(zip(placed.episode_return.tolist(), placed.episode_length.tolist()))
-            return placed
-
     policy = Exploring()
     policy.act = lambda obs, noise: np.zeros(len(obs), np.int64)
     vector = LightSyncVectorEnv([lambda: CountingEnv(((5, "terminate"),))] * NUM_ENVS)
-    collector = Collector(policy, vector, Noting(400, NUM_ENVS))
+    collector = Collector(policy, vector, NotingBuffer(400, NUM_ENVS))
     collector.collect(n_step=3 * NUM_ENVS)
     collector.reset_buffer(keep_statistics=keep)
     assert len(collector.buffer) == 0
     collector.collect(n_step=2 * NUM_ENVS)
-    assert ended[-NUM_ENVS:] == told
+    assert collector.buffer.told[-NUM_ENVS:] == told
     closed = []
     vector.close = lambda: closed.append(1)
     collector.close()

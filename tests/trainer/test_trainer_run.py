@@ -1,43 +1,14 @@
-"""The order of events, the ways to use a trainer, and how a run ends."""
-
-import math
-import os
-import signal
-import threading
+"""The order of events, the ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from trainer_tools import Recorder, RecordingLogger, Stops, config_for, learned
+from trainer_tools import Recorder, RecordingLogger, build, config_for, learned
 
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
-from lockstep.envs.errors import EnvironmentStepError
-from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats
-from lockstep.trainer import Callback, EarlyStop, OnpolicyTrainer
-
-EPOCH_OF_TWO = ["CollectEnd", "UpdateEnd", "CollectEnd", "UpdateEnd"]
-
-
-def build(env="CartPole-v1", *, evaluate=True, step_per_collect=64, **options):
-    """A trainer by hand, so that every parameter can be given."""
-    config = config_for(env=env)
-    if not evaluate:
-        config.evaluation(evaluation_interval=0)
-    template = config.build_trainer()
-    given = {
-        "max_epoch": 2,
-        "batch_size": 32,
-        "step_per_epoch": 128,
-        "repeat_per_collect": 1,
-        "step_per_collect": step_per_collect,
-        "test_collector": template.test_collector,
-        "episode_per_test": 3 if evaluate else None,
-        **options,
-    }
-    if "episode_per_collect" in options:
-        given["step_per_collect"] = None
-    return OnpolicyTrainer(template.policy, train_collector=template.train_collector, **given)
+from lockstep.tracking.statistics import EpochStats, InfoStats
+from lockstep.trainer import Callback
 
 
 def test_events_come_in_the_order_of_the_contract():
@@ -296,41 +267,6 @@ def test_checkpoints_come_every_checkpoint_interval_epochs_and_at_the_end():
     assert [epoch for epoch, _, _ in saved] == [2, 4, 5]
 
 
-@pytest.mark.parametrize("event, env_step", [("CollectEnd", 64), ("UpdateEnd", 64), ("EpochEnd", 128)])
-def test_a_callback_may_ask_to_stop_with_a_reason(event, env_step):
-    saved, log = [], []
-    trainer = build(
-        max_epoch=4,
-        callbacks=[Stops(event, "I have seen enough"), Recorder(log)],
-        save_checkpoint_fn=lambda *where: saved.append(where),
-    )
-    info = trainer.run()
-    assert info.stop_reason == "I have seen enough"
-    assert info.train_step == env_step
-    assert saved[-1][1] == env_step
-    assert log[-1] == "RunEnd"
-    assert log.count("UpdateEnd") == env_step // 64  # what was collected is still learned from
-
-
-def test_early_stop_at_a_threshold_after_patience_and_after_a_time():
-    scores = iter([1.0, 5.0, 3.0, 9.0])
-    trainer = build(max_epoch=9, compute_score_fn=lambda stats: next(scores), callbacks=[EarlyStop(threshold=9.0)])
-    assert trainer.run().stop_reason == "score 9 reached the threshold 9"
-    scores = iter([1.0, 5.0, 3.0, 4.0, 6.0, 7.0])
-    patient = EarlyStop(patience=2)
-    trainer = build(max_epoch=9, compute_score_fn=lambda stats: next(scores), callbacks=[patient])
-    assert trainer.run().stop_reason == "no better score in 2 evaluations"
-    assert trainer.epoch == 3
-    scores = iter([1.0, 2.0, 1.5, 3.0])
-    trainer.max_epoch = 3
-    assert trainer.run().stop_reason == "max_epoch"  # a new run counts from zero
-    quick = build(max_epoch=9, callbacks=[EarlyStop(time_limit_s=1e-9)])
-    assert quick.run().stop_reason == "time limit of 1e-09 s"
-    assert build(max_epoch=1, callbacks=[EarlyStop(time_limit_s=1e6)]).run().stop_reason == "max_epoch"
-    with pytest.raises(ValueError, match="threshold, patience or time_limit_s"):
-        EarlyStop()
-
-
 def test_test_in_train_allows_one_more_evaluation_in_an_epoch():
     asked = []
     trainer = build(
@@ -344,187 +280,6 @@ def test_test_in_train_allows_one_more_evaluation_in_an_epoch():
     assert info.stop_reason == "max_epoch"
     with pytest.warns(UserWarning, match="test_in_train=True is off"):
         build(test_in_train=True)
-
-
-@pytest.mark.parametrize("where", ["train_fn", "collect", "UpdateEnd", "test_fn"])
-def test_an_interrupt_anywhere_ends_the_run_in_order_with_a_checkpoint(where):
-    saved, log = [], []
-
-    def interrupt(*arguments):
-        if trainer.epoch == 2:
-            raise KeyboardInterrupt
-
-    class AtUpdate(Callback):
-        def on_update_end(self, event):
-            interrupt()
-
-    options = {where: interrupt} if where.endswith("_fn") else {}
-    watchers = [AtUpdate()] if where == "UpdateEnd" else []
-    trainer = build(
-        max_epoch=4,
-        save_checkpoint_fn=lambda *at: (saved.append(at), trainer.get_state())[0],
-        callbacks=[*watchers, Recorder(log)],
-        **options,
-    )
-    if where == "collect":
-        trainer.train_collector.on_step_hook = interrupt
-    info = trainer.run()
-    assert info.stop_reason == "interrupted"
-    assert len(info.history) == 1
-    assert saved[-1][0] == 2
-    assert log[-1] == "RunEnd"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_waits_for_the_end_of_the_update_and_the_second_one_does_not():
-    events = []
-
-    def press(*arguments):
-        if trainer.epoch == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            events.append("pressed")
-
-    trainer = build(max_epoch=3, callbacks=[Recorder(events)], train_fn=press)
-    info = trainer.run()
-    assert info.stop_reason == "interrupted"
-    assert events == ["RunStart", "EvaluationEnd", "pressed", "CollectEnd", "UpdateEnd", "RunEnd"]
-    assert (info.train_step, info.history) == (64, ())
-
-    def press_twice(*arguments):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        events.append("not reached")
-
-    events.clear()
-    trainer = build(max_epoch=3, callbacks=[Recorder(events)], train_fn=press_twice)
-    assert trainer.run().stop_reason == "interrupted"
-    assert events == ["RunStart", "EvaluationEnd", "RunEnd"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_run_in_another_thread_leaves_signals_alone():
-    trainer = build(max_epoch=1)
-    thread = threading.Thread(target=trainer.run)
-    thread.start()
-    thread.join()
-    assert trainer.stop_reason == "max_epoch"
-
-
-class Failing(gym.Env):
-    """Raises in its 100th step."""
-
-    observation_space, action_space = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2)
-    count = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        type(self).count += 1
-        if type(self).count == 100:
-            raise ZeroDivisionError("in the simulator")
-        done = type(self).count % 9 == 0
-        return np.zeros(2, np.float32), 1.0, done, False, {}
-
-
-def test_an_error_in_an_environment_arrives_whole_after_a_last_checkpoint():
-    Failing.count, saved, log = 0, [], []
-    trainer = build(
-        Failing,
-        evaluate=False,
-        save_checkpoint_fn=lambda *at: (saved.append(at), trainer.get_state(), "somewhere")[2],
-        callbacks=[Recorder(log)],
-    )
-    with pytest.raises(EnvironmentStepError, match="ZeroDivisionError: in the simulator") as caught:
-        trainer.run()
-    assert caught.value.env_index == 99 % 4
-    assert type(caught.value.__cause__) is ZeroDivisionError
-    assert any(entry.name == "step" and entry.path.name == "test_trainer_run.py" for entry in _tracebacks(caught))
-    assert saved == [(1, 64, 2)]  # one rollout was whole
-    assert log == ["RunStart", "CollectEnd", "UpdateEnd", "CheckpointSaved", "RunEnd"]
-    assert trainer.stop_reason == "error"
-
-
-def _tracebacks(caught):
-    from _pytest._code import Traceback
-
-    return [*caught.traceback, *Traceback(caught.value.__cause__.__traceback__)]
-
-
-@pytest.mark.parametrize("where", ["train_fn", "test_fn", "save_best_fn", "callback", "update"])
-def test_an_error_anywhere_is_raised_after_a_last_checkpoint(where):
-    saved = []
-
-    def fail(*arguments, **options):
-        raise LookupError("mine")
-
-    class AtCollect(Callback):
-        on_collect_end = fail
-
-    options = {where: fail} if where.endswith("_fn") else {"callbacks": [AtCollect()]} if where == "callback" else {}
-    trainer = build(save_checkpoint_fn=lambda *at: (saved.append(at), trainer.get_state())[0], **options)
-    if where == "update":
-        trainer.policy.learner_group.learner.compute_losses = fail
-    with pytest.raises(LookupError, match="mine"):
-        trainer.run()
-    assert trainer.stop_reason == "error"
-    assert len(saved) == 1
-    assert len(trainer.buffer) == 0
-
-
-def test_a_last_checkpoint_that_fails_too_does_not_hide_the_first_error():
-    def fail(*arguments):
-        raise LookupError("first")
-
-    def fail_too(*arguments):
-        raise OSError("second")
-
-    with pytest.raises(LookupError, match="first") as caught:
-        build(train_fn=fail, save_checkpoint_fn=fail_too).run()
-    assert caught.value.__notes__ == ["the run could not be ended in order either: second"]
-
-
-@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(factor, folder):
-    from lockstep.state.checkpoint import read_checkpoint
-    from lockstep.trainer import save_trainer
-
-    trainer = build(max_epoch=2, save_checkpoint_fn=lambda *at: save_trainer(trainer, folder / "last"))
-    learner, plain = trainer.policy.learner_group.learner, trainer.policy.learner_group.learner.compute_losses
-
-    def poisoned(**arguments):
-        losses = plain(**arguments)
-        if trainer.env_step == 128:
-            learner.log("default_policy", policy_loss=losses["default_policy"] * factor)
-        return losses
-
-    learner.compute_losses = poisoned
-    expected = "policy_loss is not finite at environment step 128, gradient step 4"
-    with pytest.raises(FloatingPointError, match=expected):
-        trainer.run()
-    batch = read_checkpoint(folder / "last")["bad_batch"]["batch"]
-    assert batch["obs"].shape == (16, 4, 4)
-    assert batch["rewards"].shape == (16, 4)
-    assert read_checkpoint(folder / "last")["trainer"]["state"]["stop_reason"] == "error"
-    learner.compute_losses = plain
-    trainer.reset()
-    assert trainer.bad_batch is None
-    going_on = build(max_epoch=1, nan_policy="ignore")
-    ignoring = going_on.policy.learner_group.learner
-    spoiled = ignoring.compute_losses
-
-    def spoiling(**arguments):
-        losses = spoiled(**arguments)
-        ignoring.log("default_policy", policy_loss=losses["default_policy"] * factor)
-        return losses
-
-    ignoring.compute_losses = spoiling
-    info = going_on.run()
-    assert info.stop_reason == "max_epoch"
-    seen = info.history[0].training_stat.metrics["policy_loss"]
-    assert not math.isfinite(seen.mean)
-    assert seen.count > 0
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
@@ -559,15 +314,6 @@ def test_statistics_are_those_of_the_epoch():
     assert timing.train_time == timing.train_time_collect + timing.train_time_update
     assert timing.total_time >= timing.train_time + timing.test_time
     assert timing.update_speed == pytest.approx(256 / timing.train_time)
-
-
-@pytest.mark.parametrize("own_score", [{}, {"compute_score_fn": lambda stats: 7.0}])
-def test_an_empty_evaluation_is_an_error(own_score):
-    trainer = build(**own_score)
-    trainer.test_collector.collect = lambda n_episode: CollectStats(0, 30)
-    with pytest.raises(ValueError, match="the evaluation has no finished episode; raise episode_per_test"):
-        trainer.run()
-    assert (trainer.stop_reason, trainer.best_score) == ("error", None)
 
 
 def test_a_run_may_go_on_from_the_counters_of_a_log(folder):

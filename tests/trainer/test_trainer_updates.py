@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from test_trainer_offpolicy import NUM_ENVS
 from test_trainer_offpolicy import trainer_of as offpolicy_trainer_of
-from test_trainer_run import build
-from trainer_tools import config_for, digest, random_transitions
+from trainer_tools import build, config_for, digest, random_transitions
 
 from lockstep import Collector, DQNConfig
 from lockstep.envs import make_vector

@@ -15,7 +15,7 @@ import torch
 from lockstep import SampleBatch, get_config
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.records import read_metrics
-from lockstep.trainer import Callback
+from lockstep.trainer import Callback, OnpolicyTrainer
 
 
 def config_for(algorithm="ppo", env="CartPole-v1", *, num_envs=4, seed=3, total_steps=512, **sections):
@@ -211,3 +211,24 @@ def work(folder: Path, jobs: list[tuple[str, str, int, int]], answers: Any) -> N
 def hashes(trainer: Any) -> tuple[str, str]:
     """All that must be equal but the records."""
     return learned(trainer), collected(trainer)
+
+
+def build(env="CartPole-v1", *, evaluate=True, step_per_collect=64, **options):
+    """A trainer by hand, so that every parameter can be given."""
+    config = config_for(env=env)
+    if not evaluate:
+        config.evaluation(evaluation_interval=0)
+    template = config.build_trainer()
+    given = {
+        "max_epoch": 2,
+        "batch_size": 32,
+        "step_per_epoch": 128,
+        "repeat_per_collect": 1,
+        "step_per_collect": step_per_collect,
+        "test_collector": template.test_collector,
+        "episode_per_test": 3 if evaluate else None,
+        **options,
+    }
+    if "episode_per_collect" in options:
+        given["step_per_collect"] = None
+    return OnpolicyTrainer(template.policy, train_collector=template.train_collector, **given)
