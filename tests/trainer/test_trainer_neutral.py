@@ -138,7 +138,12 @@ def test_empty_statistics_are_none_and_not_zero():
     assert all(type(value) in (float, int) for value in dataclasses.astuple(some))
 
 
-@pytest.mark.parametrize("stats", [CollectStats(), TrainingStats(), TimingStats(), InfoStats(), SequenceSummaryStats()])
+@pytest.mark.parametrize(
+    "stats",
+    [CollectStats(), TrainingStats(), TimingStats(), InfoStats(), SequenceSummaryStats()]
+    + [EpochStats(1, None, None, None, InfoStats())],
+    ids=lambda stats: type(stats).__name__,
+)
 def test_statistics_are_frozen(stats):
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(stats, dataclasses.fields(stats)[0].name, 1)
