@@ -60,7 +60,8 @@ class DQNLearner(Learner):
         if fused is not None:  # the same numbers from one compiled kernel
             return fused
         taken = action_values.of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
-        following = action_values.of_best_next_action(self, module_id, config.double_q, batch)
+        values, picking = action_values.next_q_values(self, module_id, config.double_q, batch)
+        following = action_values.of_actions(values, (values if picking is None else picking).argmax(-1))
         discounts = action_values.discounts_of(batch, config.gamma, taken.dtype)
         targets = batch[Columns.REWARDS] + discounts * following
         errors = taken - targets

@@ -26,6 +26,7 @@ from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import TargetNetwork, follow, modules_with_loss
 from lockstep.modules import DefaultIQLModule
@@ -71,13 +72,15 @@ class IQLLearner(Learner):
 
     def setup_module(self, module_id: str) -> None:
         """The target critics are part of the learner's state."""
+        check_parts(self, module_id, "critics.is_discrete", "value_head")
         module: Any = self.module[module_id]
         self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
 
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
         """Three: "critic", "value" and "actor" (which has an encoder that is shared)."""
         module: Any = self.module[module_id]
-        parts = {"critic": [module.critics], "value": [module.value_encoder, module.value_head], "actor": [module]}
+        value_encoder = getattr(module, "value_encoder", None)
+        parts = {"critic": [module.critics], "value": [value_encoder, module.value_head], "actor": [module]}
         taken: set[int] = set()
         for name, owners in parts.items():
             params = [p for owner in owners if owner is not None for p in owner.parameters()]

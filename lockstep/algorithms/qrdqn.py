@@ -21,6 +21,7 @@ from lockstep.learner import action_values
 from lockstep.learner.action_values import ActionValueTraining
 from lockstep.learner.config import require
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.module_checks import check_parts
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import quantile_huber_loss
@@ -47,6 +48,7 @@ class QRDQNLearner(Learner):
 
     def setup_module(self, module_id: str) -> None:
         """The target network is part of the learner's state."""
+        check_parts(self, module_id, "value_outputs", "masked", "mean_values")
         action_values.set_up_target(self, module_id)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:

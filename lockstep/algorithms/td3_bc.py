@@ -25,6 +25,7 @@ from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultTD3Module
@@ -67,6 +68,7 @@ class TD3BCLearner(Learner):
 
     def setup_module(self, module_id: str) -> None:
         """The target policy and critics are part of the learner's state."""
+        check_parts(self, module_id, "critics", "compute_actions")
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
 
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:

@@ -62,6 +62,21 @@ def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def next_q_values(
+    learner: Learner, module_id: str, double_q: bool, batch: TensorColumns
+) -> tuple[Tensor, Tensor | None]:
+    """The target network's values `[N, A]` of the next actions; with `double_q` also those of the network that learns,
+    which picks one of them (van Hasselt et al. 2016), else None.
+    """
+    module: Any = learner.module[module_id]
+    target: Any = learner.registered[f"{module_id}/target"].module
+    after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+    with learner.mixed_precision():
+        values = learner.to_tensor(target.forward_train(after)["q_values"])
+        return values, learner.to_tensor(module.forward_train(after)["q_values"]) if double_q else None
+
+
+@torch.no_grad()
 def of_best_next_action(learner: Learner, module_id: str, double_q: bool, batch: TensorColumns) -> Tensor:
     """`[N, ...]`: what the target network gives out for the best next action, which with `double_q` the network that
     learns picks (van Hasselt et al. 2016), else the target network itself.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
+from lockstep.learner.action_values import next_q_values
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.reduction import Reducer
 from lockstep.modules.action_dist import ActionDist
@@ -89,12 +90,7 @@ def fused_q_loss(learner: Learner, module_id: str, config: Any, batch: TensorCol
         or not fused_q.can_fuse(values, batch[Columns.ACTIONS])
     ):
         return None
-    module: Any = learner.module[module_id]
-    after = {Columns.OBS: batch[Columns.NEXT_OBS]}
-    with torch.no_grad(), learner.mixed_precision():
-        target = learner.registered[f"{module_id}/target"].module
-        following = learner.to_tensor(target.forward_train(after)["q_values"])
-        picking = learner.to_tensor(module.forward_train(after)["q_values"]) if config.double_q else None
+    following, picking = next_q_values(learner, module_id, config.double_q, batch)
     loss, terms, errors = fused_q.q_loss(
         values,
         (batch[Columns.ACTIONS], batch[Columns.REWARDS], batch[Columns.TERMINATEDS]),

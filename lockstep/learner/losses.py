@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lockstep.data.trajectories import num_rows_of
+from lockstep.learner.module_checks import check_read
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -22,7 +23,11 @@ def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[s
     overridden can keep one that is not finite from those who look for it.
     """
     fwd_out = learner.forward_train(batch)
-    losses = learner.compute_losses(fwd_out=fwd_out, batch=batch)
+    try:
+        losses = learner.compute_losses(fwd_out=fwd_out, batch=batch)
+    except KeyError as error:
+        check_read(learner, fwd_out, batch, error.args[0] if error.args else None)
+        raise
     rows_in_all = learner.rows_in_step
     for module_id, loss in losses.items():
         if module_id in batch:

@@ -14,6 +14,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.means import explained_variance_over_learners
 from lockstep.learner.minibatches import take_rows
+from lockstep.learner.module_checks import check_outputs
 from lockstep.learner.recurrent import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.ops import gae
@@ -66,6 +67,7 @@ def evaluate_trajectories(learner: Learner, module_id: str, trajectories: Trajec
         out, bootstrap, sequences = evaluate_sequences(learner, module, trajectories, obs, last)
     else:
         out = module.forward_train({Columns.OBS: obs})
+        check_outputs(learner, module, out, (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS))
         if last is not None:
             bootstrap = module.compute_values({Columns.OBS: last})
     actions = learner.to_tensor(trajectories.flat_actions())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lockstep.data.columns import Columns
 from lockstep.learner.config import require
 from lockstep.learner.critics import register_actor_and_critic
+from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import TargetNetwork
 
@@ -38,6 +39,7 @@ def check_options(section: Any) -> None:
 
 def set_up(learner: Learner, module_id: str) -> None:
     """Target critics (`target`) and temperature (`log_alpha`) are part of the learner's state."""
+    check_parts(learner, module_id, "critics.is_discrete", *([] if is_discrete(learner, module_id) else ["sample"]))
     config: Any = learner.config_of(module_id)
     module: Any = learner.module[module_id]
     learner.register_state(f"{module_id}/target", TargetNetwork(module.critics))

@@ -1,0 +1,124 @@
+"""A network of one's own that lacks what its algorithm needs is refused by algorithm, class and all names."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from lockstep import SampleBatch
+from lockstep.algorithms import (
+    C51Config,
+    CQLConfig,
+    DQNConfig,
+    IQLConfig,
+    PPOConfig,
+    QRDQNConfig,
+    SACConfig,
+    TD3BCConfig,
+    TD3Config,
+)
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.modules import DefaultQModule, RLModule, RLModuleSpec
+
+OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+
+class Plain(RLModule):
+    def setup(self):
+        self.layer = nn.Linear(3, 2)
+
+    def _forward(self, batch):
+        return {"action_dist_inputs": self.layer(batch["obs"])}
+
+
+class PlainQ(Plain):
+    """All that DQN needs."""
+
+    def forward_train(self, batch):
+        return {"q_values": self.layer(batch["obs"])}
+
+
+class WithoutValues(Plain):
+    def compute_values(self, batch):
+        return self.layer(batch["obs"]).sum(-1)
+
+
+def config(cls, actions, module_class=Plain):
+    spec = RLModuleSpec(module_class=module_class)
+    return cls().environment(observation_space=OBS, action_space=actions).rl_module(rl_module_spec=spec)
+
+
+def transitions(rows=8):
+    rng = np.random.default_rng(0)
+    obs, following = rng.normal(size=(2, rows, 3)).astype(np.float32)
+    rewards, ends = np.ones(rows, np.float32), np.zeros(rows, bool)
+    return SampleBatch(
+        obs=obs, actions=rng.integers(2, size=rows), rewards=rewards, terminateds=ends, new_obs=following
+    )
+
+
+@pytest.mark.parametrize(
+    "cls, actions, missing",
+    [
+        (C51Config, CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
+        (QRDQNConfig, CHOICES, "value_outputs, masked, mean_values"),
+        (SACConfig, BOX, "critics.is_discrete, sample"),
+        (SACConfig, CHOICES, "critics.is_discrete"),
+        (CQLConfig, BOX, "critics.is_discrete, sample"),
+        (TD3Config, BOX, "critics, compute_actions"),
+        (TD3BCConfig, BOX, "critics, compute_actions"),
+        (IQLConfig, BOX, "critics.is_discrete, value_head"),
+    ],
+)
+def test_what_a_network_lacks_is_named_when_the_learner_is_built(cls, actions, missing):
+    name = cls.learner_class.__name__
+    with pytest.raises(ValueError, match=rf"{name} needs what Plain .* does not have: {missing}; .*docs/learner.md"):
+        config(cls, actions).build_learner()
+
+
+def test_what_a_network_that_is_added_lacks_is_named_and_nothing_changes():
+    learner = TD3Config().environment(observation_space=OBS, action_space=BOX).build_learner()
+    before = learner.get_state()
+    with pytest.raises(ValueError, match=r"TD3Learner needs what Plain .*'second'.* critics, compute_actions"):
+        learner.add_module(module_id="second", module_spec=RLModuleSpec(Plain, OBS, BOX))
+    assert list(learner.module) == ["default_policy"]
+    assert list(learner.get_state()["registered"]) == list(before["registered"])
+
+
+def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
+    learner = config(DQNConfig, CHOICES).build_learner()
+    message = r"DQNLearner needs what Plain.forward_train does not return: q_values \(it returns action_dist_inputs\)"
+    with pytest.raises(ValueError, match=message):
+        learner.update_from_batch(transitions())
+
+
+def test_state_values_that_a_network_does_not_return_are_named_before_advantages_are_made():
+    learner = config(PPOConfig, CHOICES, WithoutValues).build_learner()
+    obs, actions = np.zeros((5, 3), np.float32), np.zeros(4, np.int64)
+    episode = SingleAgentEpisode(observations=obs, actions=actions, rewards=np.ones(4), terminated=True)
+    with pytest.raises(ValueError, match=r"PPOLearner needs what WithoutValues.forward_train .*: vf_preds"):
+        learner.update_from_episodes([episode])
+
+
+def test_dqn_needs_nothing_but_action_values_with_its_loss_written_out_too():
+    class WrittenOut(DQNConfig.learner_class):
+        def masked_mean(self, values, batch):  # an overridden mean keeps the compiled kernel away
+            return super().masked_mean(values, batch)
+
+    fused = config(DQNConfig, CHOICES, PlainQ).build_learner()
+    written = config(DQNConfig, CHOICES, PlainQ).training(learner_class=WrittenOut).build_learner()
+    for learner in (fused, written):
+        learner.update_from_batch(transitions())
+    for first, second in zip(fused.module.parameters(), written.module.parameters()):
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
+
+
+def test_an_error_of_ones_own_loss_arrives_as_it_is():
+    class Own(DQNConfig.learner_class):
+        def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+            return config.learner_config_dict["my_option"]
+
+    learner = config(DQNConfig, CHOICES, DefaultQModule).training(learner_class=Own).build_learner()
+    with pytest.raises(KeyError, match="my_option"):
+        learner.update_from_batch(transitions())
