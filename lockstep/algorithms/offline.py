@@ -14,13 +14,14 @@ from lockstep.data import OfflineDataset, SampleBatch, read_minari_batch
 from lockstep.data.actions import told
 from lockstep.data.columns import Columns
 from lockstep.data.config import OfflineDataSection
-from lockstep.data.trees import leaves
+from lockstep.data.trees import leaves, named_leaves
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.replay.files import FORMATS, import_batch
 from lockstep.replay.reading import REQUIRED
 from lockstep.replay.storage import Shape, shapes_of_rows, shapes_of_space
-from lockstep.replay.views import column_of
+from lockstep.replay.views import column_of, pieces_of
+from lockstep.rollout.checks import first_not_finite
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.streams import RandomStreams
 
@@ -85,8 +86,8 @@ def offline_source(given: Any, policy: Policy) -> OfflineData:
     `OfflineDataset`, the id of a local Minari dataset, or the path of a file. Batches with all columns of a transition
     become a `ReplayBuffer`, others `OfflineRows`.
 
-    Raises `MalformedBufferError` for what is empty, has NaN, lacks columns, does not fit the policy's spaces, or is a
-    `ReplayBuffer` with other actions; `FileNotFoundError` for a path or dataset that is not there.
+    Raises `MalformedBufferError` for what is empty, has NaN or infinity, lacks columns, does not fit the policy's
+    spaces, or is a `ReplayBuffer` with other actions; `FileNotFoundError` for a path or dataset that is not there.
     """
     if isinstance(given, str | Path) or (
         isinstance(given, list | tuple) and given and isinstance(given[0], str | Path)
@@ -98,10 +99,7 @@ def offline_source(given: Any, policy: Policy) -> OfflineData:
     _check_rows(source, policy)
     if isinstance(source, ReplayBuffer):
         check_whose_actions(source, policy)
-        if source.hasnull():
-            raise MalformedBufferError(
-                "the offline data have transitions with NaN; call dropnull() on the buffer first"
-            )
+        check_numbers(source, "the offline data")
         _check_actions(column_of(source, Columns.ACTIONS), policy)
     return source
 
@@ -140,6 +138,7 @@ def _source(given: Any, policy: Policy) -> OfflineData:
 
 def _to_learn_from(batch: SampleBatch, policy: Policy) -> SampleBatch:
     """The batch with actions as the policy learns from them."""
+    _check_finite(batch, "the offline data")
     if Columns.ACTIONS not in batch:
         return batch
     actions = policy.from_env(np.asarray(batch[Columns.ACTIONS]))
@@ -163,6 +162,25 @@ def _check_rows(source: OfflineData, policy: Policy) -> None:
                 f"column {name!r} of the offline data has rows of {shapes_of_rows(name, row[name])}, the policy's "
                 f"observations are {policy.observation_space}"
             )
+
+
+def check_numbers(buffer: ReplayBuffer, what: str) -> None:
+    """Raises `MalformedBufferError` for a buffer with NaN anywhere, or infinity in what is learned from."""
+    if buffer.hasnull():
+        raise MalformedBufferError(f"{what} have transitions with NaN; call dropnull() on the buffer first")
+    for piece in pieces_of(buffer):
+        _check_finite(piece, what)
+
+
+def _check_finite(columns: Mapping[str, Any], what: str) -> None:
+    for name in REQUIRED:
+        for path, leaf in named_leaves(name, columns[name]) if name in columns else ():
+            where = first_not_finite(np.asarray(leaf))
+            if where is not None:
+                raise MalformedBufferError(
+                    f"{what} have {leaf[tuple(where)]} in column {path!r} (row {where[0]} of {len(leaf)} looked at); "
+                    "only finite numbers are allowed: leave such rows out, or mend what wrote them"
+                )
 
 
 def check_whose_actions(buffer: ReplayBuffer, policy: Policy) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium.spaces import Space
 
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
@@ -35,6 +36,8 @@ def to_plain(path: str, value: Any) -> Any:
         return [to_plain(path, part) for part in value]
     if isinstance(value, Path):
         return {"__path__": str(value)}
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return {"__import__": _import_path(path, value)}

@@ -28,9 +28,9 @@ class FrameStack:
         """Raises:
         ValueError: a space other than Box, or no frames.
         """
-        if not isinstance(num_frames, int) or num_frames < 1:
+        if not isinstance(num_frames, int | np.integer) or num_frames < 1:
             raise ValueError(f"FrameStack needs a whole number of frames of at least 1, got {num_frames!r}")
-        self.num_frames = num_frames
+        self.num_frames = int(num_frames)
         self.input_space = observation_space
         self.observation_space = self.output_space(observation_space)
         self._frames: np.ndarray | None = None  # [B, num_frames, ...]

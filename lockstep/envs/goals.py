@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from lockstep.state.values import check_whole
+
 GoalFunction = Callable[[Any, Any, Any], Any]
 """`f(achieved_goal [N, ...], desired_goal [N, ...], info) -> [N]`"""
 
@@ -29,9 +31,7 @@ class BitFlipping(gym.Env[Any, Any]):
     metadata = {"render_modes": []}
 
     def __init__(self, num_bits: int = 15) -> None:
-        if isinstance(num_bits, bool) or not isinstance(num_bits, int) or num_bits < 1:
-            raise ValueError(f"num_bits={num_bits!r} is not allowed; it must be a whole number, at least 1")
-        self.num_bits = num_bits
+        self.num_bits = num_bits = check_whole("num_bits", num_bits, 1)
         box = spaces.Box(0.0, 1.0, (num_bits,), np.float32)
         self.observation_space = spaces.Dict({"observation": box, "achieved_goal": box, "desired_goal": box})
         self.action_space = spaces.Discrete(num_bits)

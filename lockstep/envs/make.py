@@ -18,6 +18,7 @@ from lockstep.envs.probes import register_environments
 from lockstep.envs.sync import LightSyncVectorEnv, single
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.restarts import RestartLimits
+from lockstep.state.values import check_whole
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
 
@@ -53,8 +54,7 @@ def make_vector(
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{_suggestion(mode, MODES)}")
-    if not isinstance(num_envs, int) or num_envs < 1:
-        raise ValueError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
+    num_envs = check_whole("num_envs", num_envs, 1)
     if restarts is not None and mode != "async":
         raise ValueError(f"restarts applies to mode='async' only, got mode={mode!r}.")
     boundary = _finished(env, step_timeout)

@@ -27,7 +27,7 @@ class PettingZooEnvs:
             raise ValueError(
                 f"env={env!r}: several agents need a PettingZoo environment; give a function that makes one"
             )
-        check_whole("num_envs", num_envs, 1)
+        num_envs = check_whole("num_envs", num_envs, 1)
         made = callable(env)
         if not made and (num_envs != 1 or env_config):
             raise ValueError(

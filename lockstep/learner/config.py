@@ -12,6 +12,7 @@ from lockstep.learner.option_types import takes_batch
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.sections import Section
+from lockstep.state.values import is_number
 
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]
@@ -93,7 +94,7 @@ class LearnersSection(Section):
         require("num_cpus_per_learner", self.num_cpus_per_learner, self.num_cpus_per_learner >= 0, "at least 0")
         require("num_gpus_per_learner", self.num_gpus_per_learner, self.num_gpus_per_learner >= 0, "at least 0")
         resources = self.custom_resources_per_learner
-        numbers = isinstance(resources, Mapping) and all(isinstance(v, int | float) for v in resources.values())
+        numbers = isinstance(resources, Mapping) and all(map(is_number, resources.values()))
         if not numbers:
             raise TypeError(f"learners.custom_resources_per_learner={resources!r} must be a dict {{name: amount}}")
         for name, amount in resources.items():

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.learner.config import NanPolicy
 from lockstep.learner.flat import FlatParameters
 from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.values import is_number
 
 ALL_MODULES = "__all_modules__"
 DEFAULT_OPTIMIZER = "default_optimizer"
@@ -123,7 +123,7 @@ class RegisteredOptimizer:
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
-        if not isinstance(lr, int | float | np.floating) or lr is True or not 0.0 <= lr < math.inf:
+        if not is_number(lr) or not 0.0 <= lr < math.inf:
             raise ValueError(f"{self.key}: lr={lr!r} is not allowed; it must be a finite number, at least 0")
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Self
 
+import numpy as np
+
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
 _ELSEWHERE = {"use_lstm": "recurrent", "lstm_cell_size": "recurrent_size", "fcnet_hiddens": "hiddens"}
@@ -85,6 +87,7 @@ class ModelConfig:
         for name in ("recurrent_size", "max_seq_len", "num_value_outputs", "num_critics"):
             if not _is_count(getattr(self, name)):
                 raise ValueError(f"{name} must be a positive whole number, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, int(getattr(self, name)))
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
@@ -127,4 +130,4 @@ class ModelConfig:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value > 0)

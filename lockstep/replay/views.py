@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.reading import Reader
+from lockstep.replay.transfer import CHUNK
 
 
 def with_whole_returns(buffer: ReplayBuffer, gamma: float) -> ReplayBuffer:
@@ -29,3 +31,10 @@ def with_whole_returns(buffer: ReplayBuffer, gamma: float) -> ReplayBuffer:
 def column_of(buffer: ReplayBuffer, name: str) -> Any:
     """One stored column [len, ...] (or a tree of them), sub-buffer after sub-buffer, oldest first. A copy."""
     return buffer._store.take(name, buffer._ring.in_order())
+
+
+def pieces_of(buffer: ReplayBuffer) -> Iterator[dict[str, Any]]:
+    """The transitions as they are stored, some thousand at a time, in the order of `column_of`."""
+    rows = buffer._ring.in_order()
+    for start in range(0, len(rows), CHUNK):
+        yield buffer._reader.plain(rows[start : start + CHUNK])

@@ -15,7 +15,7 @@ from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_ends, checked_count, refuse_row
+from lockstep.rollout.checks import check_ends, checked_count, first_not_finite, refuse_row
 from lockstep.rollout.collector import ActingPolicy, Collector
 from lockstep.rollout.replay_writer import begin_in_mid_episode, leave_out, take_actions_of
 from lockstep.state.streams import RandomStreams
@@ -195,10 +195,11 @@ class AsyncCollector(Collector):
             Columns.NEXT_OBS: following,
         }
         if self.raise_on_nan_in_buffer:
-            for name, leaf in named_leaves("", batch):
-                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                    k = int(np.argwhere(~np.isfinite(leaf))[0][0])
-                    refuse_row(name.strip("/"), before + k, int(rows[k]), leaf[k])
+            for column in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS, Columns.REWARDS):  # causes first
+                for name, leaf in named_leaves(column, batch[column]):
+                    where = first_not_finite(leaf)
+                    if where is not None:
+                        refuse_row(name, before + int(where[0]), int(rows[where[0]]), leaf[where[0]])
         if self._replay is not None:
             self._replay.add(batch, rows)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,6 +21,9 @@ no_copies_of_collectors = no_copies(
     "environments and random generators",
     "make another one on environments of its own, then other.set_state(collector.get_state())",
 )
+
+LATER = {"rewards": (1, 1), "actions": (0, 2)}
+"""column -> when row 0 of it came to be, counted from the first observation: step, order within the step"""
 
 
 def check_collector(policy: Any, flags: Mapping[str, Any], hooks: Mapping[str, Any]) -> None:
@@ -81,27 +85,42 @@ def check_ends(longest: int, at_once: int = 1) -> None:
 
 
 def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None:
-    """Raises `MalformedBufferError` naming environment, step and column; looks at the new rows only.
+    """Raises `MalformedBufferError` naming environment, step and column of what came first; looks at the new rows only.
 
     `steps_before`: vector steps of this collect that are not in the store any more.
     """
     new = slice(first, store.size)
-    columns = [("rewards", store.rewards[new]), ("actions", store.actions[new])]
-    columns += [(name, leaf[first : store.size + 1]) for name, leaf in named_leaves("obs", store.obs)]
-    for name, column in columns:
-        where = _not_finite(column)
-        if where is not None:
-            t, b = (int(i) for i in where[:2])
-            refuse_row(name, steps_before + t, b, column[t, b])
+    columns = [(name, leaf[first : store.size + 1]) for name, leaf in named_leaves("obs", store.obs)]
+    columns += [("rewards", store.rewards[new]), ("actions", store.actions[new])]
+    found = [(when, name, *where[:2], column[where[0], where[1]]) for when, name, where, column in not_finite(columns)]
     for index, obs in zip(store.final_index, store.final_obs):
         for name, leaf in named_leaves("final_obs", obs):
-            where = _not_finite(leaf)
-            if where is not None and index[where[0]] >= first * store.num_envs:
-                t, b = divmod(int(index[where[0]]), store.num_envs)
-                refuse_row(name, steps_before + t - first, b, leaf[where[0]])
+            at = first_not_finite(leaf)
+            if at is not None and index[at[0]] >= first * store.num_envs:
+                t, b = divmod(int(index[at[0]]) - first * store.num_envs, store.num_envs)
+                found.append(((t + 1, 0), name, t, b, leaf[at[0]]))
+    if found:
+        _, name, t, b, value = min(found, key=itemgetter(0))
+        refuse_row(name, steps_before + t, b, value)
 
 
-def _not_finite(column: np.ndarray) -> np.ndarray | None:
+def not_finite(
+    columns: Iterable[tuple[str, np.ndarray]],
+) -> list[tuple[tuple[int, int], str, list[int], np.ndarray]]:
+    """Of each column `[T, ...]` (of observations `[T + 1, ...]`) with a value that is not finite: when it came to be,
+    its name, where the value is, and the column. At each step first the reward of the last action and the observation
+    came from the environment, of which the observation is the first cause, then the policy's action.
+    """
+    found = []
+    for name, column in columns:
+        where = first_not_finite(column)
+        if where is not None:
+            later, order = LATER.get(name, (0, 0))
+            found.append(((int(where[0]) + later, order), name, where.tolist(), column))
+    return found
+
+
+def first_not_finite(column: np.ndarray) -> np.ndarray | None:
     """Where the first NaN or infinity is; the sum tells quickly that there is none."""
     if column.dtype.kind != "f" or np.isfinite(np.add.reduce(column, None)) or np.isfinite(column).all():
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from lockstep.envs.pettingzoo_play import play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import MultiAgentReplayBuffer
-from lockstep.rollout.checks import check_ends, check_flags, checked_amount, no_copies_of_collectors
+from lockstep.rollout.checks import check_ends, check_flags, checked_amount, no_copies_of_collectors, not_finite
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import MASKABLE, allowed_actions, random_actions
 from lockstep.rollout.replay_writer import take_actions_of
@@ -339,13 +340,14 @@ class MultiAgentCollector:
         if self.raise_on_nan_in_buffer:
             for agent, single in piece.agent_episodes.items():
                 columns = {"rewards": single.get_rewards(), "actions": single.get_actions()} if len(single) else {}
-                for name, column in [*columns.items(), *named_leaves("obs", single.get_observations())]:
-                    if column.dtype.kind == "f" and not np.isfinite(column).all():
-                        raise MalformedBufferError(
-                            f"environment {b} gave agent {agent!r} a value that is not finite in column {name!r} at "
-                            f"its step {single.t_started + int(np.argwhere(~np.isfinite(column))[0][0])}; mend the "
-                            "environment, or pass raise_on_nan_in_buffer=False"
-                        )
+                found = not_finite([*named_leaves("obs", single.get_observations()), *columns.items()])
+                if found:
+                    _, name, where, _ = min(found, key=itemgetter(0))
+                    raise MalformedBufferError(
+                        f"environment {b} gave agent {agent!r} a value that is not finite in column {name!r} at "
+                        f"its step {single.t_started + where[0]}; mend the environment, or pass "
+                        "raise_on_nan_in_buffer=False"
+                    )
         self._pieces.append((piece, b))
 
     # -- state ---

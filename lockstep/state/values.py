@@ -13,19 +13,21 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
-    """Raises `ValueError` unless `value` is a whole number of at least `least` (or None, where optional)."""
+def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:
+    """Raises `ValueError` unless `value` is a whole number, Python's or NumPy's, of at least `least` (or None, where
+    optional). Returns it as Python's.
+    """
     if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         none = ", or None" if optional else ""
         raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}{none}")
+    return int(value)
 
 
-def check_wholes(**values: Any) -> None:
-    """Raises `ValueError` unless each is a whole number of at least 1."""
-    for name, value in values.items():
-        check_whole(name, value, 1)
+def check_wholes(**values: Any) -> list[int]:
+    """Raises `ValueError` unless each is a whole number of at least 1. Returns them as Python's."""
+    return [check_whole(name, value, 1) for name, value in values.items()]
 
 
 def check_number(name: str, value: Any, *, above: float = -math.inf) -> None:

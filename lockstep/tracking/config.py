@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.state.sections import Section
+from lockstep.state.values import check_whole
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
 from lockstep.tracking.mlflow import MLflowLogger
@@ -86,8 +87,7 @@ class DebuggingSection(Section):
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"debugging.seed={self.seed!r} must be a whole number, at least 0")
+        check_whole("debugging.seed", self.seed, 0)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from lockstep.state.values import check_whole
 from lockstep.tracking.records import REDUCTIONS, aggregate, flatten
 
 SaveCheckpointFn = Callable[[int, int, int], Any]
@@ -65,8 +66,7 @@ class BaseLogger(ABC):
             "info": info_interval,
         }
         for scope, interval in intervals.items():
-            if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-                raise ValueError(f"{scope}_interval must be a whole number of at least 1, got {interval!r}")
+            intervals[scope] = check_whole(f"{scope}_interval", interval, 1)
         for name, reduction in (reductions or {}).items():
             if reduction not in REDUCTIONS:
                 raise ValueError(f"reductions[{name!r}] must be one of {', '.join(REDUCTIONS)}; got {reduction!r}")

@@ -112,21 +112,18 @@ class BaseTrainer:
         evaluated |= {"compute_score_fn": compute_score_fn, "save_best_fn": save_best_fn}
         flags = {"resume_from_log": resume_from_log, "verbose": verbose, "show_progress": show_progress}
         check_parts(policy, train_collector, test_collector, reward_metric)
-        check_whole("max_epoch", max_epoch, 0)
-        check_wholes(
+        self.max_epoch: int = check_whole("max_epoch", max_epoch, 0)
+        self.step_per_epoch, self.test_interval, self.checkpoint_interval = check_wholes(
             step_per_epoch=step_per_epoch, test_interval=test_interval, checkpoint_interval=checkpoint_interval
         )
-        check_whole("batch_size", batch_size, 1, optional=True)
-        check_whole("seed", seed, 0, optional=True)
+        self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
+        seed = check_whole("seed", seed, 0, optional=True)
         check_functions({**evaluated, "train_fn": train_fn, "save_checkpoint_fn": save_checkpoint_fn})
-        check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
+        self.episode_per_test = check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
         check_observers(logger, callbacks, resume_from_log)
         check_flags({**flags, "test_in_train": test_in_train})
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
-        self.policy, self.max_epoch, self.batch_size = policy, max_epoch, batch_size
-        self.train_collector, self.test_collector = train_collector, test_collector
-        self.step_per_epoch, self.episode_per_test = step_per_epoch, episode_per_test
-        self.test_interval, self.checkpoint_interval = test_interval, checkpoint_interval
+        self.policy, self.train_collector, self.test_collector = policy, train_collector, test_collector
         self.train_fn, self.test_fn, self.stop_fn = train_fn, test_fn, stop_fn
         self.compute_score_fn, self.reward_metric = compute_score_fn or mean_return, reward_metric
         self.save_best_fn, self.save_checkpoint_fn = save_best_fn, save_checkpoint_fn

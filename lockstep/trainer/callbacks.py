@@ -120,8 +120,8 @@ class CheckpointCallback(Callback):
     """
 
     def __init__(self, directory: str | Path, *, interval: int = 1, num_to_keep: int = 3) -> None:
-        check_wholes(interval=interval, num_to_keep=num_to_keep)
-        self.directory, self.interval, self.num_to_keep = Path(directory), interval, num_to_keep
+        self.interval, self.num_to_keep = check_wholes(interval=interval, num_to_keep=num_to_keep)
+        self.directory = Path(directory)
         self._trainer: Any = None
         self._saved_at: tuple[int, int] | None = None
 
@@ -177,9 +177,9 @@ class EarlyStop(Callback):
         if threshold is None and patience is None and time_limit_s is None:
             raise ValueError("EarlyStop needs threshold, patience or time_limit_s")
         check_number("threshold", threshold)
-        check_whole("patience", patience, 1, optional=True)
         check_number("time_limit_s", time_limit_s, above=0.0)
-        self.threshold, self.patience, self.time_limit_s = threshold, patience, time_limit_s
+        self.patience: int | None = check_whole("patience", patience, 1, optional=True)
+        self.threshold, self.time_limit_s = threshold, time_limit_s
         self.num_without_best = 0
         self._started = time.monotonic()
 

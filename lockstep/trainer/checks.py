@@ -103,15 +103,17 @@ def check_priorities(policy: Policy, buffer: Any) -> None:
         )
 
 
-def check_amount(step_per_collect: Any, episode_per_collect: Any) -> None:
-    """Raises `ValueError` unless exactly one of the two is given, a whole number of at least 1."""
+def check_amount(step_per_collect: Any, episode_per_collect: Any) -> tuple[int | None, int | None]:
+    """The two, of which exactly one is given. Raises `ValueError` unless it is a whole number of at least 1."""
     if (step_per_collect is None) == (episode_per_collect is None):
         raise ValueError(
             f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
             f"{episode_per_collect}"
         )
-    check_whole("step_per_collect", step_per_collect, 1, optional=True)
-    check_whole("episode_per_collect", episode_per_collect, 1, optional=True)
+    return (
+        check_whole("step_per_collect", step_per_collect, 1, optional=True),
+        check_whole("episode_per_collect", episode_per_collect, 1, optional=True),
+    )
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
@@ -174,17 +176,18 @@ def check_observers(logger: Any, callbacks: Sequence[Any], resume_from_log: Any)
             raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")
 
 
-def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, functions: dict[str, Any]) -> None:
-    """Raises `ValueError` for an evaluation that lacks something, or for functions that would never be called."""
+def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, functions: dict[str, Any]) -> int | None:
+    """The episodes of an evaluation. Raises `ValueError` for one that lacks something, or for functions that would
+    never be called.
+    """
     if test_collector is None:
         idle = [name for name, function in functions.items() if function is not None]
         if idle:
             raise ValueError(f"{idle[0]} is never called without evaluation; give a test_collector, or leave it out")
-        check_whole("episode_per_test", episodes, 1, optional=True)
-        return
+        return check_whole("episode_per_test", episodes, 1, optional=True)
     if episodes is None:
         raise ValueError("episode_per_test=None is not allowed where there is a test_collector; say how many episodes")
-    check_whole("episode_per_test", episodes, 1)
+    number: int = check_whole("episode_per_test", episodes, 1)
     if isinstance(test_collector, AsyncCollector | AsyncGroupCollector):
         raise ValueError(
             f"test_collector is an {type(test_collector).__name__}, whose runs are not repeatable; evaluate with a "
@@ -195,6 +198,7 @@ def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, f
             "test_collector has the environments of train_collector: evaluation would disturb training; give it "
             "environments of its own"
         )
+    return number
 
 
 def _steps_what(boundary: Any) -> set[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,9 +36,16 @@ def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectSt
     """The score as a plain number. `TypeError` for what is none."""
     score: Any = compute_score_fn(stats)
     try:
-        return float(score)
+        number = float(score)
     except (TypeError, ValueError):
         raise TypeError(f"compute_score_fn returned {score!r}; it must return a number") from None
+    if math.isnan(number):
+        warnings.warn(
+            f"compute_score_fn returned {score!r} for {len(stats.returns)} episodes; such a score is never the "
+            "best one, return a number that can be compared",
+            stacklevel=2,
+        )
+    return number
 
 
 def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: CollectStats) -> CollectStats:

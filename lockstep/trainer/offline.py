@@ -12,14 +12,16 @@ import numpy as np
 
 from lockstep.algorithms.offline import OfflineData, check_whose_actions, offline_source
 from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.data.columns import Columns
 from lockstep.data.trees import named_leaves
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import InfoStats
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_foreign, check_kind, check_priorities
+from lockstep.trainer.checks import check_discounts, check_foreign, check_kind, check_priorities
 from lockstep.trainer.seeding import seed_buffer
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
@@ -50,7 +52,7 @@ class OfflineTrainer(BaseTrainer):
     called before every 64 gradient steps (fewer at the end of an epoch), which are one event. Other parameters:
     `BaseTrainer`.
 
-    Raises `MalformedBufferError` for data that are empty, have NaN, or do not fit the policy.
+    Raises `MalformedBufferError` for data that are empty, have NaN or infinity, or do not fit the policy.
     """
 
     policy: Policy
@@ -80,6 +82,8 @@ class OfflineTrainer(BaseTrainer):
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
         if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
             check_whose_actions(self.buffer, policy)
+            if Columns.REWARDS in policy.learner_group.learner.required_columns(DEFAULT_MODULE_ID):
+                check_discounts(policy, self.buffer)
         check_priorities(policy, self.buffer)
         seed_buffer(self.buffer, options.get("seed"))
         self.fingerprint = _fingerprint(self.buffer)

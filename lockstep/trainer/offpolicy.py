@@ -11,13 +11,14 @@ from lockstep.algorithms.build import build_replay_buffer
 from lockstep.algorithms.build_agents import build_replay_buffers
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
+from lockstep.algorithms.offline import check_numbers
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data import MultiAgentBatch, SampleBatch
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.transfer import join
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.values import check_whole
+from lockstep.state.values import check_whole, is_number
 from lockstep.trainer.base import REPLAYS, BaseTrainer
 from lockstep.trainer.checks import check_amount, check_discounts, check_foreign, check_online, check_stacks
 from lockstep.trainer.seeding import seed_buffer
@@ -57,10 +58,9 @@ class OffpolicyTrainer(BaseTrainer):
     ) -> None:
         check_foreign(type(self), ELSEWHERE, options)
         check_online("OffpolicyTrainer", policy, train_collector, from_rollouts=False)
-        check_amount(step_per_collect, episode_per_collect)
-        check_whole("learning_starts", learning_starts, 0)
-        number = isinstance(update_per_step, int | float) and not isinstance(update_per_step, bool)
-        if not number or not 0 < update_per_step < math.inf:
+        self.step_per_collect, self.episode_per_collect = check_amount(step_per_collect, episode_per_collect)
+        self.learning_starts: int = check_whole("learning_starts", learning_starts, 0)
+        if not is_number(update_per_step) or not 0 < update_per_step < math.inf:
             raise ValueError(f"update_per_step={update_per_step!r} is not allowed; it must be a number above 0")
         if train_collector.buffer is not None and not isinstance(train_collector.buffer, REPLAYS):
             raise ValueError(
@@ -69,8 +69,7 @@ class OffpolicyTrainer(BaseTrainer):
             )
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self.collector = train_collector
-        self.update_per_step, self.learning_starts = float(update_per_step), learning_starts
-        self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
+        self.update_per_step = float(update_per_step)
         if train_collector.buffer is None:
             train_collector.buffer = _new_buffer(policy.config, train_collector)
             seed_buffer(train_collector.buffer, options.get("seed"))
@@ -126,8 +125,7 @@ class OffpolicyTrainer(BaseTrainer):
         if not isinstance(given, ReplayBuffer) or len(given) == 0:
             what = "an empty replay buffer" if isinstance(given, ReplayBuffer) else f"a {type(given).__name__}"
             raise MalformedBufferError(f"buffer is {what}; give a ReplayBuffer with transitions, or leave it out")
-        if given.hasnull():
-            raise MalformedBufferError("buffer has transitions with NaN; call its dropnull() first")
+        check_numbers(given, "the transitions of buffer")
         prepared = self.policy.process_buffer(given)
         if prepared is self.buffer:
             return

@@ -48,12 +48,10 @@ class OnpolicyTrainer(BaseTrainer):
     ) -> None:
         check_foreign(type(self), ELSEWHERE, options)
         check_online("OnpolicyTrainer", policy, train_collector, from_rollouts=True)
-        check_amount(step_per_collect, episode_per_collect)
-        check_whole("repeat_per_collect", repeat_per_collect, 1)
+        self.step_per_collect, self.episode_per_collect = check_amount(step_per_collect, episode_per_collect)
+        self.repeat_per_collect: int = check_whole("repeat_per_collect", repeat_per_collect, 1)
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self.collector = train_collector
-        self.repeat_per_collect = repeat_per_collect
-        self.step_per_collect, self.episode_per_collect = step_per_collect, episode_per_collect
         if train_collector.buffer is None and isinstance(train_collector, MultiAgentCollector):
             train_collector.buffer = EpisodeStore()
         elif train_collector.buffer is None:

@@ -85,11 +85,10 @@ class VideoCallback(Callback):
     def __init__(
         self, directory: str | Path, *, interval: int = 5, num_episodes: int = 1, suffix: str = ".mp4", seed: int = 0
     ) -> None:
-        check_wholes(interval=interval, num_episodes=num_episodes)
+        self.interval, self.num_episodes = check_wholes(interval=interval, num_episodes=num_episodes)
         if suffix not in FORMATS:
             raise ValueError(f"suffix={suffix!r} is not allowed; choose one of {', '.join(FORMATS)}")
         self.directory, self.suffix, self.seed = Path(directory), suffix, seed
-        self.interval, self.num_episodes = interval, num_episodes
         self.num_evaluations = 0
         self._policy: Policy | None = None
 

@@ -235,7 +235,7 @@ def test_update_from_dict_refuses_other_algorithms_and_unknown_names():
         ("training", {"target_kl": 0.0}, "target_kl=0.0 is not allowed"),
         ("training", {"kl_target": 0.0}, "kl_target=0.0 is not allowed"),
         ("training", {"normalize_advantages": "all"}, "normalize_advantages='all' is not allowed"),
-        ("debugging", {"seed": -1}, "seed=-1 must be a whole number"),
+        ("debugging", {"seed": -1}, "seed=-1 is not allowed; it must be a whole number"),
     ],
 )
 def test_validate_refuses_with_the_values_named(section, options, message):

@@ -97,3 +97,12 @@ def test_group_is_built_from_a_spec_with_its_spaces_alone():
         PPOConfig().build_learner_group(rl_module_spec=RLModuleSpec())
     with pytest.raises(ValueError, match=r"environment\.env is not set"):
         PPOConfig().environment(frame_stack=2).build_learner_group(rl_module_spec=SPEC)
+
+
+def test_numbers_of_numpy_are_written_as_those_of_python():
+    given = config().debugging(seed=np.int64(3)).training(lr=np.float32(0.5), train_batch_size=np.int64(16))
+    given.rl_module(model_config={"hiddens": (np.int64(8),), "max_seq_len": np.int32(5)})
+    plain = config().debugging(seed=3).training(lr=0.5, train_batch_size=16)
+    plain.rl_module(model_config={"hiddens": (8,), "max_seq_len": 5})
+    assert given.to_json() == plain.to_json()
+    given.build_learner()

@@ -39,7 +39,7 @@ def test_an_unknown_id_is_refused_in_every_mode(mode):
 def test_wrong_options_say_what_is_allowed():
     with pytest.raises(ValueError, match="Did you mean 'async'"):
         make_vector("CartPole-v1", mode="asnyc")
-    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_envs=0 is not allowed; it must be a whole number, at least 1"):
         make_vector("CartPole-v1", num_envs=0)
     with pytest.raises(ValueError, match="has no native vector form"):
         make_vector("Pendulum-v1", mode="vector")

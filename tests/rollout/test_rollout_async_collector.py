@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from acting_tools import Acting, Exploring, NotingBuffer
+from acting_tools import Acting, Exploring
 
 from lockstep import AsyncCollector
 from lockstep.envs import CountingEnv, WorkerVectorEnv
@@ -95,15 +95,36 @@ def test_values_that_are_not_finite_are_stored_where_that_is_allowed():
             collector.collect(n_step=9)
 
 
+class Blinded(Poisoned):
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return (obs * np.nan if self.step_number == 4 else obs), *rest
+
+
+def test_of_an_async_step_the_observation_is_named_before_its_reward():
+    with WorkerVectorEnv([partial(Blinded, EPISODES)]) as env:
+        collector = AsyncCollector(Acting(), env, ReplayBuffer(50))
+        with pytest.raises(MalformedBufferError, match="column 'new_obs' at step 3 "):
+            collector.collect(n_step=9)
+
+
 @pytest.mark.parametrize("keep, told", [(True, (10.0 * 15, 5)), (False, (10.0 * 9, 2))])
 def test_an_emptied_buffer_keeps_its_statistics_where_asked(keep, told):
+    ended = []
+
+    class Noting(ReplayBuffer):
+        def add(self, batch, buffer_ids=None):
+            placed = super().add(batch, buffer_ids)
+            ended.extend(zip(placed.episode_return.tolist(), placed.episode_length.tolist()))
+            return placed
+
     with WorkerVectorEnv([partial(CountingEnv, ((5, "terminate"),))]) as env:
-        collector = AsyncCollector(Acting(), env, NotingBuffer(40, 1))
+        collector = AsyncCollector(Acting(), env, Noting(40))
         collector.collect(n_step=3)
         collector.reset_buffer(keep_statistics=keep)
         assert len(collector.buffer) == 0
         collector.collect(n_step=2)
-    assert collector.buffer.told[-1] == told
+    assert ended[-1] == told
 
 
 @pytest.mark.parametrize("name", ["n_step", "n_episode"])

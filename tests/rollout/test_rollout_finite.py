@@ -91,3 +91,47 @@ def test_actions_that_are_not_finite_are_refused(value, in_replay):
     with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column 'actions' at step {AT - 1} "):
         collector.collect(n_step=60)
     assert len(collector.buffer) == 0
+
+
+class Spreading(Nested):
+    """From step `at` on its rewards are of no use either, and from the step `reward_at`."""
+
+    reward_at = None
+
+    def step(self, action):
+        obs, reward, *ends = super().step(action)
+        spoilt = (self.leaf and self.steps >= self.at) or self.steps == self.reward_at
+        return obs, np.nan if spoilt else reward, *ends
+
+
+class EarlyReward(Spreading):
+    reward_at = 2
+
+
+class Following(Pushing):
+    """Acts by what it sees: without an observation that is finite it has no action that is."""
+
+    def act(self, obs, noise):
+        return np.array(obs["eye"])
+
+
+def spreading(kind, *wrong):
+    return make_vector(LightSyncVectorEnv([Nested, partial(kind, *wrong), Nested]))
+
+
+@pytest.mark.parametrize("in_replay", [False, True])
+@pytest.mark.parametrize("at", [AT, LENGTH])
+def test_the_observation_is_named_and_not_the_actions_and_rewards_that_it_spoils(at, in_replay):
+    env = spreading(Spreading, "eye", np.nan, at)
+    store = RolloutStore(20, 3, env.observation_space, env.action_space)
+    collector = Collector(Following(), env, VectorReplayBuffer(90, 3) if in_replay else store)
+    named = rf"'obs/eye' at step {AT} " if at == AT else rf"'final_obs/eye' at step {LENGTH - 1} "
+    with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column {named}"):
+        collector.collect(n_step=60)
+
+
+def test_what_came_first_is_named():
+    env = spreading(EarlyReward, "eye", np.nan)
+    collector = Collector(Following(), env, RolloutStore(20, 3, env.observation_space, env.action_space))
+    with pytest.raises(MalformedBufferError, match=r"environment 1 .* column 'rewards' at step 1 "):
+        collector.collect(n_step=60)

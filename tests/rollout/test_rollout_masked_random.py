@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from acting_tools import Acting
+from agent_games import CountingGame, game_config
 from gymnasium import spaces
 
 from lockstep import AsyncCollector, Collector, DQNConfig, RolloutStore
@@ -139,3 +140,32 @@ def test_random_actions_of_several_choices_are_those_that_the_mask_allows_and_al
     assert len(np.unique(taken, axis=0)) == (6 if entries == 5 else 16)  # every one there is
     if isinstance(actions, spaces.MultiBinary):  # of bits that are free half are set
         assert 0.45 < taken[store.obs["action_mask"][:100].reshape(400, -1) == 1].mean() < 0.55
+
+
+class MaskedGame(CountingGame):
+    """Each agent makes two choices at once, of which its mask forbids some; strict about it."""
+
+    def observation_space(self, agent):
+        mask = spaces.Box(0, 1, (5,), np.int8)
+        return spaces.Dict({"observations": spaces.Box(0.0, 100.0, (2,), np.float32), "action_mask": mask})
+
+    def action_space(self, agent):
+        return spaces.MultiDiscrete([2, 3], start=[5, -1])
+
+    def _obs(self, agents):
+        masks = {"a": [0, 1, 1, 0, 1], "b": [1, 1, 0, 1, 0], "c": [1, 0, 1, 1, 0]}
+        self.masks = {agent: np.array(masks[agent], np.int8) for agent in agents}
+        seen = super()._obs(agents)
+        return {agent: {"observations": seen[agent], "action_mask": self.masks[agent]} for agent in agents}
+
+    def step(self, actions):
+        for agent, (first, second) in actions.items():
+            assert self.masks[agent][first - 5], "of the first choice"
+            assert self.masks[agent][2 + second + 1], "of the second choice"
+        return super().step(dict.fromkeys(actions, 0))
+
+
+def test_random_actions_of_several_agents_are_those_that_their_masks_allow():
+    config = game_config(MaskedGame)
+    collector = config.build_collector(config.build_policy())
+    assert collector.collect(n_episode=40, random=True).n_collected_episodes == 40

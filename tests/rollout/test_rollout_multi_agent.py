@@ -212,6 +212,23 @@ def test_nan_is_told_with_environment_agent_column_and_step(policy):
     collector.collect(n_step=9)
 
 
+class Blinding(CountingGame):
+    """Gives the first agent no observation at step 2, and no reward for it."""
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        if self.t == 2:
+            obs["a"] = obs["a"] * np.nan
+            rewards["a"] = float("nan")
+        return obs, rewards, *rest
+
+
+def test_of_several_agents_the_observation_is_named_before_the_reward(policy):
+    collector = collector_of(Blinding, policy=policy)
+    with pytest.raises(MalformedBufferError, match=r"gave agent 'a' .* column 'obs' at its step 2;"):
+        collector.collect(n_step=9)
+
+
 def test_wrong_amounts_environments_policies_and_mappings_are_refused(policy):
     collector = collector_of(policy=policy)
     with pytest.raises(ValueError, match="exactly one of n_step and n_episode"):

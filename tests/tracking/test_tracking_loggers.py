@@ -93,7 +93,7 @@ def test_reductions_can_be_given() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_interval": 0}, "train_interval must be a whole number of at least 1, got 0"),
+        ({"train_interval": 0}, "train_interval=0 is not allowed; it must be a whole number, at least 1"),
         ({"update_interval": 2.5}, "update_interval"),
         ({"info_interval": True}, "info_interval"),
         ({"reductions": {"loss": "median"}}, "must be one of mean, sum, max, min, last"),

@@ -147,6 +147,52 @@ def test_rows_on_disk_and_batches_are_passed_over_again_and_again_without_replac
         seen.clear()
 
 
+@pytest.mark.parametrize("column, value", [("rewards", np.inf), ("obs", -np.inf), ("new_obs", np.inf), ("obs", np.nan)])
+def test_infinity_in_offline_data_is_refused_by_column_and_row(column, value, tmp_path):
+    bad = batch_of()
+    bad[column][7] = value
+    message = rf"have {value} in column '{column}' \(row 7 of 100 looked at\); only finite numbers"
+    only = SampleBatch({name: bad[name] for name in ("obs", "actions", "rewards", "new_obs")})  # no whole transitions
+    for given in (bad, only):
+        with pytest.raises(MalformedBufferError, match=message):
+            trainer_of(given, BCConfig)
+    if np.isinf(value):
+        with pytest.raises(MalformedBufferError, match=message):
+            trainer_of(ReplayBuffer.from_batch(bad), BCConfig)
+    rows = OfflineDataset(write_rows(tmp_path / "rows", only))
+    with pytest.raises(MalformedBufferError, match=f"have {value} in column '{column}'"):
+        trainer_of(rows, BCConfig, max_epoch=1).run()
+
+
+@pytest.mark.parametrize("algorithm", ["cql", "iql", "td3_bc", "marwil", "bc"])
+def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(algorithm):
+    policy = get_config(algorithm).environment("Pendulum-v1").training(gamma=0.9).build_policy()
+    options = {"max_epoch": 1, "batch_size": 8, "step_per_epoch": 8}
+    translated = random_transitions("Pendulum-v1", 50)
+    translated["actions"] = policy.from_env(translated["actions"])
+
+    def buffer(**given):
+        made = ReplayBuffer.from_batch(translated, **given)
+        made.action_form = policy.action_form
+        return made
+
+    OfflineTrainer(policy, buffer=buffer(n_step=3, gamma=0.9), **options)
+    OfflineTrainer(policy, buffer=buffer(gamma=0.8), **options)  # sums nothing
+    if algorithm in ("marwil", "bc"):
+        OfflineTrainer(policy, buffer=buffer(n_step=3, gamma=0.8), **options)
+        return
+    with pytest.raises(ValueError, match=r"sums n_step=3 rewards with gamma=0.8, the policy learns with gamma=0.9"):
+        OfflineTrainer(policy, buffer=buffer(n_step=3, gamma=0.8), **options)
+
+
+def test_infinite_actions_of_offline_data_are_refused():
+    policy = get_config("iql").environment("Pendulum-v1").build_policy()
+    bad = random_transitions("Pendulum-v1", 50)
+    bad["actions"][4] = np.inf
+    with pytest.raises(MalformedBufferError, match="have inf in column 'actions'"):
+        OfflineTrainer(policy, buffer=bad, max_epoch=1, batch_size=8, step_per_epoch=8)
+
+
 def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_path):
     bad = batch_of()
     bad["rewards"][3] = np.nan
@@ -158,7 +204,8 @@ def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_pa
         "are empty": ReplayBuffer(10),
         "are a list": [1],
         "are a dict": {},
-        "transitions with NaN": bad,
+        r"have nan in column 'rewards' \(row 3 of 100": bad,
+        "transitions with NaN; call dropnull": ReplayBuffer.from_batch(bad),
         r"rows of .*7.*observations are Box\(": wide,
         "from 1 to 2, the policy's are whole numbers from 0 to 1": many,
         "needs the column 'rewards'; the offline data have": SampleBatch(obs=bad["obs"], actions=bad["actions"]),

@@ -8,8 +8,8 @@ from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, Onpolicy
 from lockstep.envs import make_vector
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
-from lockstep.state.checkpoint import read_checkpoint
-from lockstep.trainer import Callback, build_onpolicy_trainer, restore_trainer, save_trainer
+from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
+from lockstep.trainer import Callback, CheckpointCallback, build_onpolicy_trainer, restore_trainer, save_trainer
 
 NUM_ENVS = 4
 
@@ -172,6 +172,24 @@ def test_an_empty_or_malformed_buffer_is_refused():
     source.buffer._store.trees["rewards"][0] = np.nan
     with pytest.raises(MalformedBufferError, match="transitions with NaN"):
         trainer_of(buffer=source.buffer)
+    source.buffer._store.trees["rewards"][0] = -np.inf
+    with pytest.raises(MalformedBufferError, match="transitions of buffer have -inf in column 'rewards'"):
+        trainer_of(buffer=source.buffer)
+
+
+def test_numbers_of_numpy_are_as_good_as_those_of_python(tmp_path):
+    numbers = {"batch_size": np.int64(8), "step_per_epoch": np.int32(16), "step_per_collect": np.uint8(8)}
+    numbers |= {"update_per_step": np.float32(0.25), "seed": np.int64(1), "learning_starts": np.int64(0)}
+    trainer = trainer_of(
+        max_epoch=np.int64(2), callbacks=[CheckpointCallback(tmp_path, interval=np.int64(1))], **numbers
+    )
+    plain = trainer_of(seed=1)
+    assert (trainer.run().gradient_step, trainer.env_step) == (plain.run().gradient_step, plain.env_step) == (8, 32)
+    for name in ("batch_size", "step_per_epoch", "step_per_collect", "learning_starts", "max_epoch"):
+        assert type(getattr(trainer, name)) is int
+    restore_trainer(plain, newest_checkpoint(tmp_path))
+    with pytest.raises(ValueError, match=r"batch_size=np.float64\(8.0\) is not allowed; it must be a whole number"):
+        trainer_of(batch_size=np.float64(8))
 
 
 def test_batch_size_none_learns_from_everything_once():

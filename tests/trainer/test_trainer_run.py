@@ -242,7 +242,8 @@ def test_the_best_of_negative_scores_is_the_largest():
 def test_a_score_that_is_no_number_is_never_the_best():
     scores = iter([float("nan"), -5.0, float("nan")])
     trainer = build(compute_score_fn=lambda stats: next(scores))
-    assert trainer.run().best_score == -5.0
+    with pytest.warns(UserWarning, match="compute_score_fn returned nan .* such a score is never the best"):
+        assert trainer.run().best_score == -5.0
 
 
 def test_the_score_is_the_mean_return_unless_said_otherwise():
