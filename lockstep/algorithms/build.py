@@ -207,7 +207,12 @@ def build_module(
         inference_only=spec.inference_only,
         model_config=model_config,
     )
-    return filled.build(seed=streams.seed("module"))
+    try:
+        return filled.build(seed=streams.seed("module"))
+    except ValueError as error:
+        if spec.module_class is None and config.algorithm not in str(error):
+            raise ValueError(f"{config.algorithm} cannot be built for these spaces or options: {error}") from error
+        raise
 
 
 def build_connectors(

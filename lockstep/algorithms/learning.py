@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.algorithms.plain_values import named_options
 from lockstep.data.space_codec import describe_space, space_from
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from lockstep.tracking.statistics import TrainingStats
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def checkpoint_folders(policy: AnyPolicy) -> dict[str, dict[str, Any]]:
 def set_checkpoint_folders(policy: AnyPolicy, folders: Mapping[str, dict[str, Any]]) -> None:
     """Restores from the folders of a checkpoint; `ValueError` where there is no policy in it."""
     if "policy" not in folders:
-        raise ValueError(f"there is no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
+        raise ValueError(f"there is no policy, but {_told(folders)}; give what Policy.save_to_path wrote")
     policy.learner_group.set_checkpoint_folders(folders)
     policy._set_own_state(folders["policy"]["state"])
 
@@ -138,9 +138,17 @@ def policy_from_checkpoint(path: str | Path, *, policy_mapping_fn: Callable[...,
     """
     from lockstep.algorithms import get_config
 
-    folders = read_checkpoint(Path(path))
+    try:
+        folders = read_checkpoint(Path(path))
+    except CheckpointError as error:
+        if any((folder / "config.json").exists() for folder in (Path(path), Path(path).parent)):
+            raise CheckpointError(
+                f"{error}; the best policy of a run is in best/policy of its folder, and lockstep.load_policy(folder) "
+                "finds it"
+            ) from error
+        raise
     if "policy" not in folders:
-        raise ValueError(f"{path} holds no policy, only {sorted(folders)}; give what Policy.save_to_path wrote")
+        raise ValueError(f"{path} holds no policy, but {_told(folders)}; give what Policy.save_to_path wrote")
     saved = folders["policy"]["state"]
     config = get_config(saved["config"]["algorithm"]).update_from_dict(saved["config"])
     if policy_mapping_fn is not None:
@@ -149,6 +157,15 @@ def policy_from_checkpoint(path: str | Path, *, policy_mapping_fn: Callable[...,
     policy: AnyPolicy = config.learners(num_learners=0).build_policy(spaces=spaces)
     policy.set_checkpoint_folders(folders)
     return policy
+
+
+def _told(folders: Mapping[str, Any]) -> str:
+    """What a checkpoint holds that is not of a policy."""
+    if {"weights", "spec"} <= set(folders.get("", {})):
+        return "an RLModule (RLModule.from_checkpoint reads it)"
+    if "learner" in folders:
+        return "a learner (Learner.from_checkpoint reads it)"
+    return f"the folders {sorted(folders)}"
 
 
 def deep_copy(policy: AnyPolicy, memo: dict[int, Any]) -> Any:

@@ -27,6 +27,9 @@ COMPONENTS = (
     "lifetime", "random",
 )  # fmt: skip
 
+LEARNER_CLASS = "learner_class"
+"""beside the components of a state from a checkpoint: whose it is, to be told where it does not fit"""
+
 
 def learner_state(learner: Learner, *, inference_only: bool = False) -> State:
     """Everything mutable: networks, optimizers, schedules, coefficients, statistics, random streams, counters."""
@@ -50,7 +53,7 @@ def set_learner_state(learner: Learner, state: Mapping[str, Any]) -> None:
     """Restores the components present in `state`; what does not fit is refused before anything is changed."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
-    unknown = sorted(set(state) - set(COMPONENTS))
+    unknown = sorted(set(state) - {*COMPONENTS, LEARNER_CLASS})
     if unknown:
         raise ValueError(f"unknown components {unknown}; a learner's state has {sorted(COMPONENTS)}")
     _check(learner, state)
@@ -194,7 +197,8 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
                 f"the checkpoint lacks {missing}: it is of an older version. It has {sorted(state)}; restore those "
                 "one by one with component=..., e.g. component='rl_module'"
             )
-        return state
+        recipe = folders["learner"].get("recipe") or {}
+        return {**state, LEARNER_CLASS: str(recipe.get("learner_class", "")).rpartition(":")[2]}
     chosen = select_components(state, component, None)
     return {
         head: {**current[head], **part} if "/" in component and head != "rl_module" and head in current else part
@@ -285,9 +289,19 @@ def _check(learner: Learner, state: Mapping[str, Any]) -> None:
             problems.append(f"registered {name!r} has shape {tuple(np.shape(saved))}, expected {tuple(own.shape)}")
     problems += _who_learns_problems(learner, state)
     if problems:
-        raise ValueError("the state does not fit this learner, nothing was changed: " + "; ".join(problems))
+        raise ValueError(f"{_whose(learner, state)}, nothing was changed: {'; '.join(problems)}")
     if "optimizer" in state:
         learner.optimizers.check_state(state["optimizer"])
+
+
+def _whose(learner: Learner, state: Mapping[str, Any]) -> str:
+    """That the state does not fit, and of which learners the two are."""
+    own, saved = type(learner).__name__, state.get(LEARNER_CLASS)
+    modules = ", ".join(sorted({type(module).__name__ for module in learner.module.values()}))
+    told = f"the state does not fit this {own} (of {modules})"
+    if saved and saved != own:
+        return f"{told}: it is of a {saved}; from_checkpoint(path) builds what was saved"
+    return told
 
 
 def _who_learns_problems(learner: Learner, state: Mapping[str, Any]) -> list[str]:

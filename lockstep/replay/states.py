@@ -53,7 +53,11 @@ def set_state(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
     size = [ring.size, ring.num_buffers]
     columns = state["columns"] if "columns" in state else Segments.join(state, state["schema"])
     if list(state["size"]) != size:
-        raise ValueError(f"the state has {list(state['size'])} rows and sub-buffers, this buffer {size}")
+        (rows, number), (own_rows, own_number) = state["size"], size
+        raise ValueError(
+            f"the state is of a buffer of size={rows * number} with buffer_num={number}, this one has "
+            f"size={own_rows * own_number} with buffer_num={own_number}; make it with the same"
+        )
     parts = {"priorities": buffer.priorities is not None, "next_obs": buffer.options.ignore_obs_next}
     for part, present in parts.items():
         if columns and (state[part] is not None) != present:

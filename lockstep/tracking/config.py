@@ -39,6 +39,9 @@ class ReportingSection(Section):
             raise ValueError(f"reporting.total_steps={self.total_steps} must be at least 1")
         if self.steps_per_epoch is not None and self.steps_per_epoch < 1:
             raise ValueError(f"reporting.steps_per_epoch={self.steps_per_epoch} must be at least 1, or None")
+        loggers: Any = self.loggers
+        if isinstance(loggers, str):
+            raise ValueError(f"reporting.loggers={loggers!r} is one text; give a list, [{loggers!r}]")
         wrong = [name for name in self.loggers if name not in LOGGERS]
         if wrong:
             raise ValueError(f"reporting.loggers={wrong} are unknown; choose from {LOGGERS}")

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -368,6 +369,8 @@ class BaseTrainer:
     def _checkpoint(self) -> None:
         """Writes one, and records it; without one its counters, unless callbacks write checkpoints and record those."""
         path = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
+        if not isinstance(path, str | PathLike | None):
+            raise TypeError(f"save_checkpoint_fn returned {path!r}; it must return the path of what it wrote, or None")
         if path is not None or not have_saver(self.callbacks):
             self.logger.save_data(*self._where(), lambda *_: path)
         self._saved_at = self._position()

@@ -24,6 +24,7 @@ from lockstep.tracking import (
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.checkpoints import restore_trainer, save_trainer
+from lockstep.trainer.checks import check_callbacks
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
@@ -45,6 +46,7 @@ def build_trainer(
     The trainer is the one that the algorithm needs.
     """
     config.validate()
+    check_callbacks(callbacks)
     if not config.is_offline and config.sections["offline_data"].input_ is not None:
         raise ValueError(
             f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "

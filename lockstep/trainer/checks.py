@@ -169,8 +169,16 @@ def check_observers(logger: Any, callbacks: Sequence[Any], resume_from_log: Any)
         raise ValueError("resume_from_log=True needs a logger that keeps records; give the logger of the earlier run")
     if logger is not None and not isinstance(logger, BaseLogger):
         raise ValueError(f"logger={logger!r} is not allowed; it must be a lockstep.tracking.BaseLogger, or None")
+    check_callbacks(callbacks)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises `ValueError` unless it is a list of callbacks."""
     if not isinstance(callbacks, Sequence):
-        raise ValueError(f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback")
+        told = "; put it into one, callbacks=[...]" if isinstance(callbacks, Callback) else ""
+        raise ValueError(
+            f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback{told}"
+        )
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")

@@ -217,7 +217,9 @@ def test_a_full_checkpoint_in_the_log_that_does_not_fit_is_refused_and_not_passe
     trainer_of("off", logger=logger, max_epoch=1, callbacks=[CheckpointCallback(folder)]).run()
     again = trainer_of("off", logger=JsonlLogger(folder / "metrics.jsonl", resume=True), resume_from_log=True)
     again.train_collector.buffer = again.buffer = VectorReplayBuffer(10, again.train_collector.num_envs)
-    with pytest.raises(ValueError, match=r"the state has \[32, 2\] rows and sub-buffers, this buffer \[5, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"a buffer of size=64 with buffer_num=2, this one has size=10 with buffer_num=2"
+    ):
         again.run()
 
 
