@@ -57,7 +57,8 @@ def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int, *, 
     if name == "n_step" and amount % num_envs:
         rounded = -(-amount // num_envs) * num_envs
         warnings.warn(
-            f"n_step={amount} is no multiple of the {num_envs} environments: {rounded} steps are collected",
+            f"{amount} steps for each collect (a collector's n_step, a trainer's step_per_collect) are no multiple of "
+            f"the {num_envs} environments: {rounded} are collected",
             stacklevel=depth,
         )
     return int(amount)

@@ -133,7 +133,9 @@ def test_amounts_are_whole_numbers_of_at_least_one(name, value):
 
 def test_n_step_is_rounded_up_to_whole_vector_steps_and_says_so():
     collector = collector_of(light(ENDLESS))
-    with pytest.warns(UserWarning, match="n_step=10 is no multiple of the 4 environments: 12 steps") as told:
+    with pytest.warns(
+        UserWarning, match=r"10 steps .* n_step, .* step_per_collect\) are no multiple of the 4 environments: 12 are"
+    ) as told:
         assert collector.collect(n_step=10).n_collected_steps == 12
     assert told[0].filename == __file__
     with warnings.catch_warnings():

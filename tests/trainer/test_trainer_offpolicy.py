@@ -331,6 +331,11 @@ def test_a_buffer_that_discounts_otherwise_than_the_policy_is_refused_at_constru
         trainer_of(policy=policy, train_collector=Collector(policy, collector.env, fitting))
 
 
+def test_steps_that_are_rounded_up_are_told_by_the_name_that_a_trainer_has_for_them():
+    with pytest.warns(UserWarning, match=r"6 steps .* step_per_collect\) are no multiple of the 4 environments: 8 are"):
+        trainer_of(step_per_collect=6).run()
+
+
 def test_offline_data_of_an_algorithm_that_collects_its_own_are_refused():
     config = config_for("dqn", offline_data={"input_": "nobody/has-this-v0"})
     with pytest.raises(
