@@ -233,6 +233,11 @@ def build_connectors(
     if isinstance(action_space, gym_spaces.Box):
         squashed = config.squashes_actions or getattr(config.model_config, "squash_actions", False)
         if section.rescale_actions or squashed:
+            if not action_space.is_bounded():
+                raise ValueError(
+                    f"{config.algorithm} cannot act in {action_space}: its actions are rescaled onto the bounds, which "
+                    "must be finite; wrap the environment so that they are"
+                )
             actions = RescaleActions(action_space)
         elif section.clip_actions:
             actions = ClipActions(action_space)
