@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -49,6 +48,7 @@ from lockstep.replay.config import ReplaySection
 from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.state.sections import FROZEN
+from lockstep.state.values import suggestion
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
@@ -444,5 +444,4 @@ class AlgorithmConfig:
     @staticmethod
     def _suggest(name: str, known: list[str]) -> str:
         elsewhere = [other for other in ELSEWHERE.get(name, "").split() if other in known]
-        near = elsewhere or difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.5)
-        return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are {', '.join(sorted(known))}"
+        return f"; {suggestion(name, sorted(known), elsewhere=elsewhere, most=3)}"

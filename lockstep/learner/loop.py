@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from lockstep.learner.noise import with_noise
 from lockstep.learner.plan import Agreement, plan_update
 from lockstep.learner.results import Results
 from lockstep.learner.summary import summarize_update
+from lockstep.state.values import suggestion
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -73,9 +73,7 @@ def update_options(given: UpdateKeywords) -> UpdateOptions:
     known = UpdateKeywords.__annotations__
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise TypeError(f"an update has no option {name!r}; {hint}")
+            raise TypeError(f"an update has no option {name!r}; {suggestion(name, known)}")
     options = {name: value for name, value in given.items() if not (name == "timesteps" and value is None)}
     return UpdateOptions(**options)  # type: ignore[arg-type]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from lockstep.modules import (
     check_module_id,
 )
 from lockstep.state.schedules import Schedule
+from lockstep.state.values import suggestion
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
@@ -159,9 +159,7 @@ def training_with(config: TrainingSection, overrides: TrainingSection | Mapping[
     known = [option.name for option in fields(config)]
     for name in overrides:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"training has no option {name!r} to override for a module; {hint}")
+            raise ValueError(f"training has no option {name!r} to override for a module; {suggestion(name, known)}")
     changed = replace(config, **overrides)
     changed.validate()
     return changed

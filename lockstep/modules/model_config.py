@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Self
 
 import numpy as np
+
+from lockstep.state.values import suggestion
 
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
@@ -119,9 +120,8 @@ class ModelConfig:
         names = [entry.name for entry in fields(cls)]
         for key in value:
             if key not in names:
-                near = [_ELSEWHERE[key]] if key in _ELSEWHERE else get_close_matches(str(key), names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-                raise ValueError(f"unknown model_config key {key!r}: {hint}")
+                elsewhere = [_ELSEWHERE[key]] if key in _ELSEWHERE else []
+                raise ValueError(f"unknown model_config key {key!r}; {suggestion(key, names, elsewhere=elsewhere)}")
         return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:

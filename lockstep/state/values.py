@@ -1,8 +1,12 @@
-"""What is no number, or not one that is allowed: each message has the name, the value and what is allowed."""
+"""What is no number, or not one that is allowed: each message has the name, the value and what is allowed; and what a
+name that there is not may have meant.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,15 @@ import numpy as np
 def is_number(value: object) -> bool:
     """Is it an int or a float, Python's or NumPy's, and not True or False?"""
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def suggestion(given: object, known: Iterable[str], *, elsewhere: Sequence[str] = (), most: int = 1) -> str:
+    """For a name that is not known: up to `most` of those that it may have meant (or those by which other libraries
+    mean the same, `elsewhere`), else all that there are.
+    """
+    names = list(dict.fromkeys(known))
+    near = elsewhere or get_close_matches(str(given), names, n=most, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names)}"
 
 
 def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:

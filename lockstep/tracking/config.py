@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.state.sections import Section
-from lockstep.state.values import check_whole
+from lockstep.state.values import check_whole, suggestion
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
 from lockstep.tracking.mlflow import MLflowLogger
@@ -61,9 +60,10 @@ def _check_arguments(name: str, options: dict[str, Any]) -> None:
         known += [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(str(option), known, n=1, cutoff=0.5)
-            told = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise ValueError(f"reporting.logger_config: {CLASSES[name].__name__} has no argument {option!r}; {told}")
+            raise ValueError(
+                f"reporting.logger_config: {CLASSES[name].__name__} has no argument {option!r}; "
+                f"{suggestion(option, known)}"
+            )
 
 
 @dataclass

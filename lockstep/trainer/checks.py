@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from lockstep.algorithms.policy import Policy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.async_group import AsyncGroupCollector
-from lockstep.state.values import check_whole
+from lockstep.state.values import check_whole, suggestion
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
 
@@ -33,9 +32,7 @@ def check_foreign(trainer: type, elsewhere: Mapping[str, str], options: dict[str
     known = {name for parameters in own for name in parameters} - {"self", "args", "kwargs", "options"}
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            told = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(sorted(known))}."
-            raise TypeError(f"{trainer.__name__} has no parameter {name!r}. {told}")
+            raise TypeError(f"{trainer.__name__} has no parameter {name!r}; {suggestion(name, sorted(known))}")
 
 
 def check_kind(trainer: str, policy: Any, *, from_rollouts: bool) -> None:

@@ -82,7 +82,7 @@ def test_set_path_sets_one_option_and_names_what_is_unknown():
         config.set_path("trainig.lr", 1)
     with pytest.raises(ValueError, match=r"training has no option 'learning_rat'"):
         config.set_path("training.learning_rat", 1)
-    with pytest.raises(ValueError, match=r"unknown model_config key 'hidens': did you mean 'hiddens'"):
+    with pytest.raises(ValueError, match=r"unknown model_config key 'hidens'; did you mean 'hiddens'"):
         config.set_path("rl_module.model_config.hidens", [8])
     with pytest.raises(ValueError, match=r"write section.option, e.g. training.lr"):
         config.set_path("lr", 1)

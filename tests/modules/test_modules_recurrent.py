@@ -218,7 +218,7 @@ def test_configuration_chooses_the_class_and_refuses_what_does_not_fit():
         ModelConfig(recurrent="rnn")
     with pytest.raises(ValueError, match="max_seq_len must be a positive whole number, got 0"):
         ModelConfig(max_seq_len=0)
-    with pytest.raises(ValueError, match="'use_lstm': did you mean 'recurrent'"):
+    with pytest.raises(ValueError, match="'use_lstm'; did you mean 'recurrent'"):
         ModelConfig.of({"use_lstm": True})
     with pytest.raises(ValueError, match="recurrent='lstm' needs RecurrentActorCriticModule"):
         RLModuleSpec(DefaultActorCriticModule, BOX, THREE, model_config={"recurrent": "lstm"}).build()

@@ -422,7 +422,7 @@ def test_a_folder_instead_of_a_file_is_told(tmp_path: Path) -> None:
     [
         ({"wandb": {"proj": "poles"}}, "WandbLogger has no argument 'proj'; did you mean 'project'?"),
         ({"jsonl": {"train_intervall": 3}}, "JsonlLogger has no argument 'train_intervall'; did you mean 'train_inter"),
-        ({"tensorboard": {"x": 3}}, "TensorboardLogger has no argument 'x'; it has log_dir, train_interval"),
+        ({"tensorboard": {"x": 3}}, "TensorboardLogger has no argument 'x'; there are log_dir, train_interval"),
     ],
 )
 def test_an_argument_that_a_logger_of_a_configuration_does_not_have_is_refused_before_the_run(

@@ -169,9 +169,9 @@ def test_a_test_episode_of_another_policy_is_refused(template):
 
 
 def test_an_unknown_parameter_is_refused_by_name_with_what_was_meant(template):
-    with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'max_epochs'\. Did you mean 'max_epoch'\?"):
+    with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'max_epochs'; did you mean 'max_epoch'\?"):
         OnpolicyTrainer(template.policy, **given(template, max_epochs=3))
-    with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'xyz'\. It has batch_size, callbacks, "):
+    with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'xyz'; there are batch_size, callbacks, "):
         OnpolicyTrainer(template.policy, **given(template, xyz=3))
     with pytest.raises(TypeError, match=r"OffpolicyTrainer has no parameter 'learn_starts'\. .* 'learning_starts'\?"):
         trainer_of("off", learn_starts=3)
