@@ -173,7 +173,7 @@ def test_an_unknown_parameter_is_refused_by_name_with_what_was_meant(template):
         OnpolicyTrainer(template.policy, **given(template, max_epochs=3))
     with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'xyz'; there are batch_size, callbacks, "):
         OnpolicyTrainer(template.policy, **given(template, xyz=3))
-    with pytest.raises(TypeError, match=r"OffpolicyTrainer has no parameter 'learn_starts'\. .* 'learning_starts'\?"):
+    with pytest.raises(TypeError, match=r"OffpolicyTrainer has no parameter 'learn_starts'; .* 'learning_starts'\?"):
         trainer_of("off", learn_starts=3)
 
 
