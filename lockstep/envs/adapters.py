@@ -213,14 +213,15 @@ class VectorEnvBoundary(VectorBoundary):
         if self.env is not self.env.unwrapped or any(not tells_state(env) for env in envs):
             return super().set_state(state)
         check_rows(state, len(envs))
-        if len(state["pending"]) != self.num_envs:
-            raise ValueError(f"the state is of {len(state['pending'])} rows, there are {self.num_envs} here.")
+        pending = state.get("pending", np.zeros(self.num_envs, bool))  # other back ends let no reset wait
+        if len(pending) != self.num_envs:
+            raise ValueError(f"the state is of {len(pending)} rows, there are {self.num_envs} here.")
         self.reset()
         for env, one in zip(envs, state["envs"], strict=True):
             set_env_state(env, one)
         result = self._result
         result.obs = trees.gather(state["obs"], np.arange(self.num_envs))
-        self._pending[:] = state["pending"]
+        self._pending[:] = pending
         self._any_pending = bool(self._pending.any())
         return result.obs
 

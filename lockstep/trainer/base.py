@@ -50,7 +50,7 @@ from lockstep.trainer.events import (
 )
 from lockstep.trainer.interrupts import DeferredInterrupt
 from lockstep.trainer.seeding import seed_run
-from lockstep.trainer.state import set_trainer_state, trainer_state
+from lockstep.trainer.state import set_collectors, set_trainer_state, trainer_state
 
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
 SaveCheckpointFn = Callable[[int, int, int], Any]
@@ -421,7 +421,8 @@ class BaseTrainer:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from `get_state`: the next iteration goes on where that run was. `ValueError`, changing nothing,
-        for collectors of another kind or number of environments."""
+        for collectors of other environments or another number of them."""
+        set_collectors(self, state)
         self._iterator = None
         self._zero()
         set_trainer_state(self, state)

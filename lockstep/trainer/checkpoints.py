@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.trainer.state import check_collectors, tell_options
+from lockstep.trainer.state import check_collectors, collector_states, set_collectors, tell_options
 
 if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
@@ -54,15 +54,18 @@ def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str
         raise ValueError(
             f"{path} is of a run of {made_by!r}, and this trainer's policy is of {own!r}; give it one of its own"
         )
-    state, before = folders["trainer"]["state"], trainer.policy.get_state()
+    state = folders["trainer"]["state"]
     check_collectors(trainer, state)
+    policy, collectors = trainer.policy.get_state(), collector_states(trainer)
     trainer.policy.set_checkpoint_folders(folders)
     try:
+        set_collectors(trainer, state)
         trainer.set_own_folders(folders)
     except BaseException:
-        trainer.policy.set_state(before)
+        trainer.policy.set_state(policy)
+        set_collectors(trainer, collectors)
         raise
-    trainer.set_state(state)
+    trainer.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
     tell_options(trainer, state["options"])
     # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
     epoch, env_step, gradient_step = state["saved_at"]

@@ -25,6 +25,7 @@ from lockstep.tracking.statistics import (
 if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
 
+COLLECTORS = ("train_collector", "test_collector")
 OPTIONS = (
     "batch_size",
     "step_per_epoch",
@@ -65,8 +66,7 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
         "history": [_from_epoch(stats) for stats in trainer.history],
         "epoch_end_due": trainer.epoch_end_due,
         "stop_reason": trainer.stop_reason,
-        "train_collector": None if trainer.train_collector is None else trainer.train_collector.get_state(),
-        "test_collector": None if trainer.test_collector is None else trainer.test_collector.get_state(),
+        **collector_states(trainer),
         "callbacks": [[type(c).__name__, dict(c.get_state())] for c in trainer.callbacks],
         "logger": trainer.logger.get_state(),
         "logger_class": type(trainer.logger).__name__,
@@ -74,11 +74,9 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
 
 
 def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
-    """Puts the trainer where `trainer_state` was taken. Callbacks are matched by their class, in order.
-
-    `ValueError`, changing nothing, for collectors of another kind or number of environments.
+    """Puts the trainer where `trainer_state` was taken; its collectors have `set_collectors`. Callbacks are matched by
+    their class, in order.
     """
-    check_collectors(trainer, state)
     for name, value in state["counters"].items():
         setattr(trainer, name, value)
     trainer.seconds = dict(state["seconds"])
@@ -89,10 +87,6 @@ def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
     trainer.updates.set_state(state["updates"])
     trainer.history = [_to_epoch(stats) for stats in state["history"]]
     trainer.epoch_end_due = bool(state["epoch_end_due"])
-    for name in ("train_collector", "test_collector"):
-        collector = getattr(trainer, name)
-        if collector is not None and state[name] is not None:
-            collector.set_state(state[name])
     saved: dict[str, list[Any]] = {}
     for name, callback_state in state["callbacks"]:
         saved.setdefault(name, []).append(callback_state)
@@ -112,9 +106,35 @@ def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
         )
 
 
+def collector_states(trainer: BaseTrainer) -> dict[str, Any]:
+    """The states of both collectors by name, None for one that is not there."""
+    found = {name: getattr(trainer, name) for name in COLLECTORS}
+    return {name: None if collector is None else collector.get_state() for name, collector in found.items()}
+
+
+def set_collectors(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
+    """Both collectors go on from `collector_states`, or none of them does: `ValueError`, putting back what was before,
+    where one cannot.
+    """
+    check_collectors(trainer, state)
+    before = collector_states(trainer)
+    try:
+        _set_collectors(trainer, state)
+    except BaseException:
+        _set_collectors(trainer, before)
+        raise
+
+
+def _set_collectors(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
+    for name in COLLECTORS:
+        collector = getattr(trainer, name)
+        if collector is not None and state[name] is not None:
+            collector.set_state(state[name])
+
+
 def check_collectors(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
     """Raises `ValueError` where a collector could not go on from what is saved of it."""
-    for name in ("train_collector", "test_collector"):
+    for name in COLLECTORS:
         collector, saved = getattr(trainer, name), state[name]
         if collector is None or saved is None:
             continue

@@ -18,15 +18,19 @@ from lockstep.trainer import restore_trainer, save_trainer
 from lockstep.trainer.run import resume
 
 
-def vector(number):
-    return gym.vector.SyncVectorEnv([Paying] * number, autoreset_mode="SameStep")
+class Other(Paying):
+    """Other environments with the same spaces."""
 
 
-def with_buffer(buffer, **options):
+def vector(number, env=Paying):
+    return gym.vector.SyncVectorEnv([env] * number, autoreset_mode="SameStep")
+
+
+def with_buffer(buffer, env=Paying, **options):
     """An off-policy trainer whose collector fills this buffer."""
     config = config_of("off")
     policy = config.build_policy()
-    collector = Collector(policy, vector(buffer.buffer_num), buffer)
+    collector = Collector(policy, vector(buffer.buffer_num, env), buffer)
     given = {"max_epoch": 3, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.125, "batch_size": 4}
     return OffpolicyTrainer(policy, train_collector=collector, **{**given, **options})
 
@@ -48,6 +52,7 @@ REFUSED = {
     "another number of test environments": (lambda: with_test_environments(3), r"test_collector .* has 2 env.*has 3"),
     "another number of environments": (lambda: with_buffer(VectorReplayBuffer(64, 1)), "train_collector .* has 1;"),
     "another network": (lambda: with_network((5,)), r"shape|parameters"),
+    "other environments": (lambda: with_buffer(VectorReplayBuffer(64, 2), Other), "is of a Paying, .* is a Other"),
     "priorities": (lambda: with_buffer(PrioritizedVectorReplayBuffer(64, 2)), "without priorities"),
 }
 
@@ -74,6 +79,31 @@ def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran,
     assert learned(other) == learned(twin)
     assert collected(other) == collected(twin)
     assert other.buffer.streams.get_state() == twin.buffer.streams.get_state()
+
+
+@pytest.mark.parametrize("other", [partial(trainer_of, "off", env=Other), lambda: with_test_environments(3)])
+def test_a_state_that_the_collectors_cannot_have_is_refused_and_changes_no_counter(other):
+    first, other = trainer_of("off"), other()
+    first.run()
+    other.max_epoch = 1
+    other.run()
+    before = other.info(), collected(other)
+    with pytest.raises(ValueError, match=r"is of a Paying|has 2 environments"):
+        other.set_state(first.get_state())
+    assert (other.info(), collected(other)) == before
+
+
+def test_a_run_goes_on_in_the_same_environments_of_another_back_end(tmp_path):
+    first, other = trainer_of("off", max_epoch=1), with_buffer(VectorReplayBuffer(64, 2))
+    backends = {one.train_collector.env.backend for one in (first, other)}
+    assert backends == {"light_sync", "gymnasium_sync"}
+    first.run()
+    restore_trainer(other, save_trainer(first, tmp_path / "checkpoint"))
+    assert not other.train_collector.episodes_cut
+    for trainer in (first, other):
+        trainer.train_collector.collect(n_step=6)
+    states = [trainer.train_collector.get_state() for trainer in (first, other)]
+    assert digest(states[0]["env"]["envs"]) == digest(states[1]["env"]["envs"])
 
 
 def weights_of(trainer):
