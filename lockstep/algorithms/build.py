@@ -47,6 +47,7 @@ from lockstep.modules import (
 )
 from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import ReplayBuffer
+from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
 from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.runner_backend import LocalRunner
@@ -374,9 +375,9 @@ def build_replay_buffer(
 ) -> ReplayBuffer:
     """An empty replay buffer with a sub-buffer for each environment; its random numbers come from the seed.
 
-    `gamma`: where it is not the configuration's.
+    `gamma`: where it is not the configuration's. Of an offline algorithm, which has no section `replay`: a plain one.
     """
-    section = config.sections["replay"]
+    section = config.sections.get("replay", ReplaySection())
     return ReplayBuffer(
         section.capacity,
         buffer_num=num_envs,

@@ -70,7 +70,7 @@ def _trainer_of(
     evaluate = config.evaluation_interval > 0 and not (config.is_offline and config.env is None)
     stop_return = config.stop_return
     options: dict[str, Any] = {
-        "max_epoch": -(-config.total_steps // per_epoch),
+        "max_epoch": num_epochs(config),
         "test_collector": build_test_collector(config, policy) if evaluate else None,
         "step_per_epoch": per_epoch,
         "episode_per_test": config.evaluation_episodes if evaluate else None,
@@ -131,6 +131,11 @@ def epoch_length(config: AlgorithmConfig, per_update: int) -> int:
     epochs = [n for n in range(5, 21) if num_updates % n == 0]
     best = min(epochs, key=lambda n: abs(n - 10)) if epochs else min(10, num_updates)
     return int(-(-num_updates // best) * per_update)
+
+
+def num_epochs(config: AlgorithmConfig) -> int:
+    """Epochs of a run: as few as have `total_steps`."""
+    return -(-config.total_steps // epoch_length(config, steps_per_update(config)))
 
 
 def make_logger(config: AlgorithmConfig, folder: RunFolder, *, resume: bool = False) -> BaseLogger:

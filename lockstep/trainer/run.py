@@ -18,7 +18,7 @@ from lockstep.algorithms.plain_values import named_options
 from lockstep.state.checkpoint import newest_checkpoint, verify_checkpoint
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
-from lockstep.trainer.build import Trainer, build_trainer, epoch_length, restore_trainer, steps_per_update
+from lockstep.trainer.build import Trainer, build_trainer, epoch_length, num_epochs, restore_trainer, steps_per_update
 from lockstep.trainer.callbacks import Callback
 
 
@@ -73,15 +73,16 @@ def prepare_run(
 ) -> tuple[Trainer, RunFolder]:
     """The trainer of a new run and its folder. Where the trainer cannot be built, no folder is left."""
     config.validate()
-    new_root = not Path(root).exists()
+    parents = [Path(root).absolute(), *Path(root).absolute().parents]
+    made = [one for one in parents if not one.exists()]
     folder = new_folder(config, root)
     try:
         return build_trainer(config, folder=folder, callbacks=callbacks), folder
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
-        if new_root:
-            with contextlib.suppress(OSError):  # another run has begun in it
-                folder.path.parent.rmdir()
+        with contextlib.suppress(OSError):  # another run has begun in it
+            for one in made:
+                one.rmdir()
         raise
 
 
@@ -162,7 +163,7 @@ def load_trainer(
     path: str | Path, *, total_steps: int | None = None, callbacks: Sequence[Callback] = ()
 ) -> tuple[Trainer, RunFolder]:
     """The trainer of a run's folder at its newest intact checkpoint. `ValueError` where there is none, or where it has
-    more than `total_steps` steps."""
+    more epochs than `total_steps` make."""
     folder = RunFolder.open(path)
     config = get_config(folder.algo).update_from_dict(folder.config)
     if total_steps is not None:
@@ -171,9 +172,12 @@ def load_trainer(
     if checkpoint is None:
         raise ValueError(f"{folder.path} has no intact checkpoint to go on from; start a new run")
     counters = verify_checkpoint(checkpoint)["metadata"]
-    done = counters["gradient_step" if config.is_offline else "env_step"]
-    if total_steps is not None and total_steps < done:
-        raise ValueError(f"total_steps={total_steps} is not allowed; the run in {folder.path} has {done} steps already")
+    done = counters["env_step"] or counters["gradient_step"]
+    if total_steps is not None and total_steps < done and num_epochs(config) < counters["epoch"]:
+        raise ValueError(
+            f"total_steps={total_steps} is not allowed; the run in {folder.path} has {done} steps already, give as "
+            "many or more"
+        )
     trainer = build_trainer(config, folder=folder, callbacks=callbacks, resume=True)
     try:
         restore_trainer(trainer, checkpoint)

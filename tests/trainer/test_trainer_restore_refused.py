@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from agent_games import CountingGame, game_config
 from scenario_tools import Paying, config_of, offline_trainer_of, trainer_of
-from trainer_tools import collected, digest, learned
+from trainer_tools import collected, digest, learned, smallest_config
 
 import lockstep
 from lockstep import Collector, DQNConfig, MultiAgentCollector, OffpolicyTrainer
@@ -184,6 +184,17 @@ def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
     assert trainer.run().gradient_step == 16
 
 
+@pytest.mark.parametrize("algorithm", ["bc", "cql", "iql", "marwil", "td3_bc"])
+def test_of_an_algorithm_without_a_replay_section_a_collector_gets_a_plain_buffer(algorithm):
+    config = smallest_config(algorithm)
+    policy = config.build_policy()
+    envs = gym.vector.SyncVectorEnv([partial(gym.make, config.env)] * 2, autoreset_mode="SameStep")
+    common = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "batch_size": 4}
+    trainer = OffpolicyTrainer(policy, train_collector=Collector(policy, envs), **common)
+    assert (trainer.buffer.maxsize, trainer.buffer.buffer_num, trainer.buffer.options.n_step) == (100_000, 2, 1)
+    assert trainer.buffer.priorities is None
+
+
 def test_a_collector_of_several_agents_gets_the_buffers_of_the_configuration():
     config = game_config(CountingGame, DQNConfig)
     config.replay(capacity=60, n_step=2)
@@ -202,6 +213,9 @@ def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="NoSuchThing-v9"):
         lockstep.train("ppo", "NoSuchThing-v9", root=root)
     assert not root.exists()
+    with pytest.raises(ValueError, match="NoSuchThing-v9"):
+        lockstep.train("ppo", "NoSuchThing-v9", root=tmp_path / "made" / "on" / "the" / "way")
+    assert list(tmp_path.iterdir()) == []
     (root / "another").mkdir(parents=True)
     with pytest.raises(ValueError, match="NoSuchThing-v9"):
         lockstep.train("ppo", "NoSuchThing-v9", root=root)
@@ -215,6 +229,17 @@ def test_to_go_on_to_fewer_steps_than_there_are_is_refused_and_changes_nothing(t
         resume(result.path, total_steps=16)
     assert {path: path.read_bytes() for path in result.path.rglob("*") if path.is_file()} == files
     assert resume(result.path, total_steps=48).info.train_step == 48
+
+
+def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(tmp_path):
+    config = config_of("off")
+    config.reporting(total_steps=42)
+    result = lockstep.train(config, root=tmp_path)
+    assert result.info.train_step == 48
+    assert resume(result.path, total_steps=42).info.train_step == 48
+    assert resume(result.path, total_steps=58).info.train_step == 64
+    with pytest.raises(ValueError, match=r"total_steps=42 is not allowed; the run in .* has 64 steps already"):
+        resume(result.path, total_steps=42)
 
 
 @pytest.mark.parametrize("saves", [False, True])
