@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.trainer.state import check_collectors, collector_states, set_collectors, tell_options
+from lockstep.trainer.state import check_collectors, set_collectors, states_to_put_back, tell_options
 
 if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
@@ -56,7 +56,7 @@ def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str
         )
     state = folders["trainer"]["state"]
     check_collectors(trainer, state)
-    policy, collectors = trainer.policy.get_state(), collector_states(trainer)
+    policy, collectors = trainer.policy.get_state(), states_to_put_back(trainer)
     trainer.policy.set_checkpoint_folders(folders)
     try:
         set_collectors(trainer, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -112,12 +113,21 @@ def collector_states(trainer: BaseTrainer) -> dict[str, Any]:
     return {name: None if collector is None else collector.get_state() for name, collector in found.items()}
 
 
+def states_to_put_back(trainer: BaseTrainer) -> dict[str, Any]:
+    """As `collector_states`; None, too, for one that holds data, which no state has and a restored run drops."""
+    found: dict[str, Any] = dict.fromkeys(COLLECTORS)
+    for name in COLLECTORS:
+        with suppress(ValueError):
+            found[name] = None if getattr(trainer, name) is None else getattr(trainer, name).get_state()
+    return found
+
+
 def set_collectors(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
     """Both collectors go on from `collector_states`, or none of them does: `ValueError`, putting back what was before,
     where one cannot.
     """
     check_collectors(trainer, state)
-    before = collector_states(trainer)
+    before = states_to_put_back(trainer)
     try:
         _set_collectors(trainer, state)
     except BaseException:

@@ -106,6 +106,17 @@ def test_a_run_goes_on_in_the_same_environments_of_another_back_end(tmp_path):
     assert digest(states[0]["env"]["envs"]) == digest(states[1]["env"]["envs"])
 
 
+def test_a_run_goes_on_from_a_checkpoint_whatever_was_collected_in_between(tmp_path):
+    first = trainer_of("on", max_epoch=2)
+    first.run()
+    path, other, straight = save_trainer(first, tmp_path / "checkpoint"), trainer_of("on"), trainer_of("on")
+    other.train_collector.collect(n_step=8)
+    restore_trainer(other, path)
+    for trainer in (other, straight):
+        assert trainer.run().train_step == 48
+    assert learned(other) == learned(straight)
+
+
 def weights_of(trainer):
     return digest(trainer.policy.get_state()["learner_group"]["learner"]["rl_module"])
 
