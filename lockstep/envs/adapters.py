@@ -271,7 +271,8 @@ def _info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
 
 
 def _spec_of(env: Any) -> Any:
-    spec = getattr(env, "spec", None)
+    base = env.unwrapped
+    spec = getattr(base.envs[0] if isinstance(base, SyncVectorEnv) else env, "spec", None)
     return spec if isinstance(spec, EnvSpec) else None
 
 

@@ -139,6 +139,11 @@ class VectorBoundary(ABC):
         if seeds is not None and len(seeds) != self.num_envs:
             raise ValueError(f"reset got {len(seeds)} seeds for {self.num_envs} environments; give one for each row.")
 
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The limit of an episode's length that the environment is registered with; None where it has none."""
+        return None if self.single_env_spec is None else self.single_env_spec.max_episode_steps
+
     def __repr__(self) -> str:
         name = "" if self.single_env_spec is None else f"{self.single_env_spec.id}, "
         return f"{type(self).__name__}({name}num_envs={self.num_envs}, {self.backend}, {self.autoreset_mode})"

@@ -138,12 +138,14 @@ class EnvRunner:
         return self.collector.observation_space, self.collector.env.action_space
 
     def describe(self) -> dict[str, Any]:
-        """What steps the environments: `num_envs`, `backend`, `autoreset_mode`, both spaces."""
+        """What steps the environments: `num_envs`, `backend`, `autoreset_mode`, `max_episode_steps`, both
+        spaces."""
         env = self.collector.env
         return {
             "num_envs": env.num_envs,
             "backend": env.backend,
             "autoreset_mode": env.autoreset_mode,
+            "max_episode_steps": env.max_episode_steps,
             "observation_space": env.observation_space,
             "stacked_observation_space": self.collector.observation_space,
             "action_space": env.action_space,

@@ -42,6 +42,7 @@ class RunnersEnv:
     autoreset_mode: str
     observation_space: Any
     action_space: Any
+    max_episode_steps: int | None
 
 
 class GroupCollector:
@@ -62,7 +63,9 @@ class GroupCollector:
         envs = group.envs
         backend = envs["backend"] if group.is_local else f"{envs['backend']} in {len(group)} env runners"
         spaces = envs["observation_space"], envs["action_space"]
-        self.env = RunnersEnv(group.num_envs, backend, envs["autoreset_mode"], *spaces)
+        self.env = RunnersEnv(
+            group.num_envs, backend, envs["autoreset_mode"], *spaces, max_episode_steps=envs["max_episode_steps"]
+        )
         self.observation_space = envs["stacked_observation_space"]
         policy.check_spaces(*spaces)
         self.episodes_cut = 0

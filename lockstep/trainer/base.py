@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -37,7 +36,14 @@ from lockstep.trainer.checks import (
     check_parts,
 )
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import check_evaluated, mean_return, run_info, score_of, with_reward_metric
+from lockstep.trainer.evaluation import (
+    check_evaluated,
+    mean_return,
+    run_info,
+    score_of,
+    tell_endless,
+    with_reward_metric,
+)
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -54,9 +60,6 @@ from lockstep.trainer.state import set_collectors, set_trainer_state, trainer_st
 
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
 SaveCheckpointFn = Callable[[int, int, int], Any]
-
-A_FEW = 100
-"""steps in which an episode may well go on: no word about environments that never end before them"""
 
 
 class BaseTrainer:
@@ -258,13 +261,8 @@ class BaseTrainer:
         """After the checkpoint, as the contract orders it; a run that goes on from there tells it once more."""
         self.epoch_end_due = False
         stats = self.history[-1]
-        collected = stats.train_collect_stat
-        if collected and not self.env_episode and self.env_step - collected.n_collected_steps < A_FEW <= self.env_step:
-            warnings.warn(
-                f"no training episode ended in the first {self.env_step} steps; if episodes never end, limit their "
-                "length (gymnasium.wrappers.TimeLimit)",
-                stacklevel=2,
-            )
+        if self.train_collector is not None and stats.train_collect_stat is not None and not self.env_episode:
+            tell_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
         self._emit(EpochEnd(*self._where(), stats=stats))
 
     def _training_step(self) -> None:

@@ -12,10 +12,15 @@ import numpy as np
 
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.rollout import CollectorLike
+from lockstep.rollout.checks import LIMIT_THEM
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
 if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
+
+
+A_FEW = 100
+"""steps in which an episode may well go on, where the environment is registered with no limit of its length"""
 
 
 def mean_return(stats: CollectStats) -> float:
@@ -29,6 +34,19 @@ def check_evaluated(stats: CollectStats) -> None:
     if not stats.returns:
         raise ValueError(
             "the evaluation has no finished episode; raise episode_per_test, or limit the episodes' length"
+        )
+
+
+def tell_endless(collector: CollectorLike, steps: int, newest: int) -> None:
+    """Warns of episodes that may never end, where none ended in all `steps`; once, when the `newest` of them make them
+    as many as the limit of an episode's length in each environment, or `A_FEW` where none is known.
+    """
+    enough = collector.num_envs * (getattr(collector.env, "max_episode_steps", None) or A_FEW)
+    if steps - newest < enough <= steps:
+        warnings.warn(
+            f"no training episode ended in the first {steps} steps of {collector.num_envs} environments; if episodes "
+            f"never end, {LIMIT_THEM}",
+            stacklevel=3,
         )
 
 

@@ -166,6 +166,18 @@ def test_an_observation_of_the_wrong_shape_is_not_spread_over_the_row():
         boundary.step(np.zeros(1, dtype=np.int64))
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "vector", "SyncVectorEnv", "one"])
+def test_the_registered_limit_of_an_episode_is_known_of_every_back_end(mode):
+    def one():
+        return gym.make("CartPole-v1")
+
+    made = {"SyncVectorEnv": lambda: SyncVectorEnv([one] * 2), "one": one}
+    boundary = make_vector(made[mode]()) if mode in made else make_vector("CartPole-v1", num_envs=2, mode=mode)
+    with boundary:
+        assert boundary.max_episode_steps == 500
+    assert make_vector(CountingEnv).max_episode_steps is None
+
+
 def test_every_kind_of_env_becomes_a_boundary():
     assert make_vector(gym.make("CartPole-v1")).num_envs == 1
     assert make_vector(gym.spec("CartPole-v1"), num_envs=2).backend == "light_sync"

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from runner_tools import ManyRunners, config_of, runner_count
@@ -54,6 +55,7 @@ def test_m_runners_of_k_environments_give_the_rows_of_one_collector_of_all(env, 
     with group_of(config, num_runners) as group:
         policy = config.build_policy()
         collector = GroupCollector(policy, group, RolloutStore(30, 4, policy.observation_space, policy.action_space))
+        assert collector.env.max_episode_steps == gym.spec(env).max_episode_steps
         for _ in range(3):
             collector.buffer.clear()
             own = collector.collect(n_step=120)

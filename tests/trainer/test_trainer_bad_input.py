@@ -220,8 +220,21 @@ class Endless(Paying):
 
 
 def test_no_word_of_episodes_that_never_end_before_one_could_have(recwarn):
-    trainer_of("on", env=Endless, max_epoch=5, evaluate=False).run()  # 80 steps
+    trainer_of("on", env=Endless, max_epoch=12, evaluate=False).run()  # 96 steps of each environment
     assert not [one for one in recwarn if "no training episode ended" in str(one.message)]
-    with pytest.warns(UserWarning, match="no training episode ended in the first 112 steps") as told:
-        trainer_of("on", env=Endless, max_epoch=12, evaluate=False).run()
+    with pytest.warns(UserWarning, match="in the first 208 steps of 2 env.*max_episode_steps") as told:
+        trainer_of("on", env=Endless, max_epoch=16, evaluate=False).run()
     assert len([one for one in told if "no training episode ended" in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_no_word_of_episodes_that_never_end_before_their_known_limit(by_hand, recwarn):
+    trainer = config_for(env="Pendulum-v1", total_steps=768).build_trainer()  # 192 steps of each, episodes have 200
+    if by_hand:
+        vector = SyncVectorEnv([lambda: gym.make("Pendulum-v1")] * 4, autoreset_mode="SameStep")
+        trainer = OnpolicyTrainer(
+            trainer.policy,
+            **given(trainer, train_collector=Collector(trainer.policy, vector), max_epoch=12),
+        )
+    assert trainer.run().train_step == 768
+    assert not [one for one in recwarn if "no training episode ended" in str(one.message)]

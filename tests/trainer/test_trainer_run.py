@@ -285,10 +285,10 @@ def test_test_in_train_allows_one_more_evaluation_in_an_epoch():
 
 @pytest.mark.parametrize("evaluate", [False, True])
 def test_an_environment_whose_episodes_never_end_is_told_after_the_first_epoch(evaluate):
-    trainer = build(lambda: gym.make("CartPole-v1").unwrapped, evaluate=evaluate, max_epoch=1)
+    trainer = build(lambda: gym.make("CartPole-v1").unwrapped, evaluate=evaluate, max_epoch=1, step_per_epoch=2048)
     for env in trainer.train_collector.env.envs:
         env.unwrapped.theta_threshold_radians = env.unwrapped.x_threshold = 1e9
-    with pytest.warns(UserWarning, match=r"no training episode ended in the first 128 steps.*TimeLimit"):
+    with pytest.warns(UserWarning, match=r"no training episode ended in the first 2048 steps.*TimeLimit"):
         info = trainer.run()
     assert info.test_episode == (6 if evaluate else 0)  # those of evaluation end
 
