@@ -15,6 +15,7 @@ from lockstep.data.actions import told
 from lockstep.data.columns import Columns
 from lockstep.data.config import OfflineDataSection
 from lockstep.data.trees import leaves, named_leaves
+from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.replay.files import FORMATS, import_batch
@@ -114,6 +115,9 @@ def fit_normalizers(data: OfflineData, policy: Policy) -> None:
         else:
             obs = data[np.arange(start, min(start + AT_ONCE, len(data)))][Columns.OBS]
         policy.connectors.update(obs, None)
+    if not policy.learner_group.is_local:  # it acts with a copy
+        state = policy.connectors.obs.get_state()
+        policy.learner_group.foreach_learner(_take_obs_statistics, DEFAULT_MODULE_ID, state)
 
 
 def _source(given: Any, policy: Policy) -> OfflineData:
@@ -149,8 +153,7 @@ def _to_learn_from(batch: SampleBatch, policy: Policy) -> SampleBatch:
 def _check_rows(source: OfflineData, policy: Policy) -> None:
     """Columns and shapes of one row against the learner and the policy's spaces."""
     row = source[source.indices()[:1]] if isinstance(source, ReplayBuffer) else source[np.arange(1)]
-    needed = policy.learner_group.learner.required_columns(DEFAULT_MODULE_ID)
-    missing = [name for name in needed if name not in row]
+    missing = [name for name in required_columns(policy) if name not in row]
     if missing:
         raise MalformedBufferError(
             f"{policy.config.algorithm} needs the column {missing[0]!r}; the offline data have {sorted(row)}"
@@ -162,6 +165,20 @@ def _check_rows(source: OfflineData, policy: Policy) -> None:
                 f"column {name!r} of the offline data has rows of {shapes_of_rows(name, row[name])}, the policy's "
                 f"observations are {policy.observation_space}"
             )
+
+
+def required_columns(policy: Policy) -> tuple[str, ...]:
+    """Columns without which the policy's learners cannot learn."""
+    names: tuple[str, ...] = policy.learner_group.first_learner(_columns_of, DEFAULT_MODULE_ID)
+    return names
+
+
+def _columns_of(learner: Learner, module_id: str) -> tuple[str, ...]:
+    return learner.required_columns(module_id)
+
+
+def _take_obs_statistics(learner: Learner, module_id: str, state: Any) -> None:
+    learner.connectors[module_id].obs.set_state(state)
 
 
 def check_numbers(buffer: ReplayBuffer, what: str) -> None:
@@ -220,4 +237,4 @@ def _check_actions(actions: Any, policy: Policy) -> None:
         )
 
 
-__all__ = ["OfflineData", "check_whose_actions", "fit_normalizers", "offline_source", "open_data"]
+__all__ = ["OfflineData", "check_whose_actions", "fit_normalizers", "offline_source", "open_data", "required_columns"]

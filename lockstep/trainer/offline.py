@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms.offline import OfflineData, check_whose_actions, offline_source
+from lockstep.algorithms.offline import OfflineData, check_whose_actions, offline_source, required_columns
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.columns import Columns
 from lockstep.data.trees import named_leaves
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
@@ -82,7 +81,7 @@ class OfflineTrainer(BaseTrainer):
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
         if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
             check_whose_actions(self.buffer, policy)
-            if Columns.REWARDS in policy.learner_group.learner.required_columns(DEFAULT_MODULE_ID):
+            if Columns.REWARDS in required_columns(policy):
                 check_discounts(policy, self.buffer)
         check_priorities(policy, self.buffer)
         seed_buffer(self.buffer, options.get("seed"))

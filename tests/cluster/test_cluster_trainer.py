@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from agent_games import game_config
 
-from lockstep import DQNConfig, PPOConfig, load_policy
+from lockstep import DQNConfig, PPOConfig, SampleBatch, get_config, load_policy
 from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
 
 ray = pytest.importorskip("ray")
@@ -174,3 +174,35 @@ def test_a_run_of_several_agents_with_two_learners_is_the_run_with_one(cluster):
             np.testing.assert_allclose(others[module_id][name], array, rtol=0, atol=1e-12, err_msg=name)
     seen = {agent: np.array([1.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
     assert home.compute_actions(seen) == policy.compute_actions(seen)
+
+
+OTHERS = ("dqn", "c51", "qrdqn", "sac", "td3", "bc", "marwil", "cql", "td3_bc")
+
+
+@pytest.mark.parametrize("algorithm", ["iql", *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
+def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, cluster):
+    box = algorithm in ("sac", "td3", "cql", "td3_bc")
+    env, rows, rng = "Pendulum-v1" if box else "CartPole-v1", 60, np.random.default_rng(0)
+
+    def run_of(num_learners):
+        config = get_config(algorithm).environment(env, normalize_observations=get_config(algorithm).is_offline)
+        config.framework(dtype="float64").rl_module(model_config={"hiddens": (8,)}).training(train_batch_size=16)
+        config.learners(num_learners=num_learners, num_cpus_per_learner=0).debugging(seed=3)
+        config.evaluation(evaluation_episodes=1).reporting(total_steps=64, steps_per_epoch=32)
+        if config.is_offline:
+            config.offline_data(input_=data)
+        else:
+            config.replay(capacity=200, learning_starts=16, update_per_step=0.5)
+            config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=4)
+        trainer = config.build_trainer()
+        history = [epoch.test_collect_stat.returns for epoch in trainer]
+        trainer.policy.bring_home()
+        return history, trainer.policy
+
+    obs = rng.normal(2.0, 3.0, (rows + 1, 3 if box else 4)).astype(np.float32)
+    actions = rng.uniform(-2, 2, (rows, 1)).astype(np.float32) if box else rng.integers(0, 2, rows)
+    data = SampleBatch(obs=obs[:-1], new_obs=obs[1:], actions=actions, rewards=rng.random(rows, np.float32))
+    data.update(terminateds=np.arange(rows) % 10 == 9, truncateds=np.zeros(rows, bool))
+    (one, policy), (two, other) = run_of(0), run_of(2)
+    assert one == two
+    assert_near(other, policy, 1e-12)
