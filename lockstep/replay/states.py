@@ -61,7 +61,11 @@ def set_state(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
     parts = {"priorities": buffer.priorities is not None, "next_obs": buffer.options.ignore_obs_next}
     for part, present in parts.items():
         if columns and (state[part] is not None) != present:
-            raise ValueError(f"the state was made {'without' if present else 'with'} {part}, this buffer otherwise")
+            option = {"priorities": "priorities (PrioritizedReplayBuffer)", "next_obs": "ignore_obs_next=True"}[part]
+            raise ValueError(
+                f"the state was made {'without' if present else 'with'} {option}, this buffer "
+                f"{'with' if present else 'without'}; make it alike"
+            )
     form = ActionForm.from_state(state["action_form"])
     if buffer.action_form not in (None, form):
         raise ValueError(f"the state has {told(form)}, this buffer {told(buffer.action_form)}")

@@ -139,9 +139,9 @@ def test_a_state_of_another_buffer_is_refused():
         ValueError, match=r"a buffer of size=20 with buffer_num=2, this one has size=20 with buffer_num=1; make it with"
     ):
         ReplayBuffer(20).set_state(state)
-    with pytest.raises(ValueError, match="without priorities"):
+    with pytest.raises(ValueError, match=r"without priorities \(PrioritizedReplayBuffer\), this buffer with"):
         PrioritizedVectorReplayBuffer(20, 2).set_state(state)
-    with pytest.raises(ValueError, match="without next_obs"):
+    with pytest.raises(ValueError, match="without ignore_obs_next=True, this buffer with; make it alike"):
         VectorReplayBuffer(20, 2, ignore_obs_next=True).set_state(state)
     wider = VectorReplayBuffer(20, 2)
     wider.add(rows(2))
