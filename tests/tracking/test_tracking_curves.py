@@ -26,7 +26,8 @@ def test_iqm_of_written_out_cases() -> None:
 @given(rows=st.integers(1, 5), seed=st.integers(0, 1000))
 def test_iqm_is_the_trimmed_mean_and_does_not_depend_on_order(rows: int, seed: int) -> None:
     scores = np.random.default_rng(seed).normal(size=(4 * rows, 3))
-    np.testing.assert_allclose(iqm(scores), trim_mean(scores, 0.25), rtol=1e-12)
+    # sums in another order: apart by the rounding of scores of size 1, however near 0 their mean is
+    np.testing.assert_allclose(iqm(scores), trim_mean(scores, 0.25), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(iqm(scores[::-1]), iqm(scores), rtol=1e-12)
     np.testing.assert_allclose(iqm(scores.T, axis=1), iqm(scores), rtol=1e-12)
 
