@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lockstep.algorithms.plain_values import named_options
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.tracking import LazyLogger
@@ -165,6 +166,9 @@ def check_collectors(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
 def _options(trainer: BaseTrainer) -> dict[str, Any]:
     """What a run that goes on bit by bit has in common with the one before; functions are left out."""
     found = {name: getattr(trainer, name) for name in OPTIONS if hasattr(trainer, name)}
+    of_policy = named_options(trainer.policy.config)
+    for section in ("training", "framework"):
+        found |= {f"policy.{name}": value for name, value in of_policy[section].items()}
     buffer = getattr(trainer, "buffer", None)
     buffers = buffer.buffers if isinstance(buffer, MultiAgentReplayBuffer) else {"": buffer}
     for module_id, own in buffers.items():
@@ -175,7 +179,7 @@ def _options(trainer: BaseTrainer) -> dict[str, Any]:
 
 
 def tell_options(trainer: BaseTrainer, saved: Mapping[str, Any]) -> None:
-    """Warns where options of the trainer or its buffer are not those of the run that goes on."""
+    """Warns where options of the trainer, its policy or its buffer are not those of the run that goes on."""
     own = _options(trainer)
     others = [f"{name}={own[name]!r} (was {saved[name]!r})" for name in own if saved.get(name, own[name]) != own[name]]
     if others:

@@ -174,6 +174,15 @@ def test_other_priorities_than_the_run_had_are_told(tmp_path):
         restore_trainer(with_buffer(PrioritizedVectorReplayBuffer(64, 2, alpha=0.7, beta=0.5)), path)
 
 
+@pytest.mark.parametrize("kind", ["on", "off"])
+def test_other_options_of_the_policy_than_the_run_had_are_told(kind, tmp_path):
+    path = save_trainer(trainer_of(kind), tmp_path / "checkpoint")
+    other = trainer_of(kind)
+    other.policy.config = other.policy.config.copy().training(gamma=0.5)
+    with pytest.warns(RuntimeWarning, match=r"policy.gamma=0.5 \(was 0.99\); from here"):
+        restore_trainer(other, path)
+
+
 @pytest.mark.parametrize("make", [partial(trainer_of, "on"), partial(trainer_of, "off"), offline_trainer_of])
 def test_a_longer_run_is_no_other_option(make, tmp_path):
     path = save_trainer(make(), tmp_path / "checkpoint")
