@@ -205,6 +205,7 @@ def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Comm
         np.testing.assert_array_equal(resumed[name], value, err_msg=name)
 
 
+@pytest.mark.faults
 def test_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     words = ("train", "ppo", "cli_envs:Slow", "--no-check", "--num-envs", "1", "--set=evaluation.evaluation_episodes=1")
     with subprocess.Popen(

@@ -80,6 +80,7 @@ def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly
     assert placed() == before
 
 
+@pytest.mark.faults
 def test_dqn_collects_with_env_runners_into_its_replay_buffer(cluster, tmp_path):
     config = (
         DQNConfig()

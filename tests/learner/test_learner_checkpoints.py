@@ -502,7 +502,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.faults)])
 def test_kills_while_a_group_is_saved_always_leave_a_checkpoint_that_loads(kills, tmp_path):
     """200 kills: `python -m pytest -m faults tests/learner/test_learner_checkpoints.py`."""
     path, rng = tmp_path / "checkpoint", np.random.default_rng(0)

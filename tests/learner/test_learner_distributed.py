@@ -82,6 +82,21 @@ CASES = {
     "td3, two modules": Case("td3", {"lr": 1e-2, "tau": 0.1}, source="batch", modules=("p0", "p1")),
 }
 
+VARIANTS = {
+    "ppo, KL penalty and KL stop",
+    "ppo, from batches, empty shards",
+    "a2c, shuffled",
+    "a2c, unshuffled, each element clipped",
+    "a2c, from batches",
+    "appo, multi-agent, absent modules",
+    "appo, from batches",
+    "cql, discrete, empty shards",
+    "iql, discrete",
+    "sac, discrete, empty shards",
+    "td3, two modules",
+}
+"""of algorithms that have another case: they come with the tests that kill, to keep the fast suite fast"""
+
 
 def learn(processes, size, case):
     """What each of `size` learners reports, and what one learner does on the same rows."""
@@ -111,7 +126,13 @@ def assert_near(first, second, tolerance):
         np.testing.assert_allclose(other[path], value, rtol=tolerance, atol=tolerance, err_msg=path)
 
 
-@pytest.mark.parametrize(("name", "size"), [(name, 3 if case.empty else 2) for name, case in CASES.items()])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param(name, 3 if case.empty else 2, marks=pytest.mark.faults if name in VARIANTS else ())
+        for name, case in CASES.items()
+    ],
+)
 def test_parameters_after_20_updates_are_those_of_one_learner_within_1e_12(processes, name, size):
     several, one = learn(processes, size, CASES[name])
     for learner in several:
