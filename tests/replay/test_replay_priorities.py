@@ -51,17 +51,18 @@ def test_beta_follows_a_schedule_on_vector_buffers_too():
     np.testing.assert_allclose(betas, np.minimum(np.arange(2, 25, 2) / 20, 1))
 
 
-def test_new_rows_get_the_largest_error_so_far_and_overwritten_ones_lose_theirs():
-    buffer = PrioritizedReplayBuffer(4, alpha=1.0, epsilon=1e-9)
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_new_rows_get_the_largest_error_so_far_and_overwritten_ones_lose_theirs(alpha):
+    buffer = PrioritizedReplayBuffer(4, alpha=alpha, epsilon=1e-9)
     for step in range(4):
         buffer.add(rows(1, step))
     assert buffer.priorities.tree.values.tolist() == [1, 1, 1, 1]
     buffer.update_weight(torch.tensor([0, 1, 1]), torch.tensor([-5.0, 3.0, 2.0]))
     buffer.add(rows(1, 4))
-    np.testing.assert_allclose(buffer.priorities.tree.values, [5, 2, 1, 1])
+    np.testing.assert_allclose(buffer.priorities.tree.values, np.power([5, 2, 1, 1], alpha))
     buffer.update_weight([0], [0.5])
     buffer.add(rows(1, 5))
-    np.testing.assert_allclose(buffer.priorities.tree.values, [0.5, 5, 1, 1])
+    np.testing.assert_allclose(buffer.priorities.tree.values, np.power([0.5, 5, 1, 1], alpha))
 
 
 def test_emptying_forgets_priorities():
