@@ -6,8 +6,8 @@ import ast
 import inspect
 import itertools
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -114,12 +114,11 @@ def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[list[str], list[str]
 
 
 def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[Option]]]:
-    """`(section, options)` in the order of the configuration."""
-    sections = config_class().sections
-    for name, section in sections.items():
+    """`(section, options)` in the order of the configuration, with the values that the algorithm begins with."""
+    for name, section in config_class().sections.items():
         yield name, _options_in(section)
         if name == "rl_module":
-            yield "rl_module.model_config", _options_in(ModelConfig())
+            yield "rl_module.model_config", _options_in(ModelConfig.of(section.model_config))
 
 
 def markdown() -> Iterator[str]:
@@ -128,21 +127,28 @@ def markdown() -> Iterator[str]:
     yield from _markdown_table(*algorithm_table())
     yield from ("", "## Recipes", "")
     yield from _markdown_table(*recipe_table())
-    shared: list[tuple[str, list[Option]]] = []
+    shared = {section: options for section, options in options_of(AlgorithmConfig) if section != "training"}
     for config_class in ALGORITHMS:
         yield from ("", f"## Options of {config_class.algorithm}", "")
-        for section, options in options_of(config_class):
-            if section in ("training", "replay"):
-                yield from _markdown_options(section, options)
-            elif config_class is ALGORITHMS[0]:
-                shared.append((section, options))
-    yield from ("", "## Options of all algorithms", "")
-    for section, options in shared:
-        yield from (f"### {section}", "", *_markdown_options(section, options), "")
+        found = [
+            (name, [o for o in options if o not in shared.get(name, ())]) for name, options in options_of(config_class)
+        ]
+        found.sort(key=lambda part: part[0] not in ("training", "replay"))
+        yield from _markdown_options(found)
+    yield from (
+        "",
+        "## Options of all algorithms",
+        "",
+        "Where an algorithm begins with another value, it stands above.",
+    )
+    for section, options in shared.items():
+        yield from ("", f"### {section}", "", *_markdown_options([(section, options)]))
 
 
-def _markdown_options(section: str, options: Sequence[Option]) -> list[str]:
-    rows = [(f"`{section}.{o.name}`", f"`{o.kind}`", f"`{o.default}`", o.text) for o in options]
+def _markdown_options(sections: Iterable[tuple[str, Sequence[Option]]]) -> list[str]:
+    rows = [
+        (f"`{section}.{o.name}`", f"`{o.kind}`", f"`{o.default}`", o.text) for section, found in sections for o in found
+    ]
     return _markdown_table(("option", "type", "default", "meaning"), rows)
 
 
@@ -157,18 +163,15 @@ def _options_in(section: Any) -> list[Option]:
     texts: dict[str, str] = {}
     for owner in reversed(type(section).__mro__):
         texts.update(_field_texts(owner))
-    return [_option(field, texts.get(field.name, "")) for field in fields(section)]
+    return [
+        Option(field.name, str(field.type), _shown(getattr(section, field.name)), texts.get(field.name, ""))
+        for field in fields(section)
+    ]
 
 
-def _option(field: Field[Any], text: str) -> Option:
-    if field.default is not MISSING:
-        default = repr(field.default)
-    elif field.default_factory is not MISSING:
-        made = field.default_factory()
-        default = repr(made) if isinstance(made, list | dict | tuple) else f"{type(made).__name__}()"
-    else:
-        default = "required"
-    return Option(field.name, str(field.type), default, text)
+def _shown(value: Any) -> str:
+    plain = value is None or isinstance(value, bool | int | float | str | list | dict | tuple)
+    return repr(value) if plain else f"{type(value).__name__}()"
 
 
 def _field_texts(section: type) -> dict[str, str]:

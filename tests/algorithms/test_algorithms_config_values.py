@@ -8,6 +8,7 @@ from gymnasium import spaces
 from torch import nn
 
 from lockstep import PPOConfig
+from lockstep.algorithms import ALGORITHMS
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModule, RLModuleSpec
 
@@ -106,3 +107,13 @@ def test_numbers_of_numpy_are_written_as_those_of_python():
     plain.rl_module(model_config={"hiddens": (8,), "max_seq_len": 5})
     assert given.to_json() == plain.to_json()
     given.build_learner()
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS, ids=lambda kind: kind.algorithm)
+@pytest.mark.parametrize(
+    "options", [{"gamma": 1.5}, {"train_batch_size": 0}, {"grad_clip": -1.0}, {"nan_policy": "ignore"}], ids=str
+)
+def test_every_algorithm_refuses_wrong_values_of_the_options_that_all_have(kind, options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed"):
+        kind().training(**options).validate()

@@ -197,6 +197,12 @@ def test_sac_is_the_plain_implementation_with_a_loop_over_critics_and_three_back
         assert_same(target.mlp.network(k).parameters(), critic.parameters())
 
 
+def test_ddpg_is_td3_with_one_critic_no_target_noise_and_a_policy_that_learns_in_each_step():
+    ddpg = TD3Config.ddpg()
+    assert (ddpg.policy_delay, ddpg.target_noise, ddpg.model_config.num_critics) == (1, 0.0, 1)
+    assert ddpg.model_config.hiddens == TD3Config().model_config.hiddens
+
+
 @pytest.mark.parametrize("kind", ["td3", "ddpg"])
 def test_td3_and_ddpg_are_the_plain_implementation(kind):
     config = TD3Config() if kind == "td3" else TD3Config.ddpg()
