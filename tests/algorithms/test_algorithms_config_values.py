@@ -115,5 +115,5 @@ def test_numbers_of_numpy_are_written_as_those_of_python():
 )
 def test_every_algorithm_refuses_wrong_values_of_the_options_that_all_have(kind, options):
     ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed"):
-        kind().training(**options).validate()
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        kind().environment("CartPole-v1").training(**options).validate()
