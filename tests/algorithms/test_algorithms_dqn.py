@@ -7,6 +7,7 @@ from gymnasium import spaces
 
 from lockstep import DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
 from lockstep.algorithms import replaying
+from lockstep.algorithms.dqn import DQNLearner
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 
@@ -15,6 +16,16 @@ SPACES = spaces.Discrete(3), spaces.Discrete(2)
 ONLINE = np.array([[1.0, 2.0], [4.0, 3.0], [0.5, 0.0]])  # [state, action]
 TARGET = np.array([[10.0, 20.0], [30.0, 40.0], [5.0, 7.0]])
 GAMMA = 0.9
+
+
+class WrittenOut(DQNLearner):
+    """Its loss is the one of `compute_loss_for_module`, not that of the compiled kernel."""
+
+    def masked_mean(self, values, batch):
+        return super().masked_mean(values, batch)
+
+
+both_forms = pytest.mark.parametrize("form", [DQNLearner, WrittenOut])
 
 
 def learner_of(training=None, **model):
@@ -53,28 +64,40 @@ def loss_and_errors(learner, batch):
     return results[MODULE]["total_loss"], learner.row_errors[MODULE].numpy()
 
 
-def test_double_q_picks_by_the_network_that_learns_and_asks_the_target_network():
+@both_forms
+def test_double_q_picks_by_the_network_that_learns_and_asks_the_target_network(form):
     # next states 1, 2: ONLINE prefers actions 0, 0, which TARGET gives 30 and 5
-    loss, errors = loss_and_errors(learner_of(), batch_of())
+    loss, errors = loss_and_errors(learner_of({"learner_class": form}), batch_of())
     np.testing.assert_allclose(errors, [1.0 - (1 + 0.9 * 30), 3.0 - (2 + 0.9 * 5), 0.5 - 3.0])
     assert loss == pytest.approx(np.mean(0.5 * errors**2))
 
 
-def test_without_double_q_the_target_network_picks_itself():
-    _, errors = loss_and_errors(learner_of({"double_q": False}), batch_of())
+@both_forms
+def test_without_double_q_the_target_network_picks_itself(form):
+    _, errors = loss_and_errors(learner_of({"learner_class": form, "double_q": False}), batch_of())
     np.testing.assert_allclose(errors, [1.0 - (1 + 0.9 * 40), 3.0 - (2 + 0.9 * 7), 0.5 - 3.0])
 
 
-def test_n_step_discounts_of_the_buffer_take_the_place_of_gamma():
-    _, errors = loss_and_errors(learner_of(), batch_of(discounts=np.array([0.729, 0.81, 0.9])))
+@both_forms
+def test_n_step_discounts_of_the_buffer_take_the_place_of_gamma(form):
+    _, errors = loss_and_errors(learner_of({"learner_class": form}), batch_of(discounts=np.array([0.729, 0.81, 0.9])))
     np.testing.assert_allclose(errors, [1.0 - (1 + 0.729 * 30), 3.0 - (2 + 0.81 * 5), 0.5 - 3.0])
 
 
-def test_errors_beyond_delta_count_linearly_and_rows_by_their_weights():
+@both_forms
+def test_errors_beyond_delta_count_linearly_and_rows_by_their_weights(form):
     weights = np.array([0.5, 1.0, 0.25])
-    loss, errors = loss_and_errors(learner_of({"huber_delta": 1.0}), batch_of(weights=weights))
+    loss, errors = loss_and_errors(learner_of({"learner_class": form, "huber_delta": 1.0}), batch_of(weights=weights))
     each = np.abs(errors) - 0.5  # all are beyond 1
     assert loss == pytest.approx(np.mean(weights * each))
+
+
+@both_forms
+def test_the_mean_value_of_the_actions_taken_and_of_the_errors_is_reported(form):
+    learner = learner_of({"learner_class": form})
+    results = learner.update_from_batch(batch_of())[MODULE]
+    assert results["q_mean"] == pytest.approx((1.0 + 3.0 + 0.5) / 3)
+    assert results["td_error_mean"] == pytest.approx(np.abs(learner.row_errors[MODULE].numpy()).mean())
 
 
 def test_dueling_values_are_value_plus_advantages_without_their_mean():
