@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,6 @@ class AsyncCollector(Collector):
 
     def reset_env(self) -> None:
         """New episodes everywhere; what is under way is forgotten, and nothing is estimated across."""
-        self.vector.drain()
         super().reset_env()
         if self._replay is not None:
             self._replay.cut()
@@ -220,8 +219,3 @@ class AsyncCollector(Collector):
     def get_state(self) -> dict[str, Any]:
         """As `Collector.get_state`; steps under way cannot be kept, so that their episodes end at the checkpoint."""
         return {**super().get_state(), "buffer": None}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`; where steps were under way, with new episodes."""
-        self.vector.drain()
-        super().set_state(state)

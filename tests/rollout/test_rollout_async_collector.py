@@ -1,5 +1,6 @@
 """What `AsyncCollector` shares with `Collector`: hooks, exploration, random actions, resets, NaN, amounts."""
 
+import time
 from functools import partial
 
 import numpy as np
@@ -8,6 +9,7 @@ from acting_tools import Acting, Exploring
 
 from lockstep import AsyncCollector
 from lockstep.envs import CountingEnv, WorkerVectorEnv
+from lockstep.envs.errors import EnvironmentStepError
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
 
@@ -106,6 +108,34 @@ def test_of_an_async_step_the_observation_is_named_before_its_reward():
         collector = AsyncCollector(Acting(), env, ReplayBuffer(50))
         with pytest.raises(MalformedBufferError, match="column 'new_obs' at step 3 "):
             collector.collect(n_step=9)
+
+
+class SlowToBreak(CountingEnv):
+    """Breaks in the first step that it ever makes, when the others have made several."""
+
+    def step(self, action):
+        answer = super().step(action)
+        if self.episode_number == 0 and self.step_number == 1:
+            time.sleep(0.5)
+            raise LookupError("the wheel came off")
+        return answer
+
+
+@pytest.mark.parametrize("name", ["reset_env", "set_state"])
+def test_after_an_error_in_a_step_that_was_under_way_all_environments_begin_new_episodes(name):
+    long = ((50, "terminate"),)
+    with WorkerVectorEnv([partial(CountingEnv, long), partial(SlowToBreak, long)]) as env:
+        collector = AsyncCollector(Acting(), env, buffer_of())
+        collector.reset()
+        state = collector.get_state()
+        collector.collect(n_step=3)
+        assert 1 in env.in_flight
+        with pytest.raises(EnvironmentStepError, match="LookupError: the wheel came off"):
+            collector.reset_env() if name == "reset_env" else collector.set_state(state)
+        assert collector.collect(n_step=20).n_collected_steps == 20
+        batch = collector.buffer.all()
+    np.testing.assert_array_equal(batch["new_obs"][:, 0] - batch["obs"][:, 0], 1)  # the broken step is in no row
+    assert len(batch) == 23
 
 
 @pytest.mark.parametrize("keep, told", [(True, (10.0 * 15, 5)), (False, (10.0 * 9, 2))])
