@@ -83,7 +83,7 @@ class JsonlLogger(BaseLogger):
             for line in file:
                 position += len(line)
                 record = json.loads(line)
-                if record["scope"] == "save":
+                if _is_save(record):
                     data = record["data"]
                     counters = (int(data["epoch"]), int(data["env_step"]), int(data["gradient_step"]))
                     end = position
@@ -96,7 +96,7 @@ class JsonlLogger(BaseLogger):
 
     def last_checkpoint(self) -> str | None:
         """Where the last save on record lies."""
-        saves = [record["data"] for record in read_metrics(self.path) if "path" in record["data"]]
+        saves = [record["data"] for record in read_metrics(self.path) if _is_save(record)]
         return saves[-1]["path"] if saves else None
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
@@ -176,7 +176,7 @@ class JsonlLogger(BaseLogger):
         with open(self.path, "rb") as reader:
             reader.seek(offset)
             line = reader.readline()
-        return line if line and json.loads(line)["scope"] == "save" else b""
+        return line if line and _is_save(json.loads(line)) else b""
 
     def _open(self) -> BinaryIO:
         """The file, opened at its end; a last line without an end is cut off first."""
@@ -200,3 +200,8 @@ class JsonlLogger(BaseLogger):
             file.truncate(self._size)
             raise OSError(error.errno, f"cannot log to {self.path}: {error.strerror}") from error
         self._size += len(line)
+
+
+def _is_save(record: Mapping[str, Any]) -> bool:
+    """Does the record note a save? Others of that scope tell what became of one (`save/episodes_cut`)."""
+    return record["scope"] == "save" and "epoch" in record["data"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.state import read_checkpoint, write_checkpoint
@@ -228,6 +229,23 @@ def test_with_only_a_log_its_three_counters_are_restored_and_later_records_cut(t
     assert train == [(100, 1.0), (200, 2.0), (300, 6.0)]
 
 
+def test_a_record_of_episodes_that_were_cut_is_not_taken_for_a_save(tmp_path: Path) -> None:
+    """The trainer writes one where it goes on from a checkpoint without the states of its environments."""
+    file = tmp_path / "m.jsonl"
+    with JsonlLogger(file) as logger:
+        logger.save_data(1, 100, 7, lambda *counters: "somewhere")
+        state = logger.get_state()
+        logger.write("env_step", 100, {"save/episodes_cut": 2})
+        logger.log_test_data({"path": "elsewhere"}, 100)
+    with JsonlLogger(file, resume=True) as logger:
+        assert (logger.last_checkpoint(), logger.restore_data()) == ("somewhere", (1, 100, 7))
+        logger.write("env_step", 100, {"save/episodes_cut": 2})
+        logger.set_state(state)
+    assert [record["data"] for record in read_metrics(file)] == [
+        {"epoch": 1, "env_step": 100, "gradient_step": 7, "path": "somewhere"}
+    ]
+
+
 def test_logged_data_comes_back_by_name(tmp_path: Path) -> None:
     logger = JsonlLogger(tmp_path / "m.jsonl")
     logger.log_test_data({"a": {"b": 1.0}}, 5)
@@ -319,7 +337,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
         "save/gradient_step": [(250, 16.0)],
     }
     again = TensorboardLogger(tmp_path / "tb")
-    assert again.restore_data() == (3, 250, 16)
+    assert (again.restore_data(), again.last_checkpoint()) == ((3, 250, 16), "path")
     assert again.restore_logged_data(tmp_path / "tb")["update/loss"] == {"step": [16], "value": [0.5]}
     assert TensorboardLogger(tmp_path / "empty").restore_data() == (0, 0, 0)
     assert not (tmp_path / "empty").exists()
@@ -383,14 +401,25 @@ def test_several_loggers_share_one_checkpoint_and_keep_their_own_intervals(tmp_p
         MultiLogger(["tensorboard"])
 
 
+def test_arrays_are_logged_where_asked_and_those_of_several_records_are_joined(tmp_path: Path) -> None:
+    with JsonlLogger(tmp_path / "m.jsonl", test_interval=9, exclude_arrays=False) as logger:
+        for step in range(3):
+            logger.log_test_data({"returns": np.arange(step, step + 2), "x": step}, step)
+    assert [record["data"] for record in read_metrics(logger.path)] == [
+        {"returns": [0, 1], "x": 0},
+        {"returns": [1, 2, 2, 3], "x": 1.5},
+    ]
+
+
 def test_each_of_several_loggers_is_flushed_and_asked_for_what_it_kept(tmp_path: Path) -> None:
     listed, jsonl = ListLogger(train_interval=100), JsonlLogger(tmp_path / "m.jsonl", train_interval=100)
     logger = MultiLogger([listed, jsonl])
     for step in (10, 50):
         logger.log_train_data({"x": float(step)}, step)
     logger.save_data(1, 50, 5, lambda *counters: "somewhere")
+    logger.write("env_step", 60, {"free": 2})
     logger.flush()
-    steps = {"train/x": [10, 50], "save/epoch": [50]}
+    steps = {"train/x": [10, 50], "save/epoch": [50], "free": [60]}
     for name, expected in steps.items():
         assert [step for _, step, data in listed.records if name in data] == expected
         assert logger.restore_logged_data(jsonl.path)[name]["step"] == expected
