@@ -336,8 +336,11 @@ def test_options_that_are_not_allowed_are_refused(cls):
             cls(10, *first, **options)
     with pytest.raises(ValueError, match="size=0"):
         cls(0, *first)
-    with pytest.raises(TypeError, match="ignore_obs_next=1"):
-        cls(10, *first, ignore_obs_next=1)
+    for name in ("ignore_obs_next", "save_only_last_obs", "sample_avail"):
+        with pytest.raises(TypeError, match=f"{name}=1 is not allowed"):
+            cls(10, *first, **{name: 1}, stack_num=2)
+    with pytest.raises(ValueError, match="size=2 is less than one row for each of buffer_num=3"):
+        VectorReplayBuffer(2, 3)
 
 
 def test_all_six_names_are_one_class_with_its_parts_chosen():

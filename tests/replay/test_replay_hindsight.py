@@ -127,6 +127,7 @@ def test_hindsight_with_n_step_sums_the_new_rewards_and_stops_where_the_goal_ter
     last = (lambda frames: frames[-1]) if stack > 1 else (lambda frames: frames)
     stored = buffer.to_batch()["new_obs"]["achieved_goal"]
     after = dict(zip(buffer._ring.in_order().tolist(), stored))
+    stored_truncateds = dict(zip(buffer._ring.in_order().tolist(), buffer.to_batch()["truncateds"]))
     for k in [*relabelled, *kept]:
         rows = episode_rows(buffer, batch["batch_indexes"][k])
         rows = rows[rows.index(batch["batch_indexes"][k]) :][:n_step]
@@ -142,6 +143,7 @@ def test_hindsight_with_n_step_sums_the_new_rewards_and_stops_where_the_goal_ter
                 break
         assert batch["rewards"][k] == pytest.approx(total)
         assert batch["terminateds"][k] == terminated
+        assert batch["truncateds"][k] == stored_truncateds[int(row)]
         np.testing.assert_array_equal(last(batch["new_obs"]["achieved_goal"][k]), achieved)
         if n_step > 1:
             assert batch["discounts"][k] == pytest.approx(discount)

@@ -280,6 +280,20 @@ def test_a_reset_right_after_a_rollout_keeps_its_bootstrap_observations():
     assert data.bootstrap_obs[:, 0].tolist() == [3.0, 3.0]
 
 
+def test_each_reset_begins_other_episodes_which_follow_from_the_seed():
+    def begun(seed):
+        collector = collector_of(make_vector("CartPole-v1", num_envs=2), streams=RandomStreams(seed))
+        first = []
+        for _ in range(3):
+            collector.reset()
+            collector.collect(n_step=2)
+            first += collector.buffer.obs[0].tolist()
+        return first
+
+    assert len({tuple(obs) for obs in begun(5)}) == 6
+    assert begun(5) == begun(5) != begun(6)
+
+
 def test_reset_empties_buffer_and_statistics_as_asked():
     collector = collector_of(light(ENDLESS))
     collector.collect(n_step=40)
@@ -359,10 +373,19 @@ def test_nan_in_a_new_row_is_refused_with_environment_step_and_column(wrong, len
     assert collector.collect(n_step=8).n_collected_steps == 8
 
 
-def test_nan_is_taken_where_told_and_old_rows_are_not_looked_at_again():
-    collector = collector_of(breaking("reward", 3), raise_on_nan_in_buffer=False)
+@pytest.mark.parametrize(
+    "wrong, length, found",
+    [
+        ("reward", 50, lambda store: store.rewards[2, 2]),
+        ("obs", 50, lambda store: store.obs[3, 2, 0]),
+        ("obs", 3, lambda store: store.final_obs[0][2, 0]),
+    ],
+    ids=["rewards", "obs", "final_obs"],
+)
+def test_nan_is_taken_where_told_and_old_rows_are_not_looked_at_again(wrong, length, found):
+    collector = collector_of(breaking(wrong, 3, length), raise_on_nan_in_buffer=False)
     collector.collect(n_step=16)
-    assert np.isnan(collector.buffer.rewards[2, 2])
+    assert np.isnan(found(collector.buffer))
     collector.raise_on_nan_in_buffer = True
     assert collector.collect(n_step=16).n_collected_steps == 16
     assert len(collector.buffer) == 32

@@ -8,7 +8,7 @@ import pytest
 from acting_tools import Acting
 from gymnasium import spaces
 
-from lockstep import Collector, RolloutStore
+from lockstep import AsyncCollector, Collector, RolloutStore
 from lockstep.envs import LightSyncVectorEnv, make_vector
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
@@ -50,10 +50,10 @@ class Pushing(Acting):
         self.value, self.steps = value, 0
 
     def act(self, obs, noise):
-        actions = np.zeros((3, 2), np.float32)
+        actions = np.zeros((len(obs["eye"]), 2), np.float32)
         self.steps += 1
         if self.steps == AT:
-            actions[1, 0] = self.value
+            actions[len(actions) // 2, 0] = self.value
         return actions
 
 
@@ -91,6 +91,15 @@ def test_actions_that_are_not_finite_are_refused(value, in_replay):
     with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column 'actions' at step {AT - 1} "):
         collector.collect(n_step=60)
     assert len(collector.buffer) == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_actions_of_an_async_collector_that_are_not_finite_are_refused(value):
+    with make_vector(Nested, num_envs=1, mode="async") as env:
+        collector = AsyncCollector(Pushing(value), env, VectorReplayBuffer(90, 1))
+        with pytest.raises(MalformedBufferError, match=rf"environment 0 .* column 'actions' at step {AT - 1} "):
+            collector.collect(n_step=60)
+        assert len(collector.buffer) == AT - 1
 
 
 class Spreading(Nested):

@@ -86,7 +86,8 @@ def test_a_lost_episode_is_not_glued_to_the_next_in_a_replay_buffer(tmp_path):
     buffer = VectorReplayBuffer(90, 3, n_step=3, gamma=1.0)
     collector = Collector(Acting(), env, buffer)
     with env, pytest.warns(RuntimeWarning, match="started again"):
-        _ = [collector.collect(n_step=3) for _ in range(12)]
+        restarts = [collector.collect(n_step=3).env_restarts for _ in range(12)]
+    assert restarts == [0] * 6 + [1] + [0] * 5  # each collect counts its own
     assert len(buffer) == 35
     batch = buffer[buffer.permutation()]
     first, last = batch["obs"], batch[Columns.NEXT_OBS]
@@ -100,6 +101,19 @@ def test_a_lost_episode_counts_in_no_statistics_and_another_takes_its_place(tmp_
         stats = collector.collect(n_episode=3)
     assert (stats.n_collected_episodes, len(stats.lens)) == (3, 3)
     assert stats.returns == tuple(float(sum(10 * k for k in range(1, n + 1))) for n in stats.lens)
+
+
+def test_a_worker_that_is_started_again_begins_another_episode_than_it_had():
+    def before_and_after():
+        with make_vector("CartPole-v1", num_envs=1, mode="async") as env:
+            first = env.reset([5]).tolist()
+            os.kill(env._processes[0].pid, signal.SIGKILL)
+            with pytest.warns(RuntimeWarning, match="started again"):
+                return first, env.step(np.zeros(1, np.int64)).obs.tolist()
+
+    first, other = before_and_after()
+    assert other != first
+    assert before_and_after() == (first, other)  # its seed follows from the one it had
 
 
 def test_the_limits_of_restarts_are_kept_and_told(tmp_path):
@@ -214,7 +228,7 @@ def test_async_collector_restarts_workers_without_gluing_episodes(how, tmp_path)
     first, last = batch["obs"], batch[Columns.NEXT_OBS]
     assert np.array_equal(first[:, 1], last[:, 1])
     np.testing.assert_array_equal(batch["discounts"], 0.5 ** (last[:, 0] - first[:, 0]))  # none goes back to a start
-    assert set(stats.lens) == {5, 3}
+    assert set(zip(stats.lens, stats.returns)) == {(5, 150.0), (3, 60.0)}
 
 
 def test_async_collector_refuses_nan_in_a_new_row_by_name():

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from lockstep.tracking import BaseLogger, JsonlLogger, MLflowLogger, MultiLogger, WandbLogger, read_metrics
+from lockstep.tracking import (
+    BaseLogger,
+    JsonlLogger,
+    MLflowLogger,
+    MultiLogger,
+    TensorboardLogger,
+    WandbLogger,
+    read_metrics,
+)
 
 COUNTERS = (1, 500, 70)
 QUIET = {"silent": True, "x_disable_stats": True, "x_disable_meta": True, "console": "off", "save_code": False}
@@ -218,13 +226,15 @@ def test_mlflow_beside_jsonl_has_the_same_numbers(tmp_path: Path) -> None:
     assert mlflow.restore_logged_data(str(mlflow.run_id)) == jsonl
 
 
-@pytest.mark.parametrize("make, name", [(WandbLogger, "wandb"), (MLflowLogger, "mlflow")])
+@pytest.mark.parametrize(
+    "make, name", [(WandbLogger, "wandb"), (MLflowLogger, "mlflow"), (TensorboardLogger, "tensorboard")]
+)
 def test_each_is_imported_at_the_first_record_and_its_absence_names_the_extra(
     make: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (name, "mlflow.tracking"):
+    for module in (name, "mlflow.tracking", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    logger = make()
+    logger = make("poles")
     logger.set_state(logger.get_state())
     with pytest.raises(ImportError, match=rf"{make.__name__} needs {name}: pip install 'lockstep-rl\[{name}\]'"):
         logger.log_test_data({"x": 1.0}, 0)

@@ -39,6 +39,7 @@ def test_the_hash_is_of_names_shapes_dtypes_values_and_buffers() -> None:
     assert plain == changed(lambda net: None)
     others = {
         "name": changed(rename),
+        "second name": changed(lambda net: setattr(net, "again", net.first)),
         "shape": changed(lambda net: setattr(net.first, "weight", nn.Parameter(torch.full((2, 3), 0.5)))),
         "dtype": changed(lambda net: net.first.bfloat16()),
         "value": changed(lambda net: net.first.bias[0].add_(1e-7)),
@@ -98,6 +99,7 @@ def test_running_mean_std_scales_by_all_rows_seen_however_they_were_cut() -> Non
         assert stats.norm(rows) == pytest.approx((rows - rows.mean(0)) / rows.std(0))
     assert np.abs(whole.norm(rows * 1e3)).max() == 10.0
     assert np.abs(RunningMeanStd((3,), clip_max=None).norm(rows * 1e3)).max() > 10.0
+    assert RunningMeanStd((3,), eps=3.0).norm(np.full(3, 4.0)).tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(ValueError, match=r"rows of shape \[N, \*\(3,\)\]"):
         whole.update(np.zeros((2, 4)))
 
