@@ -56,7 +56,8 @@ class WorkerVectorEnv(VectorBoundary):
         restarts: limits, of all rows together; the default is 10 in a run and 1 in 60 s.
 
     Raises:
-        ValueError: no environment, a space without an array of fixed size, or a time-out that is not above 0.
+        ValueError: no environment, a space without an array of fixed size, a time-out that is not above 0, or
+            `restarts` that are no limits.
     """
 
     backend = "workers"
@@ -73,6 +74,11 @@ class WorkerVectorEnv(VectorBoundary):
             raise ValueError("num_envs must be at least 1, got no environment.")
         if step_timeout is not None and not (is_number(step_timeout) and step_timeout > 0):
             raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
+        if restarts is not None and not isinstance(restarts, RestartLimits):
+            raise ValueError(
+                f"restarts={restarts!r} is not allowed; it must be a lockstep.envs.RestartLimits (RestartLimits(0): "
+                "never), or None for the default"
+            )
         self.num_envs = len(env_fns)
         probe = env_fns[0]()
         self.observation_space, self.action_space = probe.observation_space, probe.action_space

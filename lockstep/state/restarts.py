@@ -6,17 +6,25 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from lockstep.state.values import check_whole, is_number
+
 
 @dataclass(frozen=True)
 class RestartLimits:
     """`in_run` restarts in a run, of all workers of a kind together; of one worker `in_window` within `window_s`.
 
-    The environments of one vector count as one worker.
+    The environments of one vector count as one worker. `ValueError` for a number that is not allowed.
     """
 
     in_run: int = 10
     in_window: int = 1
     window_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_whole("in_run", self.in_run, 0)
+        check_whole("in_window", self.in_window, 0)
+        if not (is_number(self.window_s) and self.window_s > 0):
+            raise ValueError(f"window_s={self.window_s!r} is not allowed; it must be a number of seconds above 0")
 
 
 class RestartBudget:

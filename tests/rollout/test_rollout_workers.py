@@ -149,6 +149,12 @@ def test_the_limits_of_a_configuration_hold_for_its_environments_in_processes_of
         make_vector("CartPole-v1", mode="sync", restarts=RestartLimits())
 
 
+@pytest.mark.parametrize("value", [0, 3, False])
+def test_a_number_instead_of_limits_is_refused_and_not_taken_for_the_default(value):
+    with pytest.raises(ValueError, match=f"restarts={value} is not allowed; it must be a lockstep.envs.RestartLimits"):
+        make_vector(CountingEnv, num_envs=1, mode="async", restarts=value)
+
+
 def test_a_hang_beyond_the_limits_is_a_timeout_error(tmp_path):
     env = vector_of(tmp_path, "hang", at=1, step_timeout=0.3, restarts=RestartLimits(in_run=0))
     with pytest.raises(EnvironmentTimeoutError, match=f"environment {BAD} did not answer within step_timeout=0.3 s"):

@@ -1,5 +1,9 @@
 """`RestartBudget`: limits of a run and of a time."""
 
+import re
+
+import pytest
+
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
 
@@ -18,3 +22,15 @@ def test_one_worker_is_started_again_once_in_the_window_and_all_together_at_most
 def test_no_restart_is_allowed_where_a_limit_is_zero():
     assert RestartBudget(RestartLimits(in_run=0)).take(0) == "0 restarts in this run, at most 0 are allowed"
     assert RestartBudget(RestartLimits(in_window=0)).take(0) is not None
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *((name, value) for name in ("in_run", "in_window") for value in (-1, 1.5, True, "10", None)),
+        *(("window_s", value) for value in (0, -1.0, "60", None, float("nan"))),
+    ],
+)
+def test_a_limit_that_is_not_allowed_is_refused_with_name_and_value(name, value):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} is not allowed; it must be a ")):
+        RestartLimits(**{name: value})
