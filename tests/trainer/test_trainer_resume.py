@@ -151,11 +151,13 @@ def test_a_resumed_run_knows_its_history_and_its_best(folder):
     assert parts.info().timing.total_time > sum(s.train_collect_stat.collect_time for s in parts.history)
 
 
-def test_a_finished_run_that_is_resumed_trains_nothing(folder):
-    run_in(folder / "run", "ppo", HALF)
+def test_a_finished_run_that_is_resumed_trains_nothing_and_knows_what_it_took_and_came_to(folder):
+    first = run_in(folder / "run", "ppo", HALF)
     before = records_of(folder / "run")
     trainer = run_in(folder / "run", "ppo", HALF)
     assert (trainer.env_step, trainer.stop_reason) == (HALF, "max_epoch")
+    assert trainer.last_test.returns == first.last_test.returns
+    assert all(trainer.seconds[name] == first.seconds[name] > 0 for name in ("collect", "update", "test"))
     assert records_of(folder / "run") == before
 
 
