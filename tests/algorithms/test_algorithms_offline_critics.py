@@ -369,6 +369,8 @@ def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, pr
         (CQLConfig, {"bc_iters": -1}, "bc_iters=-1 is not allowed"),
         (CQLConfig, {"tau": 0.0}, "tau=0.0 is not allowed"),
         (CQLConfig, {"alpha": -1.0}, "alpha=-1.0 is not allowed"),
+        (CQLConfig, {"minibatch_size": 3}, "minibatch_size=3 is not allowed"),
+        (IQLConfig, {"num_epochs": 2}, "num_epochs=2 is not allowed"),
         (IQLConfig, {"expectile": 1.0}, "expectile=1.0 is not allowed"),
         (IQLConfig, {"beta": -1.0}, "beta=-1.0 is not allowed"),
         (IQLConfig, {"exp_adv_max": 0.0}, "exp_adv_max=0.0 is not allowed"),

@@ -100,6 +100,19 @@ def test_a_share_of_k_over_k_plus_1_is_relabelled():
         assert len(relabelled) / 4000 == pytest.approx(share, abs=0.03)
 
 
+@pytest.mark.parametrize("strategy", ["future", "episode"])
+def test_each_goal_that_a_row_may_get_is_as_likely_as_the_others(strategy):
+    buffer = fill(HERReplayBuffer(50, reach, strategy=strategy), 11)  # episodes of 4 and 7 steps
+    batch = buffer.sample(20_000)
+    relabelled, _ = split(batch)
+    steps = batch["obs"]["desired_goal"][relabelled, 2]
+    for begins in (4, 6):  # the rows of the second episode's first and third step
+        after = steps[batch["batch_indexes"][relabelled] == begins]
+        first = begins - 4 if strategy == "future" else 0
+        share = np.bincount(after.astype(int), minlength=8)[first + 1 :] / len(after)
+        np.testing.assert_allclose(share, 1 / (7 - first), atol=0.06)
+
+
 def test_what_is_stored_never_changes_and_all_gives_it():
     buffer = fill(HERReplayBuffer(50, reach), 40)
     before = buffer.all()
