@@ -354,3 +354,20 @@ def test_all_six_names_are_one_class_with_its_parts_chosen():
         assert type(made).__mro__[1] is ReplayBuffer
         assert made.maxsize == 10
     assert VectorReplayBuffer(10, 3).maxsize == 12
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+def test_rows_that_were_never_neighbours_keep_their_own_next_observations(num_rows):
+    """As of a data set whose rows were shuffled or picked: each begins where the row before did not lead to."""
+    buffer = ReplayBuffer(12, ignore_obs_next=True)
+    begins = np.array([10, 11, 30, 40, 41, 42, 60, 70, 80], np.float32)[:num_rows]
+    for number in range(2):
+        obs = np.repeat(begins[:, None] + 100 * number, 2, 1)
+        done = np.zeros(num_rows, bool)
+        batch = SampleBatch(obs=obs, new_obs=obs + 1, actions=np.zeros(num_rows, np.int64), rewards=done * 1.0)
+        index = buffer.extend(SampleBatch({**batch, "terminateds": done, "truncateds": done}))
+        found = buffer[index]
+        np.testing.assert_array_equal(found["obs"], obs)
+        np.testing.assert_array_equal(found["new_obs"], obs + 1)
+        goes_on = np.append(begins[1:] == begins[:-1] + 1, False)
+        np.testing.assert_array_equal(buffer.next(index) != index, goes_on)
