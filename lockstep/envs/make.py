@@ -125,8 +125,11 @@ def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) ->
         return lambda: _gym_make(env, config)
     if callable(env):
         return lambda: env(**config)
+    several = isinstance(env, list | tuple)
+    what_to_do = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
     raise TypeError(
-        f"env must be an environment id, a function or class that makes one, or an environment; got {env!r}."
+        "env must be an environment id, a function or class that makes one, or an environment; got "
+        f"{env!r}{what_to_do}."
     )
 
 
