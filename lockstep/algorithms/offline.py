@@ -24,6 +24,7 @@ from lockstep.replay.storage import Shape, shapes_of_rows, shapes_of_space
 from lockstep.replay.views import column_of, pieces_of
 from lockstep.rollout.checks import first_not_finite
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.checkpoint import MANIFEST
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def open_data(section: OfflineDataSection) -> Any:
             "offline_data.input_ is not set; give the path of a file that write_rows wrote, the id of a Minari "
             "dataset, or a replay buffer (lockstep train: --set offline_data.input_=PATH)"
         )
-    if isinstance(given, str) and MINARI_ID.fullmatch(given) and not Path(given).exists():
+    if isinstance(given, str) and MINARI_ID.fullmatch(given) and not _is_here(Path(given)):
         given = _minari_batch(given)
     elif isinstance(given, str | Path) and Path(given).suffix in FORMATS:
         if not Path(given).exists():
@@ -65,6 +66,11 @@ def open_data(section: OfflineDataSection) -> Any:
     if missing:
         raise KeyError(f"the offline data have no column {missing[0]!r}; columns are {sorted(given)}")
     return SampleBatch({name: given[source] for name, source in wanted.items()})
+
+
+def _is_here(path: Path) -> bool:
+    """Is it a file, or the folder of a buffer? One of Minari's may have the path that is its id."""
+    return path.is_file() or (path / MANIFEST).exists()
 
 
 def _minari_batch(dataset_id: str) -> SampleBatch:

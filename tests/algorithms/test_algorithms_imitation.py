@@ -239,6 +239,11 @@ def test_a_minari_dataset_is_read_and_its_actions_translated(tmp_path, monkeypat
     config.offline_data(input_="lockstep/tiny-v0").rl_module(model_config={"hiddens": (4,)})
     data = offline_source("lockstep/tiny-v0", config.build_policy())
     np.testing.assert_allclose(data.all()["actions"][:, 0], [-1.0, 0.0, 1.0, 0.5])
+    monkeypatch.chdir(tmp_path)  # where the id is a path too
+    assert len(offline_source("lockstep/tiny-v0", config.build_policy())) == 4
+    ReplayBuffer.from_batch(batch[:3]).save("buffer-v0")
+    with pytest.raises(MalformedBufferError, match="holds the environment's actions"):  # it was read
+        offline_source("buffer-v0", config.build_policy())
     assert config.reporting(total_steps=3).training(train_batch_size=2).build_trainer().run().gradient_step == 3
     buffer, policy = ReplayBuffer.from_batch(batch), config.build_policy()
     with pytest.raises(MalformedBufferError, match="holds the environment's actions, and the policy learns from"):
