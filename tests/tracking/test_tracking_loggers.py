@@ -343,6 +343,14 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     assert not (tmp_path / "empty").exists()
 
 
+def test_a_writer_of_ones_own_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    message = r"log_dir=.*SummaryWriter.* must be the path of a directory"
+    with SummaryWriter(str(tmp_path)) as writer, pytest.raises(TypeError, match=message):
+        TensorboardLogger(writer)  # type: ignore[arg-type]
+
+
 def test_tensorboard_records_after_the_checkpoint_are_cut_on_resume(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     logger = TensorboardLogger(tmp_path)
