@@ -66,7 +66,8 @@ def set_state(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
                 f"the state was made {'without' if present else 'with'} {option}, this buffer "
                 f"{'with' if present else 'without'}; make it alike"
             )
-    form = ActionForm.from_state(state["action_form"])
+    # one written before buffers knew whose actions they hold: they are those of who collected
+    form = ActionForm.from_state(state["action_form"]) if "action_form" in state else buffer.action_form
     if buffer.action_form not in (None, form):
         raise ValueError(f"the state has {told(form)}, this buffer {told(buffer.action_form)}")
     if columns:

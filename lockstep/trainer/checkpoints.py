@@ -66,7 +66,7 @@ def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str
         set_collectors(trainer, collectors)
         raise
     trainer.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
-    tell_options(trainer, state["options"])
+    tell_options(trainer, state.get("options", {}))  # checkpoints of earlier versions have none
     # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
     epoch, env_step, gradient_step = state["saved_at"]
     trainer.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))

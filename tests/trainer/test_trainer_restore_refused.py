@@ -13,6 +13,7 @@ from trainer_tools import collected, digest, learned, smallest_config
 import lockstep
 from lockstep import Collector, DQNConfig, MultiAgentCollector, OffpolicyTrainer
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
+from lockstep.state import read_checkpoint, write_checkpoint
 from lockstep.tracking import JsonlLogger
 from lockstep.trainer import restore_trainer, save_trainer
 from lockstep.trainer.run import resume
@@ -191,6 +192,22 @@ def test_a_longer_run_is_no_other_option(make, tmp_path):
         longer = make(max_epoch=9)
         restore_trainer(longer, path)
     assert longer.max_epoch == 9
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "td3"])
+def test_a_run_goes_on_from_a_checkpoint_that_tells_neither_options_nor_whose_actions_it_holds(algorithm, tmp_path):
+    first, straight, other = (smallest_config(algorithm).build_trainer() for _ in range(3))
+    first.max_epoch = 1
+    first.run()
+    folders = read_checkpoint(save_trainer(first, tmp_path / "checkpoint"))
+    del folders["trainer"]["state"]["options"]  # as of versions before both were kept
+    folders.get("replay", {}).pop("action_form", None)
+    restore_trainer(other, write_checkpoint(tmp_path / "earlier", folders))
+    if algorithm == "td3":
+        assert other.buffer.action_form == other.policy.action_form is not None
+    for trainer in (straight, other):
+        trainer.run()
+    assert (learned(other), collected(other)) == (learned(straight), collected(straight))
 
 
 def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
