@@ -98,6 +98,7 @@ class MultiAgentCollector:
         self._agent_index = {agent: i for i, agent in enumerate(self.env.agents)}
         self.agents_of_modules = self._checked_modules()
         """module id -> the agents that it acts for"""
+        self._buffer: EpisodeStore | MultiAgentReplayBuffer | None = None
         self.buffer = buffer
         self._returns = np.zeros((self.num_envs, len(self.env.agents)), np.float64)
         self._forget()
@@ -105,7 +106,7 @@ class MultiAgentCollector:
 
     @property
     def buffer(self) -> EpisodeStore | MultiAgentReplayBuffer | None:
-        """Where steps are stored. May be replaced between collects."""
+        """Where steps are stored. May be replaced between collects: nothing reaches over from what the new one has."""
         return self._buffer
 
     @buffer.setter
@@ -115,8 +116,17 @@ class MultiAgentCollector:
                 f"buffer={buffer!r} is not allowed; it must be an EpisodeStore or a MultiAgentReplayBuffer, or None"
             )
         if isinstance(buffer, MultiAgentReplayBuffer):
+            unknown = sorted(set(buffer.agents) - set(self.policy.acting))
+            if unknown:
+                raise ValueError(
+                    f"buffer has rows for the modules {unknown}, and the policy has {sorted(self.policy.acting)}; make "
+                    f"it for {self.agents_of_modules}"
+                )
             for module_id, own in buffer.buffers.items():
                 take_actions_of(self.policy.acting[module_id], own)
+        if buffer is not None and buffer is not self._buffer:
+            for b in range(self.num_envs):
+                buffer.cut(b)
         self._buffer = buffer
 
     @property

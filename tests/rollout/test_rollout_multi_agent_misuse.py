@@ -9,7 +9,7 @@ from lockstep.data import MultiAgentEpisode
 from lockstep.data.episode_store import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.envs.pettingzoo_envs import PettingZooEnvs
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,7 @@ class FewerAgents(CountingGame):
 
 
 ONE = CountingGame()
+STRANGE = MultiAgentReplayBuffer({"strangers": ["a"]}, 1, lambda _, number: ReplayBuffer(8, buffer_num=number))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ ONE = CountingGame()
         (CountingGame, {"exploration_noise": "yes"}, "exploration_noise='yes' is not allowed"),
         (CountingGame, {"raise_on_nan_in_buffer": 1}, "raise_on_nan_in_buffer=1 is not allowed"),
         (CountingGame, {"buffer": ReplayBuffer(8)}, "must be an EpisodeStore or a MultiAgentReplayBuffer, or None"),
+        (CountingGame, {"buffer": STRANGE}, r"has rows for the modules \['strangers'\], and the policy has"),
     ],
 )
 def test_what_a_collector_of_several_agents_cannot_be_made_with_is_refused(policy, env, options, message):

@@ -104,6 +104,19 @@ class FourSteps(CountingGame):
         return 4
 
 
+def test_nothing_reaches_over_from_the_episodes_of_another_collector_whose_buffer_is_gone_on_in():
+    other, collector = collector_of(FourSteps, n_step=3), collector_of(FourSteps, n_step=3)
+    for one in (other, collector):
+        one.collect(n_step=4)  # both are in the middle of an episode
+    collector.buffer = other.buffer
+    collector.collect(n_step=4)
+    first = collector.buffer.buffers["first"].to_batch()  # of `a`, in both environments
+    assert first["obs"][:, 0].tolist() == [0, 1, 2, 3] * 2
+    assert first["eps_id"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    summed = collector.buffer.buffers["first"].all()["rewards"]  # each step pays 1
+    np.testing.assert_allclose(summed, [1.99, 1.0] * 4, rtol=1e-6)
+
+
 def test_an_off_policy_run_of_several_agents_goes_on_bit_by_bit_where_episodes_end_with_the_checkpoint(folder):
     def build():
         config = game_config(FourSteps, DQNConfig)
