@@ -191,18 +191,22 @@ def check_numbers(buffer: ReplayBuffer, what: str) -> None:
     """Raises `MalformedBufferError` for a buffer with NaN anywhere, or infinity in what is learned from."""
     if buffer.hasnull():
         raise MalformedBufferError(f"{what} have transitions with NaN; call dropnull() on the buffer first")
+    before = 0
     for piece in pieces_of(buffer):
-        _check_finite(piece, what)
+        _check_finite(piece, what, before)
+        before += len(piece[Columns.REWARDS])
 
 
-def _check_finite(columns: Mapping[str, Any], what: str) -> None:
+def _check_finite(columns: Mapping[str, Any], what: str, before: int = 0) -> None:
+    """`before`: rows that were looked at before these."""
     for name in REQUIRED:
         for path, leaf in named_leaves(name, columns[name]) if name in columns else ():
             where = first_not_finite(np.asarray(leaf))
             if where is not None:
                 raise MalformedBufferError(
-                    f"{what} have {leaf[tuple(where)]} in column {path!r} (row {where[0]} of {len(leaf)} looked at); "
-                    "only finite numbers are allowed: leave such rows out, or mend what wrote them"
+                    f"{what} have {leaf[tuple(where)]} in column {path!r} (row {before + where[0]} of "
+                    f"{before + len(leaf)} looked at); only finite numbers are allowed: leave such rows out, or mend "
+                    "what wrote them"
                 )
 
 

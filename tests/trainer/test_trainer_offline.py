@@ -8,6 +8,7 @@ from trainer_tools import Recorder, RecordingLogger, Stops, digest, learned, ran
 from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
+from lockstep.replay.transfer import CHUNK
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder
@@ -162,6 +163,15 @@ def test_infinity_in_offline_data_is_refused_by_column_and_row(column, value, tm
     rows = OfflineDataset(write_rows(tmp_path / "rows", only))
     with pytest.raises(MalformedBufferError, match=f"have {value} in column '{column}'"):
         trainer_of(rows, BCConfig, max_epoch=1).run()
+
+
+def test_the_row_of_an_infinity_in_a_large_buffer_is_counted_from_its_first():
+    number = CHUNK + 10
+    rows = batch_of()
+    large = SampleBatch({name: np.resize(column, (number, *column.shape[1:])) for name, column in rows.items()})
+    large["rewards"][CHUNK + 3] = np.inf
+    with pytest.raises(MalformedBufferError, match=rf"\(row {CHUNK + 3} of {number} looked at\)"):
+        trainer_of(ReplayBuffer.from_batch(large), BCConfig)
 
 
 @pytest.mark.parametrize("algorithm", ["cql", "iql", "td3_bc", "marwil", "bc"])
