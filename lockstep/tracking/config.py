@@ -39,8 +39,11 @@ class ReportingSection(Section):
         if self.steps_per_epoch is not None and self.steps_per_epoch < 1:
             raise ValueError(f"reporting.steps_per_epoch={self.steps_per_epoch} must be at least 1, or None")
         loggers: Any = self.loggers
-        if isinstance(loggers, str):
-            raise ValueError(f"reporting.loggers={loggers!r} is one text; give a list, [{loggers!r}]")
+        if not isinstance(loggers, list | tuple):
+            told = (
+                f"one text; give a list, [{loggers!r}]" if isinstance(loggers, str) else "no list; give one, ['jsonl']"
+            )
+            raise ValueError(f"reporting.loggers={loggers!r} is {told}")
         wrong = [name for name in self.loggers if name not in LOGGERS]
         if wrong:
             raise ValueError(f"reporting.loggers={wrong} are unknown; choose from {LOGGERS}")

@@ -69,6 +69,12 @@ def test_one_logger_as_a_text_is_refused_as_such():
         config_of().reporting(loggers="jsonl").validate()
 
 
+@pytest.mark.parametrize("given", [3, None])
+def test_loggers_that_are_no_list_are_refused_as_such(given):
+    with pytest.raises(ValueError, match=re.escape(f"reporting.loggers={given} is no list; give one, ['jsonl']")):
+        config_of().reporting(loggers=given).validate()
+
+
 @pytest.mark.parametrize(
     "cls, actions",
     [(DQNConfig, OBS), (SACConfig, gym.spaces.MultiDiscrete([2, 3])), (TD3Config, gym.spaces.Discrete(2))],
