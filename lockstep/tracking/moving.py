@@ -20,9 +20,8 @@ class MovAvg:
     """
 
     def __init__(self, size: int = 100) -> None:
-        check_whole("size", size, 1)
-        self.size = size
-        self._numbers: deque[float] = deque(maxlen=size)
+        self.size: int = check_whole("size", size, 1)
+        self._numbers: deque[float] = deque(maxlen=self.size)
 
     def add(self, numbers: "float | np.ndarray | torch.Tensor | Iterable[float]") -> float:
         """Add one number or several; returns the new mean."""

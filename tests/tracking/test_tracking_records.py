@@ -215,6 +215,11 @@ def test_moving_average_ignores_what_is_not_finite() -> None:
     assert len(average) == 3
 
 
+def test_a_moving_average_takes_a_whole_number_of_numpy() -> None:
+    average = MovAvg(np.int64(2))
+    assert average.add([1.0, 2.0, 4.0]) == 3.0
+
+
 @pytest.mark.parametrize("size", [0, 2.5, True, "3", None])
 def test_a_moving_average_of_no_whole_number_of_values_is_refused(size) -> None:
     with pytest.raises(ValueError, match=f"size={size!r} is not allowed; it must be a whole number, at least 1"):
