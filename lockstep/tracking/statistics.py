@@ -46,7 +46,8 @@ class SequenceSummaryStats:
     def of_one(cls, value: float) -> Self:
         """Of one number. (The constructor takes three times as long.)"""
         stats = object.__new__(cls)
-        stats.__dict__.update(mean=value, std=0.0, max=value, min=value, median=value, count=1)
+        std = value - value  # 0, but NaN of what is not finite, as of several
+        stats.__dict__.update(mean=value, std=std, max=value, min=value, median=value, count=1)
         return stats
 
 
