@@ -407,17 +407,18 @@ class Collector:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`; environments without a state begin new episodes (a boundary)."""
+        """Continues from `get_state`; environments without a state begin new episodes (a boundary). `ValueError` for a
+        state of other environments: what was collected stays, episodes under way end."""
+        self._obs, self.episodes_cut = None, 0  # without a state the next collect begins new episodes
+        obs = None if state["env"] is None else self.env.set_state(state["env"])  # first: it may refuse
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if self.store is not None and state["buffer"] is not None:
             self.store.set_state(state["buffer"])
-        self._obs, self.episodes_cut = None, 0  # without a state the next collect begins new episodes
-        if state["env"] is None:
+        if obs is None:
             self.episodes_cut = int(np.count_nonzero(state["lengths"]))
             return
-        obs = self.env.set_state(state["env"])
         if self.frame_stack is not None:
             self.frame_stack.set_state(state["frame_stack"])
             obs = state["obs"]

@@ -82,6 +82,23 @@ def test_a_checkpoint_of_another_shape_is_refused_and_changes_nothing(case, ran,
     assert other.buffer.streams.get_state() == twin.buffer.streams.get_state()
 
 
+def test_rows_that_a_collector_holds_stay_where_a_checkpoint_is_refused(tmp_path):
+    first, other = trainer_of("on"), trainer_of("on", env=Other)
+    first.run()
+    collector = other.train_collector
+    collector.collect(n_step=4)
+    before = digest([collector.store.obs, collector.streams.get_state(), collector.collect_step, collector.num_resets])
+    with pytest.raises(ValueError, match=r"is of a Paying, .* is a Other"):
+        restore_trainer(other, save_trainer(first, tmp_path / "checkpoint"))
+    assert collector.store.size == 2
+    assert before == digest(
+        [collector.store.obs, collector.streams.get_state(), collector.collect_step, collector.num_resets]
+    )
+    collector.collect(n_step=8)
+    obs = [episode.get_observations()[:, 0].tolist() for episode in collector.store.episodes()]
+    assert sorted(obs) == [[0, 0.25, 0.5], [0, 0.25, 0.5], [0, 0.25, 0.5, 0.75, 1], [0, 0.25, 0.5, 0.75, 1]]
+
+
 @pytest.mark.parametrize("other", [partial(trainer_of, "off", env=Other), lambda: with_test_environments(3)])
 def test_a_state_that_the_collectors_cannot_have_is_refused_and_changes_no_counter(other):
     first, other = trainer_of("off"), other()
