@@ -16,6 +16,7 @@ from lockstep.algorithms.learning import policy_from_checkpoint
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.algorithms.plain_values import named_options
 from lockstep.state.checkpoint import newest_checkpoint, verify_checkpoint
+from lockstep.state.values import check_whole
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
 from lockstep.trainer.build import Trainer, build_trainer, epoch_length, num_epochs, restore_trainer, steps_per_update
@@ -164,6 +165,7 @@ def load_trainer(
 ) -> tuple[Trainer, RunFolder]:
     """The trainer of a run's folder at its newest intact checkpoint. `ValueError` where there is none, or where it has
     more epochs than `total_steps` make."""
+    total_steps = check_whole("total_steps", total_steps, 1, optional=True)
     folder = RunFolder.open(path)
     config = get_config(folder.algo).update_from_dict(folder.config)
     if total_steps is not None:

@@ -285,6 +285,13 @@ def test_to_go_on_to_fewer_steps_than_there_are_is_refused_and_changes_nothing(t
     assert resume(result.path, total_steps=48).info.train_step == 48
 
 
+@pytest.mark.parametrize("total_steps", ["64", 0, -3, 64.5, True])
+def test_to_go_on_to_what_is_no_number_of_steps_is_refused(total_steps, tmp_path):
+    result = lockstep.train(config_of("off"), root=tmp_path)
+    with pytest.raises(ValueError, match=f"total_steps={total_steps!r} is not allowed; it must be a whole number, at"):
+        resume(result.path, total_steps=total_steps)
+
+
 def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(tmp_path):
     config = config_of("off")
     config.reporting(total_steps=42)
