@@ -55,7 +55,8 @@ class C51Learner(Learner):
 
     def setup_module(self, module_id: str) -> None:
         """The target network is part of the learner's state."""
-        check_parts(self, module_id, "value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
+        if self.should_module_be_updated(module_id):  # others need not have what the loss asks for
+            check_parts(self, module_id, "value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
         action_values.set_up_target(self, module_id)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ class QRDQNLearner(Learner):
 
     def setup_module(self, module_id: str) -> None:
         """The target network is part of the learner's state."""
-        check_parts(self, module_id, "value_outputs", "masked", "mean_values")
+        if self.should_module_be_updated(module_id):  # others need not have what the loss asks for
+            check_parts(self, module_id, "value_outputs", "masked", "mean_values")
         action_values.set_up_target(self, module_id)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:

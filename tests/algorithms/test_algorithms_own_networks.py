@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from agent_games import BitGame, game_config
 from gymnasium import spaces
 from torch import nn
 
@@ -19,7 +20,7 @@ from lockstep.algorithms import (
     TD3Config,
 )
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.modules import DefaultQModule, RLModule, RLModuleSpec
+from lockstep.modules import DefaultQModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 
 OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 
@@ -30,6 +31,13 @@ class Plain(RLModule):
 
     def _forward(self, batch):
         return {"action_dist_inputs": self.layer(batch["obs"])}
+
+
+class Fixed(Plain):
+    """Plays `BitGame`."""
+
+    def setup(self):
+        self.layer = nn.Linear(2, 2)
 
 
 class PlainQ(Plain):
@@ -75,6 +83,23 @@ def test_what_a_network_lacks_is_named_when_the_learner_is_built(cls, actions, m
     name = cls.learner_class.__name__
     with pytest.raises(ValueError, match=rf"{name} needs what Plain .* does not have: {missing}; .*docs/learner.md"):
         config(cls, actions).build_learner()
+
+
+@pytest.mark.parametrize("cls", [DQNConfig, C51Config, QRDQNConfig])
+def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(cls):
+    specs = {"first": RLModuleSpec(), "others": RLModuleSpec(module_class=Fixed)}
+    config = game_config(BitGame, cls, rl_module={"rl_module_spec": MultiRLModuleSpec(rl_module_specs=specs)})
+    config.multi_agent(policies_to_train=["first"])
+    config.env_runners(rollout_fragment_length=8).replay(capacity=64, learning_starts=0, update_per_step=0.125)
+    trainer = config.build_trainer()
+    module = trainer.policy.learner_group.learner.module["others"]
+    before = module.layer.weight.clone()
+    assert trainer.run().gradient_step > 0
+    assert torch.equal(module.layer.weight, before)
+    config.multi_agent(policies_to_train=["first", "others"])
+    if cls is not DQNConfig:
+        with pytest.raises(ValueError, match=r"needs what Fixed \(module 'others'\) does not have: value_outputs"):
+            config.build_trainer()
 
 
 def test_what_a_network_that_is_added_lacks_is_named_and_nothing_changes():
