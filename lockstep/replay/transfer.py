@@ -77,7 +77,7 @@ def join(target: ReplayBuffer, other: ReplayBuffer, *, replace: bool = False) ->
     else:
         raise ValueError(
             f"the buffer holds {told(target.action_form)}, the other one {told(other.action_form)}; "
-            "extend(other.to_batch()) translates them"
+            "extend(other.to_batch()) translates them; where they are the same already, set its action_form"
         )
     check_fits(target, other)
     target.action_form = form

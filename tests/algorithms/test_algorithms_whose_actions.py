@@ -22,6 +22,7 @@ from lockstep import (
 from lockstep.algorithms.offline import offline_source
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state import read_checkpoint, write_checkpoint
 
 UNEVEN = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([4.0, 0.5], np.float32))
 CASES = {
@@ -148,6 +149,20 @@ def test_training_begins_with_translated_actions_or_not_at_all():
         trainer_with(ReplayBuffer.from_batch(buffer.to_batch()))
     made = trainer_with(ReplayBuffer.from_batch(buffer.to_batch(), action_form=policy.action_form)).buffer
     np.testing.assert_allclose(made.all()["actions"], buffer.all()["actions"], atol=1e-6)
+
+
+def test_a_file_of_before_buffers_knew_their_actions_is_loaded_and_told_them_before_training_begins_with_it(tmp_path):
+    policy, buffer, _ = collected(SACConfig, UNEVEN)
+    folders = read_checkpoint(buffer.save(tmp_path / "buffer"))
+    del folders[""]["action_form"]
+    loaded = ReplayBuffer.load(write_checkpoint(tmp_path / "earlier", folders))
+    options = {"max_epoch": 1, "batch_size": 4, "step_per_epoch": 4, "step_per_collect": 2, "buffer": loaded}
+    collector = Collector(policy, Taking(UNEVEN), VectorReplayBuffer(40, 1))
+    with pytest.raises(MalformedBufferError, match="where they are the same already, set its action_form"):
+        OffpolicyTrainer(policy, train_collector=collector, **options)
+    loaded.action_form = policy.action_form
+    made = OffpolicyTrainer(policy, train_collector=collector, **options).buffer
+    np.testing.assert_array_equal(made.all()["actions"], buffer.all()["actions"])
 
 
 def test_buffers_are_joined_where_they_hold_the_same_actions():
