@@ -169,6 +169,8 @@ def _options(trainer: BaseTrainer) -> dict[str, Any]:
     of_policy = named_options(trainer.policy.config)
     for section in ("training", "framework"):
         found |= {f"policy.{name}": value for name, value in of_policy[section].items()}
+    own_of_modules = "algorithm_config_overrides_per_module"
+    found[f"policy.{own_of_modules}"] = of_policy["rl_module"][own_of_modules]
     buffer = getattr(trainer, "buffer", None)
     buffers = buffer.buffers if isinstance(buffer, MultiAgentReplayBuffer) else {"": buffer}
     for module_id, own in buffers.items():

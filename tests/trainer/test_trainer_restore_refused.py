@@ -201,6 +201,17 @@ def test_other_options_of_the_policy_than_the_run_had_are_told(kind, tmp_path):
         restore_trainer(other, path)
 
 
+def test_other_options_of_a_module_than_the_run_had_are_told(tmp_path):
+    of_modules = {"first": {"gamma": 0.5}}
+    config = game_config(CountingGame).rl_module(algorithm_config_overrides_per_module=of_modules)
+    path = save_trainer(config.build_trainer(), tmp_path / "checkpoint")
+    with pytest.warns(RuntimeWarning, match=r"overrides_per_module={} \(was {'first': {'gamma': 0.5}}\); from here"):
+        restore_trainer(game_config(CountingGame).build_trainer(), path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        restore_trainer(config.copy().build_trainer(), path)
+
+
 @pytest.mark.parametrize("make", [partial(trainer_of, "on"), partial(trainer_of, "off"), offline_trainer_of])
 def test_a_longer_run_is_no_other_option(make, tmp_path):
     path = save_trainer(make(), tmp_path / "checkpoint")
