@@ -61,6 +61,11 @@ class ActingPolicy:
         """Version of the weights that act."""
         return self._version
 
+    @property
+    def frame_stack(self) -> int:
+        """How many observations of an environment make one that it acts on (`environment(frame_stack=)`)."""
+        return int(self.config.frame_stack)
+
     def set_weights(self, weights: ActingWeights) -> None:
         """Acts with these from now on. `ValueError` where they are of another network; nothing is changed then."""
         load_flat(self.module, weights.flat)

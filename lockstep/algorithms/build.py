@@ -301,7 +301,6 @@ def build_env_runner(
         generation=generation,
         streams=RandomStreams(config.seed).child("train_collector"),
         explore=config.explore,
-        frame_stack=config.frame_stack,
         with_logp=with_logp,
         whole_episodes=config.batch_mode == "complete_episodes",
     )
@@ -365,7 +364,6 @@ def build_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike
         envs,
         build_replay_buffer(config, envs.num_envs) if config.is_off_policy else None,
         exploration_noise=config.explore,
-        frame_stack=config.frame_stack,
         streams=RandomStreams(config.seed).child("train_collector"),
     )
 
@@ -422,7 +420,6 @@ def build_test_collector(config: AlgorithmConfig, policy: AnyPolicy) -> Collecto
         policy,
         make_envs(config, num_envs),
         exploration_noise=config.evaluation_explore,
-        frame_stack=config.frame_stack,
         streams=RandomStreams(config.seed).child("test_collector"),
     )
 

@@ -36,7 +36,6 @@ def eval_command(command: Eval) -> int:
             policy,
             envs,
             exploration_noise=command.stochastic,
-            frame_stack=policy.config.frame_stack,
             streams=RandomStreams(command.seed).child("eval"),
         )
         stats = collector.collect(n_episode=command.episodes)

@@ -33,7 +33,8 @@ class AsyncCollector(Collector):
     `env`: `make_vector(..., mode="async")`, or an id, function or class with `num_envs`. Other parameters: `Collector`;
     `on_step_hook` gets the list of `Arrived`.
 
-    Raises `ValueError` for environments in this process, a recurrent policy, and a buffer that is no `ReplayBuffer`.
+    Raises `ValueError` for environments in this process, a recurrent policy, one that takes stacks of frames,
+    and a buffer that is no `ReplayBuffer`.
     """
 
     def __init__(
@@ -58,6 +59,11 @@ class AsyncCollector(Collector):
             )
         if getattr(policy, "is_stateful", False):
             raise ValueError("AsyncCollector takes no recurrent policy; use Collector")
+        if (frames := getattr(policy, "frame_stack", 1)) != 1:
+            raise ValueError(
+                f"AsyncCollector stacks no frames, and the policy takes {frames}; use Collector, or "
+                "environments that stack them (gymnasium.wrappers.FrameStackObservation)"
+            )
         hooks = (on_step_hook, on_episode_done_hook)
         super().__init__(policy, env, None, exploration_noise, *hooks, raise_on_nan_in_buffer, streams=streams)
         self.vector: WorkerVectorEnv = env

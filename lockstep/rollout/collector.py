@@ -64,9 +64,10 @@ class Collector:
     `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
     stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
     everywhere where `exploration_noise` is set. `on_step_hook(step_result)` and
-    `on_episode_done_hook(env_index, episode_return, length)` observe. `place`: `(first, number of all)` where several
-    collectors have a part of the environments each. A collect that fails leaves no row behind (of a
-    `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece); the next one begins new episodes.
+    `on_episode_done_hook(env_index, episode_return, length)` observe. It stacks as many frames as the policy takes
+    (`frame_stack=None`). `place`: `(first, number of all)` where several collectors have a part of the environments
+    each. A collect that fails leaves no row behind (of a `ReplayBuffer`, which gets pieces of 128 vector steps: no
+    row of the piece); the next one begins new episodes.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Collector:
         on_episode_done_hook: Callable[[int, float, int], None] | None = None,
         raise_on_nan_in_buffer: bool = True,
         *,
-        frame_stack: int = 1,
+        frame_stack: int | None = None,
         streams: RandomStreams | None = None,
         place: tuple[int, int] | None = None,
     ) -> None:
@@ -88,7 +89,8 @@ class Collector:
         self.policy = policy
         self.env: VectorBoundary = env if isinstance(env, VectorBoundary) else make_vector(env)
         space = self.env.observation_space
-        self.frame_stack = FrameStack(frame_stack, space) if frame_stack != 1 else None
+        frames = getattr(policy, "frame_stack", 1) if frame_stack is None else frame_stack
+        self.frame_stack = FrameStack(frames, space) if frames != 1 else None
         self.observation_space = space if self.frame_stack is None else self.frame_stack.observation_space
         policy.check_spaces(self.env.observation_space, self.env.action_space)
         self.raise_on_nan_in_buffer = raise_on_nan_in_buffer

@@ -51,7 +51,7 @@ class EnvRunner:
         generation: int = 0,
         streams: RandomStreams | None = None,
         explore: bool = True,
-        frame_stack: int = 1,
+        frame_stack: int | None = None,
         with_logp: bool = False,
         whole_episodes: bool = False,
         raise_on_nan: bool = True,

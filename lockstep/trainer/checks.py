@@ -63,13 +63,13 @@ def check_online(trainer: str, policy: Any, train_collector: Any, *, from_rollou
         raise ValueError(f"train_collector={train_collector!r} is not allowed; it must be a lockstep.Collector")
 
 
-def check_stacks(policy: Policy, collector: CollectorLike, buffer: ReplayBuffer) -> None:
+def check_stacks(collector: CollectorLike, buffer: ReplayBuffer) -> None:
     """Raises `ValueError` where the buffer stacks frames (or takes stacks apart) into what the policy does not take."""
     stack_num, only_last = buffer.options.stack_num, buffer.options.save_only_last_obs
-    stored, taken = collector.observation_space.shape, policy.observation_space.shape
-    if stored is None or (stack_num == 1 and not only_last):
+    taken = collector.observation_space.shape  # it stacks what the policy wants stacked
+    if taken is None or (stack_num == 1 and not only_last):
         return
-    frame = stored[1:] if only_last else stored
+    frame = taken[1:] if only_last else taken
     gives = frame if stack_num == 1 else (stack_num, *frame)
     if gives != taken:
         raise ValueError(

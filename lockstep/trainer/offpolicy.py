@@ -76,7 +76,7 @@ class OffpolicyTrainer(BaseTrainer):
         self.buffer: Any = train_collector.buffer
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
         if isinstance(policy, Policy) and isinstance(self.buffer, ReplayBuffer):
-            check_stacks(policy, train_collector, self.buffer)
+            check_stacks(train_collector, self.buffer)
             check_discounts(policy, self.buffer)
         if max_epoch and learning_starts >= max_epoch * step_per_epoch:
             warnings.warn(

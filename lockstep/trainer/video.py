@@ -60,7 +60,6 @@ def record_video(
                 policy,
                 envs,
                 exploration_noise=explore,
-                frame_stack=policy.config.frame_stack,
                 streams=RandomStreams(seed).child("video"),
                 on_step_hook=lambda step: writer.append_data(_frame(envs)),
             )

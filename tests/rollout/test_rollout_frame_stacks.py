@@ -1,0 +1,43 @@
+"""A collector made by hand gives its policy as many frames as the policy's configuration says."""
+
+import numpy as np
+import pytest
+
+from lockstep import AsyncCollector, Collector, DQNConfig, OffpolicyTrainer, Policy
+from lockstep.envs import make_vector
+from lockstep.replay import VectorReplayBuffer
+
+
+@pytest.fixture
+def policy():
+    return DQNConfig().environment("CartPole-v1", frame_stack=4).debugging(seed=1).build_policy()
+
+
+def trainer_of(policy, **options):
+    buffer = VectorReplayBuffer(1_000, 2, **options)
+    collector = Collector(policy, make_vector("CartPole-v1", num_envs=2), buffer, exploration_noise=True)
+    amounts = {"max_epoch": 1, "step_per_epoch": 200, "step_per_collect": 20, "update_per_step": 0.1, "batch_size": 16}
+    return OffpolicyTrainer(policy, train_collector=collector, **amounts, seed=1)
+
+
+def test_a_policy_of_stacked_frames_trains_by_hand_and_from_single_frame_storage_to_the_same_weights(policy):
+    trainer = trainer_of(policy)
+    assert trainer.run().gradient_step == 20
+    assert trainer.train_collector.buffer.sample(8)["obs"].shape == (8, 4, 4)
+    other = DQNConfig().environment("CartPole-v1", frame_stack=4).debugging(seed=1).build_policy()
+    trainer_of(other, stack_num=4, save_only_last_obs=True, ignore_obs_next=True).run()
+    for mine, its in zip(policy.module.parameters(), other.module.parameters(), strict=True):
+        np.testing.assert_array_equal(mine.detach().numpy(), its.detach().numpy())
+
+
+def test_a_saved_policy_of_stacked_frames_is_evaluated_by_a_collector_that_is_told_nothing(policy, tmp_path):
+    policy.save_to_path(tmp_path / "policy")
+    loaded = Policy.from_checkpoint(tmp_path / "policy")
+    returns = [Collector(one, "CartPole-v1").collect(n_episode=3).returns for one in (policy, loaded)]
+    assert returns[0] == returns[1]
+
+
+def test_an_async_collector_refuses_a_policy_of_stacked_frames(policy):
+    refused = pytest.raises(ValueError, match="stacks no frames, and the policy takes 4; use Collector")
+    with make_vector("CartPole-v1", num_envs=2, mode="async") as envs, refused:
+        AsyncCollector(policy, envs, VectorReplayBuffer(100, 2))
