@@ -238,7 +238,7 @@ class _Look:
             self.add("error", "observation_outside", f"{name} lies outside of its space {space}: {part!r}")
 
     def _reward(self, reward: Any, number: int) -> None:
-        if not isinstance(reward, int | float | np.number) and np.shape(reward) != ():
+        if np.shape(reward) != () or np.asarray(reward).dtype.kind not in "biuf":
             self.add("error", "reward_type", f"the reward at step {number} is {reward!r}, expected one number")
         elif not np.isfinite(float(reward)):
             self.add("error", "reward_not_finite", f"the reward at step {number} is {reward!r}")

@@ -37,7 +37,8 @@ def step_error(
         what = f"raised {error if isinstance(error, str) else f'{type(error).__name__}: {error}'}"
     return EnvironmentStepError(
         f"{which} of the {backend!r} vector {what} (during {during}{last}). "
-        "The traceback of the environment stands above; the vector must be reset or built again.",
+        "The traceback of the environment stands above; the vector must be reset or built again. "
+        "Whether the environment keeps to gymnasium's API, check_environment (`lockstep doctor`) says.",
         env_index=env_index,
         action=action,
     )

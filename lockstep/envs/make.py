@@ -124,13 +124,21 @@ def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) ->
     if isinstance(env, str | EnvSpec):
         return lambda: _gym_make(env, config)
     if callable(env):
-        return lambda: env(**config)
+        return lambda: _checked(env(**config), env)
     several = isinstance(env, list | tuple)
     what_to_do = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
     raise TypeError(
         "env must be an environment id, a function or class that makes one, or an environment; got "
         f"{env!r}{what_to_do}."
     )
+
+
+def _checked(made: Any, maker: Callable[..., Any]) -> gym.Env:
+    """What `maker` made, where that is one environment."""
+    if isinstance(made, gym.Env):
+        return made
+    of_vectors = ", or give the vector itself" if isinstance(made, VectorEnv) else ""
+    raise TypeError(f"{maker!r} made {made!r}; it must return one gymnasium.Env at each call{of_vectors}.")
 
 
 def check_known(env_id: str) -> None:

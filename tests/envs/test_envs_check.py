@@ -82,6 +82,15 @@ def test_each_fault_is_found_by_its_name_and_alone(code):
     assert len(faults[code].message) > 20
 
 
+@pytest.mark.parametrize("reward", [None, "1.0"])
+def test_a_reward_that_is_no_number_is_a_finding_and_no_crash_of_the_check(reward):
+    (finding,) = (
+        one for one in check_environment(fault(reward=lambda self: reward), num_steps=60) if one.level != "info"
+    )
+    assert finding.code == "reward_type"
+    assert f"is {reward!r}, expected one number" in finding.message
+
+
 def test_an_error_tells_where_the_environment_raised():
     (finding,) = check_environment(FAULTS["step_raises"])
     assert "ZeroDivisionError: the wheel came off" in finding.message

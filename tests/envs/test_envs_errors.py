@@ -177,3 +177,19 @@ def test_an_interrupt_passes_as_it_is():
     boundary = make_vector(Interrupting, seed=0)
     with pytest.raises(KeyboardInterrupt):
         boundary.step(np.zeros(1, dtype=np.int64))
+
+
+class OldApi(CountingEnv):
+    """Answers as gym did before version 0.26."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, info
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_of_the_old_api_is_told_where_the_form_of_its_answers_is_checked(mode):
+    with make_vector(OldApi, num_envs=2, mode=mode) as envs:
+        envs.reset([0, 1])
+        with pytest.raises(EnvironmentStepError, match=r"API, check_environment \(`lockstep doctor`\) says"):
+            envs.step(np.zeros(2, np.int64))

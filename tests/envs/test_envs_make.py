@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from lockstep.envs import LightSyncVectorEnv, make_vector
+from lockstep.envs import LightSyncVectorEnv, check_environment, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.envpool_adapter import EnvPoolBoundary
 
@@ -274,3 +274,22 @@ def test_envpool_is_seeded_by_reset_and_checked():
         pool.reset([0, 1])
     with pytest.raises(ValueError, match="answers 1 of its 2 rows"):
         make_vector(envpool.make_gymnasium("CartPole-v1", num_envs=2, batch_size=1))
+
+
+@pytest.mark.parametrize(
+    "made, told",
+    [
+        (None, "Env at each call"),
+        ("CartPole-v1", "Env at each call"),
+        ("vector", "Env at each call, or give the vector"),
+    ],
+)
+def test_a_function_that_returns_no_single_environment_is_told_what_it_returned(made, told):
+    def maker():
+        return SyncVectorEnv([CountingEnv] * 2) if made == "vector" else made
+
+    with pytest.raises(TypeError, match=f"maker.* made .*; it must return one gymnasium.{told}"):
+        make_vector(maker, num_envs=2)
+    findings = check_environment(maker)
+    assert [finding.code for finding in findings] == ["cannot_be_made"]
+    assert told in findings[0].message
