@@ -105,7 +105,7 @@ class ActingPolicy:
         observations or a state that do not fit.
         """
         if self.observation_space.shape is not None:
-            obs = np.asarray(obs)  # lists and tensors too
+            obs = _as_array(obs)
         rows = self._check_obs(obs)
         noise = self.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
         if not self.is_stateful:
@@ -188,7 +188,10 @@ class ActingPolicy:
             if self.config.frame_stack > 1:
                 expected = FrameStack(self.config.frame_stack, space).observation_space.shape
             if obs.shape[1:] != expected:
-                raise ValueError(f"observations have shape {obs.shape}, expected [B, {', '.join(map(str, expected))}]")
+                raise ValueError(
+                    f"observations have shape {obs.shape}, expected [B, {', '.join(map(str, expected))}] "
+                    "(compute_actions takes B observations, compute_single_action one, without B)"
+                )
             return int(obs.shape[0])
         leaf = obs
         while isinstance(leaf, dict | tuple):
@@ -203,3 +206,14 @@ class ActingPolicy:
             yield self
         finally:
             self._training = before
+
+
+def _as_array(obs: Any) -> np.ndarray:
+    """Observations that came as a list or a tensor, too; `ValueError` for what makes no array."""
+    try:
+        return np.asarray(obs)
+    except ValueError as error:
+        raise ValueError(
+            f"obs={obs!r} makes no array of observations ({error}); give the observation alone, without the info that "
+            "env.reset() returns beside it"
+        ) from error

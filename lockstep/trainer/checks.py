@@ -179,6 +179,18 @@ def check_callbacks(callbacks: Any) -> None:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")
+        _check_event_methods(type(callback))
+
+
+def _check_event_methods(kind: type[Callback]) -> None:
+    """Raises `ValueError` where a method that looks like one of an event is none and would never be called."""
+    there = [name for name in vars(Callback) if name.startswith("on_") and name != "on_event"]
+    unknown = [name for name in dir(kind) if name.startswith("on_") and not hasattr(Callback, name)]
+    if unknown and kind.on_event is Callback.on_event:
+        raise ValueError(
+            f"callbacks: {kind.__name__}.{unknown[0]} would never be called; {suggestion(unknown[0], there)} A method "
+            "of your own needs a name without on_"
+        )
 
 
 def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, functions: dict[str, Any]) -> int | None:
@@ -201,7 +213,8 @@ def check_evaluation(test_collector: Any, train_collector: Any, episodes: Any, f
     if train_collector is not None and _steps_what(test_collector.env) & _steps_what(train_collector.env):
         raise ValueError(
             "test_collector has the environments of train_collector: evaluation would disturb training; give it "
-            "environments of its own"
+            "environments of its own (a configuration: a function or class that makes them in environment(...), or "
+            "evaluation(evaluation_interval=0))"
         )
     return number
 

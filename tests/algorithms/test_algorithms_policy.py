@@ -140,6 +140,17 @@ def test_rescaled_actions_reach_the_bounds_of_the_space():
 # -- bad input ---
 
 
+def test_of_an_observation_with_its_info_and_of_one_without_rows_is_said_what_to_give():
+    policy, obs = make_policy(), np.zeros(3, np.float32)
+    for compute in (policy.compute_single_action, policy.compute_actions):
+        with pytest.raises(
+            ValueError, match=r"give the observation alone, without the info that env.reset\(\) returns"
+        ):
+            compute((obs, {}))
+    with pytest.raises(ValueError, match=r"compute_actions takes B observations, compute_single_action one"):
+        policy.compute_actions(obs)
+
+
 @pytest.mark.parametrize("obs", [np.zeros((2, 4)), np.zeros(3), np.zeros((2, 3, 1)), [[0.0]]])
 def test_observations_of_another_shape_are_refused_with_both(obs):
     with pytest.raises(ValueError, match=r"observations have shape \(.*\), expected \[B, 3\]"):

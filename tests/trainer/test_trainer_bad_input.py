@@ -103,6 +103,20 @@ def test_a_callback_that_is_none_is_refused(template):
         OnpolicyTrainer(template.policy, **given(template, callbacks=[lambda event: None]))
 
 
+def test_a_callback_with_a_method_that_no_event_calls_is_refused_unless_it_takes_events_itself(template):
+    class Misspelt(Callback):
+        def on_epoch_ends(self, event):
+            raise AssertionError
+
+    class Own(Misspelt):
+        def on_event(self, event):
+            return None
+
+    with pytest.raises(ValueError, match="Misspelt.on_epoch_ends would never be called; did you mean 'on_epoch_end'"):
+        OnpolicyTrainer(template.policy, **given(template, callbacks=[Misspelt()]))
+    OnpolicyTrainer(template.policy, **given(template, callbacks=[Own()]))
+
+
 def test_a_part_that_is_none_or_of_another_policy_is_refused(template):
     with pytest.raises(ValueError, match=r"policy='ppo' is not allowed; it must be a lockstep.Policy"):
         OnpolicyTrainer("ppo", **given(template))

@@ -94,6 +94,13 @@ def test_one_callback_without_a_list_is_refused_before_anything_is_built():
         build_trainer(config_of(), callbacks=EarlyStop(patience=1))
 
 
+def test_a_configuration_of_a_finished_environment_says_how_to_evaluate():
+    with pytest.raises(
+        ValueError, match=r"a function or class that makes them .* or evaluation\(evaluation_interval=0\)"
+    ):
+        DQNConfig().environment(gym.make("CartPole-v1")).build_trainer()
+
+
 def test_a_logger_whose_folder_is_missing_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*new for metrics.jsonl; make it first"):
         JsonlLogger(tmp_path / "new" / "metrics.jsonl")
