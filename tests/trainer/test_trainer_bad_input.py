@@ -112,7 +112,7 @@ def test_a_callback_with_a_method_that_no_event_calls_is_refused_unless_it_takes
         def on_event(self, event):
             return None
 
-    with pytest.raises(ValueError, match="Misspelt.on_epoch_ends would never be called; did you mean 'on_epoch_end'"):
+    with pytest.raises(ValueError, match=r"Misspelt.on_epoch_ends would never be called; did you mean 'on_epoch_end'"):
         OnpolicyTrainer(template.policy, **given(template, callbacks=[Misspelt()]))
     OnpolicyTrainer(template.policy, **given(template, callbacks=[Own()]))
 
