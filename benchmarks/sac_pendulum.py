@@ -1,13 +1,14 @@
 """SAC on Pendulum-v1: Lockstep and its peers, alternately, in processes of their own (`td3_pendulum.py`: TD3).
 
     python benchmarks/sac_pendulum.py                        # 5 rounds of 3,000 steps, one thread each
+    python benchmarks/sac_pendulum.py --threads 2            # two threads each
     python benchmarks/sac_pendulum.py --only lockstep sb3 --rounds 2 --name quick
     python benchmarks/sac_pendulum.py --render               # the table again, from the raw results
 
 The setting is in ``peers/sac_protocol.py``, the same for all: one gradient step on 256 rows for each step, networks of
 256 x 256. What is measured leaves out random steps and warm-up, so that both columns of rates say the same. ``half``
-entries multiply in bfloat16. Rates are by the processor's time; the raw record has the clock's too, and the gradient
-steps that each run counted. RLlib's new API stack has no TD3.
+entries multiply in bfloat16. Rates are by the processor's time with one thread and by the clock with several; the raw
+record has both, and the gradient steps that each run counted. RLlib's new API stack has no TD3.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ COLUMNS = (
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Ours over Stable-Baselines3, and over the fastest peer."""
-    peers = [row for row in rows if not row.entry.is_ours]
+    """Ours over Stable-Baselines3, and over the fastest peer, each with as many threads."""
     lines = []
     for row in rows:
+        peers = [peer for peer in rows if not peer.entry.is_ours and peer.threads == row.threads]
         if row.entry.is_ours and peers:
             fastest = max(peers, key=lambda peer: statistics.median(peer.steady))
             for peer in dict.fromkeys(["sb3", fastest.name]):
                 for other in peers:
                     if other.name == peer:
                         ratio = statistics.median(row.steady) / statistics.median(other.steady)
-                        lines.append(f"- {row.name} / {peer}: {ratio:.2f}")
+                        lines.append(f"- {row.name} / {peer}, {row.threads} thread(s) each: {ratio:.2f}")
     return [
         *lines,
         "",
         "The goals are 2 over Stable-Baselines3 in float32, and 4 with products in bfloat16. Rates are by the "
-        "processor's time. The products alone: `sac_products.md`.",
+        "processor's time with one thread, by the clock with more. The products alone: `sac_products.md`.",
     ]
 
 

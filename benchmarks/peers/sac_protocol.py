@@ -2,9 +2,9 @@
 
 The setting is the same for all: SAC or TD3 on one Pendulum-v1, one gradient step on 256 transitions for each step, two
 critics and a policy of two 256-unit rectified layers, Adam with 1e-3, tau 0.005, gamma 0.99, a learned temperature; TD3
-with a policy delay of 2. The first 500 steps take random actions, 100 more are left out of the rate. Rates are steps in
-a second of the processor's time, which for one thread is the clock's on an idle machine and says more on a busy one;
-``ms_per_step`` is by the clock.
+with a policy delay of 2. The first 500 steps take random actions, 100 more are left out of the rate. With one thread
+rates are steps in a second of the processor's time, which is the clock's on an idle machine and says more on a busy
+one; with several, whose times would be added up, in a second of the clock. ``ms_per_step`` is by the clock.
 """
 
 from __future__ import annotations
@@ -81,13 +81,14 @@ class Clock:
 
         assert self.began is not None
         steps, wall, processor = (end - begin for begin, end in zip(self.began, self.ended, strict=True))
+        rate = steps / (processor if options.threads == 1 else wall)
         line: dict[str, Any] = {
             "name": name,
             "version": version,
             "algorithm": options.algorithm,
             "steps": steps,
-            "steps_per_s": round(steps / processor, 1),
-            "steady_steps_per_s": round(steps / processor, 1),
+            "steps_per_s": round(rate, 1),
+            "steady_steps_per_s": round(rate, 1),
             "final_return": round(sum(self.returns) / len(self.returns), 1) if self.returns else None,
             "gradient_steps": gradient_steps,
             "ms_per_step": round(1e3 * wall / steps, 4),
