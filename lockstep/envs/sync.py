@@ -28,7 +28,7 @@ class LightSyncVectorEnv(VectorBoundary):
         owns_envs: the environments are ours alone, so that their action space may take its quicker form.
 
     Raises:
-        ValueError: no environment, unequal spaces, or a space without an array of fixed size.
+        ValueError: no environment, one twice, unequal spaces, or a space without an array of fixed size.
     """
 
     backend = "light_sync"
@@ -65,7 +65,14 @@ class LightSyncVectorEnv(VectorBoundary):
     def _check_spaces(self) -> None:
         trees.check_supported(self.observation_space, "the observation space")
         trees.check_supported(self.action_space, "the action space")
+        rows: dict[int, int] = {}
         for index, env in enumerate(self.envs):
+            first = rows.setdefault(id(env.unwrapped), index)
+            if first != index:
+                raise ValueError(
+                    f"environments {first} and {index} are the same {env.unwrapped!r}, which both rows would step; the "
+                    "function that makes environments must make a new one at each call."
+                )
             for name in ("observation_space", "action_space"):
                 if getattr(env, name) != getattr(self, name):
                     raise ValueError(

@@ -75,6 +75,14 @@ def test_unequal_spaces_are_refused():
         make_vector(lambda: next(made), num_envs=2)
 
 
+@pytest.mark.parametrize("wrap", [lambda env: env, gym.wrappers.OrderEnforcing])
+def test_a_function_that_gives_one_environment_again_and_again_is_refused_for_several_rows(wrap):
+    one = CountingEnv()
+    assert make_vector(lambda: wrap(one), num_envs=1).num_envs == 1
+    with pytest.raises(ValueError, match=r"environments 0 and 1 are the same .*must make a new one at each call"):
+        make_vector(lambda: wrap(one), num_envs=2)
+
+
 def test_a_vector_that_hides_its_autoreset_mode_is_refused():
     vector = counting_vector()
     vector.metadata, vector.autoreset_mode = {}, None
