@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.algorithms.plain_values import named_options
+from lockstep.algorithms.plain_values import to_plain
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.tracking import LazyLogger
@@ -166,11 +166,12 @@ def check_collectors(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
 def _options(trainer: BaseTrainer) -> dict[str, Any]:
     """What a run that goes on bit by bit has in common with the one before; functions are left out."""
     found = {name: getattr(trainer, name) for name in OPTIONS if hasattr(trainer, name)}
-    of_policy = named_options(trainer.policy.config)
-    for section in ("training", "framework"):
-        found |= {f"policy.{name}": value for name, value in of_policy[section].items()}
+    of_policy = trainer.policy.config.sections
     own_of_modules = "algorithm_config_overrides_per_module"
-    found[f"policy.{own_of_modules}"] = of_policy["rl_module"][own_of_modules]
+    given = [(part.name, of_policy[name]) for name in ("training", "framework") for part in fields(of_policy[name])]
+    for name, section in [*given, (own_of_modules, of_policy["rl_module"])]:
+        with suppress(ValueError):  # it holds a function that has no name
+            found[f"policy.{name}"] = to_plain(name, getattr(section, name))
     buffer = getattr(trainer, "buffer", None)
     buffers = buffer.buffers if isinstance(buffer, MultiAgentReplayBuffer) else {"": buffer}
     for module_id, own in buffers.items():

@@ -212,6 +212,15 @@ def test_other_options_of_a_module_than_the_run_had_are_told(tmp_path):
         restore_trainer(config.copy().build_trainer(), path)
 
 
+def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goes_on_from_others(tmp_path):
+    path = save_trainer(config_of("off").build_trainer(), tmp_path / "checkpoint")
+    trainer = config_of("off").training(lr=lambda step: 1e-3).build_trainer()
+    restore_trainer(trainer, path)
+    options = trainer.get_state()["options"]
+    assert options["policy.gamma"] == 0.99
+    assert "policy.lr" not in options
+
+
 @pytest.mark.parametrize("make", [partial(trainer_of, "on"), partial(trainer_of, "off"), offline_trainer_of])
 def test_a_longer_run_is_no_other_option(make, tmp_path):
     path = save_trainer(make(), tmp_path / "checkpoint")
