@@ -185,7 +185,8 @@ def check_callbacks(callbacks: Any) -> None:
 def _check_event_methods(kind: type[Callback]) -> None:
     """Raises `ValueError` where a method that looks like one of an event is none and would never be called."""
     there = [name for name in vars(Callback) if name.startswith("on_") and name != "on_event"]
-    unknown = [name for name in dir(kind) if name.startswith("on_") and not hasattr(Callback, name)]
+    others = [name for name in dir(kind) if name.startswith("on_") and not hasattr(Callback, name)]
+    unknown = [name for name in others if callable(getattr(kind, name))]
     if unknown and kind.on_event is Callback.on_event:
         raise ValueError(
             f"callbacks: {kind.__name__}.{unknown[0]} would never be called; {suggestion(unknown[0], there)} A method "

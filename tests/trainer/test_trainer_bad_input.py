@@ -117,6 +117,18 @@ def test_a_callback_with_a_method_that_no_event_calls_is_refused_unless_it_takes
     OnpolicyTrainer(template.policy, **given(template, callbacks=[Own()]))
 
 
+def test_a_callback_may_have_values_whose_names_begin_as_those_of_events(template):
+    class Own(Callback):
+        on_disk = True
+
+        @property
+        def on_time(self):
+            return 3
+
+    own = Own()
+    assert own in OnpolicyTrainer(template.policy, **given(template, callbacks=[own])).callbacks
+
+
 def test_a_part_that_is_none_or_of_another_policy_is_refused(template):
     with pytest.raises(ValueError, match=r"policy='ppo' is not allowed; it must be a lockstep.Policy"):
         OnpolicyTrainer("ppo", **given(template))
