@@ -9,7 +9,9 @@ from typing import Any
 
 from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.policy import Policy
+from lockstep.data.trees import named_leaves
 from lockstep.replay import ReplayBuffer
+from lockstep.replay.storage import shapes_of_space
 from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.async_group import AsyncGroupCollector
 from lockstep.state.values import check_whole, suggestion
@@ -66,17 +68,18 @@ def check_online(trainer: str, policy: Any, train_collector: Any, *, from_rollou
 def check_stacks(collector: CollectorLike, buffer: ReplayBuffer) -> None:
     """Raises `ValueError` where the buffer stacks frames (or takes stacks apart) into what the policy does not take."""
     stack_num, only_last = buffer.options.stack_num, buffer.options.save_only_last_obs
-    taken = collector.observation_space.shape  # it stacks what the policy wants stacked
-    if taken is None or (stack_num == 1 and not only_last):
+    if stack_num == 1 and not only_last:
         return
-    frame = taken[1:] if only_last else taken
-    gives = frame if stack_num == 1 else (stack_num, *frame)
-    if gives != taken:
-        raise ValueError(
-            f"stack_num={stack_num}, save_only_last_obs={only_last}: the buffer of train_collector would give "
-            f"observations of shape {gives}, and the policy takes {taken}. Environments that stack frames on the first "
-            f"axis go with save_only_last_obs=True; for others leave both out"
-        )
+    shapes = shapes_of_space(collector.observation_space)  # it stacks what the policy wants stacked
+    for name, leaf in named_leaves("obs", shapes):
+        frame = leaf.shape[1:] if only_last else leaf.shape
+        gives = frame if stack_num == 1 else (stack_num, *frame)
+        if gives != leaf.shape:
+            raise ValueError(
+                f"stack_num={stack_num}, save_only_last_obs={only_last}: the buffer of train_collector would give "
+                f"observations of shape {gives}, and the policy takes {leaf.shape} ({name}). Environments that stack "
+                "frames on the first axis go with save_only_last_obs=True; for others leave both out"
+            )
 
 
 def check_discounts(policy: Policy, buffer: ReplayBuffer) -> None:

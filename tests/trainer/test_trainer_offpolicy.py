@@ -1,5 +1,6 @@
 """`OffpolicyTrainer`: the order of events, how many gradient steps, what is refused, what a checkpoint holds."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from trainer_tools import Recorder, RecordingLogger, Stops, config_for, digest
@@ -309,6 +310,27 @@ def test_a_buffer_that_gives_other_shapes_than_the_policy_takes_is_refused_at_co
         collector = Collector(policy, "CartPole-v1", ReplayBuffer(50, **options))
         with pytest.raises(ValueError, match=rf"observations of shape {shape}, and the policy takes \(4,\)"):
             trainer_of(policy=policy, train_collector=collector)
+
+
+class Named(gym.ObservationWrapper):
+    """CartPole, whose observations have a name."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Dict({"cart": self.env.observation_space})
+
+    def observation(self, observation):
+        return {"cart": observation}
+
+
+def test_a_buffer_that_stacks_observations_with_names_that_the_policy_takes_single_is_refused_at_construction():
+    policy = DQNConfig().environment(Named).rl_module(model_config={"hiddens": (8,)}).build_policy()
+    collector = Collector(policy, Named, ReplayBuffer(50, stack_num=3))
+    given = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.25, "batch_size": 4}
+    with pytest.raises(ValueError, match=r"shape \(3, 4\), and the policy takes \(4,\) \(obs/cart\)"):
+        OffpolicyTrainer(policy, train_collector=collector, **given)
+    collector.buffer = ReplayBuffer(50)
+    assert OffpolicyTrainer(policy, train_collector=collector, **given).run().gradient_step == 4
 
 
 def test_random_steps_for_the_whole_run_are_told_at_construction():
