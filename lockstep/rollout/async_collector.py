@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,7 @@ class AsyncCollector(Collector):
             take_actions_of(self.policy, buffer)
         is_other = buffer is not self.buffer
         self.store, self._replay = None, buffer
+        self._added = None if buffer is None else buffer.num_added
         if is_other and self._obs is not None:
             begin_in_mid_episode(buffer, self._lengths == 0)
 
@@ -111,6 +112,12 @@ class AsyncCollector(Collector):
         if n_step is not None and n_episode is None:
             return checked_count("n_step", n_step)  # exact, whatever the number of environments
         return super()._checked_amount(n_step, n_episode)
+
+    def _begin_collect(self) -> int:
+        """As `Collector`'s; where others wrote to the buffer since, what comes does not follow what it has."""
+        if self._replay is not None and self._added not in (None, self._replay.num_added):
+            begin_in_mid_episode(self._replay, self._lengths == 0)
+        return super()._begin_collect()
 
     def _collect_amount(self, amount: int, by_steps: bool, random: bool) -> int:
         """Acts, waits and stores until the amount is there."""
@@ -207,6 +214,7 @@ class AsyncCollector(Collector):
                         refuse_row(name, before + int(where[0]), int(rows[where[0]]), leaf[where[0]])
         if self._replay is not None:
             self._replay.add(batch, rows)
+            self._added = self._replay.num_added
 
     def _end_episode(self, row: int, counting: np.ndarray | None) -> None:
         episode = (float(self._returns[row]), int(self._lengths[row]))
@@ -224,4 +232,9 @@ class AsyncCollector(Collector):
 
     def get_state(self) -> dict[str, Any]:
         """As `Collector.get_state`; steps under way cannot be kept, so that their episodes end at the checkpoint."""
-        return {**super().get_state(), "buffer": None}
+        return {**super().get_state(), "buffer": {"added": self._added}}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from `get_state`; where steps were under way, with new episodes."""
+        super().set_state(state)
+        self._added = (state["buffer"] or {}).get("added")  # earlier versions did not say

@@ -185,7 +185,8 @@ class GroupCollector:
         self._ended[:] = False  # some may have: a few more stacks of frames than need be are not drawn then
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         buffer = state["buffer"]
-        if self.store is not None and buffer and len(buffer["episode_ids"]) == self.num_envs:
+        fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
+        if self.store is not None and fits:
             self.store.set_state(buffer)
 
 

@@ -49,6 +49,14 @@ class ReplayWriter(RolloutStore):
         self.buffer, self.raise_on_nan = buffer, raise_on_nan
         self.steps_before = 0
         """vector steps of the present collect that were handed on already"""
+        self.added: int | None = buffer.num_added
+        """rows added to the buffer when this last wrote to it; None: not known"""
+
+    def begin_collect(self, lengths: np.ndarray) -> None:
+        """As `RolloutStore`; where others wrote to the buffer since, what comes does not follow what it has."""
+        super().begin_collect(lengths)
+        if self.added not in (None, self.buffer.num_added):
+            begin_in_mid_episode(self.buffer, lengths == 0)
 
     def end(self, size: int, obs: Tree) -> Tree:
         """Hands the `size` vector steps on, of which `obs` follows the last. Raises `MalformedBufferError`."""
@@ -60,6 +68,7 @@ class ReplayWriter(RolloutStore):
         else:
             self._hand_on()
         self.steps_before += size
+        self.added = self.buffer.num_added
         self._empty()
         return following
 
@@ -130,11 +139,12 @@ class ReplayWriter(RolloutStore):
         self.buffer.cut(envs)
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing: the buffer is saved beside the collector."""
-        return {}
+        """How many rows the buffer had got, which is saved beside the collector."""
+        return {"added": self.added}
 
     def set_state(self, state: Any) -> None:
-        """Empty, as it always is between two collects."""
+        """Empty, as it always is between two collects; the next rows follow those of the buffer of then only."""
+        self.added = state.get("added")  # earlier versions did not say
         self._empty()
 
 

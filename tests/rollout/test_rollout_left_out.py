@@ -12,7 +12,7 @@ from runner_tools import ManyRunners
 
 from lockstep import AsyncCollector, Collector, DQNConfig, RolloutStore
 from lockstep.algorithms.build import build_env_runner, find_spaces
-from lockstep.envs import CountingEnv, WorkerVectorEnv
+from lockstep.envs import CountingEnv, WorkerVectorEnv, make_vector
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.group_collector import GroupCollector
@@ -153,6 +153,73 @@ def test_rows_of_a_group_of_runners_after_its_buffer_was_emptied_in_episodes_are
     collector.collect(n_step=4 * 9)
     check_stacks(collector.buffer, lost=0)
     collector.close()
+
+
+def rows_of_others(buffer):
+    """Transitions of an episode of someone else."""
+    columns = {"obs": np.full((4, 2), 900.0, np.float32), "new_obs": np.full((4, 2), 900.0, np.float32)}
+    columns |= {name: np.zeros(4, bool) for name in ("terminateds", "truncateds")}
+    return {**columns, "actions": np.zeros(4, np.int64), "rewards": np.zeros(4, np.float32)}
+
+
+@pytest.mark.parametrize("make", [lambda: stack_collector(LONG, LONG), group_collector])
+def test_rows_after_those_of_others_are_not_drawn_where_frames_are_of_before(make):
+    collector = make()
+    buffer, number = collector.buffer, collector.num_envs
+    collector.collect(n_step=9 * number)
+    others = buffer.extend(rows_of_others(buffer))
+    collector.collect(n_step=3 * number)
+    drawn = buffer.all()
+    newest = drawn["obs"][:, -1, 0]
+    np.testing.assert_array_equal(drawn["obs"][:, 0, 0][newest < 900], np.maximum(newest[newest < 900] - FRAMES + 1, 0))
+    assert len(buffer) - len(newest) == number * (FRAMES - 1)
+    assert len(others) == 4
+    collector.close()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_windows_do_not_reach_over_from_a_buffer_that_is_put_back_to_what_is_collected_then(number):
+    collector = Collector(Acting(), SyncVectorEnv([partial(CountingEnv, LONG)] * number), n_step_buffer(number))
+    collector.collect(n_step=8 * number)
+    before = collector.buffer.get_state()
+    collector.collect(n_step=5 * number)
+    collector.buffer.set_state(before)
+    collector.collect(n_step=5 * number)
+    check_windows(collector.buffer)
+
+
+def test_windows_of_an_async_collector_do_not_reach_over_from_a_buffer_that_is_put_back():
+    with WorkerVectorEnv([partial(CountingEnv, LONG)] * 2) as env:
+        collector = AsyncCollector(Acting(), env, n_step_buffer(2))
+        collector.collect(n_step=8)
+        before = collector.buffer.get_state()
+        collector.collect(n_step=10)
+        collector.buffer.set_state(before)
+        collector.collect(n_step=10)
+        check_windows(collector.buffer)
+
+
+def test_windows_of_environments_that_are_put_back_do_not_begin_before():
+    collector = Collector(Acting(), make_vector(partial(CountingEnv, LONG)), n_step_buffer(1))
+    collector.collect(n_step=8)
+    before = collector.get_state()
+    collector.collect(n_step=5)
+    collector.set_state(before)
+    assert collector.get_state()["lengths"] == 8
+    collector.collect(n_step=5)
+    check_windows(collector.buffer)
+
+
+def test_windows_of_a_collector_that_goes_on_with_its_buffer_reach_over():
+    collectors = [Collector(Acting(), make_vector(partial(CountingEnv, LONG)), n_step_buffer(1)) for _ in range(2)]
+    collectors[0].collect(n_step=8)
+    collectors[1].set_state(collectors[0].get_state())
+    collectors[1].buffer.set_state(collectors[0].buffer.get_state())
+    for collector in collectors:
+        collector.collect(n_step=5)
+    drawn = [collector.buffer.all() for collector in collectors]
+    np.testing.assert_array_equal(drawn[0]["discounts"], drawn[1]["discounts"])
+    assert (drawn[0]["discounts"] == 0.5**3).sum() == 11
 
 
 def check_another_buffer(collector, lost):
