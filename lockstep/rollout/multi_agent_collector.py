@@ -122,6 +122,12 @@ class MultiAgentCollector:
                     f"buffer has rows for the modules {unknown}, and the policy has {sorted(self.policy.acting)}; make "
                     f"it for {self.agents_of_modules}"
                 )
+            lacks = any(set(own) - set(buffer.agents.get(mid, ())) for mid, own in self.agents_of_modules.items())
+            if lacks or buffer.num_envs != self.num_envs:
+                raise ValueError(
+                    f"buffer is for {buffer.agents} in {buffer.num_envs} environments; make it for "
+                    f"{self.agents_of_modules} in {self.num_envs}"
+                )
             for module_id, own in buffer.buffers.items():
                 take_actions_of(self.policy.acting[module_id], own)
         if buffer is not None and buffer is not self._buffer:

@@ -28,7 +28,13 @@ class FewerAgents(CountingGame):
 
 
 ONE = CountingGame()
-STRANGE = MultiAgentReplayBuffer({"strangers": ["a"]}, 1, lambda _, number: ReplayBuffer(8, buffer_num=number))
+
+
+def buffer_for(agents, num_envs=1):
+    return MultiAgentReplayBuffer(agents, num_envs, lambda _, number: ReplayBuffer(8 * number, buffer_num=number))
+
+
+ALL = {"first": ["a"], "others": ["b", "c"]}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,14 @@ STRANGE = MultiAgentReplayBuffer({"strangers": ["a"]}, 1, lambda _, number: Repl
         (CountingGame, {"exploration_noise": "yes"}, "exploration_noise='yes' is not allowed"),
         (CountingGame, {"raise_on_nan_in_buffer": 1}, "raise_on_nan_in_buffer=1 is not allowed"),
         (CountingGame, {"buffer": ReplayBuffer(8)}, "must be an EpisodeStore or a MultiAgentReplayBuffer, or None"),
-        (CountingGame, {"buffer": STRANGE}, r"has rows for the modules \['strangers'\], and the policy has"),
+        (
+            CountingGame,
+            {"buffer": buffer_for({"strangers": ["a"]})},
+            r"has rows for the modules \['strangers'\], and the policy has",
+        ),
+        (CountingGame, {"buffer": buffer_for(ALL), "num_envs": 2}, r"in 1 environments; make it for {'first'.* in 2"),
+        (CountingGame, {"buffer": buffer_for({**ALL, "others": ["b"]})}, r"buffer is for .*\['b'\]} in 1 environments"),
+        (CountingGame, {"buffer": buffer_for({"first": ["a"]})}, r"buffer is for {'first': \['a'\]} in 1 environments"),
     ],
 )
 def test_what_a_collector_of_several_agents_cannot_be_made_with_is_refused(policy, env, options, message):
