@@ -263,7 +263,8 @@ class InfoStats:
     """offline: transitions in all gradient steps"""
     dataset_passes: float = 0.0
     """offline: how often each transition was learned from, on the average"""
-    history: tuple[EpochStats, ...] = ()
+    history: tuple[EpochStats, ...] = field(default=(), repr=False)
+    """every epoch; not printed with the rest"""
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers for a logger or a summary, without the history."""

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lockstep.tracking.statistics import SequenceSummaryStats, TrainingStats, TrainingTotals
+from lockstep.tracking.statistics import EpochStats, InfoStats, SequenceSummaryStats, TrainingStats, TrainingTotals
 
 SERIES = {"qf_loss": [1.0, 5.0, 3.0], "q_mean": [2.0, 2.0, -7.0], "weights_seq_no": [4.0]}
 SECONDS = {"step": 0.25, "pipeline": 0.5}
@@ -92,3 +92,8 @@ def test_a_loss_that_is_not_finite_is_told_at_once():
     assert (harmless.first_bad_step, harmless.bad_losses()) == (None, [])
     rarely = later({"qf_loss": [1.0, 2.0], "policy_loss": [math.nan]}, finite=False)
     assert (rarely.first_bad_step, rarely.bad_losses()) == (None, ["policy_loss"])
+
+
+def test_what_a_run_has_reached_is_printed_without_its_epochs():
+    info = InfoStats(gradient_step=3, history=tuple(EpochStats(k, None, None, None, InfoStats()) for k in range(9)))
+    assert "gradient_step=3" in repr(info) and "EpochStats" not in repr(info)
