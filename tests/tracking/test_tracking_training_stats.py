@@ -96,4 +96,5 @@ def test_a_loss_that_is_not_finite_is_told_at_once():
 
 def test_what_a_run_has_reached_is_printed_without_its_epochs():
     info = InfoStats(gradient_step=3, history=tuple(EpochStats(k, None, None, None, InfoStats()) for k in range(9)))
-    assert "gradient_step=3" in repr(info) and "EpochStats" not in repr(info)
+    assert "gradient_step=3" in repr(info)
+    assert "EpochStats" not in repr(info)
