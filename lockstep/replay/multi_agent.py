@@ -42,6 +42,11 @@ class MultiAgentReplayBuffer:
         return sum(buffer.maxsize for buffer in self.buffers.values())
 
     @property
+    def num_added(self) -> int:
+        """Rows added in all, of all modules."""
+        return sum(buffer.num_added for buffer in self.buffers.values())
+
+    @property
     def is_prioritized(self) -> bool:
         """Does any module draw by priorities?"""
         return any(buffer.priorities is not None for buffer in self.buffers.values())

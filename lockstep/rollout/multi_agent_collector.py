@@ -130,10 +130,19 @@ class MultiAgentCollector:
                 )
             for module_id, own in buffer.buffers.items():
                 take_actions_of(self.policy.acting[module_id], own)
-        if buffer is not None and buffer is not self._buffer:
+        if buffer is not self._buffer:
+            self._buffer = buffer
+            self._cut_buffer()
+
+    def _cut_buffer(self) -> None:
+        """What comes next does not follow what the buffer has."""
+        if self._buffer is not None:
             for b in range(self.num_envs):
-                buffer.cut(b)
-        self._buffer = buffer
+                self._buffer.cut(b)
+        self._note_added()
+
+    def _note_added(self) -> None:
+        self._added = self._buffer.num_added if isinstance(self._buffer, MultiAgentReplayBuffer) else 0
 
     @property
     def num_envs(self) -> int:
@@ -187,9 +196,7 @@ class MultiAgentCollector:
 
     def _forget(self) -> None:
         """Leaves the episodes that are under way."""
-        for b in range(self.num_envs):
-            if self.buffer is not None:
-                self.buffer.cut(b)
+        self._cut_buffer()
         self._running = [False] * self.num_envs
         self._returns[:] = 0.0
         self._lengths = np.zeros(self.num_envs, np.int64)
@@ -211,6 +218,8 @@ class MultiAgentCollector:
         amount = checked_amount(n_step, n_episode, self.num_envs, depth=3)
         if n_episode is not None:
             self._forget()
+        elif isinstance(self.buffer, MultiAgentReplayBuffer) and self.buffer.num_added != self._added:
+            self._cut_buffer()  # others wrote to it, or it was put back
         started = time.perf_counter()
         self._ended: list[tuple[np.ndarray, int]] = []
         self._env_time = self._act_time = 0.0
@@ -219,6 +228,7 @@ class MultiAgentCollector:
             steps = self._collect_episodes(amount, random) if n_step is None else self._collect_steps(amount, random)
             if self.buffer is not None:
                 self.buffer.add(self._pieces)
+                self._note_added()
         except BaseException:
             self._forget()
             raise
