@@ -39,7 +39,7 @@ from lockstep.learner.config import (
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
-from lockstep.learner.option_types import ELSEWHERE, check_types
+from lockstep.learner.option_types import ELSEWHERE, check_types, meant
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID, Exploration, RLModule, default_module_class
 from lockstep.modules.config import RLModuleSection
@@ -197,7 +197,7 @@ class AlgorithmConfig:
         known = [f.name for f in fields(section)]
         for option in options:
             if option not in known:
-                raise ValueError(f"{name} has no option {option!r}{self._suggest(option, known)}")
+                raise ValueError(f"{name} has no option {option!r}; {meant(option, name, self.sections)}")
         for option, value in options.items():
             setattr(section, option, value)
         return self

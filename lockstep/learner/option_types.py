@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union
 
 import numpy as np
 
+from lockstep.state.values import suggestion
+
 ELSEWHERE = {
     "learning_rate": "lr",
-    "n_steps": "rollout_fragment_length",
+    "n_steps": "train_batch_size rollout_fragment_length",
     "num_steps": "rollout_fragment_length",
     "n_envs": "num_envs_per_env_runner",
     "num_envs": "num_envs_per_env_runner",
-    "batch_size": "minibatch_size",
+    "batch_size": "minibatch_size train_batch_size",
+    "train_batch_size_per_learner": "train_batch_size",
     "sgd_minibatch_size": "minibatch_size",
     "n_epochs": "num_epochs",
     "num_sgd_iter": "num_epochs",
     "update_epochs": "num_epochs",
     "repeat_per_collect": "num_epochs",
+    "discount_factor": "gamma",
     "gae_lambda": "lambda_",
     "lambda": "lambda_",
     "clip_range": "clip_param",
     "clip_coef": "clip_param",
     "eps_clip": "clip_param",
     "clip_range_vf": "vf_clip_param",
+    "value_clip": "vf_clip_param",
+    "use_kl_loss": "kl_coeff",
+    "advantage_normalization": "normalize_advantages",
     "ent_coef": "entropy_coeff alpha",
     "vf_coef": "vf_loss_coeff",
     "max_grad_norm": "grad_clip",
+    "exploration_fraction": "epsilon",
+    "exploration_initial_eps": "epsilon",
+    "exploration_final_eps": "epsilon",
+    "estimation_step": "n_step",
     "polyak": "tau",
     "policy_freq": "policy_delay",
+    "action_noise": "exploration_noise",
     "target_policy_noise": "target_noise",
     "target_noise_clip": "noise_clip",
     "q_lr": "critic_lr",
@@ -41,16 +54,34 @@ ELSEWHERE = {
     "actor_learning_rate": "actor_lr",
     "alpha_learning_rate": "alpha_lr",
     "buffer_size": "capacity",
+    "train_freq": "update_per_step",
     "gradient_steps": "update_per_step",
+    "num_steps_sampled_before_learning_starts": "learning_starts",
     "total_timesteps": "total_steps",
     "net_arch": "model_config",
     "policy_kwargs": "model_config",
+    "model": "model_config",
+    "eval_freq": "evaluation_interval",
+    "n_eval_episodes": "evaluation_episodes",
+    "evaluation_duration": "evaluation_episodes",
+    "normalize_actions": "rescale_actions",
     "max_num_env_runner_restarts": "max_env_runner_restarts",
     "restart_failed_sub_environments": "restart_failed_envs",
 }
 """what other libraries call an option -> its names here, of which an algorithm has one"""
 
 PLAIN = {bool, int, float, str}
+
+
+def meant(option: str, section: str, sections: Mapping[str, Any]) -> str:
+    """For an option that a section has not: those of it by which other libraries mean the same, else options of other
+    sections with that name or meaning, else the nearest names.
+    """
+    names = [option, *ELSEWHERE.get(option, "").split()]
+    known = {each: [field.name for field in fields(sections[each])] for each in sections}
+    here = [name for name in names if name in known[section]]
+    there = [f"{each}.{name}" for each in known for name in names if name in known[each]]
+    return suggestion(option, sorted(known[section]), elsewhere=here or there, most=3)
 
 
 def check_types(name: str, section: Any) -> None:

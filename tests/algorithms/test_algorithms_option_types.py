@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep import PPOConfig
+from lockstep import AlgorithmConfig, DQNConfig, PPOConfig
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,28 @@ def test_what_means_the_same_number_is_taken() -> None:
 def test_the_name_of_another_library_leads_to_ours(theirs: str, ours: str) -> None:
     with pytest.raises(ValueError, match=f"no option '{theirs}'; did you mean '{ours}'"):
         PPOConfig().training(**{theirs: 1})
+
+
+@pytest.mark.parametrize(
+    "config, section, theirs, ours",
+    [
+        (PPOConfig, "training", "n_steps", "'train_batch_size'"),
+        (PPOConfig, "env_runners", "n_steps", "'rollout_fragment_length'"),
+        (DQNConfig, "training", "batch_size", "'minibatch_size' or 'train_batch_size'"),
+        (DQNConfig, "training", "exploration_fraction", "'epsilon'"),
+        (DQNConfig, "training", "learning_starts", "'replay.learning_starts'"),
+        (DQNConfig, "training", "buffer_size", "'replay.capacity'"),
+        (PPOConfig, "training", "policy_kwargs", "'rl_module.model_config'"),
+        (PPOConfig, "training", "total_timesteps", "'reporting.total_steps'"),
+        (PPOConfig, "evaluation", "evaluation_duration", "'evaluation_episodes'"),
+    ],
+)
+def test_a_name_leads_to_the_option_of_its_own_section_or_of_another(
+    config: type[AlgorithmConfig], section: str, theirs: str, ours: str
+) -> None:
+    with pytest.raises(ValueError) as error:
+        getattr(config(), section)(**{theirs: 1})
+    assert str(error.value) == f"{section} has no option {theirs!r}; did you mean {ours}?"
 
 
 def test_a_number_for_the_hidden_layers_is_refused() -> None:
