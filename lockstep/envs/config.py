@@ -35,7 +35,7 @@ class EnvironmentSection(Section):
     clip_actions: bool = True
     """continuous actions are clipped to the bounds before the environment sees them"""
     frame_stack: int = 1
-    """observations stacked along the last axis"""
+    """last observations on a new first axis, oldest first (images with channels: side by side along these); 1: off"""
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""

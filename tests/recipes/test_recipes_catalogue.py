@@ -106,6 +106,11 @@ def test_the_committed_result_is_of_this_recipe(recipe):
     assert record["worst"] >= (recipe.worst if recipe.worst is not None else -math.inf)
 
 
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.config().input_ is not None], ids=name)
+def test_the_return_of_an_offline_recipe_is_the_committed_one(recipe):
+    assert recipe.reference_return == pytest.approx(result_of(recipe)["median"], abs=0.05)
+
+
 def test_cloning_does_no_better_than_who_left_the_data_and_what_learns_from_rewards_does():
     """With actions taken as those in the data were: drawn, or, by the expert, most likely."""
     cases = json.loads((RESULTS / "offline_learning.json").read_text())["cases"]
