@@ -1,0 +1,48 @@
+"""Figures and messages in the pages are those of the committed results and of the code."""
+
+import re
+import tomllib
+
+import pytest
+from test_docs_pages import ROOT
+
+from lockstep import PPOConfig
+from lockstep.recipes import RECIPES
+
+README = (ROOT / "README.md").read_text()
+RESULTS = ROOT / "benchmarks/results"
+
+
+def rows_of(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize("marker, result", [("speed", "ppo_cartpole.md"), ("learning", "learning.md")])
+def test_the_tables_of_the_readme_are_those_of_the_results(marker, result):
+    part = README.split(f"<!-- {marker}:begin -->")[1].split(f"<!-- {marker}:end -->")[0]
+    assert rows_of(part) == rows_of((RESULTS / result).read_text())
+
+
+def test_the_tables_of_what_scaling_costs_are_those_of_the_results():
+    page, rows = (ROOT / "docs/scaling.md").read_text(), rows_of((RESULTS / "scaling_cost.md").read_text())
+    assert len(rows) > 10
+    assert [row for row in rows if row not in page] == []
+
+
+def test_what_a_recipe_promises_is_told_to_the_digit():
+    promised = {row.split("|")[1].strip().lower(): row.split("|")[7].strip() for row in rows_of(README) if "-v" in row}
+    told = {f"{one.algorithm} {one.env.lower()}": f"{one.band:,g}" for one in RECIPES if one.config().input_ is None}
+    assert {recipe: promised.get(recipe) for recipe in told} == told
+
+
+def test_the_message_in_the_readme_is_the_one_that_is_raised():
+    (message, option) = re.search(r"`(training has no option '(\w+)'.*?)`", README, re.DOTALL).groups()
+    with pytest.raises(ValueError) as error:
+        PPOConfig().training(**{option: 1})
+    assert str(error.value) == message
+
+
+def test_the_readme_names_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.search(r"Videos need the extra .*?`all` of them", README, re.DOTALL)[0]
+    assert set(re.findall(r"`([a-z0-9]+)`", named)) == set(extras) - {"test", "dev"}
