@@ -80,8 +80,8 @@ def algorithm_table() -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def recipe_table() -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Columns and rows: what others reached, and what the median seed must reach here."""
-    columns = ("recipe", "steps", "promised return", "others' return", "source", "needs")
+    """Columns and rows: what the median seed must reach, and what others reached (on data of our own agents: we)."""
+    columns = ("recipe", "steps", "promised return", "reference return", "source", "needs")
     rows: list[Sequence[str]] = [
         (
             f"{recipe.algorithm} {recipe.env}",

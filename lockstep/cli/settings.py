@@ -35,7 +35,7 @@ def settings_of(command: Train) -> Settings:
     else:
         settings = Settings(
             recipe.config(),
-            [f"the recipe for {recipe.algorithm} on {recipe.env} (others reached {recipe.reference_return:g})"],
+            [f"the recipe for {recipe.algorithm} on {recipe.env} (reference return {recipe.reference_return:g})"],
         )
     config = settings.config
     if command.config is not None:

@@ -1,4 +1,4 @@
-"""Recipes: settings that are known to learn an environment, with the return that others reached there.
+"""Recipes: settings that are known to learn an environment, with a return for reference.
 
     recipe = find_recipe("ppo", "CartPole-v1")
     recipe.config().debugging(seed=3).build_trainer().run()

@@ -22,7 +22,7 @@ class EnvRunnersSection(Section):
     """who steps the environments; "auto": our own vectoriser in this process"""
     rollout_fragment_length: int | None = None
     """vector steps before an update (asynchronous: in a fragment); `None`: the train batch divided by the number of
-    environments of all runners"""
+    environments of all runners, and 1 where a replay buffer is learned from"""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     """"complete_episodes": a collect goes on until it has its steps in whole episodes, which begin with it"""
     explore: bool = True

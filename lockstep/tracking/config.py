@@ -24,9 +24,9 @@ class ReportingSection(Section):
     """Loggers and epochs."""
 
     total_steps: int = 100_000
-    """environment steps of the whole run"""
+    """environment steps (offline: gradient steps) of the whole run, rounded up to whole epochs"""
     steps_per_epoch: int | None = None
-    """environment steps between evaluations; `None`: a tenth of the run, at least one update"""
+    """the same between evaluations, rounded up to whole updates; `None`: about a tenth of the run"""
     loggers: list[str] = field(default_factory=lambda: ["jsonl"])
     """any of "jsonl", "tensorboard", "wandb", "mlflow" """
     logger_config: dict[str, dict[str, Any]] = field(default_factory=dict)
