@@ -191,9 +191,9 @@ class ReplayBuffer:
     def extend(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Adds many transitions in time order, single frames; each episode goes to one sub-buffer.
 
-        An episode ends where `terminateds` or `truncateds` say so, where `eps_id` changes, and at the last row.
-        `eps_id`, `t`, `infos`, `dones`, `seq_lens` and `batch_indexes` are not stored. Episodes under way in the
-        sub-buffers that are written to are left (`cut`).
+        An episode ends where `terminateds` or `truncateds` say so, where `eps_id` or `agent_id` changes, where `t` does
+        not grow, and at the last row. Padding of sequences is left out. `eps_id`, `t`, `infos`, `dones`, `seq_lens`
+        and `batch_indexes` are not stored. Episodes under way in the sub-buffers that are written to are left (`cut`).
 
         Returns:
             Where each row was written, int64 [n]; of more rows than fit the last ones stay. Errors as `add`.

@@ -111,6 +111,7 @@ def make(cls: type[ReplayBuffer], batch: Any, size: int | None, options: dict[st
             f"use ReplayBuffer, not {cls.__name__}, with the options buffer_num=, priorities=, hindsight= for its parts"
         )
     check_columns(batch)
+    batch = transfer.flat_rows(batch)
     if size is None:
         num_buffers = options.get("buffer_num", 1)
         lengths = transfer.episodes_in(batch)[0] if len(batch["rewards"]) else np.ones(1, np.int64)

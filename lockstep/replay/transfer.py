@@ -177,6 +177,7 @@ def to_batch(buffer: ReplayBuffer) -> SampleBatch:
 def extend(buffer: ReplayBuffer, batch: Any) -> np.ndarray:
     """See `ReplayBuffer.extend`."""
     check_columns(batch)
+    batch = flat_rows(batch)
     columns = {name: column for name, column in dict(batch).items() if name not in NOT_STORED}
     number = len(np.asarray(columns[Columns.REWARDS]))
     index = np.empty(number, np.int64)
@@ -196,14 +197,23 @@ def extend(buffer: ReplayBuffer, batch: Any) -> np.ndarray:
     return index
 
 
+def flat_rows(batch: Any) -> Any:
+    """The batch without rows that only fill up its sequences."""
+    return batch._flat() if isinstance(batch, SampleBatch) else batch
+
+
 def episodes_in(batch: Any) -> tuple[np.ndarray, np.ndarray]:
     """Lengths of the episodes of a batch with at least one row, and bool [n], where one is left without being done."""
     ends = np.asarray(batch[Columns.TERMINATEDS], bool) | np.asarray(batch[Columns.TRUNCATEDS], bool)
     breaks = ends.copy()
     breaks[-1] = True
-    if Columns.EPS_ID in batch:
-        ids = np.asarray(batch[Columns.EPS_ID])
-        breaks[:-1] |= ids[1:] != ids[:-1]
+    for name in (Columns.EPS_ID, Columns.AGENT_ID):
+        if name in batch:
+            ids = np.asarray(batch[name])
+            breaks[:-1] |= ids[1:] != ids[:-1]
+    if Columns.T in batch:  # ids may repeat where batches were joined
+        times = np.asarray(batch[Columns.T])
+        breaks[:-1] |= times[1:] <= times[:-1]
     lasts = np.flatnonzero(breaks)
     return np.diff(lasts, prepend=-1), breaks & ~ends
 

@@ -10,7 +10,7 @@ from replay_tools import EPISODES, check_counting, fill_from_counting, rows
 from test_replay_hindsight import fill, reach
 from test_replay_reference import Driver, check_everything
 
-from lockstep.data import SampleBatch
+from lockstep.data import SampleBatch, concat_samples
 from lockstep.envs.counting import CountingEnv
 from lockstep.replay import (
     HERReplayBuffer,
@@ -393,6 +393,33 @@ def test_extend_takes_episodes_by_flags_or_by_eps_id_and_keeps_the_last_rows_tha
     assert two.maxsize == 12
     assert two.to_batch()["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert two._ring.count.tolist() == [3, 6]
+
+
+def test_batches_joined_with_the_same_eps_id_stay_episodes_of_their_own():
+    part = ReplayBuffer(10)
+    for step in range(3):
+        part.add(rows(1, first=step))
+    joined = concat_samples([part.to_batch(), part.to_batch()])
+    assert joined["eps_id"].tolist() == [0] * 6
+    assert ReplayBuffer.from_batch(joined, n_step=5, gamma=1.0).all()["rewards"].tolist() == [3, 3, 2, 3, 3, 2]
+
+
+def test_an_agent_that_acts_at_some_steps_only_has_one_episode():
+    batch = {**rows(3), "eps_id": np.zeros(3, np.int64), "t": np.array([0, 2, 4])}
+    assert ReplayBuffer.from_batch(batch, n_step=5, gamma=1.0).all()["rewards"].tolist() == [3, 3, 2]
+
+
+def test_agents_that_share_an_eps_id_are_episodes_of_their_own():
+    batch = {**rows(4), "eps_id": np.zeros(4, np.int64), "agent_id": np.array([0, 0, 1, 1])}
+    assert ReplayBuffer.from_batch(batch, n_step=5, gamma=1.0).all()["rewards"].tolist() == [1, 1, 5, 3]
+
+
+def test_rows_that_only_pad_sequences_become_no_transitions():
+    batch = SampleBatch({**rows(5, first=1), "seq_lens": np.array([2, 3])}).right_zero_pad(4)
+    buffer, other = ReplayBuffer.from_batch(batch), ReplayBuffer(20)
+    assert other.extend(batch).tolist() == [0, 1, 2, 3, 4]
+    for found in (buffer, other):
+        assert found.all()["obs"][:, 0].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_two_buffers_on_one_directory_do_not_write_into_each_others_rows(tmp_path):
