@@ -124,6 +124,10 @@ class BaseLogger(ABC):
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Write one record now: `data` maps scoped names (`train/returns_stat/mean`) to values."""
 
+    def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """As `write`, of what only a resumed run records and one that never stopped does not."""
+        self.write(step_type, step, data)
+
     def flush(self) -> None:
         """Write what is waiting for the next interval."""
         for scope in self._scopes:
@@ -238,6 +242,11 @@ class MultiLogger(BaseLogger):
         """Write one record to each logger."""
         for logger in self.loggers:
             logger.write(step_type, step, data)
+
+    def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Hand it to each logger."""
+        for logger in self.loggers:
+            logger.remark(step_type, step, data)
 
     def restore_data(self) -> tuple[int, int, int]:
         """The counters of the first logger that has any."""

@@ -31,6 +31,7 @@ class NumberedLogger(BaseLogger):
         self._number: int | None = None  # of the next record; None: after those that are there
         self._num_there: int | None = None  # None: not asked yet
         self._save: list[Any] | None = None  # the last save on record: counters, records up to it, path
+        self._remarks: dict[str, dict[str, Any]] = {}  # by step type: wait for the next record that is sent
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Send one record, unless the run has it already; None is left out, and so are arrays."""
@@ -45,8 +46,13 @@ class NumberedLogger(BaseLogger):
         if "save/epoch" in values:
             self._save = [*(int(values[f"save/{name}"]) for name in COUNTERS), number + 1, values.get("save/path")]
         progress = {"records": number + 1, **({} if self._save is None else {"save": self._save})}
-        self._send(number, step_type, int(step), values, progress)
+        remarks = self._remarks.pop(step_type, {})
+        self._send(number, step_type, int(step), {**remarks, **values}, progress)
         self._num_there = number + 1
+
+    def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """It goes with the next record of that step type and has no number: those after it keep theirs."""
+        self._remarks.setdefault(step_type, {}).update(flatten(data, exclude_arrays=True))
 
     def restore_data(self) -> tuple[int, int, int]:
         """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.

@@ -117,4 +117,4 @@ def _tell_boundary(trainer: BaseTrainer) -> None:
         RuntimeWarning,
         stacklevel=3,
     )
-    trainer.logger.write("env_step", trainer.env_step, {"save/episodes_cut": cut})
+    trainer.logger.remark("env_step", trainer.env_step, {"save/episodes_cut": cut})

@@ -92,10 +92,12 @@ def train_and_be_killed(logger: BaseLogger) -> dict[str, Any]:
     return json.loads(json.dumps(states[0]))
 
 
-def go_on(logger: BaseLogger, state: dict[str, Any]) -> None:
+def go_on(logger: BaseLogger, state: dict[str, Any], remark: dict[str, Any] | None = None) -> None:
     """As a trainer goes on: the state, the note of the save that holds it, and all that follows."""
     logger.set_state(state)
     logger.save_data(*COUNTERS, lambda *where: "somewhere")
+    if remark is not None:
+        logger.remark("env_step", COUNTERS[1], remark)
     log_some(logger, 10, 20)
     logger.finalize()
 
@@ -152,6 +154,39 @@ def test_mlflow_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp
     again = mlflow_logger(tmp_path, run_id=resumed.run_id)
     assert again.restore_data() == COUNTERS
     assert again.restore_logged_data(resumed.run_id) == series[1]
+
+
+@needs_mlflow
+def test_what_only_a_resumed_run_remarks_doubles_and_loses_no_record_of_mlflow(tmp_path: Path) -> None:
+    whole, killed = (mlflow_logger(tmp_path, train_interval=120) for _ in range(2))
+    train_and_be_killed(whole)
+    log_some(whole, 14, 20)
+    whole.finalize()
+    state = train_and_be_killed(killed)
+    resumed = mlflow_logger(tmp_path, train_interval=120)
+    go_on(MultiLogger([resumed]), {"loggers": [state]}, {"save/episodes_cut": 2})
+    series = [resumed.restore_logged_data(str(run)) for run in (whole.run_id, resumed.run_id)]
+    assert series[1].pop("save/episodes_cut")["value"] == [2.0]
+    assert series[0] == series[1]
+
+
+@needs_wandb
+def test_what_only_a_resumed_run_remarks_doubles_and_loses_no_record_of_wandb(tmp_path: Path) -> None:
+    whole = JsonlLogger(tmp_path / "whole.jsonl", train_interval=120)
+    train_and_be_killed(whole)
+    log_some(whole, 14, 20)
+    whole.finalize()
+    killed = wandb_logger(tmp_path, train_interval=120)
+    state = train_and_be_killed(killed)
+    killed._close()
+    go_on(wandb_logger(tmp_path, train_interval=120), state, {"save/episodes_cut": 2})
+    rows = sent_to_wandb(tmp_path)
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
+    assert [row["save/episodes_cut"] for row in rows if "save/episodes_cut" in row and "env_step" in row] == [2]
+    records = read_metrics(whole.path)
+    assert [row[record["step_type"]] for row, record in zip(rows, records, strict=True)] == [
+        record["step"] for record in records
+    ]
 
 
 @needs_mlflow
