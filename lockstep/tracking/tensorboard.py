@@ -1,7 +1,9 @@
 """The TensorBoard logger. tensorboard (an extra) is imported when the first record is written."""
 
+import json
 import os
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from lockstep.tracking.logger import BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 
 _EVENTS = "events.out.tfevents.*"
+_COUNTERS = "save/counters"
 _MISSING = "TensorboardLogger needs tensorboard: pip install 'lockstep-rl[tensorboard]'"
 
 
@@ -55,17 +58,25 @@ class TensorboardLogger(BaseLogger):
     def finalize(self) -> None:
         """Write what is waiting and close the event file."""
         super().finalize()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._close()
 
     def restore_data(self) -> tuple[int, int, int]:
-        """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
-        series = self.restore_logged_data(self.log_dir)
-        names = ("epoch", "env_step", "gradient_step")
-        if any(f"save/{name}" not in series for name in names):
+        """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
+
+        Cuts away what was recorded after that save, as a run that goes on from its counters will record it anew.
+        """
+        self._close()
+        files = sorted(self.log_dir.glob(_EVENTS))
+        saves = [(event, file, end) for file in files for event, end in _events(file) if _is_save(event)]
+        if not saves:
             return 0, 0, 0
-        epoch, env_step, gradient_step = (int(series[f"save/{name}"]["value"][-1]) for name in names)
+        save, last_file, end = max(saves, key=lambda found: found[0].wall_time)
+        lengths = {last_file.name: end}
+        for file in files:
+            if file != last_file and next((e.wall_time <= save.wall_time for e, _ in _events(file)), False):
+                lengths[file.name] = file.stat().st_size
+        self._cut(lengths)
+        epoch, env_step, gradient_step = json.loads(save.summary.value[0].tensor.string_val[0])
         self._continue_from(epoch, env_step, gradient_step)
         return epoch, env_step, gradient_step
 
@@ -110,15 +121,27 @@ class TensorboardLogger(BaseLogger):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go back to where the event files stood; later ones are deleted, new records go to a new file."""
         super().set_state(state)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._close()
+        self._cut(state["files"])
+
+    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+        """Its last event has the counters as text: scalars are float32, which holds no large number exactly."""
+        super()._record_save(epoch, env_step, gradient_step, path)
+        self._open().add_text(_COUNTERS, json.dumps([epoch, env_step, gradient_step]), global_step=env_step)
+
+    def _cut(self, lengths: Mapping[str, int]) -> None:
+        """Event files as long as they are to be; those that are not named are deleted."""
         for file in self.log_dir.glob(_EVENTS):
-            length = state["files"].get(file.name)
+            length = lengths.get(file.name)
             if length is None:
                 file.unlink()
             elif length < file.stat().st_size:
                 os.truncate(file, length)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def _open(self) -> Any:
         if self._writer is None:
@@ -128,3 +151,22 @@ class TensorboardLogger(BaseLogger):
                 raise ImportError(_MISSING) from error
             self._writer = SummaryWriter(str(self.log_dir))
         return self._writer
+
+
+def _events(file: Path) -> Iterator[tuple[Any, int]]:
+    """The events of a file (length, 4 bytes, event, 4 bytes) and where each ends; a torn last one is left out."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    content, start = file.read_bytes(), 0
+    while start + 8 <= len(content):
+        end = start + 16 + struct.unpack_from("<Q", content, start)[0]
+        if end > len(content):
+            return
+        yield Event.FromString(content[start + 12 : end - 4]), end
+        start = end
+
+
+def _is_save(event: Any) -> bool:
+    return any(value.tag == f"{_COUNTERS}/text_summary" for value in event.summary.value)

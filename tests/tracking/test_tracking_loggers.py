@@ -367,6 +367,31 @@ def test_tensorboard_records_after_the_checkpoint_are_cut_on_resume(tmp_path: Pa
     assert scalars(tmp_path) == {"test/x": [(1, 1.0), (2, 4.0)]}
 
 
+def test_tensorboard_gives_large_counters_back_exactly(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with TensorboardLogger(tmp_path) as logger:
+        logger.save_data(3, 2**24 + 1, 2**25 + 1)
+    assert TensorboardLogger(tmp_path).restore_data() == (3, 2**24 + 1, 2**25 + 1)
+
+
+def test_with_only_a_log_tensorboard_records_after_the_save_are_cut(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    logger = TensorboardLogger(tmp_path, train_interval=1)
+    logger.log_train_data({"x": 0.5}, 50)
+    logger.finalize()
+    logger.log_train_data({"x": 1.0}, 100)  # a second file
+    logger.save_data(1, 100, 7)
+    logger.log_train_data({"x": 2.0}, 200)
+    logger.finalize()
+    logger.log_train_data({"x": 3.0}, 300)  # a third file
+    logger.finalize()
+    with TensorboardLogger(tmp_path, train_interval=1) as resumed:
+        assert resumed.restore_data() == (1, 100, 7)
+        resumed.log_train_data({"x": 4.0}, 200)
+    # files of one second may be read in another order
+    assert sorted(scalars(tmp_path)["train/x"]) == [(50, 0.5), (100, 1.0), (200, 4.0)]
+
+
 def test_tensorboard_and_matplotlib_are_not_imported_before_they_are_used() -> None:
     code = (
         "import sys, lockstep.tracking as t; t.TensorboardLogger('nowhere');"
