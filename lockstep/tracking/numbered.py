@@ -72,7 +72,11 @@ class NumberedLogger(BaseLogger):
         return None if save is None else save[4]
 
     def get_state(self) -> dict[str, Any]:
-        """As the base, with the run's id and the number of the next record."""
+        """As the base, with the run's id and the number of the next record.
+
+        Sends what is waiting: at the run's end it would take the numbers of what follows when the run goes on from here.
+        """
+        self.flush()
         return {**super().get_state(), "run_id": self.run_id, "number": self._number or 0}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

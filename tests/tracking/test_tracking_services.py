@@ -5,6 +5,7 @@ import json
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,10 @@ def log_some(logger: BaseLogger, first: int, last: int) -> None:
 
 
 def train_and_be_killed(logger: BaseLogger) -> dict[str, Any]:
-    """Ten steps, a checkpoint, four steps that the checkpoint does not hold."""
+    """Ten steps, a checkpoint, for which a service gets what waits, four steps that the checkpoint does not hold."""
     states: list[dict[str, Any]] = []
     log_some(logger, 0, 10)
+    logger.flush()
     logger.save_data(*COUNTERS, lambda *where: states.append(logger.get_state()) or "somewhere")
     log_some(logger, 10, 14)
     return json.loads(json.dumps(states[0]))
@@ -187,6 +189,36 @@ def test_what_only_a_resumed_run_remarks_doubles_and_loses_no_record_of_wandb(tm
     assert [row[record["step_type"]] for row, record in zip(rows, records, strict=True)] == [
         record["step"] for record in records
     ]
+
+
+def end_and_go_on(make: Callable[[], BaseLogger]) -> BaseLogger:
+    """Runs that end in order while data wait for their record, and go on from the checkpoint at their end."""
+    logger, states = make(), list[dict[str, Any]]()
+    for first, last in ((0, 9), (9, 9), (9, 16), (16, 20)):
+        log_some(logger, first, last)
+        logger.save_data(1, 400, 56, lambda *where: states.append(logger.get_state()) or "somewhere")
+        logger.finalize()
+        logger = make()
+        logger.set_state(json.loads(json.dumps(states[-1])))
+        logger.save_data(1, 400, 56)
+    return logger
+
+
+@needs_mlflow
+def test_mlflow_loses_nothing_where_a_run_that_ended_goes_on(tmp_path: Path) -> None:
+    logger = end_and_go_on(lambda: mlflow_logger(tmp_path, train_interval=120))
+    assert isinstance(logger, MLflowLogger)
+    steps = logger.restore_logged_data(str(logger.run_id))["train/n_steps"]
+    assert sum(steps["value"]) == 20 * 50
+    assert len(set(steps["step"])) == len(steps["step"])
+
+
+@needs_wandb
+def test_wandb_loses_nothing_where_a_run_that_ended_goes_on(tmp_path: Path) -> None:
+    end_and_go_on(lambda: wandb_logger(tmp_path, train_interval=120)).finalize()
+    rows = sent_to_wandb(tmp_path)
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
+    assert sum(row.get("train/n_steps", 0) for row in rows) == 20 * 50
 
 
 @needs_mlflow
