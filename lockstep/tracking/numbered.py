@@ -74,7 +74,7 @@ class NumberedLogger(BaseLogger):
     def get_state(self) -> dict[str, Any]:
         """As the base, with the run's id and the number of the next record.
 
-        Sends what is waiting: at the run's end it would take the numbers of what follows when the run goes on from here.
+        Sends what is waiting: at a run's end it would take the numbers of what follows where the run goes on.
         """
         self.flush()
         return {**super().get_state(), "run_id": self.run_id, "number": self._number or 0}

@@ -196,7 +196,7 @@ def end_and_go_on(make: Callable[[], BaseLogger]) -> BaseLogger:
     logger, states = make(), list[dict[str, Any]]()
     for first, last in ((0, 9), (9, 9), (9, 16), (16, 20)):
         log_some(logger, first, last)
-        logger.save_data(1, 400, 56, lambda *where: states.append(logger.get_state()) or "somewhere")
+        logger.save_data(1, 400, 56, lambda *where, ended=logger: states.append(ended.get_state()) or "somewhere")
         logger.finalize()
         logger = make()
         logger.set_state(json.loads(json.dumps(states[-1])))
