@@ -163,7 +163,7 @@ class BaseTrainer:
         """the rollout whose update gave a loss or gradient that is not finite"""
         self.seconds = dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
         self._saved_at: tuple[int, ...] | None = None
-        self._tested_in_train = self._over = False
+        self.tested_in_train = self._over = False
         self._clock = time.monotonic()
 
     # -- use ---
@@ -231,7 +231,7 @@ class BaseTrainer:
 
     def _one_epoch(self) -> EpochStats:
         self.epoch += 1
-        self.in_epoch, self.epoch_steps, self._tested_in_train = True, self.carried_steps, False
+        self.in_epoch, self.epoch_steps = True, self.carried_steps
         with self._interrupt:
             while self.epoch_steps < self.step_per_epoch and self.stop_reason is None:
                 if self.train_fn is not None:
@@ -249,7 +249,7 @@ class BaseTrainer:
             collected = None if self.train_collector is None else self.collected.stats()
             stats = EpochStats(self.epoch, collected, test, self.updates.stats(), info)
             self.history.append(stats)
-            self.in_epoch, self.epoch_end_due = False, True
+            self.in_epoch, self.tested_in_train, self.epoch_end_due = False, False, True
             self.carried_steps = self.epoch_steps - self.step_per_epoch
             self.collected, self.updates = CollectTotals(), TrainingTotals()
             if self.epoch % self.checkpoint_interval == 0:
@@ -282,9 +282,9 @@ class BaseTrainer:
         self.seconds["act"] += stats.act_time
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step
         self._emit(CollectEnd(*self._where(), stats=stats))
-        if self.test_in_train and not self._tested_in_train and stats.returns:
+        if self.test_in_train and not self.tested_in_train and stats.returns:
             if self.stop_fn is not None and self.stop_fn(score_of(self.compute_score_fn, stats)):
-                self._tested_in_train = True
+                self.tested_in_train = True
                 self._evaluate()
 
     def _count_update(self, stats: TrainingStats) -> None:

@@ -45,6 +45,7 @@ COUNTERS = (
     "test_episode",
     "best_score",
     "best_epoch",
+    "tested_in_train",
 )
 
 
