@@ -177,8 +177,9 @@ class BaseTrainer:
     def _begin(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
         self._zero()
         if self.resume_from_log:
+            restored = resume_from_logger(self)
             self.resume_from_log = False
-            if resume_from_logger(self):
+            if restored:
                 return
         self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where the counters do
         if reset_collectors:
@@ -204,6 +205,9 @@ class BaseTrainer:
         return next(self._iterator)
 
     def _epochs(self) -> Iterator[EpochStats]:
+        if self.resume_from_log and not self._ready:
+            self._begin()  # one that cannot go on is no run: nothing is saved in the place of what it was to go on from
+            self._ready = True
         try:
             if not self._ready:
                 self._begin()

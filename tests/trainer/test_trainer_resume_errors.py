@@ -2,8 +2,10 @@
 
 import pytest
 from scenario_tools import KINDS, trainer_of
-from trainer_tools import collected, learned
+from trainer_tools import Recorder, collected, learned
 
+from lockstep.replay import VectorReplayBuffer
+from lockstep.tracking import JsonlLogger
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 
 
@@ -39,3 +41,24 @@ def test_test_in_train_evaluates_once_in_an_epoch_that_is_interrupted_and_goes_o
     again.run()
     assert straight.test_episode == 3 * (1 + 2 * 2)
     assert bits(again) == bits(straight)
+
+
+def test_a_resume_that_is_refused_saves_nothing_and_is_refused_again(folder):
+    """It wrote a checkpoint of no step, which the log then named to go on from; a second `run` began anew."""
+
+    def trainer(resume, **options):
+        logger = JsonlLogger(folder / "metrics.jsonl", resume=resume)
+        made = trainer_of("off", logger=logger, resume_from_log=resume, **options)
+        made.save_checkpoint_fn = lambda *where: save_trainer(made, folder / f"step_{where[1]}")
+        return made
+
+    trainer(False, max_epoch=1).run()
+    other, again, log = trainer(True), trainer(True), []
+    other.callbacks.append(Recorder(log))
+    other.train_collector.buffer = other.buffer = VectorReplayBuffer(10, other.train_collector.num_envs)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="this one has size=10 with buffer_num=2"):
+            other.run()
+    assert log == []
+    assert [path.name for path in folder.glob("step_*")] == ["step_16"]
+    assert [stats.epoch for stats in again] == [2, 3]
