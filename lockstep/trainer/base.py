@@ -216,7 +216,7 @@ class BaseTrainer:
             self._emit(RunStart(*self._where(), trainer=self))
             if self.epoch_end_due:
                 self._end_epoch()
-            if self.test_collector is not None and self.max_epoch > 0 and self.epoch == self.test_episode == 0:
+            if self.test_collector is not None and self.max_epoch > 0 and self.epoch == 0 and self.last_test is None:
                 with self._interrupt:
                     self._evaluate()
             while self.stop_reason is None and self.epoch < self.max_epoch:
@@ -319,12 +319,17 @@ class BaseTrainer:
         check_evaluated(stats)
         score = score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
+        before = self.last_test, self.best_score, self.best_stats, self.best_epoch
         self.last_test = stats
         if is_best:
             self.best_score, self.best_stats, self.best_epoch = score, stats, self.epoch
-        self._emit(EvaluationEnd(*self._where(), stats=stats, score=score, is_best=is_best))
-        if is_best and self.save_best_fn is not None:
-            self.save_best_fn(self.policy)
+        try:
+            self._emit(EvaluationEnd(*self._where(), stats=stats, score=score, is_best=is_best))
+            if is_best and self.save_best_fn is not None:
+                self.save_best_fn(self.policy)
+        except BaseException:  # it is made again where the run goes on: its score is no best one that was saved
+            self.last_test, self.best_score, self.best_stats, self.best_epoch = before
+            raise
         if self.stop_fn is not None and self.stop_fn(score) and self.stop_reason is None:
             self.stop_reason = "stop_fn"
         return stats

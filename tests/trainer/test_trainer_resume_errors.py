@@ -62,3 +62,30 @@ def test_a_resume_that_is_refused_saves_nothing_and_is_refused_again(folder):
     assert log == []
     assert [path.name for path in folder.glob("step_*")] == ["step_16"]
     assert [stats.epoch for stats in again] == [2, 3]
+
+
+@pytest.mark.parametrize("where", ["save_best_fn", "EvaluationEnd", "compute_score_fn"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_evaluation_that_failed_in_a_hook_is_made_again_and_its_best_policy_saved(kind, where, folder):
+    """Its score stayed the best one, and the policy that had it was never saved."""
+    saved, left = [], [LookupError("mine")]
+
+    def save(policy):
+        if where == "save_best_fn" and left:
+            raise left.pop()
+        saved.append(policy)
+
+    def score(stats):
+        if where == "compute_score_fn" and left:
+            raise left.pop()
+        return 5.0
+
+    callbacks = [Once("EvaluationEnd", 0, left[0])] if where == "EvaluationEnd" else []
+    first = trainer_of(kind, save_best_fn=save, compute_score_fn=score, callbacks=callbacks)
+    with pytest.raises(LookupError, match="mine"):
+        first.run()
+    again = trainer_of(kind, save_best_fn=save, compute_score_fn=score)
+    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
+    info = again.run()
+    assert saved == [again.policy]
+    assert (info.best_score, info.best_epoch, info.test_episode) == (5.0, 0, 2 * (1 + 1 + 3))
