@@ -137,8 +137,8 @@ class CheckpointCallback(Callback):
         return None
 
     def on_run_end(self, event: RunEnd) -> Stop:
-        """Saves what is not saved yet."""
-        if self._saved_at != (event.epoch, event.position):
+        """Saves what is not saved yet of a run that began."""
+        if self._trainer is not None and self._saved_at != (event.epoch, event.position):
             self._save(event)
         return None
 

@@ -90,7 +90,9 @@ class OffpolicyTrainer(BaseTrainer):
     def _zero(self) -> None:
         super()._zero()
         self.steps_learned_from = 0
-        """collected steps that gradient steps were made for"""
+        """collected steps that gradient steps are made for"""
+        self.updates_due = 0
+        """gradient steps still to make for them: a hook that fails after a collect leaves them to the next one"""
 
     def _training_step(self) -> None:
         """One collect, and the gradient steps that are due for it."""
@@ -99,17 +101,17 @@ class OffpolicyTrainer(BaseTrainer):
             stats = self.collector.collect(
                 n_step=self.step_per_collect, n_episode=self.episode_per_collect, random=random
             )
+        if not random:
+            before = self._num_due()
+            self.steps_learned_from += stats.n_collected_steps
+            self.updates_due += self._num_due() - before
         self._count_collect(stats)
-        if random:
-            return
-        before = self._num_due()
-        self.steps_learned_from += stats.n_collected_steps
-        due = self._num_due() - before
-        if due == 0:
+        if not self.updates_due:
             return
         try:
             with policy_within_training_step(self.policy):
-                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
+                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_due)
+            self.updates_due = 0
             self._count_update(training)
         except FloatingPointError:
             self.bad_batch = _columns_of(self.policy.last_batch)
@@ -142,12 +144,14 @@ class OffpolicyTrainer(BaseTrainer):
 
     def get_state(self) -> dict[str, Any]:
         """As `BaseTrainer.get_state`, and the steps learned from; the buffer is a folder of its own."""
-        return {**super().get_state(), "steps_learned_from": self.steps_learned_from}
+        own = {"steps_learned_from": self.steps_learned_from, "updates_due": self.updates_due}
+        return {**super().get_state(), **own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from `get_state`."""
         super().set_state(state)
         self.steps_learned_from = int(state["steps_learned_from"])
+        self.updates_due = int(state.get("updates_due", 0))
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
         """The replay buffer, of several agents that of each module."""

@@ -6,7 +6,7 @@ from trainer_tools import Recorder, collected, learned
 
 from lockstep.replay import VectorReplayBuffer
 from lockstep.tracking import JsonlLogger
-from lockstep.trainer import Callback, restore_trainer, save_trainer
+from lockstep.trainer import Callback, CheckpointCallback, restore_trainer, save_trainer
 
 
 class Once(Callback):
@@ -89,3 +89,24 @@ def test_a_first_evaluation_that_failed_in_a_hook_is_made_again_and_its_best_pol
     info = again.run()
     assert saved == [again.policy]
     assert (info.best_score, info.best_epoch, info.test_episode) == (5.0, 0, 2 * (1 + 1 + 3))
+
+
+def test_gradient_steps_of_a_collect_after_which_a_hook_failed_are_made_after_the_next_one(folder):
+    """They were lost: a run that went on made fewer than `update_per_step` for each step."""
+    first, again = trainer_of("off", callbacks=[Once("CollectEnd", 24, LookupError("mine"))]), trainer_of("off")
+    with pytest.raises(LookupError, match="mine"):
+        first.run()
+    assert (first.env_step, first.gradient_step) == (24, 2)
+    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
+    again.run()
+    assert (again.env_step, again.gradient_step) == (48, 6)
+
+
+def test_a_run_that_fails_at_its_start_raises_that_error_alone(folder):
+    """The callback that writes checkpoints had not seen the start, and failed at the end."""
+    trainer = trainer_of("on", callbacks=[Once("RunStart", 0, KeyboardInterrupt()), CheckpointCallback(folder)])
+    assert trainer.run().stop_reason == "interrupted"
+    trainer = trainer_of("on", callbacks=[Once("RunStart", 0, LookupError("mine")), CheckpointCallback(folder)])
+    with pytest.raises(LookupError, match="mine") as caught:
+        trainer.run()
+    assert not hasattr(caught.value, "__notes__")
