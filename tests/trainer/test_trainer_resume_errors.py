@@ -2,9 +2,10 @@
 
 import pytest
 from scenario_tools import KINDS, trainer_of
-from trainer_tools import Recorder, collected, learned
+from trainer_tools import Recorder, collected, learned, records_of
 
 from lockstep.replay import VectorReplayBuffer
+from lockstep.state import newest_checkpoint
 from lockstep.tracking import JsonlLogger
 from lockstep.trainer import Callback, CheckpointCallback, restore_trainer, save_trainer
 
@@ -110,3 +111,21 @@ def test_a_run_that_fails_at_its_start_raises_that_error_alone(folder):
     with pytest.raises(LookupError, match="mine") as caught:
         trainer.run()
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_held_back_are_the_same_where_a_run_with_a_checkpoint_callback_is_interrupted(kind, folder):
+    """They were written before that last checkpoint, and so cut in two where the run went on."""
+
+    def run(name, *callbacks, go_on_from=None):
+        path = folder / f"{name}.jsonl"
+        logger = JsonlLogger(path, resume=go_on_from is not None, train_interval=40, update_interval=5)
+        trainer = trainer_of(kind, logger=logger, callbacks=[*callbacks, CheckpointCallback(folder / name)])
+        if go_on_from is not None:
+            restore_trainer(trainer, go_on_from)
+        trainer.run()
+        return [record for record in records_of(path) if '"scope": "save"' not in record]
+
+    straight = run("straight")
+    run("again", Once("UpdateEnd", 24, KeyboardInterrupt()))
+    assert run("again", go_on_from=newest_checkpoint(folder / "again")) == straight
