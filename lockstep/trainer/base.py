@@ -363,12 +363,9 @@ class BaseTrainer:
                 self.stop_reason = reason
 
     def _emit_to_all(self, event: Event) -> None:
-        """To each of them, also where one fails: what is open must be closed. The first failure is raised then.
-
-        First to those that save: what the logger holds back is part of the state, and is written after that.
-        """
+        """To each of them, also where one fails: what is open must be closed. The first failure is raised then."""
         failures: list[Exception] = []
-        for callback in sorted(self.callbacks, key=lambda callback: not have_saver([callback])):
+        for callback in self.callbacks:
             try:
                 callback.on_event(event)
             except Exception as error:

@@ -78,7 +78,7 @@ class Callback:
 
 
 class LoggingCallback(Callback):
-    """Hands statistics to a logger."""
+    """Hands statistics to a logger, which its owner closes: a trainer its own, after the last checkpoint."""
 
     def __init__(self, logger: BaseLogger) -> None:
         self.logger = logger
@@ -103,11 +103,6 @@ class LoggingCallback(Callback):
     def on_epoch_end(self, event: EpochEnd) -> Stop:
         """Scope `info/`."""
         self.logger.log_info_data(event.stats.info_stat.to_dict(), event.epoch)
-        return None
-
-    def on_run_end(self, event: RunEnd) -> Stop:
-        """The last records reach the disk."""
-        self.logger.flush()
         return None
 
 

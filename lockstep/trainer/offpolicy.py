@@ -106,12 +106,12 @@ class OffpolicyTrainer(BaseTrainer):
             self.steps_learned_from += stats.n_collected_steps
             self.updates_due += self._num_due() - before
         self._count_collect(stats)
-        if not self.updates_due:
+        due, self.updates_due = self.updates_due, 0
+        if due == 0:
             return
         try:
             with policy_within_training_step(self.policy):
-                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_due)
-            self.updates_due = 0
+                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
             self._count_update(training)
         except FloatingPointError:
             self.bad_batch = _columns_of(self.policy.last_batch)
