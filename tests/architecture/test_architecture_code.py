@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = read_sources(ROOT, "lockstep")
 EXAMPLES = read_sources(ROOT, "examples")
 TESTS = read_sources(ROOT, "tests")
-MAX_FILE, MAX_FUNCTION = 450, 60
+MAX_FILE, MAX_FUNCTION = 900, 60
 LONGER_FILES: dict[str, int] = {}
 """files that are over the limit, and how long they may be at most; to be made empty"""
 
