@@ -102,6 +102,8 @@ def save_to_path(self: Learner, path: str | Path | None = None) -> str:
 def restore_from_path(self: Learner, path: str | Path, component: str | None = None) -> None:
     """Restores all of a checkpoint, or one component such as `"rl_module/default_policy"`; all or nothing.
 
+    That component may also come from a module's own folder, or from that of a `MultiRLModule`.
+
     Raises `CheckpointError` for a damaged or foreign one, `KeyError` for a component that is not in it, `ValueError`
     for one that does not fit.
     """
@@ -187,8 +189,12 @@ def learner_from_folders(
 def state_to_restore(folders: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
     """The state of a checkpoint's learner, whole or one component of it (what is beside it, as in `current`).
 
+    A module's own folder, or one of several modules, has the component `"rl_module"`, and `"rl_module/<id>"`.
     Raises `ValueError` where a whole one lacks components (it is older, or was put together by hand).
     """
+    modules = _modules_of(folders)
+    if modules is not None:
+        return {"rl_module": _weights_to_restore(modules, component, current)}
     state = state_from_folders(folders, "learner")
     if component is None:
         missing = sorted(set(COMPONENTS) - set(state))
@@ -204,6 +210,32 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
         head: {**current[head], **part} if "/" in component and head != "rl_module" and head in current else part
         for head, part in chosen.items()
     }
+
+
+def _modules_of(folders: Mapping[str, State]) -> dict[str, State] | None:
+    """The trees by id of what a module or several modules wrote (`""` for a module alone), or None."""
+    trees = {name: tree for name, tree in folders.items() if name or tree}
+    return trees if trees and all({"weights", "spec"} <= tree.keys() for tree in trees.values()) else None
+
+
+def _weights_to_restore(trees: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
+    """The weights by module id that `component` takes from modules that were saved without a learner.
+
+    Raises `ValueError` where it does not say which module gets them, `KeyError` for one that is not there.
+    """
+    head, _, module_id = (component or "").partition("/")
+    known = sorted(current.get("rl_module", {}))
+    if head != "rl_module":
+        raise ValueError(
+            "this is a checkpoint of modules, without a learner's state; restore their weights with "
+            "component='rl_module' or 'rl_module/<module id>' (of a group: 'learner/rl_module...')"
+        )
+    if "" not in trees:
+        weights = {name: tree["weights"] for name, tree in trees.items()}
+        return dict(select_components({"rl_module": weights}, component, None)["rl_module"])
+    if not module_id and len(known) != 1:
+        raise ValueError(f"this is one module, and there are {known}; say which with component={component + '/<id>'!r}")
+    return {module_id or known[0]: trees[""]["weights"]}
 
 
 def checkpoint_folders(learner: Learner, prefix: str) -> dict[str, State]:

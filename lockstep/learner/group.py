@@ -297,9 +297,13 @@ class LearnerGroup:
         return self.last_checkpoint
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restores all, or one component such as `"learner/rl_module/default_policy"`."""
+        """Restores all, or one component such as `"learner/rl_module/default_policy"`.
+
+        That component may also come from a module's own folder, or from that of a `MultiRLModule`.
+        """
         self.set_checkpoint_folders(read_checkpoint(Path(path)), component)
-        self.last_checkpoint = str(Path(path).absolute())
+        if component is None:
+            self.last_checkpoint = str(Path(path).absolute())
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, section: LearnersSection | None = None, **given: Any) -> Self:

@@ -8,8 +8,13 @@ from typing import Any
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
+from lockstep.modules.spaces import ACTION_MASK, carries_mask, split_action_mask
+
+MASKED_OUTPUTS = ("action_dist_inputs", "q_values")
+"""the outputs with an entry for each action"""
 
 
 class WrappedModule(RLModule):
@@ -34,6 +39,14 @@ class WrappedModule(RLModule):
         super().__init__(observation_space, action_space, inference_only=inference_only, model_config=model_config)
         self.network = network
         self.outputs = tuple(outputs)
+        self.is_masked = (
+            carries_mask(observation_space) and split_action_mask(observation_space, self.action_dist_cls)[1]
+        )
+        if self.is_masked and "actions" in self.outputs:
+            raise ValueError(
+                f"outputs={self.outputs} of a network for observations with an action mask: the mask cannot be applied "
+                "to actions that are already chosen; let the network return 'action_dist_inputs' instead"
+            )
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         returned = self.network(batch["obs"])
@@ -51,6 +64,9 @@ class WrappedModule(RLModule):
         values = named.get("vf_preds")
         if values is not None and values.dim() > 1 and values.shape[-1] == 1:
             named["vf_preds"] = values.squeeze(-1)
+        if self.is_masked:
+            mask = batch["obs"][ACTION_MASK]
+            named |= {name: mask_logits(named[name], mask) for name in MASKED_OUTPUTS if name in named}
         return named
 
     def compute_values(self, batch: Batch) -> Tensor:
@@ -68,17 +84,20 @@ def wrap_module(
     *,
     model_config: ModelConfig | Mapping[str, Any] | None = None,
 ) -> RLModule:
-    """A plain `nn.Module` as an :class:`RLModule`; it shares the parameters.
+    """Make an :class:`RLModule` of a plain `nn.Module`; it shares the parameters.
 
     `outputs` names what `network(obs)` returns: one name for a tensor, several for a tuple (or for the
     entries to take of a dict). Among them must be `"action_dist_inputs"` `[N, D]` or `"actions"`;
     `"vf_preds"` `[N]` or `[N, 1]` are the state values.
 
+    The network sees the whole observation. Where that carries an action mask, the wrapper applies it to
+    `"action_dist_inputs"` and `"q_values"`: forbidden actions get a very low number, when acting and when learning.
+
         module = wrap_module(MyNetwork(), env.observation_space, env.action_space, ("action_dist_inputs",
         "vf_preds"))
 
     Raises:
-        TypeError: `network` is no `nn.Module`. ValueError: no output to act with.
+        TypeError: `network` is no `nn.Module`. ValueError: no output to act with, or a mask that cannot be applied.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"wrap_module takes a torch nn.Module, got {type(network).__name__}")

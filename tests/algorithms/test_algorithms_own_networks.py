@@ -5,6 +5,7 @@ import pytest
 import torch
 from agent_games import BitGame, game_config
 from gymnasium import spaces
+from space_envs import SpaceEnv
 from torch import nn
 
 from lockstep import SampleBatch
@@ -20,7 +21,7 @@ from lockstep.algorithms import (
     TD3Config,
 )
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.modules import DefaultQModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.modules import DefaultQModule, MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 
 OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 
@@ -147,3 +148,35 @@ def test_an_error_of_ones_own_loss_arrives_as_it_is():
     learner = config(DQNConfig, CHOICES, DefaultQModule).training(learner_class=Own).build_learner()
     with pytest.raises(KeyError, match="my_option"):
         learner.update_from_batch(transitions())
+
+
+class PlainMasked(nn.Module):
+    """Knows nothing of masks; would always take the first action."""
+
+    def __init__(self, value_per_action=False):
+        super().__init__()
+        self.policy, self.value = nn.Linear(3, 4), nn.Linear(3, 1)
+        nn.init.constant_(self.policy.bias, 0.0)
+        self.policy.bias.data[0] = 5.0
+        self.value_per_action = value_per_action
+
+    def forward(self, obs):
+        logits = self.policy(obs["observations"])
+        return logits, logits if self.value_per_action else self.value(obs["observations"])
+
+
+@pytest.mark.parametrize("cls, output", [(PPOConfig, "vf_preds"), (DQNConfig, "q_values")])
+def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_evaluation(cls, output):
+    obs = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(4)})
+    network = PlainMasked(value_per_action=cls is DQNConfig)
+    module = wrap_module(network, obs, spaces.Discrete(4), ("action_dist_inputs", output))
+    config = cls().environment(lambda: SpaceEnv(obs, spaces.Discrete(4)))  # raises on a forbidden action
+    config.rl_module(rl_module_spec=module).env_runners(num_envs_per_env_runner=2)
+    config.evaluation(evaluation_episodes=4)
+    if cls is PPOConfig:
+        config.training(train_batch_size=64, minibatch_size=32)
+    else:
+        config.training(train_batch_size=32, epsilon=0.5).replay(learning_starts=32)
+    info = config.reporting(total_steps=256).build_trainer().run()
+    assert info.gradient_step > 0
+    assert info.test_episode >= 4

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from learner_parts import (
     ALL,
+    BOX,
     MODULE,
     assert_same,
     differs,
@@ -18,7 +20,7 @@ from learner_parts import (
 from lockstep import LearnerGroup, PPOConfig
 from lockstep.learner.config import LearnersSection
 from lockstep.learner.learner import Learner
-from lockstep.modules import RLModule
+from lockstep.modules import DefaultActorCriticModule, MultiRLModule, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import CheckpointError
 
 
@@ -207,6 +209,43 @@ def test_module_folder_of_a_group_checkpoint_is_a_module_by_itself(tmp_path):
     module = RLModule.from_checkpoint(f"{path}/learner/rl_module/{MODULE}")
     for name, array in group.get_weights()[MODULE].items():
         np.testing.assert_allclose(module.get_state()[name], array, atol=1e-7, err_msg=name)
+
+
+def test_a_modules_own_folder_is_restored_into_a_group(tmp_path):
+    source, component = ppo_group(seed=1), f"learner/rl_module/{MODULE}"
+    wanted = parameters(source.learner)
+    whole = source.save_to_path(tmp_path / "group")
+    alone = source.learner.module[MODULE].save_to_path(tmp_path / "module")
+    several = source.learner.module.save_to_path(tmp_path / "modules")
+    for folder in (f"{whole}/learner/rl_module/{MODULE}", f"{whole}/learner/rl_module", alone, several):
+        for name in ("learner/rl_module", component):
+            group = ppo_group()
+            group.restore_from_path(folder, component=name)
+            assert_same(parameters(group.learner), wanted)
+            learner = ppo_group().learner
+            learner.restore_from_path(folder, component=name.removeprefix("learner/"))
+            assert_same(parameters(learner), wanted)
+    group.update_from_batch(ppo_batch())
+    assert differs(parameters(group.learner), wanted)
+
+
+def test_a_modules_own_folder_that_does_not_fit_is_refused_and_nothing_is_changed(tmp_path):
+    group = ppo_group()
+    before = parameters(group.learner)
+    alone = group.learner.module[MODULE].save_to_path(tmp_path / "module")
+    several = MultiRLModule({"p0": ppo_group(seed=1).learner.module[MODULE]}).save_to_path(tmp_path / "modules")
+    small = RLModuleSpec(DefaultActorCriticModule, BOX, spaces.Discrete(2)).build().save_to_path(tmp_path / "small")
+    for path, component, error, message in (
+        (alone, None, ValueError, "checkpoint of modules, without a learner's state"),
+        (alone, "learner/optimizer", ValueError, "checkpoint of modules, without a learner's state"),
+        (alone, "learner/rl_module/p9", ValueError, "'p9' is unknown"),
+        (several, "learner/rl_module", ValueError, "'p0' is unknown"),
+        (several, f"learner/rl_module/{MODULE}", KeyError, "rl_module/p0"),
+        (small, "learner/rl_module", ValueError, "has shape"),
+    ):
+        with pytest.raises(error, match=message):
+            group.restore_from_path(path, component=component)
+    assert_same(parameters(group.learner), before)
 
 
 def test_damaged_checkpoint_is_refused_by_name_and_nothing_is_changed(tmp_path):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
-from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec
+from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec, wrap_module
 from lockstep.modules.encoders import ImageFeatures
 from lockstep.modules.spaces import map_leaves, space_from_dict, space_to_dict
 
@@ -180,12 +181,27 @@ def masked(action_space, size, mask_space=None):
     return make(spaces.Dict({"observations": BOX, "action_mask": mask_space}), action_space)
 
 
+class OneHead(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.head = nn.Linear(4, size)
+
+    def forward(self, obs):
+        return self.head(obs["observations"])
+
+
+def wrapped(action_space, size, outputs="action_dist_inputs"):
+    space = spaces.Dict({"observations": BOX, "action_mask": spaces.Box(0, 1, (size,), np.int8)})
+    return wrap_module(OneHead(size), space, action_space, outputs)
+
+
+@pytest.mark.parametrize("make_masked", [masked, wrapped])
 @pytest.mark.parametrize(
     "space, size",
     [(spaces.Discrete(4), 4), (spaces.MultiDiscrete([2, 3]), 5), (spaces.MultiBinary(3), 3)],
 )
-def test_masked_actions_are_never_taken_and_everything_stays_finite(space, size):
-    module = masked(space, size)
+def test_masked_actions_are_never_taken_and_everything_stays_finite(space, size, make_masked):
+    module = make_masked(space, size)
     rng = np.random.default_rng(1)
     mask = rng.random((500, size)) < 0.5
     if isinstance(space, spaces.MultiDiscrete):
@@ -196,6 +212,8 @@ def test_masked_actions_are_never_taken_and_everything_stays_finite(space, size)
     batch = {"obs": {"observations": torch.randn(500, 4), "action_mask": torch.from_numpy(mask.astype(np.int8))}}
     dist_cls = module.action_dist_cls
     dist = dist_cls.from_inputs(module.forward_train(batch)["action_dist_inputs"])
+    for act in (module.forward_inference, module.forward_exploration):
+        assert torch.equal(act(batch)["action_dist_inputs"], module.forward_train(batch)["action_dist_inputs"])
     rows = np.arange(500)
     for actions in (dist.mode(), dist.sample_with_noise(torch.from_numpy(dist_cls.draw_noise(rng, (500,))))):
         chosen = actions.numpy()
@@ -234,6 +252,13 @@ def test_masks_that_cannot_be_are_refused():
         masked(spaces.Box(-1, 1, (4,), np.float32), 8)
     with pytest.raises(ValueError, match=r"must have shape \(4,\)"):
         masked(spaces.Discrete(4), 3)
+
+
+def test_a_wrapped_network_whose_mask_cannot_be_applied_is_refused():
+    with pytest.raises(ValueError, match="cannot be masked"):
+        wrapped(spaces.Box(-1, 1, (4,), np.float32), 8)
+    with pytest.raises(ValueError, match="action_dist_inputs"):
+        wrapped(spaces.Discrete(4), 4, "actions")
 
 
 # Errors
