@@ -234,7 +234,7 @@ def _weights_to_restore(trees: Mapping[str, State], component: str | None, curre
         weights = {name: tree["weights"] for name, tree in trees.items()}
         return dict(select_components({"rl_module": weights}, component, None)["rl_module"])
     if not module_id and len(known) != 1:
-        raise ValueError(f"this is one module, and there are {known}; say which with component={component + '/<id>'!r}")
+        raise ValueError(f"this is one module, and there are {known}; say which with component={head + '/<id>'!r}")
     return {module_id or known[0]: trees[""]["weights"]}
 
 
