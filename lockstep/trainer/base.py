@@ -18,6 +18,7 @@ from lockstep.state.values import check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
+    CollectStatsBase,
     CollectTotals,
     EpochStats,
     InfoStats,
@@ -34,6 +35,7 @@ from lockstep.trainer.checks import (
     check_functions,
     check_observers,
     check_parts,
+    check_reset,
 )
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import (
@@ -42,6 +44,7 @@ from lockstep.trainer.evaluation import (
     run_info,
     score_of,
     tell_endless,
+    test_episode,
     with_reward_metric,
 )
 from lockstep.trainer.events import (
@@ -52,6 +55,7 @@ from lockstep.trainer.events import (
     Event,
     RunEnd,
     RunStart,
+    TrainerView,
     UpdateEnd,
 )
 from lockstep.trainer.interrupts import DeferredInterrupt
@@ -68,6 +72,9 @@ class BaseTrainer:
     Order of events: reset, first evaluation, then in each epoch `train_fn`, collect, update (until `step_per_epoch`
     steps are done), evaluation, best tracker, `stop_fn`, checkpoint, `EpochStats`; at the end one more checkpoint
     with the reason, whatever ended the run. Callbacks see frozen events.
+
+    A subclass changes the run by overriding a step that the loop calls: `training_step()`, which collects and learns,
+    `policy_update_fn(collect_stats)`, the learning in it, or `test_step()`, an evaluation.
 
     `max_epoch`: upper bound of epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`: environment
     steps. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
@@ -150,7 +157,8 @@ class BaseTrainer:
         self.carried_steps = 0
         """steps of the last collect beyond `step_per_epoch`, counted in the next epoch"""
         self.collected, self.updates = CollectTotals(), TrainingTotals()
-        self.test_step = self.test_episode = 0
+        self.test_env_step = self.test_episode = 0
+        """steps and episodes of all evaluations"""
         self.best_score: float | None = None
         self.best_stats: CollectStats | None = None
         self.best_epoch: int | None = None
@@ -169,7 +177,12 @@ class BaseTrainer:
     # -- use ---
 
     def reset(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
-        """A new run: all counters, statistics and the best tracker; collectors begin new episodes."""
+        """Start a new run: reset all counters, statistics and the best tracker.
+
+        `reset_collectors`: begin new episodes and set the collectors' counters to zero; `reset_buffer`: empty the
+        replay buffer.
+        """
+        check_reset(reset_collectors, reset_buffer)
         self._iterator = None  # ends a run that was left
         self._begin(reset_collectors, reset_buffer)
         self._ready = True
@@ -188,9 +201,15 @@ class BaseTrainer:
                     rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
                     collector.reset(reset_buffer=reset_buffer or rollout)
 
-    def run(self) -> InfoStats:
-        """Runs to the end. Ctrl-C ends it in the same orderly way; any other error after a last checkpoint, too."""
-        for _ in iter(self):
+    def run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> InfoStats:
+        """Run to the end. Ctrl-C ends the run in the same orderly way; any other error after a last checkpoint, too.
+
+        The run begins with `reset(reset_collectors, reset_buffer)`, unless the trainer was just reset or restored.
+        """
+        check_reset(reset_collectors, reset_buffer)
+        self._iterator = None  # ends a run that was left
+        self._iterator = self._epochs(reset_collectors, reset_buffer)
+        for _ in self._iterator:
             pass
         return self.info()
 
@@ -204,21 +223,23 @@ class BaseTrainer:
             self._iterator = self._epochs()
         return next(self._iterator)
 
-    def _epochs(self) -> Iterator[EpochStats]:
+    def _epochs(self, reset_collectors: bool = True, reset_buffer: bool = False) -> Iterator[EpochStats]:
         if self.resume_from_log and not self._ready:
-            self._begin()  # one that cannot go on is no run: nothing is saved in the place of what it was to go on from
+            self._begin(
+                reset_collectors, reset_buffer
+            )  # one that cannot go on is no run: nothing is saved in the place of what it was to go on from
             self._ready = True
         try:
             if not self._ready:
-                self._begin()
+                self._begin(reset_collectors, reset_buffer)
             self._ready = False
             self._clock = time.monotonic() - self.seconds["total"]
-            self._emit(RunStart(*self._where(), trainer=self))
+            self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
             if self.epoch_end_due:
                 self._end_epoch()
             if self.test_collector is not None and self.max_epoch > 0 and self.epoch == 0 and self.last_test is None:
                 with self._interrupt:
-                    self._evaluate()
+                    self._test()
             while self.stop_reason is None and self.epoch < self.max_epoch:
                 yield self._one_epoch()
             self._finish(self.stop_reason or "max_epoch")
@@ -240,14 +261,15 @@ class BaseTrainer:
             while self.epoch_steps < self.step_per_epoch and self.stop_reason is None:
                 if self.train_fn is not None:
                     self.train_fn(self.epoch, self.env_step)
-                self._training_step()
+                if self.training_step()[2] and self.stop_reason is None:
+                    self.stop_reason = "stop_fn"
                 self._interrupt.check()
                 if self.stop_reason == "interrupted":  # a callback's request: the same as Ctrl-C
                     raise KeyboardInterrupt
             test = None
             last = self.stop_reason is not None or self.epoch >= self.max_epoch
             if self.test_collector is not None and (self.epoch % self.test_interval == 0 or last):
-                test = self._evaluate()
+                test = self._test()
             self._tick()
             info = self.info(with_history=False)
             collected = None if self.train_collector is None else self.collected.stats()
@@ -269,51 +291,33 @@ class BaseTrainer:
             tell_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
         self._emit(EpochEnd(*self._where(), stats=stats))
 
-    def _training_step(self) -> None:
-        """One collect and one update."""
+    # -- the steps that the loop calls ---
+
+    def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
+        """Collect once and learn once. Return the statistics of both (None: nothing was learned), and whether the run
+        is to stop.
+        """
         raise TypeError(
             f"{type(self).__name__} has no training step; use OnpolicyTrainer, OffpolicyTrainer or OfflineTrainer"
         )
 
-    def _count_collect(self, stats: CollectStats) -> None:
-        stats = with_reward_metric(self.reward_metric, stats)
-        self.env_step += stats.n_collected_steps
-        self.epoch_steps += stats.n_collected_steps
-        self.env_episode += stats.n_collected_episodes
-        self.collected.add(stats)
-        self.seconds["collect"] += stats.collect_time
-        self.seconds["env"] += stats.env_time
-        self.seconds["act"] += stats.act_time
-        self.policy.timesteps[STEPS_SAMPLED] = self.env_step
-        self._emit(CollectEnd(*self._where(), stats=stats))
-        if self.test_in_train and not self.tested_in_train and stats.returns:
-            if self.stop_fn is not None and self.stop_fn(score_of(self.compute_score_fn, stats)):
-                self.tested_in_train = True
-                self._evaluate()
+    def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
+        """Learn from what was collected, within a training step of the policy, and return the statistics."""
+        raise TypeError(f"{type(self).__name__} has no update; use OnpolicyTrainer, OffpolicyTrainer or OfflineTrainer")
 
-    def _count_update(self, stats: TrainingStats) -> None:
-        self.gradient_step += stats.gradient_steps
-        self.updates.add(stats)
-        self.seconds["update"] += stats.train_time
-        self._emit(UpdateEnd(*self._where(), stats=stats))
-        bad = stats.bad_losses()
-        if bad and self.nan_policy == "stop":
-            step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
-            kept = self.save_checkpoint_fn is not None or have_saver(self.callbacks)
-            raise FloatingPointError(
-                f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {step}; "
-                "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
-                f"The batch is in trainer.bad_batch{' and in the last checkpoint' if kept else ''}"
-            )
-
-    def _evaluate(self) -> CollectStats:
-        collector = self.test_collector
-        if collector is None or self.episode_per_test is None:
+    def test_step(self) -> tuple[CollectStats, bool]:
+        """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
+        if self.test_collector is None or self.episode_per_test is None:
             raise ValueError("there is no test_collector to evaluate with")
-        if self.test_fn is not None:
-            self.test_fn(self.epoch, self.env_step)
-        stats = with_reward_metric(self.reward_metric, collector.collect(n_episode=self.episode_per_test))
-        self.test_step += stats.n_collected_steps
+        stats = test_episode(
+            self.test_collector,
+            self.test_fn,
+            self.epoch,
+            self.episode_per_test,
+            global_step=self.env_step,
+            reward_metric=self.reward_metric,
+        )
+        self.test_env_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
         check_evaluated(stats)
@@ -330,9 +334,44 @@ class BaseTrainer:
         except BaseException:  # it is made again where the run goes on: its score is no best one that was saved
             self.last_test, self.best_score, self.best_stats, self.best_epoch = before
             raise
-        if self.stop_fn is not None and self.stop_fn(score) and self.stop_reason is None:
+        return stats, self.stop_fn is not None and bool(self.stop_fn(score))
+
+    def _test(self) -> CollectStats:
+        stats, stop = self.test_step()
+        if stop and self.stop_reason is None:
             self.stop_reason = "stop_fn"
         return stats
+
+    def _count_collect(self, stats: CollectStats) -> None:
+        stats = with_reward_metric(self.reward_metric, stats)
+        self.env_step += stats.n_collected_steps
+        self.epoch_steps += stats.n_collected_steps
+        self.env_episode += stats.n_collected_episodes
+        self.collected.add(stats)
+        self.seconds["collect"] += stats.collect_time
+        self.seconds["env"] += stats.env_time
+        self.seconds["act"] += stats.act_time
+        self.policy.timesteps[STEPS_SAMPLED] = self.env_step
+        self._emit(CollectEnd(*self._where(), stats=stats))
+        if self.test_in_train and not self.tested_in_train and stats.returns:
+            if self.stop_fn is not None and self.stop_fn(score_of(self.compute_score_fn, stats)):
+                self.tested_in_train = True
+                self._test()
+
+    def _count_update(self, stats: TrainingStats) -> None:
+        self.gradient_step += stats.gradient_steps
+        self.updates.add(stats)
+        self.seconds["update"] += stats.train_time
+        self._emit(UpdateEnd(*self._where(), stats=stats))
+        bad = stats.bad_losses()
+        if bad and self.nan_policy == "stop":
+            step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
+            kept = self.save_checkpoint_fn is not None or have_saver(self.callbacks)
+            raise FloatingPointError(
+                f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {step}; "
+                "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
+                f"The batch is in trainer.bad_batch{' and in the last checkpoint' if kept else ''}"
+            )
 
     # -- reports ---
 

@@ -143,6 +143,16 @@ def check_flags(flags: dict[str, Any]) -> None:
             raise ValueError(f"{name}={value!r} is not allowed; it must be True or False")
 
 
+def check_reset(reset_collectors: Any, reset_buffer: Any) -> None:
+    """Raises `ValueError` for what is neither True nor False, and for a buffer that is to be emptied alone."""
+    check_flags({"reset_collectors": reset_collectors, "reset_buffer": reset_buffer})
+    if reset_buffer and not reset_collectors:
+        raise ValueError(
+            "reset_buffer=True is not allowed with reset_collectors=False; a buffer is emptied where its collector "
+            "begins new episodes"
+        )
+
+
 def check_parts(policy: Any, train_collector: Any, test_collector: Any, reward_metric: Any) -> None:
     """Raises `ValueError` for something that is no policy or no collector, for collectors of another policy, and for a
     `reward_metric` where there is one agent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.checks import LIMIT_THEM
+from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
 if TYPE_CHECKING:
@@ -89,17 +90,62 @@ def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: Collec
     return replace(stats, returns=tuple(made.astype(np.float64).tolist()))
 
 
-def test_episode(policy: AnyPolicy, collector: CollectorLike, n_episode: int) -> CollectStats:
-    """Evaluates a policy on `n_episode` whole episodes. `ValueError` for a collector of another policy."""
-    if collector.policy is not policy:
-        raise ValueError("the collector acts with another policy than the one to test; make it with the same one")
-    return collector.collect(n_episode=n_episode)
+def test_episode(
+    collector: CollectorLike,
+    test_fn: Callable[[int, Any], None] | None,
+    epoch: int,
+    n_episode: int,
+    logger: BaseLogger | None = None,
+    global_step: int | None = None,
+    reward_metric: Callable[[Any], Any] | None = None,
+) -> CollectStats:
+    """Call `test_fn(epoch, global_step)`, play `n_episode` new episodes and return their statistics.
+
+    `logger`: gets them in its scope `test/`, where `global_step` is given. `reward_metric`: as in `BaseTrainer`.
+    """
+    if test_fn is not None:
+        test_fn(epoch, global_step)
+    stats = with_reward_metric(reward_metric, collector.collect(n_episode=n_episode))
+    if logger is not None and global_step is not None:
+        logger.log_test_data(stats.to_dict(), global_step)
+    return stats
 
 
-def gather_info(trainer: BaseTrainer, *, best_score: float | None = None) -> InfoStats:
-    """The run so far, as `trainer.info()`; a given best score takes the tracked one's place."""
-    info = trainer.info()
-    return info if best_score is None else replace(info, best_score=best_score)
+def gather_info(
+    start_time: float,
+    policy_update_time: float,
+    gradient_step: int,
+    best_score: float,
+    best_reward: float,
+    best_reward_std: float,
+    train_collector: CollectorLike | None = None,
+    test_collector: CollectorLike | None = None,
+) -> InfoStats:
+    """Return the statistics of a loop of your own, from its counts and those of its collectors (of a trainer:
+    `trainer.info()`).
+
+    `start_time`: `time.time()` when it began. `policy_update_time`: seconds that its updates took.
+    """
+    train_step, train_episode, collect_time = _counts_of(train_collector)
+    test_step, test_episodes, test_time = _counts_of(test_collector)
+    train_time = collect_time + policy_update_time
+    timing = TimingStats(
+        max(0.0, time.time() - start_time),
+        train_time,
+        collect_time,
+        policy_update_time,
+        test_time,
+        (train_step or gradient_step) / train_time if train_time > 0 else 0.0,
+    )
+    best = best_score, best_reward, best_reward_std
+    return InfoStats(gradient_step, *best, None, train_step, train_episode, test_step, test_episodes, timing)
+
+
+def _counts_of(collector: Any) -> tuple[int, int, float]:
+    """Steps, episodes and seconds since the collector was reset."""
+    if collector is None:
+        return 0, 0, 0.0
+    return collector.collect_step, collector.collect_episode, collector.collect_time
 
 
 def run_info(trainer: BaseTrainer, with_history: bool = True) -> InfoStats:
@@ -125,7 +171,7 @@ def run_info(trainer: BaseTrainer, with_history: bool = True) -> InfoStats:
         trainer.best_epoch,
         trainer.env_step,
         trainer.env_episode,
-        trainer.test_step,
+        trainer.test_env_step,
         trainer.test_episode,
         timing,
         trainer.stop_reason,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, TrainingStats
 
@@ -23,11 +24,53 @@ class Event:
         return self.env_step or self.gradient_step
 
 
+class TrainerView:
+    """A trainer for reading: its public attributes and methods, but none that change the run.
+
+    Lists come as tuples and dicts as read-only mappings. Setting an attribute and calling a method that changes the run
+    raise `AttributeError`.
+    """
+
+    CHANGES = frozenset(
+        ("run", "reset", "training_step", "policy_update_fn", "test_step", "set_state", "set_own_folders")
+    )
+
+    def __init__(self, trainer: Any) -> None:
+        object.__setattr__(self, "_trainer", trainer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.CHANGES:
+            _refuse(f"call trainer.{name}()")
+        if name.startswith("_"):
+            raise AttributeError(f"a trainer seen by a callback has no attribute {name!r}")
+        value = getattr(object.__getattribute__(self, "_trainer"), name)
+        if isinstance(value, list):
+            return tuple(value)
+        return MappingProxyType(value) if isinstance(value, dict) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _refuse(f"set trainer.{name}")
+
+    def __delattr__(self, name: str) -> None:
+        _refuse(f"delete trainer.{name}")
+
+    def __dir__(self) -> list[str]:
+        return [name for name in dir(self._trainer) if name not in self.CHANGES and not name.startswith("_")]
+
+
+def _refuse(deed: str) -> NoReturn:
+    raise AttributeError(
+        f"a callback observes the run and cannot {deed}. To end the run, return the reason as text from an event's "
+        "method; to change what it does, give the trainer train_fn or test_fn, or override training_step, "
+        "policy_update_fn or test_step in a subclass"
+    )
+
+
 @dataclass(frozen=True)
 class RunStart(Event):
-    """The run begins or goes on; `trainer` is for reading."""
+    """The run begins or goes on; `trainer` shows it, and cannot be changed."""
 
-    trainer: Any
+    trainer: TrainerView
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.tracking.statistics import InfoStats
+from lockstep.tracking.statistics import CollectStatsBase, InfoStats, TrainingStats
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_discounts, check_foreign, check_kind, check_priorities
 from lockstep.trainer.seeding import seed_buffer
@@ -91,27 +91,35 @@ class OfflineTrainer(BaseTrainer):
         super()._zero()
         self.samples_seen = 0
         """transitions in all gradient steps so far"""
+        self.updates_now = 0
+        """gradient steps that `policy_update_fn` makes"""
 
     @property
     def dataset_passes(self) -> float:
         """How often each transition was learned from, on the average."""
         return self.samples_seen / len(self.buffer)
 
-    def _training_step(self) -> None:
-        """Some gradient steps."""
-        due = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
+    def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
+        """Make some gradient steps; nothing is collected."""
+        nothing = CollectStatsBase()
+        due = self.updates_now = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
         found = self.buffer.priorities
         beta = nullcontext() if found is None else found.beta_at(self.gradient_step)
         try:
             with policy_within_training_step(self.policy), beta:
-                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
+                training = self.policy_update_fn(nothing)
             self.epoch_steps += due
             self.samples_seen += due * (self.batch_size or len(self.buffer))
             self._count_update(training)
         except FloatingPointError:
             self.bad_batch = None if self.policy.last_batch is None else dict(self.policy.last_batch.items())
             raise
+        return nothing, training, self.stop_reason is not None
+
+    def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
+        """Make `updates_now` gradient steps, each on a batch of `buffer`."""
+        return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
 
     def info(self, with_history: bool = True) -> InfoStats:
         """The run so far."""

@@ -19,6 +19,7 @@ from lockstep.replay.transfer import join
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.values import check_whole, is_number
+from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer
 from lockstep.trainer.checks import check_amount, check_discounts, check_foreign, check_online, check_stacks
 from lockstep.trainer.seeding import seed_buffer
@@ -93,9 +94,11 @@ class OffpolicyTrainer(BaseTrainer):
         """collected steps that gradient steps are made for"""
         self.updates_due = 0
         """gradient steps still to make for them: a hook that fails after a collect leaves them to the next one"""
+        self.updates_now = 0
+        """gradient steps that `policy_update_fn` makes"""
 
-    def _training_step(self) -> None:
-        """One collect, and the gradient steps that are due for it."""
+    def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
+        """Collect once, and make the gradient steps that are due for it, where there are any."""
         random = self.env_step < self.learning_starts
         with policy_within_training_step(self.policy):
             stats = self.collector.collect(
@@ -106,16 +109,21 @@ class OffpolicyTrainer(BaseTrainer):
             self.steps_learned_from += stats.n_collected_steps
             self.updates_due += self._num_due() - before
         self._count_collect(stats)
-        due, self.updates_due = self.updates_due, 0
-        if due == 0:
-            return
-        try:
-            with policy_within_training_step(self.policy):
-                training = self.policy.update(self.batch_size or 0, self.buffer, repeat=due)
-            self._count_update(training)
-        except FloatingPointError:
-            self.bad_batch = _columns_of(self.policy.last_batch)
-            raise
+        self.updates_now, self.updates_due = self.updates_due, 0
+        training = None
+        if self.updates_now:
+            try:
+                with policy_within_training_step(self.policy):
+                    training = self.policy_update_fn(stats)
+                self._count_update(training)
+            except FloatingPointError:
+                self.bad_batch = _columns_of(self.policy.last_batch)
+                raise
+        return stats, training, self.stop_reason is not None
+
+    def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
+        """Make `updates_now` gradient steps, each on a fresh sample of `buffer`."""
+        return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
 
     def _num_due(self) -> int:
         """Gradient steps due for all steps so far; one product, so that no fraction is lost to rounding."""

@@ -13,6 +13,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.state.values import check_whole
+from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_amount, check_foreign, check_online
 
@@ -65,14 +66,14 @@ class OnpolicyTrainer(BaseTrainer):
         self.buffer: Any = train_collector.buffer
         """a `RolloutStore`; of several agents an `EpisodeStore`"""
 
-    def _training_step(self) -> None:
-        """One rollout and one update on it; then the store is empty again, while episodes go on."""
+    def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
+        """Collect a rollout and learn from it; then the store is empty again, while episodes go on."""
         try:
             with policy_within_training_step(self.policy):
                 stats = self.collector.collect(n_step=self.step_per_collect, n_episode=self.episode_per_collect)
             self._count_collect(stats)
             with policy_within_training_step(self.policy):
-                training = self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
+                training = self.policy_update_fn(stats)
             self._count_update(training)
         except FloatingPointError:
             if self.buffer.size:
@@ -80,6 +81,11 @@ class OnpolicyTrainer(BaseTrainer):
             raise
         finally:
             self.buffer.clear()
+        return stats, training, self.stop_reason is not None
+
+    def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
+        """Learn from the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""
+        return self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
 
 
 def _copied(buffer: RolloutStore | EpisodeStore) -> dict[str, Any]:

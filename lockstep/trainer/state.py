@@ -41,12 +41,14 @@ COUNTERS = (
     "env_step",
     "gradient_step",
     "env_episode",
-    "test_step",
+    "test_env_step",
     "test_episode",
     "best_score",
     "best_epoch",
     "tested_in_train",
 )
+FORMER_COUNTERS = {"test_step": "test_env_step"}
+"""names in checkpoints of earlier versions, and what they are called now"""
 
 
 def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
     their class, in order.
     """
     for name, value in state["counters"].items():
-        setattr(trainer, name, value)
+        setattr(trainer, FORMER_COUNTERS.get(name, name), value)
     trainer.seconds = dict(state["seconds"])
     trainer.best_stats = None if state["best"] is None else _to_collect(state["best"])
     trainer.last_test = None if state["last_test"] is None else _to_collect(state["last_test"])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 PATH: list[tuple[str, str | None]] = [
     ("examples/train_cartpole.py", None),
-    ("lockstep/trainer/onpolicy.py", "OnpolicyTrainer._training_step"),
+    ("lockstep/trainer/onpolicy.py", "OnpolicyTrainer.training_step"),
     ("lockstep/trainer/base.py", "BaseTrainer._epochs"),
     ("lockstep/trainer/base.py", "BaseTrainer._one_epoch"),
     ("lockstep/rollout/collector.py", "Collector.collect"),

@@ -12,7 +12,6 @@ from trainer_tools import config_for
 
 from lockstep import Collector, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop
-from lockstep.trainer import test_episode as evaluate
 from lockstep.trainer.video import VideoCallback
 
 
@@ -186,12 +185,6 @@ def test_one_callback_instead_of_a_list_is_refused(template):
 def test_a_wrong_option_of_a_callback_is_refused_with_name_and_value(make, name, value):
     with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} is not allowed; it must be a")):
         make(**{name: value})
-
-
-def test_a_test_episode_of_another_policy_is_refused(template):
-    other = config_for().build_trainer()
-    with pytest.raises(ValueError, match="the collector acts with another policy than the one to test"):
-        evaluate(other.policy, template.test_collector, 1)
 
 
 def test_an_unknown_parameter_is_refused_by_name_with_what_was_meant(template):

@@ -140,13 +140,13 @@ def test_the_environments_of_evaluation_may_break_too(folder):
     run = RunFolder.create(folder, algo="ppo", env="Fragile", seed=3, config=config_for().to_dict())
     Fragile.count, Fragile.broken_at = 0, None
     trainer = build_onpolicy_trainer(config, folder=run)
-    before = trainer._evaluate
+    before = trainer.test_step
 
     def evaluate():
         Fragile.broken_at = Fragile.count + 7 if trainer.epoch == 2 else None
         return before()
 
-    trainer._evaluate = evaluate
+    trainer.test_step = evaluate
     with pytest.raises(EnvironmentStepError, match="motor 3 is stuck"):
         trainer.run()
     assert_whole(run.path, [128, 256])

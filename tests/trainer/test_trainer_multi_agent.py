@@ -258,7 +258,7 @@ def test_a_run_of_several_agents_leaves_its_folder_and_its_policy_can_be_loaded(
     loaded = load_policy(result.path)
     observations = {agent: np.array([2.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
     assert set(loaded.compute_actions(observations)) == set("abc")
-    stats = evaluation.test_episode(loaded, MultiAgentCollector(loaded, CountingGame), 2)
+    stats = evaluation.test_episode(MultiAgentCollector(loaded, CountingGame), None, 0, 2)
     assert stats.returns == tuple(float(sum(CountingGame.returns(length))) for length in stats.lens)
 
 

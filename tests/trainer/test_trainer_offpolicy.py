@@ -87,7 +87,7 @@ def test_the_fraction_of_update_per_step_is_carried_over(update_per_step, step_p
     trainer.reset()
     done = []
     for _ in expected:
-        trainer._training_step()
+        trainer.training_step()
         done.append(trainer.gradient_step)
     assert done == expected
 

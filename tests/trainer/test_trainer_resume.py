@@ -145,7 +145,7 @@ def test_a_resumed_run_knows_its_history_and_its_best(folder):
         assert left.test_collect_stat.returns == right.test_collect_stat.returns
         assert left.training_stat.metrics == right.training_stat.metrics
         assert left.info_stat.best_score == right.info_stat.best_score
-    for name in ("best_score", "best_epoch", "env_episode", "test_step", "test_episode", "gradient_step"):
+    for name in ("best_score", "best_epoch", "env_episode", "test_env_step", "test_episode", "gradient_step"):
         assert getattr(parts, name) == getattr(whole, name)
     assert parts.best_stats.returns == whole.best_stats.returns
     assert parts.info().timing.total_time > sum(s.train_collect_stat.collect_time for s in parts.history)
