@@ -106,6 +106,7 @@ class Collector:
         self.num_resets = 0
         self.episodes_cut = 0  # running ones that the last `set_state` could not continue
         self._obs: Any = None
+        self._left_open = False  # a collect by episodes has left others unfinished, whose beginnings are not stored
         self.store: RolloutStore | None = None
         self._returns = np.zeros(self.num_envs, np.float64)
         self._lengths = np.zeros(self.num_envs, np.int64)
@@ -158,6 +159,7 @@ class Collector:
         self._obs = None
         obs = self.env.reset(self.streams.seeds(f"env_reset/{self.num_resets}", self.rows.stop)[self.rows])
         self.num_resets += 1
+        self._left_open = False
         self._obs = obs if self.frame_stack is None else self.frame_stack.reset(obs)
         self._returns[:] = 0.0
         self._lengths[:] = 0
@@ -203,14 +205,19 @@ class Collector:
         """Collects `n_step` steps (rounded up to whole vector steps, with a warning) or `n_episode` whole episodes.
 
         Episodes are counted without bias: the first `n_episode` that *start* count, however long they last; so this
-        form begins new episodes (unless `reset_before_collect=False`). `random=True` draws actions from the space.
-        Where a back end spends a step on each reset, those rows are no steps, and `n_step` gives so many fewer.
+        form begins new episodes, and so does the collect after it, because the other environments are in the middle of
+        episodes that were not stored (unless `reset_before_collect=False`). `random=True` draws actions from the space.
+        Rows that only reset or restart an environment are no steps: `n_step` then takes more vector steps, and may give
+        up to `num_envs - 1` transitions more.
 
         Raises `ValueError` unless exactly one of the two is given, `MalformedBufferError` for NaN in a new row,
         `EnvironmentStepError` where an environment raises.
         """
         amount = self._checked_amount(n_step, n_episode)
-        if reset_before_collect or self._obs is None or (n_episode is not None and reset_before_collect is None):
+        begins = reset_before_collect
+        if begins is None:
+            begins = n_episode is not None or self._left_open
+        if begins or self._obs is None:
             self.reset(reset_buffer=False, reset_stats=False)
         started = time.perf_counter()
         self._ended.clear()
@@ -225,6 +232,7 @@ class Collector:
             if self.store is not None:
                 self.store.drop_after(first)
             raise
+        self._left_open = n_episode is not None
         if self.memory is not None:
             self.memory.end_collect(self.store)
         seconds = time.perf_counter() - started
@@ -267,10 +275,10 @@ class Collector:
         return self._collect_steps(amount, random) if by_steps else self._collect_episodes(amount, random)
 
     def _collect_steps(self, amount: int, random: bool) -> int:
-        num_vector_steps, steps = -(-amount // self.num_envs), 0
-        self._counting = None
-        for start in range(0, num_vector_steps, NOISE_CHUNK):
-            steps += self._run(min(NOISE_CHUNK, num_vector_steps - start), random)
+        steps, self._counting = 0, None
+        while steps < amount:  # rows that only reset an environment are no steps: as many vector steps as it takes
+            num_vector_steps = -(-(amount - steps) // self.num_envs)
+            steps += self._run(min(NOISE_CHUNK, num_vector_steps), random)
         return steps
 
     def _collect_episodes(self, n_episode: int, random: bool) -> int:
@@ -402,6 +410,7 @@ class Collector:
             "lengths": self._lengths.copy(),
             "streams": self.streams.get_state(),
             "num_resets": self.num_resets,
+            "left_open": self._left_open,
             "counters": [self.collect_step, self.collect_episode, self.collect_time],
             "frame_stack": None if self.frame_stack is None else self.frame_stack.get_state(),
             "buffer": None if self.store is None else self.store.get_state(),
@@ -415,6 +424,7 @@ class Collector:
         obs = None if state["env"] is None else self.env.set_state(state["env"])  # first: it may refuse
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
+        self._left_open = bool(state.get("left_open", False))  # earlier versions did not say
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
         if self.store is not None and state["buffer"] is not None:
             self.store.set_state(state["buffer"])

@@ -14,7 +14,7 @@ from lockstep.modules import ActingWeights
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
-from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, leave_out, store_for
+from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.tracking.statistics import CollectStats
 
@@ -106,7 +106,7 @@ class GroupCollector:
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
         """Collects `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, of
-        which each runner plays its share.
+        which each runner plays its share; the collect after that begins new episodes.
 
         Raises as `EnvRunnerGroup.sample`; no row is left behind then, and the next collect begins new episodes.
         """
@@ -117,9 +117,6 @@ class GroupCollector:
             self.store.steps_before = 0
         if self.store is not None:
             append_fragments(self.store, fragments, by_runner=True)
-        if isinstance(self.store, ReplayWriter) and n_episode is not None:
-            for fragment in fragments:
-                _tell_gaps(self.store.buffer, fragment)
         for fragment in fragments:
             envs = slice(fragment.runner * fragment.num_envs, (fragment.runner + 1) * fragment.num_envs)
             self._ended[envs] = fragment.ended
@@ -188,17 +185,6 @@ class GroupCollector:
         fits = buffer is not None and len(buffer.get("episode_ids", self._ended)) == self.num_envs
         if self.store is not None and fits:
             self.store.set_state(buffer)
-
-
-def _tell_gaps(buffer: ReplayBuffer, fragment: Fragment) -> None:
-    """Where the last row does not count, the next fragment goes on with an episode that is not stored from its start.
-
-    (Or it was spent on a reset; then a few more stacks of frames than need be are not drawn.)
-    """
-    if fragment.valid is not None and fragment.num_steps:
-        rows = np.flatnonzero(~fragment.valid[-1])
-        ended = fragment.terminateds[-1, rows] | fragment.truncateds[-1, rows]
-        leave_out(buffer, fragment.runner * fragment.num_envs + rows, ended)
 
 
 def merged_stats(fragments: Sequence[Fragment], seconds: float) -> CollectStats:

@@ -164,8 +164,8 @@ class EnvRunnerGroup:
         of all environments) or `num_episodes` whole episodes.
 
         Of episodes each runner plays its share, so that none is preferred for being short; runners without a share are
-        left out. Raises `ValueError` unless exactly one of the two is given or while `sample_async` has requests under
-        way.
+        left out. The sample after it begins new episodes. Raises `ValueError` unless exactly one of the two is given
+        or while `sample_async` has requests under way.
         """
         if self._in_flight:
             raise ValueError(f"{self.num_in_flight} asynchronous requests are under way; call drain() before sample()")
@@ -178,7 +178,7 @@ class EnvRunnerGroup:
             if share != (None, 0)
         ]
         fragments: list[Fragment] = self._gather(requests)
-        self._renew = False
+        self._renew = num_episodes is not None  # others are in the middle of episodes that are nowhere
         return fragments
 
     def renew(self) -> None:

@@ -244,6 +244,23 @@ def test_episodes_that_run_may_be_counted_too():
     assert all(e.t_started == 4 and e.t == 6 for e in collector.buffer.episodes())
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_the_collect_after_one_by_episodes_begins_new_episodes(is_saved):
+    collector = collector_of(light(((6, "terminate"), (50, "terminate"))))
+    collector.collect(n_episode=1)  # rows 1 to 3 are in the middle of episodes that are not stored
+    collector.buffer.clear()
+    if is_saved:
+        other = collector_of(light(((6, "terminate"), (50, "terminate"))))
+        other.set_state(collector.get_state())
+        collector = other
+    collector.collect(n_step=8)
+    assert all(e.t_started == 0 for e in collector.buffer.episodes())
+    np.testing.assert_array_equal(collector.buffer.obs[0, :, 0], 0.0)
+    collector.buffer.clear()
+    collector.collect(n_step=8)  # and after that they go on
+    np.testing.assert_array_equal(collector.buffer.obs[0, :, 0], 2.0)
+
+
 def test_a_reset_in_mid_episode_writes_a_boundary():
     collector = collector_of(light(((3, "truncate"), (50, "terminate")), num_envs=3))
     collector.collect(n_step=4 * 3)  # rows 0 and 2 are in their second episode, row 1 in its first

@@ -58,7 +58,7 @@ def test_windows_do_not_reach_over_steps_that_did_not_count(mode, shared):
     collector = Collector(Acting(), env, n_step_buffer(3, ignore_obs_next=shared))
     collector.collect(n_step=9)
     collector.collect(n_episode=1, reset_before_collect=False)
-    collector.collect(n_step=12)
+    collector.collect(n_step=12, reset_before_collect=False)
     check_windows(collector.buffer)
     one = collector.buffer[[i for i in collector.buffer.indices() if i % 3 == 1]]
     assert one["obs"][:, 0].tolist() == [0, 1, 2, *range(7, 7 + len(one["obs"]) - 3)]
@@ -84,17 +84,18 @@ def stack_collector(*lengths):
 def test_rows_after_steps_that_did_not_count_are_not_drawn_where_their_frames_are_gone():
     collector = stack_collector(SHORT, LONG, LONG)
     collector.collect(n_episode=1)  # environments 1 and 2 go on to their step 7; none of theirs is stored
-    collector.collect(n_step=24)
+    collector.collect(n_step=24, reset_before_collect=False)
     check_stacks(collector.buffer, lost=2 * (FRAMES - 1))
     collector.collect(n_episode=1, reset_before_collect=False)
-    collector.collect(n_step=30)
+    collector.collect(n_step=30, reset_before_collect=False)
     check_stacks(collector.buffer, lost=2 * 2 * (FRAMES - 1))
 
 
 def test_episodes_that_begin_after_steps_that_did_not_count_are_whole():
     collector = stack_collector(((14, "terminate"),), SHORT, ((13, "terminate"), (9, "terminate")))
     collector.collect(n_episode=1)
-    collector.collect(n_step=24)  # a new episode in 0 and in 1; 2 is at the second step of its second
+    # a new episode in 0 and in 1; 2 is at the second step of its second
+    collector.collect(n_step=24, reset_before_collect=False)
     check_stacks(collector.buffer, lost=FRAMES - 1)
 
 
@@ -131,15 +132,18 @@ def group_collector():
     return GroupCollector(config.build_policy(), group, stack_buffer(4))
 
 
-def test_rows_of_a_group_of_runners_after_steps_that_did_not_count_are_not_drawn_where_frames_are_gone():
+def test_a_group_of_runners_begins_new_episodes_after_a_collect_by_episodes():
     collector = group_collector()
     buffer = collector.buffer
-    collector.collect(n_episode=2)  # one of each runner's two environments; the other is in the middle of an episode
+    collector.collect(n_episode=1)  # of the first runner; its other environment is in the middle of an episode
     check_stacks(buffer, lost=0)
-    collector.collect(n_step=32)
-    check_stacks(buffer, lost=2 * (FRAMES - 1))
+    first = list(range(len(buffer)))
+    assert sorted(buffer.all()["obs"][:, -1, 0]) == first
+    collector.collect(n_step=32)  # runners without a share of the episodes begin new ones, too
+    check_stacks(buffer, lost=0)
+    assert sorted(buffer.all()["obs"][:, -1, 0]) == sorted([*first, *4 * list(range(8))])
     collector.collect(n_episode=4)
-    check_stacks(buffer, lost=2 * (FRAMES - 1))
+    check_stacks(buffer, lost=0)
     collector.close()
 
 
@@ -265,7 +269,7 @@ def test_episodes_of_a_rollout_have_no_steps_that_did_not_count_and_know_where_t
     collector = Collector(Acting(), env, RolloutStore(40, 3, env.single_observation_space, env.single_action_space))
     collector.collect(n_step=9)
     collector.collect(n_episode=1, reset_before_collect=False)  # steps of the first environment alone count
-    stats = collector.collect(n_step=60)
+    stats = collector.collect(n_step=60, reset_before_collect=False)
     store = collector.buffer
     pieces, whole = list(store.episodes()), len(store)
     assert sum(map(len, pieces)) == whole == 9 + 4 + stats.n_collected_steps

@@ -130,6 +130,18 @@ def test_every_stored_transition_equals_the_single_environment(backend, mode):
     assert any(t_started > 0 for _, _, t_started, _, _ in pieces)
 
 
+@pytest.mark.parametrize("backend, mode", CASES)
+def test_n_step_is_reached_with_real_transitions_alone(backend, mode):
+    collector = collector_of(BACKENDS[backend](mode))
+    with collector.env:
+        for n_step in (4, 48, 8):
+            stats, store = collector.collect(n_step=n_step), collector.buffer
+            assert n_step <= stats.n_collected_steps == len(store) < n_step + NUM_ENVS
+            if not collector.env.has_invalid_rows:
+                assert store.size == n_step // NUM_ENVS
+            store.clear()
+
+
 @pytest.mark.parametrize("backend, mode", [("native", "NextStep"), ("async_pipes", "NextStep")])
 def test_rows_that_only_reset_are_no_transitions_and_no_steps(backend, mode):
     collector = collector_of(BACKENDS[backend](mode))
@@ -138,7 +150,8 @@ def test_rows_that_only_reset_are_no_transitions_and_no_steps(backend, mode):
     store = collector.buffer
     if backend == "native":
         assert collector.env.has_invalid_rows
-        assert stats.n_collected_steps < 80
+        assert store.size * NUM_ENVS > stats.n_collected_steps
+    assert 80 <= stats.n_collected_steps < 80 + NUM_ENVS
     assert stats.n_collected_steps == len(store) == sum(len(episode) for episode in store.episodes())
     assert store.trajectories().num_rows == len(store) == np.count_nonzero(store.rewards[: store.size] >= 10.0)
 
@@ -268,7 +281,7 @@ def test_envpool_transitions_follow_the_equations_of_the_pole():
     single = gym.make("CartPole-v1").unwrapped
     single.reset(seed=0)
     episodes = list(collector.buffer.episodes())
-    assert sum(len(episode) for episode in episodes) == stats.n_collected_steps < 400
+    assert 400 <= sum(len(episode) for episode in episodes) == stats.n_collected_steps < 404
     assert sum(episode.is_terminated for episode in episodes) == stats.n_collected_episodes > 8
     for episode in episodes:
         for obs, action, reward, next_obs, terminated, _ in rows_of(episode):
