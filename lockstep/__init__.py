@@ -32,9 +32,10 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner import Learner, LearnerGroup
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.recipes.training import train
 from lockstep.rollout import AsyncCollector, Collector, MultiAgentCollector
 from lockstep.trainer import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
-from lockstep.trainer.run import TrainResult, load_policy, train
+from lockstep.trainer.run import TrainResult, load_policy
 
 __all__ = [
     "ALGORITHMS",

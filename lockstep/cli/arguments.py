@@ -64,7 +64,7 @@ class Train:
     seeds: Count = 1
     """Number of runs, one after the other, with seeds from --seed upwards."""
     num_envs: MaybeCount = None
-    """Environments stepped together (by each env runner)."""
+    """Environments stepped together; env runners share them evenly."""
     num_learners: MaybeCount = None
     """Learners in processes of their own (Ray); 0: one in this process."""
     num_env_runners: MaybeCount = None

@@ -1,57 +1,31 @@
-"""From the arguments of `lockstep train` to a configuration, with a note of where each setting comes from."""
+"""From the arguments of `lockstep train` to a configuration."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import json
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms import AlgorithmConfig, get_config
 from lockstep.cli.arguments import Train
-from lockstep.recipes import find_recipe
-
-
-@dataclass
-class Settings:
-    """A configuration and its sources."""
-
-    config: AlgorithmConfig
-    sources: list[str] = field(default_factory=list)
-    """in words, in the order in which they were applied"""
+from lockstep.recipes.training import Settings, find_settings
 
 
 def settings_of(command: Train) -> Settings:
     """Recipe (or the algorithm's defaults), then the file, the options, `--set`. `ValueError` for mistakes."""
     if command.total_steps is not None and command.total_steps < 1:
         raise ValueError(f"--total-steps {command.total_steps} is not allowed; it must be at least 1")
-    config = get_config(command.algorithm)
-    env = environment_of(command.env)
-    recipe = find_recipe(command.algorithm, command.env) if command.recipe else None
-    if recipe is None:
-        settings = Settings(config, [f"the defaults of {command.algorithm}"])
-    else:
-        settings = Settings(
-            recipe.config(),
-            [f"the recipe for {recipe.algorithm} on {recipe.env} (reference return {recipe.reference_return:g})"],
-        )
-    config = settings.config
-    if command.config is not None:
-        config.update_from_dict(read_config_file(command.config))
-        settings.sources.append(str(command.config))
-    config.environment(env)
-    if recipe is not None and command.total_steps is not None and command.total_steps != recipe.total_steps:
-        stretched = stretch_schedules(config, command.total_steps / recipe.total_steps)
-        if stretched:
-            settings.sources.append(f"{', '.join(stretched)} stretched to {command.total_steps:,} steps")
-    given = _options(command)
-    for path, value in given.items():
-        config.set_path(path, value)
-    if given:
-        settings.sources.append(", ".join(f"{path}={value!r}" for path, value in given.items()))
-    config.validate()
+    settings = find_settings(
+        command.algorithm,
+        environment_of(command.env),
+        env_id=command.env,
+        recipe=command.recipe,
+        num_envs=command.num_envs,
+        options=_options(command),
+        file=None if command.config is None else (str(command.config), read_config_file(command.config)),
+    )
+    settings.config.validate()
     return settings
 
 
@@ -104,22 +78,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return data
 
 
-def stretch_schedules(config: AlgorithmConfig, factor: float) -> list[str]:
-    """Multiplies the steps of the training section's schedules, so that they span the run as the recipe meant."""
-    section, changed = config.sections["training"], []
-    for name in (f.name for f in fields(section)):
-        value = getattr(section, name)
-        if isinstance(value, list) and len(value) > 1 and all(isinstance(part, list | tuple) for part in value):
-            setattr(section, name, [[step * factor, level] for step, level in value])
-            changed.append(f"training.{name}")
-    return changed
-
-
 def _options(command: Train) -> dict[str, Any]:
     options = {
         "reporting.total_steps": command.total_steps,
         "debugging.seed": command.seed,
-        "env_runners.num_envs_per_env_runner": command.num_envs,
         "learners.num_learners": command.num_learners,
         "env_runners.num_env_runners": command.num_env_runners,
         "resources.ray_address": command.ray_address,

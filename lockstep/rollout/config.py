@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.state.sections import Section
+from lockstep.state.values import check_whole
 
 VECTORIZE_MODES = ("auto", "sync", "async", "vector", "envpool")
 BATCH_MODES = ("truncate_episodes", "complete_episodes")
@@ -18,6 +19,7 @@ class EnvRunnersSection(Section):
     num_env_runners: int = 0
     """0: in this process; m: m processes (needs the extra `ray`)"""
     num_envs_per_env_runner: int = 8
+    """environments of each runner; `num_envs` of `lockstep train` and `lockstep.train` counts those of all runners"""
     vectorize_mode: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"
     """who steps the environments; "auto": our own vectoriser in this process"""
     rollout_fragment_length: int | None = None
@@ -42,6 +44,21 @@ class EnvRunnersSection(Section):
     def num_envs(self) -> int:
         """Environments of all runners."""
         return max(1, self.num_env_runners) * self.num_envs_per_env_runner
+
+    def split(self, num_envs: int) -> int:
+        """Return how many of `num_envs` environments each runner has. `ValueError`, with the numbers that can, where
+        they cannot be split evenly."""
+        runners = max(1, check_whole("env_runners.num_env_runners", self.num_env_runners, 0))
+        each, left = divmod(num_envs, runners)
+        if left:
+            below = f"{each * runners} or " if each else ""
+            fitting = ", ".join(str(n) for n in range(1, num_envs + 1) if num_envs % n == 0)
+            raise ValueError(
+                f"{num_envs} environments cannot be split evenly over {runners} env runners "
+                f"(env_runners.num_env_runners); give num_envs={below}{(each + 1) * runners}, or a number of env "
+                f"runners that divides {num_envs}: {fitting}"
+            )
+        return each
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option, its value and what is allowed."""

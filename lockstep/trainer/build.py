@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,17 @@ def epoch_length(config: AlgorithmConfig, per_update: int) -> int:
 def num_epochs(config: AlgorithmConfig) -> int:
     """Epochs of a run: as few as have `total_steps`."""
     return -(-config.total_steps // epoch_length(config, steps_per_update(config)))
+
+
+def stretch_schedules(config: AlgorithmConfig, factor: float) -> list[str]:
+    """Multiplies the steps of the training section's schedules, so that they span the run as the recipe meant."""
+    section, changed = config.sections["training"], []
+    for name in (f.name for f in fields(section)):
+        value = getattr(section, name)
+        if isinstance(value, list) and len(value) > 1 and all(isinstance(part, list | tuple) for part in value):
+            setattr(section, name, [[step * factor, level] for step, level in value])
+            changed.append(f"training.{name}")
+    return changed
 
 
 def make_logger(config: AlgorithmConfig, folder: RunFolder, *, resume: bool = False) -> BaseLogger:

@@ -1,14 +1,13 @@
-"""`train`: from two names to a trained agent and its folder."""
+"""A run and its folder: how it begins, ends and goes on."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
@@ -31,42 +30,13 @@ class TrainResult:
     info: InfoStats
     path: Path
     """the run's folder"""
+    sources: tuple[str, ...] = ()
+    """where the settings come from, in words: the recipe or the defaults first (of `lockstep.train`)"""
 
     @property
     def history(self) -> tuple[EpochStats, ...]:
         """One entry for each epoch."""
         return self.info.history
-
-
-def train(
-    algorithm: str | AlgorithmConfig,
-    env: Any = None,
-    *,
-    total_steps: int | None = None,
-    seed: int | None = None,
-    num_envs: int | None = None,
-    root: str | Path = "runs",
-    callbacks: Sequence[Callback] = (),
-    settings: Mapping[str, Any] | None = None,
-) -> TrainResult:
-    """Trains and returns the policy, the history and the run's folder.
-
-    `algorithm`: a name such as "ppo", or a configuration. `env`: an id, class or function. `settings`: more options
-    by path, `{"training.lr": 1e-3}`. Raises `ValueError` for unknown names (with a suggestion).
-    """
-    config = algorithm.copy() if isinstance(algorithm, AlgorithmConfig) else get_config(algorithm)
-    if env is not None:
-        config.environment(env)
-    if total_steps is not None:
-        config.reporting(total_steps=total_steps)
-    if seed is not None:
-        config.debugging(seed=seed)
-    if num_envs is not None:
-        config.env_runners(num_envs_per_env_runner=num_envs)
-    for path, value in (settings or {}).items():
-        config.set_path(path, value)
-    trainer, folder = prepare_run(config, root, callbacks=callbacks)
-    return run_in_folder(trainer, folder)
 
 
 def prepare_run(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from agent_games import game_config
 
+import lockstep
 from lockstep import DQNConfig, PPOConfig, SampleBatch, get_config, load_policy
 from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
 
@@ -63,6 +64,41 @@ def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tm
     assert_near(there.policy, here.policy, 0.0)
     lag = there.history[-1].training_stat.metrics["diff_num_grad_updates_vs_sampler_policy"]
     assert lag.max == 0.0
+
+
+SETTINGS = {
+    "rl_module.model_config.hiddens": (8,),
+    "framework.dtype": "float64",
+    "training.train_batch_size": 64,
+    "learners.num_cpus_per_learner": 0,
+    "env_runners.num_cpus_per_env_runner": 0.25,
+    "evaluation.evaluation_episodes": 2,
+    "reporting.steps_per_epoch": 128,
+}
+
+
+def trained(root, num_env_runners, num_learners=0, algorithm="ppo"):
+    where = {"env_runners.num_env_runners": num_env_runners, "learners.num_learners": num_learners}
+    own = {"training.minibatch_size": 32} if algorithm == "ppo" else {"replay.learning_starts": 64}
+    settings = {**SETTINGS, **own, **where}
+    return lockstep.train(algorithm, "CartPole-v1", total_steps=256, seed=3, num_envs=4, root=root, settings=settings)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("dqn", marks=pytest.mark.faults)])
+def test_the_number_of_env_runners_changes_no_bit_of_a_run_of_so_many_environments(cluster, tmp_path, algorithm):
+    alone, one, two = (trained(tmp_path / str(n), n, algorithm=algorithm) for n in (0, 1, 2))
+    assert [r.policy.config.num_envs_per_env_runner for r in (alone, one, two)] == [4, 4, 2]
+    assert returns_of(alone) == returns_of(one) == returns_of(two)
+    assert alone.info.gradient_step > 0
+    assert_near(one.policy, alone.policy, 0.0)
+    assert_near(two.policy, alone.policy, 0.0)
+
+
+@pytest.mark.faults
+def test_two_learners_and_two_env_runners_are_the_same_run(cluster, tmp_path):
+    alone, there = trained(tmp_path / "alone", 0), trained(tmp_path / "there", 2, 2)
+    assert returns_of(there) == returns_of(alone)
+    assert_near(there.policy, alone.policy, 1e-12)
 
 
 @pytest.mark.faults

@@ -1,0 +1,130 @@
+"""`train`: from two names to a trained agent and its folder, with the settings that the command line takes too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms import AlgorithmConfig, get_config
+from lockstep.recipes import Recipe, find_recipe
+from lockstep.state.values import check_whole
+from lockstep.trainer.build import stretch_schedules
+from lockstep.trainer.callbacks import Callback
+from lockstep.trainer.run import TrainResult, prepare_run, run_in_folder
+
+RUNNERS, ENVS_PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_per_env_runner"
+
+
+@dataclass
+class Settings:
+    """A configuration and its sources."""
+
+    config: AlgorithmConfig
+    sources: list[str] = field(default_factory=list)
+    """in words, in the order in which they were applied"""
+
+
+def find_settings(
+    algorithm: str | AlgorithmConfig,
+    env: Any = None,
+    *,
+    env_id: str | None = None,
+    recipe: bool = True,
+    num_envs: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    file: tuple[str, Mapping[str, Any]] | None = None,
+) -> Settings:
+    """Return the settings of a run: the recipe (or the algorithm's defaults, or a copy of the given configuration),
+    then the options by section of `file`, `(name, options)`, then `options` by path.
+
+    `env_id`: the name under which a recipe for `env` is looked up, by default `env` itself. `num_envs`: environments
+    of all env runners together. The number of all environments stays the same where only the number of env runners is
+    set. The schedules of a recipe are stretched where `options` set other `reporting.total_steps`. Raises `ValueError`
+    for mistakes.
+    """
+    options = dict(options or {})
+    found = None
+    if isinstance(algorithm, AlgorithmConfig):
+        settings = Settings(algorithm.copy(), ["the configuration that was given"])
+    else:
+        config = get_config(algorithm)
+        found = find_recipe(config.algorithm, env if env_id is None else env_id) if recipe else None
+        settings = Settings(config, [f"the defaults of {config.algorithm}"])
+    if found is not None:
+        reference = f"reference return {found.reference_return:g}"
+        settings = Settings(found.config(), [f"the recipe for {found.algorithm} on {found.env} ({reference})"])
+    config = settings.config
+    if file is not None:
+        name, sections = file
+        runners = sections.get("env_runners")
+        given = {f"env_runners.{option}" for option in runners} if isinstance(runners, Mapping) else set()
+        total = config.sections["env_runners"].num_envs
+        config.update_from_dict(sections)
+        settings.sources.append(name)
+        _split(settings, given, total)
+    if env is not None:
+        config.environment(env)
+    _stretch(settings, found, options.get("reporting.total_steps"))
+    total = config.sections["env_runners"].num_envs
+    for path, value in options.items():
+        config.set_path(path, value)
+    if num_envs is not None and ENVS_PER_RUNNER in options:
+        raise ValueError(
+            f"num_envs={num_envs} and {ENVS_PER_RUNNER}={options[ENVS_PER_RUNNER]} are not allowed together; give "
+            "num_envs for the environments of all env runners, or the other for those of each"
+        )
+    said = options if num_envs is None else {"num_envs": num_envs, **options}
+    if said:
+        settings.sources.append(", ".join(f"{path}={value!r}" for path, value in said.items()))
+    _split(settings, set(said), total if num_envs is None else check_whole("num_envs", num_envs, 1))
+    return settings
+
+
+def train(
+    algorithm: str | AlgorithmConfig,
+    env: Any = None,
+    *,
+    total_steps: int | None = None,
+    seed: int | None = None,
+    num_envs: int | None = None,
+    recipe: bool = True,
+    root: str | Path = "runs",
+    callbacks: Sequence[Callback] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """Train and return the policy, the history and the run's folder.
+
+    `algorithm`: a name such as "ppo", or a configuration. `env`: an id, class or function. A name begins with the
+    recipe for this algorithm and environment where there is one (`recipe=False`: with the algorithm's defaults), as the
+    command `lockstep train` does; `result.sources` says with which. A configuration is taken as it is. `num_envs`:
+    environments in all, however many env runners share them. `settings`: more options by path,
+    `{"training.lr": 1e-3}`. Raises `ValueError` for unknown names (with a suggestion).
+    """
+    named = {"reporting.total_steps": total_steps, "debugging.seed": seed}
+    options = {path: value for path, value in named.items() if value is not None}
+    chosen = find_settings(algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **(settings or {})})
+    trainer, folder = prepare_run(chosen.config, root, callbacks=callbacks)
+    return replace(run_in_folder(trainer, folder), sources=tuple(chosen.sources))
+
+
+def _split(settings: Settings, given: set[str], num_envs: int) -> None:
+    """Share `num_envs` environments out over the env runners, where these (or `num_envs`) are among the `given` and the
+    environments of each are not."""
+    if ENVS_PER_RUNNER in given or not given & {RUNNERS, "num_envs"}:
+        return
+    config = settings.config
+    config.env_runners(num_envs_per_env_runner=config.sections["env_runners"].split(num_envs))
+    if config.num_env_runners > 1:
+        settings.sources.append(f"{num_envs} environments, {config.num_envs_per_env_runner} on each env runner")
+
+
+def _stretch(settings: Settings, found: Recipe | None, total_steps: Any) -> None:
+    """Stretch the schedules of a recipe to another length of the run."""
+    if found is None or total_steps is None or total_steps == found.total_steps:
+        return
+    total_steps = check_whole("reporting.total_steps", total_steps, 1)
+    stretched = stretch_schedules(settings.config, total_steps / found.total_steps)
+    if stretched:
+        settings.sources.append(f"{', '.join(stretched)} stretched to {total_steps:,} steps")

@@ -1,0 +1,121 @@
+"""`lockstep.train` and the command line begin with the same settings: the recipe, and a number of all environments."""
+
+import pytest
+
+import lockstep
+from lockstep import PPOConfig
+from lockstep.algorithms import get_config
+from lockstep.cli.arguments import parse
+from lockstep.cli.settings import settings_of
+from lockstep.recipes import RECIPES, find_recipe
+from lockstep.recipes.training import find_settings
+from lockstep.tracking import RunFolder
+
+RUNNERS, PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_per_env_runner"
+
+
+def command_line(*words):
+    return settings_of(parse(["train", *words]))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.algorithm}-{recipe.env}")
+def test_the_same_words_give_the_same_settings_in_python_and_on_the_command_line(recipe):
+    here = find_settings(recipe.algorithm, recipe.env)
+    assert here == command_line(recipe.algorithm, recipe.env)
+    assert here.config == recipe.config()
+    assert here.sources[0].startswith(f"the recipe for {recipe.algorithm} on {recipe.env}")
+    plain = find_settings(recipe.algorithm, recipe.env, recipe=False)
+    assert plain == command_line(recipe.algorithm, recipe.env, "--no-recipe")
+    assert plain.config == get_config(recipe.algorithm).environment(recipe.env)
+    assert plain.sources == [f"the defaults of {recipe.algorithm}"]
+
+
+SMALL = {"reporting.total_steps": 32, "training.train_batch_size": 32, "training.minibatch_size": 16}
+SMALL |= {"training.num_epochs": 1, "evaluation.evaluation_episodes": 1}
+
+
+@pytest.mark.parametrize("recipe", [True, False])
+def test_train_runs_with_the_recipe_unless_it_is_told_not_to_and_says_which(recipe, tmp_path, capfd):
+    result = lockstep.train("ppo", "CartPole-v1", recipe=recipe, settings=SMALL, root=tmp_path)
+    lr = [[0, 1e-3], [32, 0.0]] if recipe else 3e-4
+    assert RunFolder.open(result.path).config["training"]["lr"] == lr
+    assert result.policy.config.lr == lr
+    assert result.sources[0].startswith("the recipe for ppo on CartPole-v1" if recipe else "the defaults of ppo")
+    assert capfd.readouterr().out == "", "lockstep.train prints nothing"
+
+
+def test_a_configuration_is_taken_as_it_is():
+    config = PPOConfig().environment("CartPole-v1").training(lr=0.5)
+    settings = find_settings(config, options={"reporting.total_steps": 50})
+    assert settings.config == config.copy().reporting(total_steps=50)
+    assert settings.config is not config
+    assert settings.sources[0] == "the configuration that was given"
+
+
+def test_schedules_of_a_recipe_span_a_run_of_another_length():
+    assert find_settings("ppo", "CartPole-v1", options={"reporting.total_steps": 500}).config.lr == [
+        [0, 1e-3],
+        [500, 0],
+    ]
+    own = {"reporting.total_steps": 500, "training.lr": [[0, 0.1], [7, 0]]}
+    assert find_settings("ppo", "CartPole-v1", options=own).config.lr == [[0, 0.1], [7, 0]]
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options", "runners", "each"),
+    [
+        (None, {}, 0, 8),
+        (None, {RUNNERS: 1}, 1, 8),
+        (None, {RUNNERS: 2}, 2, 4),
+        (None, {RUNNERS: 2, PER_RUNNER: 8}, 2, 8),
+        (None, {PER_RUNNER: 3}, 0, 3),
+        (6, {}, 0, 6),
+        (6, {RUNNERS: 3}, 3, 2),
+    ],
+)
+def test_env_runners_share_the_environments(num_envs, options, runners, each):
+    settings = find_settings("ppo", "CartPole-v1", num_envs=num_envs, options=options)
+    section = settings.config.sections["env_runners"]
+    assert (section.num_env_runners, section.num_envs_per_env_runner) == (runners, each)
+    words = [] if num_envs is None else ["--num-envs", str(num_envs)]
+    words += [word for path, value in options.items() for word in ("--set", f"{path}={value}")]
+    assert command_line("ppo", "CartPole-v1", *words).config == settings.config
+
+
+def test_a_configuration_with_env_runners_keeps_its_environments_and_a_number_of_all_is_split():
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=2, num_envs_per_env_runner=8)
+    assert find_settings(config).config.num_envs_per_env_runner == 8
+    assert find_settings(config, num_envs=8).config.num_envs_per_env_runner == 4
+    assert find_settings(config, options={RUNNERS: 4}).config.num_envs_per_env_runner == 4
+
+
+def test_a_file_with_env_runners_shares_the_environments_too():
+    for own, each in (({"num_env_runners": 4}, 2), ({"num_env_runners": 4, "num_envs_per_env_runner": 8}, 8)):
+        settings = find_settings("ppo", "CartPole-v1", file=("options.json", {"env_runners": own}))
+        assert settings.config.num_envs_per_env_runner == each
+        assert settings.sources[1] == "options.json"
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options", "words"),
+    [
+        (8, {RUNNERS: 3}, ("8 environments", "3 env runners", "num_envs=6 or 9", "1, 2, 4, 8")),
+        (2, {RUNNERS: 3}, ("2 environments", "num_envs=3,", "1, 2")),
+        (None, {RUNNERS: 5}, ("8 environments", "num_envs=5 or 10")),
+        (0, {}, ("num_envs=0", "at least 1")),
+        (8, {PER_RUNNER: 4}, ("num_envs=8", f"{PER_RUNNER}=4", "not allowed together")),
+        (8, {RUNNERS: -1}, ("num_env_runners=-1", "at least 0")),
+    ],
+)
+def test_environments_that_cannot_be_split_are_refused_with_the_numbers_that_can(num_envs, options, words, tmp_path):
+    with pytest.raises(ValueError) as caught:
+        lockstep.train("ppo", "CartPole-v1", num_envs=num_envs, settings=options, root=tmp_path / "runs")
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_recipe_is_found_under_the_id_alone():
+    assert find_recipe("ppo", "CartPole-v1") is not None
+    made = find_settings("ppo", lambda: None)
+    assert made.sources == ["the defaults of ppo"]
