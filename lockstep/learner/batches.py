@@ -12,9 +12,10 @@ from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import is_numeric, leaves, map_tree
 from lockstep.learner.argument_checks import check_batch
 from lockstep.learner.batch_checks import check_actions, check_columns
+from lockstep.learner.minibatches import take_rows
 from lockstep.learner.recurrent import columns_of_sequences
 from lockstep.learner.shards import EpisodeParts, parts_of_episodes
 
@@ -82,11 +83,30 @@ def _columns_of(learner: Learner, module_id: str, batch: SampleBatch) -> TensorC
     if Columns.SEQ_LENS in batch:  # of no use to a network without memory
         flat = batch.copy(shallow=True).unpad()
         batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
-    given = {name: value for name, value in batch.items() if name != Columns.INFOS}
+    given = {
+        name: value for name, value in batch.items() if name != Columns.INFOS and all(map(is_numeric, leaves(value)))
+    }
     columns: TensorColumns = map_tree(learner.to_tensor, given)
     if Columns.LOSS_MASK in columns:
         columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
+        columns = _without_masked_rows(columns)
     return columns
+
+
+def _without_masked_rows(columns: TensorColumns) -> TensorColumns:
+    """Put a real row in the place of each that is masked out.
+
+    A loss multiplies a masked row by 0 at its end, but NaN times 0 is NaN, and an action out of range has no
+    probability. A real row is something that any network can be given.
+    """
+    mask = columns[Columns.LOSS_MASK]
+    if mask.dim() != 1 or bool(mask.all()):
+        return columns
+    if not bool(mask.any()):
+        return {name: value if value is mask else map_tree(torch.zeros_like, value) for name, value in columns.items()}
+    rows = torch.arange(len(mask), device=mask.device)
+    index = torch.where(mask, rows, mask.to(torch.uint8).argmax())
+    return {**take_rows(columns, index), Columns.LOSS_MASK: mask}
 
 
 def _by_module(learner: Learner, batch: SampleBatch | MultiAgentBatch) -> Mapping[str, SampleBatch]:

@@ -33,30 +33,32 @@ def fused_loss(learner: Learner, module_id: str, config: Any, batch: TensorColum
     """
     action_dist = learner.module[module_id].action_dist_cls
     inputs, values = fwd_out[Columns.ACTION_DIST_INPUTS], fwd_out[Columns.VF_PREDS]
+    names = Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS
+    rows = [batch[name] for name in names[: 4 if config.vf_clip_param is None else 5]]
     if (
         Columns.LOSS_MASK in batch
         or config.kl_coeff > 0
         or type(learner).masked_mean is not Learner.masked_mean
         or type(learner).normalized is not Learner.normalized
         or type(action_dist) is not ActionDist
-        or not can_fuse(action_dist.dist_class, inputs, values, batch[Columns.ACTIONS])
+        or not can_fuse(action_dist.dist_class, inputs, values, *rows)
     ):
         return None
     if learner.reducer.world_size > 1 and not learner.rows_in_step:  # stand-ins, which count for nothing
-        batch, inputs, values = {name: column[:0] for name, column in batch.items()}, inputs[:0], values[:0]
-    rows = batch[Columns.ACTIONS], batch[Columns.ACTION_LOGP], batch[Columns.ADVANTAGES], batch[Columns.VALUE_TARGETS]
+        rows, inputs, values = [column[:0] for column in rows], inputs[:0], values[:0]
+    actions, old_logp, advantages, targets, *old_values = rows
     clip_param, entropy_coeff = (learner.coefficient(module_id, name) for name in ("clip_param", "entropy_coeff"))
     loss, terms = ppo_loss(
         action_dist.dist_class,
         inputs,
         values,
-        rows,
+        (actions, old_logp, advantages, targets),
         coefficients=(clip_param, config.vf_loss_coeff, entropy_coeff),
         dual_clip=config.dual_clip,
-        old_values=batch.get(Columns.VF_PREDS),
+        old_values=old_values[0] if old_values else None,
         vf_clip_param=config.vf_clip_param,
         normalize=config.normalize_advantages == "minibatch",
-        others=_others(learner.reducer, rows[2]),
+        others=_others(learner.reducer, advantages),
     )
     policy_loss, vf_loss, entropy, mean_kl = terms.unbind()
     learner.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
@@ -82,12 +84,12 @@ def fused_q_loss(learner: Learner, module_id: str, config: Any, batch: TensorCol
     """The loss that DQN's `compute_loss_for_module` writes out, its terms logged; None where it has to do so: several
     learners, masked rows, an overridden `masked_mean`, another device, a trace.
     """
-    values = fwd_out["q_values"]
+    values, numbers = fwd_out["q_values"], (Columns.REWARDS, Columns.DISCOUNTS, Columns.WEIGHTS)
     if (
         learner.reducer.world_size > 1
         or Columns.LOSS_MASK in batch
         or type(learner).masked_mean is not Learner.masked_mean
-        or not fused_q.can_fuse(values, batch[Columns.ACTIONS])
+        or not fused_q.can_fuse(values, batch[Columns.ACTIONS], *(batch[name] for name in numbers if name in batch))
     ):
         return None
     following, picking = next_q_values(learner, module_id, config.double_q, batch)

@@ -427,7 +427,9 @@ class Learner:
 
     def to_tensor(self, value: Any) -> Tensor:
         """An array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
-        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if isinstance(value, np.ndarray):  # torch has no negative strides, as those of `array[::-1]`
+            value = torch.from_numpy(value.copy() if any(step < 0 for step in value.strides) else value)
+        tensor: Tensor = value
         dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sequences import cut_into_sequences, sequence_starts
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import map_tree, to_numpy_leaf, zip_trees
+from lockstep.data.trees import is_numeric, leaves, map_tree, to_numpy_leaf, zip_trees
 from lockstep.modules import RLModule
 
 if TYPE_CHECKING:
@@ -166,13 +166,32 @@ def columns_of_sequences(learner: Learner, module: RLModule, batch: SampleBatch,
     columns = {
         name: map_tree(learner.to_tensor, value)
         for name, value in flat.items()
-        if name not in (Columns.INFOS, Columns.SEQ_LENS, Columns.LOSS_MASK) and not is_state_column(name)
+        if name not in (Columns.INFOS, Columns.SEQ_LENS, Columns.LOSS_MASK)
+        and not is_state_column(name)
+        and all(map(is_numeric, leaves(value)))
     }
     rows = on_device(learner, np.where(real, firsts[:, None] + steps, 0))
     loss_mask = on_device(learner, real)
     if Columns.LOSS_MASK in flat:
         loss_mask &= learner.to_tensor(flat[Columns.LOSS_MASK]).to(torch.bool)[rows]
-    return SequenceRows(rows, on_device(learner, lengths), loss_mask, states).train_columns(columns)
+    columns = SequenceRows(rows, on_device(learner, lengths), loss_mask, states).train_columns(columns)
+    if Columns.LOSS_MASK in flat:
+        _blank_masked_rows(columns)
+    return columns
+
+
+def _blank_masked_rows(columns: TensorColumns) -> None:
+    """Put zeros into the masked rows of columns `[S, L, ...]`, in place.
+
+    Observations stay where they are finite: the network may be meant to remember them.
+    """
+    masked = ~columns[Columns.LOSS_MASK]
+    for name, column in columns.items():
+        if name in (Columns.LOSS_MASK, Columns.SEQ_LENS) or is_state_column(name):
+            continue
+        for leaf in leaves(column):
+            is_kept = name == Columns.OBS
+            leaf[masked] = torch.nan_to_num(leaf[masked], 0.0, 0.0, 0.0) if is_kept else torch.zeros_like(leaf[masked])
 
 
 class _Plan:

@@ -53,7 +53,7 @@ class SquashedDeterministic(Distribution):
     def sample_with_noise(self, noise: Tensor) -> Tensor:
         return (torch.tanh(self.inputs) + noise).clamp(-1.0, 1.0)
 
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+    def rsample(self, generator: torch.Generator | None = None) -> Tensor:
         return self.mode()
 
 

@@ -7,7 +7,8 @@ traced and compiled. Leading dimensions `[N]` may be any number of dimensions. C
   (`size=` or `nvec=`).
 * `log_prob`, `entropy`, `kl` return `[N]`: sums over the parts of an action.
 * Acting with numbers drawn in bulk: `draw_noise(rng, leading_shape, **static)` once for a whole rollout, then
-  `sample_with_noise(noise)` at each step. `sample(generator)` draws for itself.
+  `sample_with_noise(noise)` at each step. `sample(generator)` draws for itself, without a gradient;
+  `rsample(generator)` of a continuous distribution keeps the gradient.
 
 Masks: the caller sets the logits of forbidden actions to a large negative *finite* number (-1e9, or
 `finfo.min`); log-probabilities, entropies and their gradients stay finite and the action is never drawn.
@@ -82,9 +83,17 @@ class Distribution(ABC):
     def sample_with_noise(self, noise: Tensor) -> Tensor:
         """The action that `noise` `[N, noise_size]` from :meth:`draw_noise` selects."""
 
-    @abstractmethod
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One action for each row, drawn with torch's generator."""
+        """Return one action for each row, drawn with torch's generator; it carries no gradient."""
+        with torch.no_grad():
+            return self.rsample(generator)
+
+    def rsample(self, generator: torch.Generator | None = None) -> Tensor:
+        """As :meth:`sample`, with the gradient from the action to the distribution (the reparametrization trick).
+
+        `TypeError` where actions are choices: these have no gradient.
+        """
+        raise TypeError(f"{type(self).__name__} draws choices, which have no gradient; use sample()")
 
 
 class Categorical(Distribution):
@@ -297,7 +306,7 @@ class DiagGaussian(Distribution):
     def sample_with_noise(self, noise: Tensor) -> Tensor:
         return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+    def rsample(self, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.empty_like(self.mean, requires_grad=False).normal_(generator=generator)
         return self.sample_with_noise(noise)
 
@@ -364,8 +373,8 @@ class SquashedGaussian(Distribution):
     def sample_with_noise(self, noise: Tensor) -> Tensor:
         return torch.tanh(self.base.sample_with_noise(noise))
 
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        return torch.tanh(self.base.sample(generator))
+    def rsample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.tanh(self.base.rsample(generator))
 
 
 def _log_tanh_slope(raw: Tensor) -> Tensor:

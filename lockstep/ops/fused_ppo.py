@@ -37,12 +37,18 @@ def moments(values: Tensor) -> Tensor:
     from lockstep.ops import _fused_ppo_kernels as kernels
 
     found = torch.empty(3, dtype=torch.float64)
-    kernels.moments(values.detach().numpy(), found.numpy())
+    kernels.moments(values.detach().contiguous().numpy(), found.numpy())
     return found
 
 
-def can_fuse(distribution: type[Distribution], inputs: Tensor, values: Tensor, actions: Tensor) -> bool:
-    """Does `ppo_loss` take this distribution and these tensors here and now (CPU, no trace, no functorch)?"""
+def can_fuse(
+    distribution: type[Distribution], inputs: Tensor, values: Tensor, actions: Tensor, *columns: Tensor
+) -> bool:
+    """Does `ppo_loss` take this distribution and these tensors here and now (CPU, no trace, no functorch)?
+
+    `columns`: the others of the batch, one number for each row. Where a gradient is to flow into one of them, or the
+    kinds of numbers differ, the plain loss has to be written out.
+    """
     dtype = inputs.dtype
     fits = (
         (actions.dtype is torch.int64 and actions.dim() == 1)
@@ -56,6 +62,8 @@ def can_fuse(distribution: type[Distribution], inputs: Tensor, values: Tensor, a
         and inputs.dim() == 2
         and dtype in _NO_VALUES
         and values.dtype is dtype
+        and values.dim() == 1
+        and not any(c.dtype is not dtype or c.dim() != 1 or c.requires_grad for c in columns)
         and not is_in_torch_dispatch_mode()
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
@@ -122,6 +130,8 @@ class _PpoLoss(torch.autograd.Function):
         from lockstep.ops import _fused_ppo_kernels as kernels
 
         kernel = kernels.categorical if distribution is Categorical else kernels.diag_gaussian
+        # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
+        inputs, values, *rows = (tensor.contiguous() for tensor in (inputs, values, *rows))
         of_inputs, of_values = torch.empty_like(inputs), torch.empty_like(values)
         loss, terms = inputs.new_empty(()), inputs.new_empty(4)
         parts = _NO_PARTS if others is None else others.moments

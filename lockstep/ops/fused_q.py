@@ -16,16 +16,23 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 _NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 _NO_VALUES = {dtype: torch.empty(0, 0, dtype=dtype) for dtype in _NONE}
+_WHOLE = (torch.int64, torch.int32)
 
 
-def can_fuse(values: Tensor, actions: Tensor) -> bool:
-    """Does `q_loss` take these tensors here and now (CPU, no trace, no functorch)?"""
+def can_fuse(values: Tensor, actions: Tensor, *columns: Tensor) -> bool:
+    """Does `q_loss` take these tensors here and now (CPU, no trace, no functorch)?
+
+    `columns`: the others of the batch, one number for each row. Where a gradient is to flow into one of them, or the
+    kinds of numbers differ, the plain loss has to be written out.
+    """
     return (
         type(values) is Tensor
         and values.device.type == "cpu"
         and values.dim() == 2
         and values.dtype in _NONE
         and actions.dim() == 1
+        and actions.dtype in _WHOLE
+        and not any(c.dtype is not values.dtype or c.dim() != 1 or c.requires_grad for c in columns)
         and not is_in_torch_dispatch_mode()
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
@@ -79,6 +86,8 @@ class _QLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         from lockstep.ops import _fused_q_kernels as kernels
 
+        # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
+        values, columns = values.contiguous(), tuple(column.contiguous() for column in columns)
         of_values, errors, terms = torch.empty_like(values), values.new_empty(len(values)), values.new_empty(3)
         kernels.q_loss(*[tensor.numpy() for tensor in (values, *columns, of_values, errors, terms)], gamma, delta)
         ctx.save_for_backward(of_values)

@@ -10,9 +10,12 @@ from torch import nn
 
 from lockstep import SampleBatch
 from lockstep.algorithms import (
+    A2CConfig,
+    APPOConfig,
     C51Config,
     CQLConfig,
     DQNConfig,
+    IMPALAConfig,
     IQLConfig,
     PPOConfig,
     QRDQNConfig,
@@ -46,6 +49,20 @@ class PlainQ(Plain):
 
     def forward_train(self, batch):
         return {"q_values": self.layer(batch["obs"])}
+
+
+class OneHead(RLModule):
+    """Both outputs are views of one layer's."""
+
+    def setup(self):
+        self.layer = nn.Linear(3, 3)
+
+    def _forward(self, batch):
+        out = self.layer(batch["obs"])
+        return {"action_dist_inputs": out[..., :-1], "vf_preds": out[..., -1]}
+
+    def compute_values(self, batch):
+        return self._forward(batch)["vf_preds"]
 
 
 class WithoutValues(Plain):
@@ -180,3 +197,18 @@ def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_e
     info = config.reporting(total_steps=256).build_trainer().run()
     assert info.gradient_step > 0
     assert info.test_episode >= 4
+
+
+@pytest.mark.parametrize("cls", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig])
+def test_a_network_that_returns_views_of_one_head_is_trained(cls):
+    learner = config(cls, CHOICES, OneHead).build_learner()
+    before = learner.module["default_policy"].layer.weight.detach().clone()
+    rng = np.random.default_rng(0)
+    episode = SingleAgentEpisode(
+        observations=rng.normal(size=(9, 3)).astype(np.float32),
+        actions=rng.integers(2, size=8),
+        rewards=np.ones(8, np.float32),
+    )
+    results = learner.update_from_episodes([episode])
+    assert np.isfinite(results["default_policy"]["total_loss"])
+    assert (learner.module["default_policy"].layer.weight != before).all()

@@ -179,3 +179,28 @@ def test_parts_of_a_batch_on_several_learners_add_up_to_the_whole(distribution: 
     torch.testing.assert_close(torch.stack(totals).sum(0), terms, rtol=1e-12, atol=1e-13)
     for each, found in zip(expected, zip(*gradients)):
         torch.testing.assert_close(torch.stack(found).sum(0), each, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("distribution", [Categorical, DiagGaussian])
+def test_views_of_one_head_and_expanded_columns_are_taken_as_the_plain_loss_takes_them(distribution: Any) -> None:
+    given = rows(distribution)
+    head = torch.cat([given["inputs"].detach(), given["values"].detach()[:, None]], -1).requires_grad_()
+    actions, old_logp, _, targets = given["batch"]
+    batch = (actions, old_logp.flip(0).flip(0), torch.ones(1, dtype=torch.float64).expand(N), targets)
+    wide = torch.stack([given["old_values"]] * 2, -1)[:, 0]
+    results = []
+    for form in (plain, fused):
+        own = {**given, "inputs": head[..., :-1], "values": head[..., -1], "batch": batch, "old_values": wide}
+        loss, terms = form(distribution, own, vf_clip_param=0.3)
+        results.append((loss.detach(), terms.detach(), *torch.autograd.grad(loss, [head])))
+    for expected, found in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_columns_of_other_kinds_or_with_a_gradient_are_left_to_the_plain_loss() -> None:
+    given = rows(Categorical)
+    inputs, values, (actions, *columns) = given["inputs"], given["values"], given["batch"]
+    assert can_fuse(Categorical, inputs, values, actions, *columns)
+    assert not can_fuse(Categorical, inputs, values[:, None], actions, *columns)
+    for other in (columns[0].float(), columns[0].half(), columns[0][:, None], columns[0].clone().requires_grad_()):
+        assert not can_fuse(Categorical, inputs, values, actions, other, *columns[1:])

@@ -62,3 +62,24 @@ def test_a_trace_and_other_shapes_are_left_to_torch():
     seen = []
     make_fx(lambda x: seen.append(can_fuse(x, rows[0])) or x * 2)(values.detach())
     assert seen == [False]
+
+
+def test_views_of_one_head_and_expanded_columns_are_taken_as_the_plain_loss_takes_them():
+    found = []
+    for function in (q_loss, plain):
+        values, rows, target, picking, _ = given(torch.float64)
+        head = torch.cat([values.detach(), target], -1).requires_grad_()
+        discounts = torch.full((1,), 0.9, dtype=torch.float64).expand(N)
+        turned = picking.T.contiguous().T
+        loss, terms, errors = function(head[:, :A], rows, head[:, A:].detach(), turned, discounts=discounts)
+        found.append((loss.detach(), terms.detach(), errors, *torch.autograd.grad(loss, [head])))
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_actions_and_columns_of_other_kinds_are_left_to_the_plain_loss():
+    values, (actions, rewards, _), _, _, more = given(torch.float64)
+    assert can_fuse(values, actions, rewards, *more.values())
+    assert not can_fuse(values, actions.double(), rewards)
+    for other in (rewards.float(), rewards.half(), rewards[:, None], rewards.clone().requires_grad_()):
+        assert not can_fuse(values, actions, other)

@@ -95,3 +95,20 @@ def test_noise_and_samples_repeat_with_their_generators(cls):
     assert np.isfinite(first).all()
     _, mine = make(cls)
     assert torch.equal(mine.sample(torch.Generator().manual_seed(1)), mine.sample(torch.Generator().manual_seed(1)))
+
+
+@every
+def test_sample_carries_no_gradient_and_rsample_of_a_continuous_distribution_does(cls):
+    inputs, _ = make(cls)
+    inputs.requires_grad_()
+    dist = cls.from_inputs(inputs, **STATIC[cls])
+    drawn = dist.sample(torch.Generator().manual_seed(3))
+    assert not drawn.requires_grad
+    if cls in (DiagGaussian, SquashedGaussian):
+        again = dist.rsample(torch.Generator().manual_seed(3))
+        assert torch.equal(again.detach(), drawn)
+        (gradient,) = torch.autograd.grad(again.sum(), [inputs])
+        assert (gradient != 0).any()
+    else:
+        with pytest.raises(TypeError, match=r"no gradient; use sample\(\)"):
+            dist.rsample()
