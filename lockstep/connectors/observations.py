@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors.base import Connector, Join, Leaf, LeafConnector, walk
-from lockstep.modules.spaces import is_image, map_leaves
+from lockstep.modules.spaces import carries_mask, is_image, map_leaves
 from lockstep.ops.statistics import RunningMoments
 
 
@@ -251,7 +251,7 @@ class _OneHot:
 
 class FlattenObs(Connector):
     """Any tree of Box, Discrete, MultiDiscrete and MultiBinary -> one float32 vector: numbers as they are,
-    discrete choices one-hot, parts in the order of the space.
+    discrete choices one-hot, parts in the order of the space. `ValueError` for observations with an action mask.
     """
 
     def __init__(self) -> None:
@@ -259,6 +259,11 @@ class FlattenObs(Connector):
         self._one_hot = OneHot()
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
+        if carries_mask(input_space):
+            raise ValueError(
+                f"FlattenObs would hide the action mask of {input_space} among the numbers; leave it out, the networks "
+                "take Dict observations as they are"
+            )
         low, high = _flat_bounds(OneHot().output_space(input_space))
         return spaces.Box(low, high, dtype=np.float32)
 

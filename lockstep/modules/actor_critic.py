@@ -27,8 +27,8 @@ NO_VALUES = "this module was built with inference_only=True and has no value fun
 class DefaultActorCriticModule(RLModule):
     """Policy and value function, in two networks or on one shared encoder.
 
-    Acting runs the policy only. Observations of a Dict with the keys `"observations"` and `"action_mask"`
-    restrict discrete actions to those whose mask is not 0.
+    Acting runs the policy only. Observations of a Dict with the key `"action_mask"` restrict discrete actions to those
+    whose mask is not 0; the network sees what is beside the mask.
     """
 
     def setup(self) -> None:

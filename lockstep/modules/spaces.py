@@ -13,9 +13,6 @@ from gymnasium.spaces import Space
 
 from lockstep.modules.action_dist import ActionDist
 
-OBSERVATIONS = "observations"
-OBSERVATION = "observation"
-"""PettingZoo's name for it"""
 ACTION_MASK = "action_mask"
 
 
@@ -60,26 +57,54 @@ def image_size(space: Space[Any]) -> tuple[int, int]:
 
 
 def carries_mask(space: Space[Any]) -> bool:
-    """Is it a Dict of exactly an action mask and what is observed?"""
-    return isinstance(space, spaces.Dict) and set(space.spaces) in (
-        {OBSERVATIONS, ACTION_MASK},
-        {OBSERVATION, ACTION_MASK},
-    )
+    """Whether `space` is a Dict with an action mask: the entry `"action_mask"` beside what is observed.
+
+    Raises:
+        ValueError: the mask has nothing beside it, or lies deeper in the space, where it would not be seen.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return False
+    if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
+        if len(space.spaces) == 1:
+            raise ValueError(f"observation space {space} has nothing but an action mask; put observations beside it")
+        return True
+    where = _mask_below(space)
+    if where is not None:
+        raise ValueError(
+            f"observation space {space} has an action mask at {where}, where it is not looked for; move it to the top: "
+            'spaces.Dict({"observations": ..., "action_mask": ...})'
+        )
+    return False
+
+
+def _mask_below(space: Space[Any]) -> str | None:
+    """Where in a tree of spaces an action mask is, as keys in brackets."""
+    parts: Any = ()
+    if isinstance(space, spaces.Dict):
+        parts = space.spaces.items()
+    elif isinstance(space, spaces.Tuple):
+        parts = enumerate(space.spaces)
+    for key, part in parts:
+        below = "" if key == ACTION_MASK else _mask_below(part)
+        if below is not None:
+            return f"[{key!r}]{below}"
+    return None
 
 
 def without_mask(obs: Any) -> Any:
-    """What is observed (or its space), of a Dict that carries an action mask."""
-    return obs[OBSERVATIONS] if OBSERVATIONS in obs.keys() else obs[OBSERVATION]  # noqa: SIM118 - of a space too
+    """What is observed (or its space), of a Dict that carries an action mask: the one other entry, or all others."""
+    rest = {key: obs[key] for key in obs.keys() if key != ACTION_MASK}  # noqa: SIM118 - of a space too
+    if len(rest) == 1:
+        return next(iter(rest.values()))
+    return spaces.Dict(list(rest.items())) if isinstance(obs, spaces.Dict) else rest
 
 
 def split_action_mask(space: Space[Any], action_dist: ActionDist) -> tuple[Space[Any], bool]:
-    """The space of what the network sees, and whether observations carry an action mask.
-
-    A Dict with exactly the keys `"observations"` (or `"observation"`) and `"action_mask"` is a masked observation;
-    anything else is returned as it is.
+    """The space of what the network sees, and whether observations carry an action mask (`carries_mask`).
 
     Raises:
-        ValueError: the action space has no discrete choices, or the mask's size is not that of the logits.
+        ValueError: the action space has no discrete choices, the mask's size is not that of the logits, or
+            `carries_mask` raises.
     """
     if not carries_mask(space):
         return space, False
@@ -92,8 +117,7 @@ def split_action_mask(space: Space[Any], action_dist: ActionDist) -> tuple[Space
     if mask.shape != (action_dist.input_size,):
         raise ValueError(
             f"the action mask {mask} must have shape ({action_dist.input_size},), one entry for each logit "
-            f"of "
-            f"{action_dist.action_space}"
+            f"of {action_dist.action_space}"
         )
     return without_mask(space), True
 

@@ -6,7 +6,17 @@ import torch
 from gymnasium import spaces
 from space_envs import BOX, SpaceEnv
 
-from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, RolloutStore, policy_within_training_step
+from lockstep import (
+    A2CConfig,
+    APPOConfig,
+    C51Config,
+    DQNConfig,
+    IMPALAConfig,
+    PPOConfig,
+    RolloutStore,
+    SACConfig,
+    policy_within_training_step,
+)
 
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 OBSERVATIONS = {
@@ -19,6 +29,8 @@ OBSERVATIONS = {
     "tuple": spaces.Tuple([BOX, spaces.Dict(lights=spaces.MultiBinary(2)), spaces.MultiDiscrete([2, 2])]),
     "image": IMAGE,
     "masked": spaces.Dict(observations=BOX, action_mask=spaces.MultiBinary(3)),
+    "masked_obs": spaces.Dict(obs=BOX, action_mask=spaces.Box(0, 1, (3,), np.int8)),
+    "masked_several": spaces.Dict(pose=BOX, action_mask=spaces.MultiBinary(3), gear=spaces.Discrete(4)),
 }
 ACTIONS = {
     "discrete": spaces.Discrete(3, start=-1),
@@ -83,3 +95,21 @@ def test_masked_actions_are_never_chosen_drawn_or_greedy():
         drawn = policy.compute_actions(obs)
     for actions in (drawn, policy.compute_actions(obs)):
         np.testing.assert_array_equal(actions, masks.argmax(1))
+
+
+@pytest.mark.parametrize("name", ["masked", "masked_obs", "masked_several"])
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [(PPOConfig, {"recurrent": "gru", "recurrent_size": 4}), (DQNConfig, {}), (C51Config, {}), (SACConfig, {})],
+)
+def test_a_mask_is_kept_to_wherever_it_lies(config, model, name):
+    """In warm-up, exploring, learning and evaluation: the environment raises for a forbidden action."""
+    config = config().environment(lambda: SpaceEnv(OBSERVATIONS[name])).evaluation(evaluation_episodes=5)
+    config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"hiddens": (4,), **model})
+    if config.is_off_policy:
+        config.replay(learning_starts=20).training(train_batch_size=8)
+    else:
+        config.training(train_batch_size=40, minibatch_size=20)
+    trainer = config.reporting(total_steps=120, steps_per_epoch=60).build_trainer()
+    assert trainer.run().gradient_step > 0
+    trainer.train_collector.collect(n_step=40, random=True)

@@ -191,6 +191,12 @@ def test_normalize_obs_passes_over_images_discrete_leaves_and_masks():
     assert pipeline.observation_space["action_mask"] == space["action_mask"]
 
 
+def test_flattening_does_not_hide_an_action_mask():
+    space = spaces.Dict({"obs": BOX, "action_mask": spaces.Box(0, 1, (3,), np.float32)})
+    with pytest.raises(ValueError, match="FlattenObs would hide the action mask"):
+        ObsPipeline([FlattenObs()], space)
+
+
 def test_a_later_connector_learns_from_what_the_earlier_ones_made():
     space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,), np.float32)})
     pipeline = ObsPipeline([FlattenObs(), NormalizeObs()], space)

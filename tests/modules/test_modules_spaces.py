@@ -231,6 +231,41 @@ def test_masked_actions_are_never_taken_and_everything_stays_finite(space, size,
     assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
 
 
+REST = {
+    "observations": {"observations": BOX},
+    "observation": {"observation": BOX},
+    "any other name": {"obs": BOX},
+    "several": {"pose": BOX, "gear": spaces.Discrete(3)},
+}
+
+
+@pytest.mark.parametrize("rest", REST.values(), ids=REST)
+def test_a_mask_is_taken_whatever_lies_beside_it(rest):
+    space = spaces.Dict({**rest, "action_mask": spaces.MultiBinary(4)})
+    module = make(space, spaces.Discrete(4))
+    obs = {**sample(space, 200), "action_mask": torch.eye(4).repeat(50, 1)}
+    actions = module.action_dist_cls.from_inputs(module.forward_inference({"obs": obs})["action_dist_inputs"]).mode()
+    np.testing.assert_array_equal(actions, np.arange(200) % 4)
+    other = {**obs, "action_mask": torch.ones(200, 4)}  # the network itself does not see the mask
+    torch.testing.assert_close(module.compute_values({"obs": obs}), module.compute_values({"obs": other}))
+
+
+MASK = spaces.MultiBinary(4)
+REFUSED_MASKS = {
+    "deeper": (spaces.Dict(board=spaces.Dict(cells=BOX, action_mask=MASK)), spaces.Discrete(4), r"\['board'\]"),
+    "in a tuple": (spaces.Tuple([BOX, spaces.Dict(action_mask=MASK)]), spaces.Discrete(4), "move it to the top"),
+    "alone": (spaces.Dict(action_mask=MASK), spaces.Discrete(4), "nothing but an action mask"),
+    "another size": (spaces.Dict(obs=BOX, action_mask=MASK), spaces.Discrete(5), r"must have shape \(5,\)"),
+    "no choices": (spaces.Dict(obs=BOX, action_mask=MASK), spaces.Box(-1.0, 1.0, (4,)), "cannot be masked"),
+}
+
+
+@pytest.mark.parametrize(("space", "action_space", "words"), REFUSED_MASKS.values(), ids=REFUSED_MASKS)
+def test_a_mask_that_cannot_be_applied_is_refused(space, action_space, words):
+    with pytest.raises(ValueError, match=words):
+        make(space, action_space)
+
+
 def test_masks_may_be_of_any_type_and_a_mask_of_ones_changes_nothing():
     module = masked(spaces.Discrete(4), 4, spaces.MultiBinary(4))
     obs = torch.randn(5, 4)
