@@ -19,7 +19,7 @@ def plan_of(trainer: Trainer, config: AlgorithmConfig, sources: Sequence[str]) -
     import torch
 
     policy, collector = trainer.policy, trainer.train_collector or trainer.test_collector
-    left = max(0, trainer.max_epoch * trainer.step_per_epoch - trainer.position)
+    left = trainer.steps_in_all - trainer.position
     facts = _data_facts(trainer, left)
     parameters = [p for p in policy.module.parameters() if p.requires_grad]
     threads = torch.get_num_threads()
@@ -58,7 +58,7 @@ def _rollout_facts(trainer: OnpolicyTrainer, left: int) -> dict[str, str]:
     per_pass = math.ceil(per_update / minibatch)
     gradient_steps = num_updates * trainer.repeat_per_collect * per_pass
     return {
-        "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all",
+        "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all" + _beyond(trainer),
         "gradient steps": f"{gradient_steps:,}: for each update {_count(trainer.repeat_per_collect, 'pass', 'passes')} "
         f"over {_count(per_pass, 'minibatch', 'minibatches')} of {minibatch:,}",
         "rollout store": f"{trainer.buffer.num_steps:,} x {num_envs} steps, {size_text(store_bytes(trainer))}",
@@ -69,11 +69,19 @@ def _replay_facts(trainer: OffpolicyTrainer, left: int) -> dict[str, str]:
     learned = max(0, left - max(0, trainer.learning_starts - trainer.env_step))
     return {
         "updates": f"{trainer.update_per_step:g} gradient steps for each of {left:,} environment steps, after "
-        f"{trainer.learning_starts:,} random ones",
+        f"{trainer.learning_starts:,} random ones" + _beyond(trainer),
         "gradient steps": f"{int(trainer.update_per_step * learned):,} on "
         f"{trainer.batch_size or 'all'} transitions each",
         "replay buffer": f"{trainer.buffer.maxsize:,} transitions, {len(trainer.buffer):,} in it",
     }
+
+
+def _beyond(trainer: Trainer) -> str:
+    """Says that the last collect goes beyond the steps asked for, where it does."""
+    asked, made = trainer.total_steps, trainer.steps_in_all
+    if asked is None or made == asked:
+        return ""
+    return f" (whole collects: the run ends at {made:,}, the first that has the {asked:,} asked for)"
 
 
 def store_bytes(trainer: OnpolicyTrainer) -> int:

@@ -24,9 +24,10 @@ class ReportingSection(Section):
     """Loggers and epochs."""
 
     total_steps: int = 100_000
-    """environment steps (offline: gradient steps) of the whole run, rounded up to whole epochs"""
+    """environment steps (offline: gradient steps) of the whole run, which ends with the update that reaches them"""
     steps_per_epoch: int | None = None
-    """the same between evaluations, rounded up to whole updates; `None`: about a tenth of the run"""
+    """the same between evaluations, rounded up to whole updates (the last epoch may be shorter); `None`: about a tenth
+    of the run"""
     loggers: list[str] = field(default_factory=lambda: ["jsonl"])
     """any of "jsonl", "tensorboard", "wandb", "mlflow" """
     logger_config: dict[str, dict[str, Any]] = field(default_factory=dict)

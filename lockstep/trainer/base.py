@@ -77,7 +77,8 @@ class BaseTrainer:
     `policy_update_fn(collect_stats)`, the learning in it, or `test_step()`, an evaluation.
 
     `max_epoch`: upper bound of epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`: environment
-    steps. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
+    steps. `total_steps`: upper bound of steps: the run ends with the update that reaches them, in a last epoch that may
+    be shorter. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
     `train_fn`/`test_fn(epoch, env_step)`: before each collect and evaluation. `stop_fn(score)`: end the run?
     `compute_score_fn(CollectStats)`: what is compared, by default the mean return. `save_best_fn(policy)`: on a new
     best score. `reward_metric(returns[episode, agent]) -> [episode]`: what is the return of an episode of several
@@ -91,6 +92,8 @@ class BaseTrainer:
     Raises `ValueError` with the parameter's name, its value and what is allowed.
     """
 
+    step_per_collect: int | None = None
+
     def __init__(
         self,
         policy: AnyPolicy,
@@ -100,6 +103,7 @@ class BaseTrainer:
         test_collector: CollectorLike | None,
         step_per_epoch: int,
         *,
+        total_steps: int | None = None,
         episode_per_test: int | None = None,
         test_interval: int = 1,
         train_fn: Callable[[int, int], None] | None = None,
@@ -128,6 +132,7 @@ class BaseTrainer:
             step_per_epoch=step_per_epoch, test_interval=test_interval, checkpoint_interval=checkpoint_interval
         )
         self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
+        self.total_steps: int | None = check_whole("total_steps", total_steps, 1, optional=True)
         seed = check_whole("seed", seed, 0, optional=True)
         check_functions({**evaluated, "train_fn": train_fn, "save_checkpoint_fn": save_checkpoint_fn})
         self.episode_per_test = check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
@@ -155,7 +160,10 @@ class BaseTrainer:
         self.epoch_steps = 0
         """steps of the epoch under way"""
         self.carried_steps = 0
-        """steps of the last collect beyond `step_per_epoch`, counted in the next epoch"""
+        """steps of the last collect beyond `step_per_epoch`, counted in the next epoch; below 0: those that an epoch
+        lacks which was cut short"""
+        self.under_way = False
+        """the run goes on inside an epoch"""
         self.collected, self.updates = CollectTotals(), TrainingTotals()
         self.test_env_step = self.test_episode = 0
         """steps and episodes of all evaluations"""
@@ -240,7 +248,8 @@ class BaseTrainer:
             if self.test_collector is not None and self.max_epoch > 0 and self.epoch == 0 and self.last_test is None:
                 with self._interrupt:
                     self._test()
-            while self.stop_reason is None and self.epoch < self.max_epoch:
+            self._reopen_epoch()
+            while self.stop_reason is None and not self.is_complete:
                 yield self._one_epoch()
             self._finish(self.stop_reason or "max_epoch")
         except (KeyboardInterrupt, GeneratorExit) as interrupt:
@@ -254,11 +263,27 @@ class BaseTrainer:
                 error.add_note(f"the run could not be ended in order either: {second}")
             raise
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has made all its epochs, or all its steps."""
+        return not self.under_way and (self.epoch >= self.max_epoch or self._has_all_steps())
+
+    def _has_all_steps(self) -> bool:
+        return self.total_steps is not None and self.position >= self.total_steps
+
+    def _reopen_epoch(self) -> None:
+        """Continue the epoch that an earlier `total_steps` cut short, or a callback if it was the last one."""
+        if self.carried_steps >= 0 or self._has_all_steps():
+            return
+        if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
+            self.epoch -= 1
+            self.carried_steps += self.step_per_epoch
+
     def _one_epoch(self) -> EpochStats:
         self.epoch += 1
-        self.in_epoch, self.epoch_steps = True, self.carried_steps
+        self.in_epoch, self.under_way, self.epoch_steps = True, False, self.carried_steps
         with self._interrupt:
-            while self.epoch_steps < self.step_per_epoch and self.stop_reason is None:
+            while self.epoch_steps < self.step_per_epoch and self.stop_reason is None and not self._has_all_steps():
                 if self.train_fn is not None:
                     self.train_fn(self.epoch, self.env_step)
                 if self.training_step()[2] and self.stop_reason is None:
@@ -267,7 +292,7 @@ class BaseTrainer:
                 if self.stop_reason == "interrupted":  # a callback's request: the same as Ctrl-C
                     raise KeyboardInterrupt
             test = None
-            last = self.stop_reason is not None or self.epoch >= self.max_epoch
+            last = self.stop_reason is not None or self.is_complete
             if self.test_collector is not None and (self.epoch % self.test_interval == 0 or last):
                 test = self._test()
             self._tick()
@@ -386,6 +411,13 @@ class BaseTrainer:
     def position(self) -> int:
         """Environment steps so far; of a run that collects nothing, gradient steps."""
         return self.env_step or self.gradient_step
+
+    @property
+    def steps_in_all(self) -> int:
+        """Steps of the whole run if nothing ends it earlier, in whole collects."""
+        limit = self.max_epoch * self.step_per_epoch if self.total_steps is None else self.total_steps
+        left, collect = max(0, limit - self.position), self.step_per_collect or 1
+        return self.position + -(-left // collect) * collect
 
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step

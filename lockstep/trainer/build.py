@@ -72,6 +72,7 @@ def _trainer_of(
     stop_return = config.stop_return
     options: dict[str, Any] = {
         "max_epoch": num_epochs(config),
+        "total_steps": config.total_steps,
         "test_collector": build_test_collector(config, policy) if evaluate else None,
         "step_per_epoch": per_epoch,
         "episode_per_test": config.evaluation_episodes if evaluate else None,

@@ -50,7 +50,7 @@ class ProgressDisplay(Callback):
         from rich.live import Live
 
         trainer = event.trainer
-        self._total = trainer.max_epoch * trainer.step_per_epoch
+        self._total = trainer.steps_in_all
         self._is_offline = trainer.train_collector is None
         self._started, self._first_step, self._step = time.monotonic(), event.position, event.position
         self._console = self._console or Console(markup=False, highlight=False, emoji=False)

@@ -102,7 +102,10 @@ class OfflineTrainer(BaseTrainer):
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
         """Make some gradient steps; nothing is collected."""
         nothing = CollectStatsBase()
-        due = self.updates_now = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
+        due = min(UPDATES_AT_ONCE, self.step_per_epoch - self.epoch_steps)
+        if self.total_steps is not None:
+            due = min(due, self.total_steps - self.gradient_step)
+        self.updates_now = due
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
         found = self.buffer.priorities
         beta = nullcontext() if found is None else found.beta_at(self.gradient_step)

@@ -79,10 +79,10 @@ class OffpolicyTrainer(BaseTrainer):
         if isinstance(policy, Policy) and isinstance(self.buffer, ReplayBuffer):
             check_stacks(train_collector, self.buffer)
             check_discounts(policy, self.buffer)
-        if max_epoch and learning_starts >= max_epoch * step_per_epoch:
+        if max_epoch and learning_starts >= self.steps_in_all:
             warnings.warn(
-                f"learning_starts={learning_starts} is not below the {max_epoch * step_per_epoch} steps of the run "
-                "(max_epoch * step_per_epoch): nothing will be learned",
+                f"learning_starts={learning_starts} is not below the {self.steps_in_all} steps of the run: nothing "
+                "will be learned",
                 stacklevel=2,
             )
         if buffer is not None:

@@ -70,6 +70,7 @@ def trainer_state(trainer: BaseTrainer) -> dict[str, Any]:
         "updates": trainer.updates.get_state(),
         "history": [_from_epoch(stats) for stats in trainer.history],
         "epoch_end_due": trainer.epoch_end_due,
+        "under_way": trainer.in_epoch or trainer.under_way,
         "stop_reason": trainer.stop_reason,
         **collector_states(trainer),
         "callbacks": [[type(c).__name__, dict(c.get_state())] for c in trainer.callbacks],
@@ -92,6 +93,7 @@ def set_trainer_state(trainer: BaseTrainer, state: Mapping[str, Any]) -> None:
     trainer.updates.set_state(state["updates"])
     trainer.history = [_to_epoch(stats) for stats in state["history"]]
     trainer.epoch_end_due = bool(state["epoch_end_due"])
+    trainer.under_way = bool(state.get("under_way"))  # checkpoints of earlier versions have none
     saved: dict[str, list[Any]] = {}
     for name, callback_state in state["callbacks"]:
         saved.setdefault(name, []).append(callback_state)

@@ -24,7 +24,7 @@ UPDATE = TrainingStats(
     8,
     {name: SequenceSummaryStats.from_sequence([1.5]) for name in ("policy_loss", "entropy", "total_loss", "lr")},
 )
-TRAINER = SimpleNamespace(max_epoch=2, step_per_epoch=500, train_collector=object())
+TRAINER = SimpleNamespace(steps_in_all=1000, train_collector=object())
 
 
 def play(display: ProgressDisplay) -> None:

@@ -13,7 +13,7 @@ from lockstep.trainer import test_episode as play_episodes
 
 KINDS = ("ppo", "dqn", "bc")
 CHANGING = {"run", "reset", "training_step", "policy_update_fn", "test_step", "set_state", "set_own_folders"}
-READING = {"info", "get_state", "own_folders", "position", "dataset_passes"}
+READING = {"info", "get_state", "own_folders", "position", "dataset_passes", "is_complete", "steps_in_all"}
 
 
 def made(algorithm, methods=None, **options):
