@@ -7,6 +7,7 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
+from lockstep.cli.early import EarlyInterrupt
 from lockstep.trainer import Callback
 from lockstep.trainer.callbacks import Stop
 from lockstep.trainer.display import ProgressDisplay
@@ -18,7 +19,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption(Callback):
     """While entered, SIGINT and SIGTERM ask the run to stop where it can go on bit by bit: after an update.
 
-    Before the run has begun they end the process as usual; a second signal ends the run without a new checkpoint.
+    Before the run has begun they end the process as usual; where Python drops the exception (in a destructor, say), the
+    run stops as it begins. A second signal ends the run without a new checkpoint.
     """
 
     def __init__(self, display: ProgressDisplay | None = None) -> None:
@@ -36,6 +38,8 @@ class Interruption(Callback):
     def __enter__(self) -> Self:
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._handle)
+        if EarlyInterrupt.came:
+            self.signal = int(signal.SIGINT)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -47,9 +51,9 @@ class Interruption(Callback):
             return  # processes of environments are ended by their owner
         if self.signal is not None:
             raise SystemExit(128 + number)
+        self.signal = number
         if not self._running:
             raise KeyboardInterrupt
-        self.signal = number
         note = "stopping after this update; once more stops at once"
         if self._display is not None and self._display.is_live:
             self._display.note = note
@@ -60,9 +64,9 @@ class Interruption(Callback):
         return None if self.signal is None else "interrupted"
 
     def on_run_start(self, event: RunStart) -> Stop:
-        """From now on a signal waits for the end of the update."""
+        """Asks to stop where a signal came before; from now on one waits for the end of the update."""
         self._running = True
-        return None
+        return self._reason()
 
     def on_collect_end(self, event: CollectEnd) -> Stop:
         """Asks to stop; the update that belongs to the collected data is still made."""

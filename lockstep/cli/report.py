@@ -69,7 +69,8 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
     say()
     say_facts(
         {
-            "final return": return_text(summary.get("final_return"), summary.get("final_return_std")),
+            "final return": return_text(summary.get("final_return"), summary.get("final_return_std"))
+            + _evaluated_text(summary),
             "best return": "none" if best is None else f"{best:.4g} (epoch {epoch}, kept in best/)",
             "steps": _steps_text(summary),
             "speed": f"{summary['steps_per_second']:,.0f} steps/s while training, "
@@ -80,6 +81,14 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
         }
     )
     return summary
+
+
+def _evaluated_text(summary: Mapping[str, Any]) -> str:
+    """Where the final return is from an earlier step than the run's last: from which."""
+    step = summary.get("final_return_step")
+    if summary.get("final_return") is None or step in (None, summary["train_step"] or summary["gradient_step"]):
+        return ""
+    return f" (evaluated at step {step:,})"
 
 
 def _steps_text(summary: Mapping[str, Any]) -> str:

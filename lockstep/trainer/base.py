@@ -171,6 +171,8 @@ class BaseTrainer:
         self.best_stats: CollectStats | None = None
         self.best_epoch: int | None = None
         self.last_test: CollectStats | None = None
+        self.last_test_at: int | None = None
+        """`position` at the last evaluation"""
         self.stop_reason: str | None = None
         self.history: list[EpochStats] = []
         self.epoch_end_due = False
@@ -245,7 +247,8 @@ class BaseTrainer:
             self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
             if self.epoch_end_due:
                 self._end_epoch()
-            if self.test_collector is not None and self.max_epoch > 0 and self.epoch == 0 and self.last_test is None:
+            begins = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason is None
+            if self.test_collector is not None and begins and self.last_test is None:
                 with self._interrupt:
                     self._test()
             self._reopen_epoch()
@@ -348,8 +351,8 @@ class BaseTrainer:
         check_evaluated(stats)
         score = score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
-        before = self.last_test, self.best_score, self.best_stats, self.best_epoch
-        self.last_test = stats
+        before = self.last_test, self.last_test_at, self.best_score, self.best_stats, self.best_epoch
+        self.last_test, self.last_test_at = stats, self.position
         if is_best:
             self.best_score, self.best_stats, self.best_epoch = score, stats, self.epoch
         try:
@@ -357,7 +360,7 @@ class BaseTrainer:
             if is_best and self.save_best_fn is not None:
                 self.save_best_fn(self.policy)
         except BaseException:  # it is made again where the run goes on: its score is no best one that was saved
-            self.last_test, self.best_score, self.best_stats, self.best_epoch = before
+            self.last_test, self.last_test_at, self.best_score, self.best_stats, self.best_epoch = before
             raise
         return stats, self.stop_fn is not None and bool(self.stop_fn(score))
 

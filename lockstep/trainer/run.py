@@ -110,6 +110,7 @@ def write_summary(trainer: Trainer, folder: RunFolder) -> None:
             **info.to_dict(),
             "final_return": None if last is None else last.mean,
             "final_return_std": None if last is None else last.std,
+            "final_return_step": trainer.last_test_at,
             "steps_per_second": timing.update_speed,
             "seconds_by_stage": stages,
             "update_seconds_by_stage": merge_training_stats(trained).stage_seconds,

@@ -43,6 +43,7 @@ COUNTERS = (
     "env_episode",
     "test_env_step",
     "test_episode",
+    "last_test_at",
     "best_score",
     "best_epoch",
     "tested_in_train",

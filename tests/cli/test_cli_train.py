@@ -17,10 +17,14 @@ import numpy as np
 import pytest
 from conftest import SMALL, Said, Trained, command, process_env, run_process
 
+from lockstep import get_config
 from lockstep.cli.arguments import parse
+from lockstep.cli.report import show_result
 from lockstep.cli.settings import parse_value, settings_of
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder, read_metrics
+from lockstep.trainer import Callback, UpdateEnd
+from lockstep.trainer.run import prepare_run, run_in_folder
 
 Command = Callable[..., Said]
 
@@ -203,6 +207,64 @@ def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Comm
     assert resumed.keys() == uninterrupted.keys()
     for name, value in uninterrupted.items():
         np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+
+
+INTERRUPTED = """
+import os, signal
+from cli_envs import Counter
+
+class Dropped:  # Python drops what a destructor raises
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+class Game(Counter):
+    times = 0
+    def __init__(self):
+        Game.times += 1
+        if Game.times == {made}:
+            Dropped()
+
+if {made} == 0:
+    Dropped()
+"""
+
+
+@pytest.mark.parametrize("made", [0, 12], ids=["while it is imported", "while the last environment is made"])
+def test_ctrl_c_before_a_run_begins_is_not_lost(tmp_path: Path, made: int) -> None:
+    (tmp_path / "games.py").write_text(INTERRUPTED.format(made=made))
+    done = run_process("train", "ppo", "games:Game", "--no-check", "--num-envs=4", "--total-steps=1e9", cwd=tmp_path)
+    assert "Exception ignored in" in done.stderr
+    assert done.returncode == 130, done.stderr
+    assert "ended by      interrupted" in done.stdout
+    assert re.search(r"final return +none$", done.stdout, re.MULTILINE)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert RunFolder.open(run).read_summary()["train_step"] == 0
+    assert f"go on with: lockstep resume runs/{run.name}" in done.stdout
+
+
+def test_a_final_return_of_an_earlier_step_says_of_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = get_config("ppo").environment("CartPole-v1").evaluation(evaluation_episodes=1)
+    config.training(train_batch_size=64, minibatch_size=None).reporting(total_steps=512, steps_per_epoch=256)
+    for stop_at, text in ((128, " (evaluated at step 0)"), (320, " (evaluated at step 256)"), (512, "")):
+        callbacks = [StopAt(stop_at)]
+        trainer, folder = prepare_run(config.copy(), tmp_path / str(stop_at), callbacks=callbacks)
+        result = run_in_folder(trainer, folder)
+        summary = show_result(folder)
+        final = f"{summary['final_return']:.4g} ± {summary['final_return_std']:.3g}{text}\n"
+        assert f"final return  {final}" in capsys.readouterr().out
+        assert result.info.train_step == stop_at
+
+
+class StopAt(Callback):
+    """Asks to stop after so many steps, as Ctrl-C does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_update_end(self, event: UpdateEnd) -> str | None:
+        return "interrupted" if event.env_step == self.step < 512 else None
 
 
 @pytest.mark.faults
