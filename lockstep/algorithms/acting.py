@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lockstep.algorithms.observations import checked_observations
 from lockstep.connectors import FrameStack, ModuleConnectors, RescaleActions
 from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
@@ -38,6 +39,8 @@ class ActingPolicy:
     ) -> None:
         self.config = config
         self.observation_space, self.action_space = observation_space, action_space
+        frames = config.frame_stack
+        self._seen_space = observation_space if frames == 1 else FrameStack(frames, observation_space).observation_space
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.is_stateful = module.is_stateful()
         self._dist = module.action_dist_cls
@@ -96,35 +99,37 @@ class ActingPolicy:
         """Is this a training step (see `within_training_step`), and exploration not switched off?"""
         return self._training and bool(self.config.explore)
 
-    def compute_actions(self, obs: Any, state: Any = None, explore: bool = True) -> Any:
+    def compute_actions(self, obs: Any, state: Any = None, explore: bool | None = None) -> Any:
         """Environment actions `[B, ...]` for raw observations `[B, ...]`.
 
-        They are drawn within a training step (`policy_within_training_step`) unless `explore=False`; outside of it
-        they are the most likely ones. A recurrent policy returns `(actions, state)`; hand the state `{name: [B, ...]}`
-        back with the next observations, None (or `get_initial_state(B)`) where episodes begin. Raises `ValueError` for
-        observations or a state that do not fit.
+        They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
+        step (`policy_within_training_step`), else the most likely ones. A recurrent policy returns `(actions, state)`;
+        hand the state `{name: [B, ...]}` back with the next observations, None (or `get_initial_state(B)`) where
+        episodes begin. Raises `ValueError` for observations or a state that do not fit, and for NaN.
         """
-        if self.observation_space.shape is not None:
-            obs = _as_array(obs)
-        rows = self._check_obs(obs)
-        noise = self.draw_noise(self._rng, (rows,)) if explore and self.is_exploring else None
-        if not self.is_stateful:
-            return self.to_env(self.act(obs, noise)).copy()
-        actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
-        return self.to_env(actions).copy(), after
+        return self.actions_of(*checked_observations(self._seen_space, obs, batched=True), state, explore)
 
-    def compute_single_action(self, obs: Any, state: Any = None, explore: bool = False) -> Any:
+    def compute_single_action(self, obs: Any, state: Any = None, explore: bool | None = False) -> Any:
         """The environment's action for one observation (a plain int for a Discrete space).
 
         A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
         """
-        one = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
+        checked = checked_observations(self._seen_space, obs, batched=False)
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
-        result = self.compute_actions(one, state, explore=explore)
+        result = self.actions_of(*checked, state, explore)
         action = result[0][0] if self.is_stateful else result[0]
         action = int(action) if action.ndim == 0 and action.dtype.kind in "iu" else action
         return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
+
+    def actions_of(self, obs: Any, rows: int, state: Any, explore: bool | None) -> Any:
+        """As `compute_actions`, for `rows` observations that are checked already."""
+        explores = self.is_exploring if explore is None else explore
+        noise = self.draw_noise(self._rng, (rows,)) if explores else None
+        if not self.is_stateful:
+            return self.to_env(self.act(obs, noise)).copy()
+        actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
+        return self.to_env(actions).copy(), after
 
     def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
         """A recurrent policy's state where episodes begin, `{name: [num_rows, ...]}`; empty for one without memory."""
@@ -181,23 +186,6 @@ class ActingPolicy:
                     "policy was made for"
                 )
 
-    def _check_obs(self, obs: Any) -> int:
-        space = self.observation_space
-        if isinstance(obs, np.ndarray) and space.shape is not None:
-            expected = space.shape
-            if self.config.frame_stack > 1:
-                expected = FrameStack(self.config.frame_stack, space).observation_space.shape
-            if obs.shape[1:] != expected:
-                raise ValueError(
-                    f"observations have shape {obs.shape}, expected [B, {', '.join(map(str, expected))}] "
-                    "(compute_actions takes B observations, compute_single_action one, without B)"
-                )
-            return int(obs.shape[0])
-        leaf = obs
-        while isinstance(leaf, dict | tuple):
-            leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
-        return len(leaf)
-
     @contextmanager
     def within_training_step(self, enabled: bool = True) -> Any:
         """The context in which `update` is allowed; gives the policy."""
@@ -206,14 +194,3 @@ class ActingPolicy:
             yield self
         finally:
             self._training = before
-
-
-def _as_array(obs: Any) -> np.ndarray:
-    """Observations that came as a list or a tensor, too; `ValueError` for what makes no array."""
-    try:
-        return np.asarray(obs)
-    except ValueError as error:
-        raise ValueError(
-            f"obs={obs!r} makes no array of observations ({error}); give the observation alone, without the info that "
-            "env.reset() returns beside it"
-        ) from error

@@ -278,6 +278,7 @@ def build_acting_parts(
     connectors, module_space = build_connectors(config, *spaces)
     spec = copy.deepcopy(module_specs(config)[module_id])
     module = build_module(config, spec, module_space, spaces[1], RandomStreams(config.seed))
+    module.acting_connectors = connectors.acting_names
     return module.to(getattr(torch, config.dtype)), connectors
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from lockstep.algorithms import learning
 from lockstep.algorithms.acting import ActingPolicy
+from lockstep.algorithms.observations import checked_observations
 from lockstep.algorithms.policy import Policy
 from lockstep.algorithms.replaying import update_modules_from_replay
 from lockstep.connectors import ModuleConnectors
@@ -105,11 +106,14 @@ class MultiAgentPolicy:
         return module_id
 
     def compute_actions(
-        self, observations: Mapping[AgentID, Any], state: Mapping[AgentID, Any] | None = None, explore: bool = True
+        self,
+        observations: Mapping[AgentID, Any],
+        state: Mapping[AgentID, Any] | None = None,
+        explore: bool | None = None,
     ) -> Any:
         """`{agent: action}` for `{agent: observation}`, each module asked once.
 
-        Drawn within a training step unless `explore=False`, else the most likely ones. Where a module has memory:
+        `explore` as for `Policy.compute_actions`. Where a module has memory:
         `(actions, {agent: state})`; hand the states back with the next observations. Raises `ValueError` for
         observations that do not fit, `KeyError` for agents of an unknown module.
         """
@@ -121,12 +125,15 @@ class MultiAgentPolicy:
         after: dict[AgentID, Any] = {}
         for module_id, agents in agents_of.items():
             one, before = self.acting[module_id], None
+            for agent in agents:
+                name = f"observations[{agent!r}]"
+                checked_observations(one.observation_space, observations[agent], batched=False, name=name)
             obs = stack_rows(one.observation_space, [observations[agent] for agent in agents])
             if one.is_stateful:
                 initial = {name: leaf[0] for name, leaf in one.get_initial_state(1).items()}
                 states = [(state or {}).get(agent, initial) for agent in agents]
                 before = {name: np.stack([own[name] for own in states]) for name in initial}
-            taken = one.compute_actions(obs, before, explore=explore)
+            taken = one.actions_of(obs, len(agents), before, explore)
             if one.is_stateful:
                 taken, new = taken
                 after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}

@@ -33,6 +33,12 @@ class ModuleConnectors:
     gather: Callable[[Any], list[Any]] | None = None
     """with several learners: what each of them hands in"""
 
+    @property
+    def acting_names(self) -> tuple[str, ...]:
+        """The names of the connectors that acting needs: all but the rewards'."""
+        acting = [*self.obs.connectors, *([] if self.actions is None else [self.actions])]
+        return tuple(type(connector).__name__ for connector in acting)
+
     def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
         """Rewards `[T, B]` as the estimator reads them; takes them into the statistics first."""
         if self.rewards is None:

@@ -71,6 +71,7 @@ def check_who_learns(allowed: WhoLearns, module_ids: Collection[str]) -> None:
 def set_up_module(learner: Learner, module_id: str) -> None:
     """What a module has in its learner besides its optimizers: connectors, coefficients, state of its own."""
     connectors = learner.connectors.setdefault(module_id, ModuleConnectors())
+    learner.module[module_id].acting_connectors = connectors.acting_names
     connectors.join = statistics_join(learner)
     if connectors.join is not None:
         connectors.gather = lambda value: learner.reducer.gather(value)

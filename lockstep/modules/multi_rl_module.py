@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
-from lockstep.modules.rl_module import ModuleState, RLModule, RLModuleSpec
+from lockstep.modules.rl_module import ModuleState, RLModule, RLModuleSpec, warn_of_connectors
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 
 DEFAULT_MODULE_ID = "default_policy"
@@ -163,21 +163,28 @@ class MultiRLModule(nn.Module):
         return str(write_checkpoint(path, {"": {}, **folders}))
 
     def restore_from_path(self, path: str | os.PathLike[str]) -> None:
-        """Take the weights of the checkpoint's modules; their ids must exist here."""
-        self.set_state({module_id: tree["weights"] for module_id, tree in _module_trees(path).items()})
+        """Take the weights of the checkpoint's modules; their ids must exist here. Warns as a module does."""
+        trees = _module_trees(path)
+        self.set_state({module_id: tree["weights"] for module_id, tree in trees.items()})
+        for module_id, tree in trees.items():
+            warn_of_connectors(tree, self[module_id].acting_connectors)
 
     @classmethod
     def from_checkpoint(
         cls, path: str | os.PathLike[str], *, module_classes: Mapping[str, type[RLModule]] | None = None
     ) -> Self:
-        """Build all modules of a checkpoint; `module_classes` by id for classes that cannot be imported."""
-        classes = module_classes or {}
-        return cls(
-            {
-                module_id: RLModule.from_state_tree(tree, module_class=classes.get(module_id))
-                for module_id, tree in _module_trees(path).items()
-            }
-        )
+        """Build all modules of a checkpoint; `module_classes` by id for classes that cannot be imported.
+
+        Warns as `RLModule.from_checkpoint` does.
+        """
+        classes, trees = module_classes or {}, _module_trees(path)
+        built = {
+            module_id: RLModule.from_state_tree(tree, module_class=classes.get(module_id))
+            for module_id, tree in trees.items()
+        }
+        for tree in trees.values():
+            warn_of_connectors(tree)
+        return cls(built)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -53,6 +54,8 @@ class RLModule(nn.Module):
         self.inference_only = inference_only
         self.model_config = ModelConfig() if model_config is None else model_config
         self._action_dist: ActionDist | None = None
+        self.acting_connectors: tuple[str, ...] = ()
+        """names of the connectors that a learner has around this module; acting needs them too"""
         self.setup()
 
     def setup(self) -> None:
@@ -161,7 +164,8 @@ class RLModule(nn.Module):
 
     def state_tree(self, *, inference_only: bool = False) -> dict[str, Any]:
         """What a checkpoint keeps of a module: its weights and the spec that builds it."""
-        return {"weights": self.get_state(inference_only=inference_only), "spec": self.spec().to_dict()}
+        spec = {**self.spec().to_dict(), "acting_connectors": list(self.acting_connectors)}
+        return {"weights": self.get_state(inference_only=inference_only), "spec": spec}
 
     def spec(self) -> RLModuleSpec:
         """The recipe that builds such a module (without its weights)."""
@@ -177,23 +181,33 @@ class RLModule(nn.Module):
         return str(write_checkpoint(path, {"": self.state_tree()}))
 
     def restore_from_path(self, path: str | os.PathLike[str]) -> None:
-        """Take the weights of a checkpoint. `CheckpointError` or `ValueError` if there is none that fits."""
-        self.set_state(_module_tree(path)["weights"])
+        """Take the weights of a checkpoint. `CheckpointError` or `ValueError` if there is none that fits.
+
+        Warns as :meth:`from_checkpoint` does, unless this module has the same connectors around it.
+        """
+        tree = _module_tree(path)
+        self.set_state(tree["weights"])
+        warn_of_connectors(tree, self.acting_connectors)
 
     @classmethod
     def from_checkpoint(cls, path: str | os.PathLike[str], *, module_class: type[RLModule] | None = None) -> RLModule:
-        """Build the module whose checkpoint is in `path`, weights included.
+        """Build the module whose checkpoint is in `path`, weights included: the network alone.
 
         `module_class` is needed for a class that cannot be imported by name (one made in a script or a
-        function).
+        function). Warns where the network was trained with connectors around it, which are not restored with it;
+        `lockstep.load_policy` acts with both.
         """
-        return cls.from_state_tree(_module_tree(path), module_class=module_class)
+        tree = _module_tree(path)
+        module = cls.from_state_tree(tree, module_class=module_class)
+        warn_of_connectors(tree)
+        return module
 
     @staticmethod
     def from_state_tree(tree: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> RLModule:
         """The module that :meth:`state_tree` described."""
         module = RLModuleSpec.from_dict(tree["spec"], module_class=module_class).build()
         module.set_state(tree["weights"])
+        module.acting_connectors = _connectors_of(tree)
         return module
 
 
@@ -266,6 +280,22 @@ class RLModuleSpec:
             None if action is None else space_from_dict(action),
             bool(data["inference_only"]),
             config,
+        )
+
+
+def _connectors_of(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(tree["spec"].get("acting_connectors", ()))  # an older checkpoint does not say
+
+
+def warn_of_connectors(tree: Mapping[str, Any], around: Sequence[str] = ()) -> None:
+    """Warn where a module was saved that acts behind other connectors than those `around` the one that is restored."""
+    names = _connectors_of(tree)
+    if names and names != tuple(around):
+        warnings.warn(
+            f"only the network is restored, without the connectors {', '.join(names)} that it was trained with: it "
+            "expects observations, and gives out actions, in their form. To act in the environment, use "
+            "lockstep.load_policy(path) with the folder of the run or of the policy's checkpoint",
+            stacklevel=3,
         )
 
 

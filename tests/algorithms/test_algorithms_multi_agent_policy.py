@@ -51,6 +51,18 @@ def test_it_explores_in_a_training_step_only_with_other_random_numbers_for_each_
     assert not policy.is_exploring
 
 
+def test_explicit_exploration_and_bad_observations_are_as_for_one_agent(policy):
+    drawn = [tuple(policy.compute_actions(OBSERVATIONS, explore=True).values()) for _ in range(50)]
+    assert len(set(drawn)) > 1
+    nan = np.array([np.nan, 1.0], np.float32)
+    for bad, message in (
+        (nan, r"observations\['b'\]\[0\] is NaN"),
+        (nan[:1], r"observations\['b'\] has the shape \(1,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            policy.compute_actions({**OBSERVATIONS, "b": bad})
+
+
 def test_a_module_that_is_not_there_is_told(policy):
     policy.policy_mapping_fn = lambda agent, episode: "nobody"
     with pytest.raises(KeyError, match=r"agent 'a' is mapped to the module 'nobody'; there are \['first', 'others'\]"):

@@ -1,16 +1,27 @@
 """`Policy`: acting for every action space, learning only in a training step, checkpoints, bad input."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from space_envs import BOX, SpaceEnv
 
-from lockstep import A2CConfig, Policy, PPOConfig, RolloutStore, SampleBatch, load_policy, policy_within_training_step
+from lockstep import (
+    A2CConfig,
+    DQNConfig,
+    Policy,
+    PPOConfig,
+    RolloutStore,
+    SampleBatch,
+    load_policy,
+    policy_within_training_step,
+)
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
 from lockstep.connectors import ClipActions, ModuleConnectors
 from lockstep.learner import Learner, LearnerGroup
-from lockstep.modules import DefaultActorCriticModule, RLModuleSpec
+from lockstep.modules import DefaultActorCriticModule, MultiRLModule, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import CheckpointError
 
 OBS = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
@@ -85,6 +96,17 @@ def test_exploration_happens_in_a_training_step_only_and_can_be_switched_off():
     assert not policy.is_exploring
 
 
+@pytest.mark.parametrize("config", [PPOConfig(), DQNConfig().training(epsilon=1.0)], ids=["ppo", "dqn"])
+def test_an_explicit_explore_explores_outside_of_a_training_step_too(config):
+    policy = make_policy(spaces.Discrete(3), config=config.env_runners(explore=False))
+    greedy = policy.compute_actions(OBS)
+    np.testing.assert_array_equal(policy.compute_actions(OBS, explore=False), greedy)
+    assert (policy.compute_actions(OBS, explore=True) != greedy).any()
+    one = np.repeat(OBS[:1], 100, axis=0)
+    assert len({policy.compute_single_action(row, explore=True) for row in one}) > 1
+    assert len({policy.compute_single_action(row) for row in one}) == 1
+
+
 def test_training_step_ends_with_its_block_even_after_an_error():
     policy = make_policy()
     with pytest.raises(ZeroDivisionError), policy_within_training_step(policy):
@@ -153,18 +175,53 @@ def test_of_an_observation_with_its_info_and_of_one_without_rows_is_said_what_to
 
 @pytest.mark.parametrize("obs", [np.zeros((2, 4)), np.zeros(3), np.zeros((2, 3, 1)), [[0.0]]])
 def test_observations_of_another_shape_are_refused_with_both(obs):
-    with pytest.raises(ValueError, match=r"observations have shape \(.*\), expected \[B, 3\]"):
+    with pytest.raises(ValueError, match=r"obs has the shape \(.*\), expected \[B, 3\]"):
         make_policy().compute_actions(obs)
-    with pytest.raises(ValueError, match=r"observations have shape \(1, 4\), expected \[B, 3\]"):
+    with pytest.raises(ValueError, match=r"obs has the shape \(4,\), expected \(3,\)"):
         make_policy().compute_single_action(np.zeros(4))
 
 
-def test_nested_observation_that_does_not_fit_is_refused():
-    policy = make_policy(observation_space=spaces.Dict(a=BOX, b=spaces.Discrete(2)))
-    with pytest.raises(ValueError, match=r"observation with \['a'\] does not fit the space"):
-        policy.compute_actions({"a": OBS})
-    with pytest.raises(ValueError, match=r"observation of shape \(2, 4\) does not fit the space"):
-        policy.compute_actions({"a": np.zeros((2, 4), np.float32), "b": np.zeros(2, np.int64)})
+NESTED = spaces.Dict(a=BOX, b=spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 255, (2,), np.uint8)]))
+PAIR = (np.zeros(2, np.int64), np.zeros((2, 2), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "obs, message",
+    [
+        ({"a": OBS[:2]}, r"obs has the keys \['a'\], expected \['a', 'b'\] \(unknown: \[\], missing: \['b'\]\)"),
+        ({"a": OBS[:2], "b": PAIR, "c": 0}, r"unknown: \['c'\], missing: \[\]"),
+        (OBS, r"obs is a ndarray, expected a dict with the keys \['a', 'b'\]"),
+        (
+            ({"a": OBS[:2], "b": PAIR}, {}),
+            r"obs is a tuple, expected a dict.*without the info that env.reset\(\) returns",
+        ),
+        ({"a": OBS[:2, :2], "b": PAIR}, r"obs\['a'\] has the shape \(2, 2\), expected \[B, 3\]"),
+        ({"a": OBS[:2], "b": PAIR[:1]}, r"obs\['b'\] is a tuple of 1 parts, expected a tuple of 2"),
+        (
+            {"a": OBS[:2], "b": (PAIR[0], PAIR[1] + 0.5)},
+            r"obs\['b'\]\[1\] has fractions \(dtype float64\), expected whole",
+        ),
+        ({"a": OBS[:2].astype(str), "b": PAIR}, r"obs\['a'\] has the dtype <U\d+, expected float32"),
+        ({"a": OBS[:3], "b": PAIR}, r"different numbers of rows: {\"obs\['a'\]\": 3, \"obs\['b'\]\[0\]\": 2"),
+    ],
+)
+def test_nested_observation_that_does_not_fit_is_refused_with_what_is_expected(obs, message):
+    policy = make_policy(observation_space=NESTED)
+    assert len(policy.compute_actions({"a": OBS[:2], "b": PAIR})) == 2
+    with pytest.raises(ValueError, match=message):
+        policy.compute_actions(obs)
+
+
+def test_no_action_is_chosen_for_nan():
+    policy, broken = make_policy(), OBS[:4].copy()
+    broken[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"obs\[2, 1\] is NaN"):
+        policy.compute_actions(broken)
+    with pytest.raises(ValueError, match=r"obs\[1\] is NaN"):
+        policy.compute_single_action(broken[2])
+    nested = make_policy(observation_space=NESTED)
+    with pytest.raises(ValueError, match=r"obs\['a'\]\[2, 1\] is NaN"):
+        nested.compute_actions({"a": broken, "b": (np.zeros(4, int), np.zeros((4, 2), np.uint8))})
 
 
 def test_environment_with_other_spaces_is_refused_with_both():
@@ -280,6 +337,26 @@ def test_loaded_policy_has_the_statistics_of_the_observations(tmp_path):
     mine, theirs = (each.connectors.obs(OBS) for each in (policy, loaded))
     assert not np.allclose(mine, OBS)
     np.testing.assert_array_equal(theirs, mine)
+
+
+def test_a_module_restored_alone_says_which_connectors_it_leaves_out(tmp_path):
+    policy = make_policy(ACTIONS[3], normalize_observations=True, rescale_actions=True)
+    path = f"{policy.save_to_path(tmp_path / 'policy')}/learner/rl_module"
+    one = policy.module.save_to_path(tmp_path / "one")
+    for folder in (f"{path}/default_policy", one, tmp_path / "two"):
+        with pytest.warns(UserWarning, match=r"connectors NormalizeObs, RescaleActions.*lockstep\.load_policy"):
+            other = RLModule.from_checkpoint(folder)
+        other.save_to_path(tmp_path / "two")  # knows it too
+        other.acting_connectors = ()
+        with pytest.warns(UserWarning, match="connectors NormalizeObs, RescaleActions"):
+            other.restore_from_path(folder)
+    with pytest.warns(UserWarning, match="connectors NormalizeObs, RescaleActions"):
+        MultiRLModule.from_checkpoint(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy.module.restore_from_path(one)
+        Policy.from_checkpoint(tmp_path / "policy")
+        RLModule.from_checkpoint(make_policy().module.save_to_path(tmp_path / "plain"))
 
 
 def test_policy_of_an_environment_that_cannot_be_imported_is_loaded_without_it(tmp_path):

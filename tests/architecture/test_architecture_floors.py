@@ -46,6 +46,7 @@ NOT_AN_ALGORITHM = (
     "learning",
     "module_specs",
     "multi_agent_policy",
+    "observations",
     "offline",
     "plain_values",
     "policy",
