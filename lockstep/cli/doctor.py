@@ -9,7 +9,6 @@ from typing import Any
 from lockstep.cli.app import FAILED
 from lockstep.cli.arguments import Doctor
 from lockstep.cli.report import say, show_table, stage_rows
-from lockstep.cli.settings import environment_of
 from lockstep.envs.check import check_environment
 from lockstep.tracking import RunFolder
 
@@ -74,7 +73,7 @@ def examine_environment(subject: str, steps: int) -> int:
     """Findings and speed of an environment; exit code 1 where it cannot be trained on."""
     if steps < 1:
         raise ValueError(f"--steps {steps} must be at least 1")
-    findings = check_environment(environment_of(subject), num_steps=steps)
+    findings = check_environment(subject, num_steps=steps)
     for found in findings:
         say(str(found))
     errors = sum(found.level == "error" for found in findings)

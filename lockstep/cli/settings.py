@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ def settings_of(command: Train) -> Settings:
         raise ValueError(f"--total-steps {command.total_steps} is not allowed; it must be at least 1")
     settings = find_settings(
         command.algorithm,
-        environment_of(command.env),
-        env_id=command.env,
+        command.env,
         recipe=command.recipe,
         num_envs=command.num_envs,
         options=_options(command),
@@ -27,20 +25,6 @@ def settings_of(command: Train) -> Settings:
     )
     settings.config.validate()
     return settings
-
-
-def environment_of(text: str) -> Any:
-    """An id as it is; `module:Class` (or a function) of a module that has that name is imported."""
-    module_name, colon, name = text.partition(":")
-    if not colon:
-        return text
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0] and error.name != module_name:
-            raise
-        raise ValueError(f"there is no module {module_name!r} with {name!r} in it; is it in this directory?") from None
-    return getattr(module, name, text)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

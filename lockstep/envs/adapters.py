@@ -339,13 +339,12 @@ def _row_in_traceback(traceback: TracebackType | None) -> int | None:
     return None
 
 
-def native_vector(env_id: Any, num_envs: int, config: Mapping[str, Any]) -> VectorEnv:
-    """gymnasium's native vector form of an id.
+def native_vector(spec: EnvSpec, num_envs: int, config: Mapping[str, Any]) -> VectorEnv:
+    """gymnasium's native vector form of an environment.
 
     Raises:
-        ValueError: the id has none.
+        ValueError: it has none.
     """
-    spec = gym.spec(env_id) if isinstance(env_id, str) else env_id
     if spec.vector_entry_point is None:
         raise ValueError(
             f"{spec.id!r} has no native vector form (vector_entry_point); use mode='sync' or mode='async'."

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.data.action_masks import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
 from lockstep.envs import trees
 from lockstep.envs.make import single_env_factory
 
@@ -87,6 +88,8 @@ class _Look:
     def __init__(self, num_steps: int, max_seconds: float, seed: int) -> None:
         self.findings: list[Finding] = []
         self._num_steps, self._max_seconds, self._seed = num_steps, max_seconds, seed
+        self._masked = False
+        self._first: Any = None
 
     def add(self, level: str, code: str, message: str, value: float | None = None) -> None:
         if all(finding.code != code for finding in self.findings):
@@ -106,6 +109,8 @@ class _Look:
             except ValueError as error:
                 self.add("error", f"{name}_unsupported", str(error))
                 fine = False
+        if fine:
+            self._mask(env.observation_space, env.action_space)
         if fine and isinstance(env.action_space, spaces.Box) and not env.action_space.is_bounded("both"):
             self.add(
                 "warning",
@@ -113,6 +118,36 @@ class _Look:
                 f"action_space {env.action_space} has infinite bounds: actions can be neither rescaled nor clipped",
             )
         return fine
+
+    def _mask(self, observation_space: Any, action_space: Any) -> None:
+        """Note whether observations carry an action mask; one that cannot be applied is an error."""
+        try:
+            self._masked = carries_mask(observation_space)
+        except ValueError as error:
+            self.add("error", "action_mask_place", str(error))
+            return
+        if not self._masked:
+            return
+        mask = observation_space[ACTION_MASK]
+        if not isinstance(action_space, MASKABLE):
+            self._masked = False
+            self.add("error", "action_mask_kind", f"actions of {action_space} cannot be masked; leave the mask out")
+        elif mask.shape != (mask_size(action_space),):
+            self._masked = False
+            self.add(
+                "error",
+                "action_mask_shape",
+                f"the action mask {mask} must have shape ({mask_size(action_space)},), one entry for each choice of "
+                f"{action_space}",
+            )
+
+    def _action(self, env: Any, obs: Any) -> Any:
+        """A random action, of those that the observation's mask allows."""
+        space = env.action_space
+        mask = obs.get(ACTION_MASK) if self._masked and isinstance(obs, Mapping) else None
+        if mask is None or np.shape(mask) != (mask_size(space),):  # what is wrong with it is a finding already
+            return space.sample()
+        return allowed_actions(space, space.np_random, np.asarray(mask)[None])[0]
 
     def begins(self, env: Any) -> bool:
         """Whether `reset` works."""
@@ -122,6 +157,7 @@ class _Look:
         if not (isinstance(answer, tuple) and len(answer) == 2):
             self.add("error", "reset_form", f"reset gave {type(answer).__name__}, expected (observation, info)")
             return False
+        self._first = answer[0]
         self._observation(env, answer[0], "from reset")
         self._info(answer[1], "reset")
         return True
@@ -131,14 +167,15 @@ class _Look:
         env.action_space.seed(self._seed)
         length, endings, spent, done_steps = 0, 0, 0.0, 0
         last: Any = None
+        obs = self._first
         for number in range(1, self._num_steps + 1):
-            action = env.action_space.sample()
+            action = self._action(env, obs)
             begun = time.perf_counter()
             answer = self._try(partial(env.step, action), "step", f"step {number} with action {action!r}")
             spent += time.perf_counter() - begun
             if answer is None or not self._step_form(env, answer, number):
                 return
-            done_steps, length = number, length + 1
+            done_steps, length, obs = number, length + 1, answer[0]
             if isinstance(answer[0], np.ndarray) and answer[0] is last:
                 self.add(
                     "info",
@@ -153,7 +190,8 @@ class _Look:
                 spent += time.perf_counter() - begun
                 if again is None:
                     return
-                self._observation(env, again[0], f"from the reset after {number} steps")
+                obs = again[0]
+                self._observation(env, obs, f"from the reset after {number} steps")
             if spent > self._max_seconds:
                 break
         self._endings(env, endings, length, done_steps)
@@ -191,9 +229,10 @@ class _Look:
 
     def _episode(self, env: Any) -> list[Any]:
         env.action_space.seed(self._seed)
-        seen = [_copied(env.reset(seed=self._seed)[0])]
+        obs = env.reset(seed=self._seed)[0]
+        seen = [_copied(obs)]
         for _ in range(_SEEDED_STEPS):
-            obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            obs, reward, terminated, truncated, _ = env.step(self._action(env, obs))
             seen.append((_copied(obs), float(reward)))
             if terminated or truncated:
                 break

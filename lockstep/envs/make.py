@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from lockstep.envs.adapters import VectorEnvBoundary, native_vector
 from lockstep.envs.async_adapter import AsyncVectorEnvBoundary
 from lockstep.envs.boundary import VectorBoundary
 from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envpool
-from lockstep.envs.probes import register_environments
+from lockstep.envs.names import known_id, named_environment, suggestion
 from lockstep.envs.sync import LightSyncVectorEnv, single
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.restarts import RestartLimits
@@ -36,9 +35,9 @@ def make_vector(
     """One boundary over whatever ``env`` is.
 
     Args:
-        env: an environment id (or ``EnvSpec``); a function or class that makes one environment; a finished
-            environment (one row); a gymnasium vector environment or a pool of EnvPool (their own number of
-            rows); or a boundary, which is given back as it is.
+        env: an environment id (or ``EnvSpec``), ``package:Id-v0`` or ``module:Class``; a function or class that
+            makes one environment; a finished environment (one row); a gymnasium vector environment or a pool
+            of EnvPool (their own number of rows); or a boundary, which is given back as it is.
         num_envs: number of rows B; a finished environment or vector has its own.
         mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto"
             takes), "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
@@ -53,7 +52,7 @@ def make_vector(
             do not fit what ``env`` is.
     """
     if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{_suggestion(mode, MODES)}")
+        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{suggestion(mode, MODES)}")
     num_envs = check_whole("num_envs", num_envs, 1)
     if restarts is not None and mode != "async":
         raise ValueError(f"restarts applies to mode='async' only, got mode={mode!r}.")
@@ -101,11 +100,11 @@ def _build(
     if mode == "envpool":
         return make_envpool(env, num_envs, env_config or {})
     if mode == "vector":
-        if not isinstance(env, str | EnvSpec):
+        named = named_environment(env) if isinstance(env, str) else env
+        if not isinstance(named, str | EnvSpec):
             raise TypeError(f"mode='vector' needs an environment id, got {env!r}.")
-        if isinstance(env, str):
-            check_known(env)
-        return VectorEnvBoundary(native_vector(env, num_envs, env_config or {}))
+        spec = gym.spec(known_id(named)) if isinstance(named, str) else named
+        return VectorEnvBoundary(native_vector(spec, num_envs, env_config or {}))
     factory = single_env_factory(env, env_config)
     if mode == "async":
         return WorkerVectorEnv([factory] * num_envs, step_timeout=step_timeout, restarts=restarts)
@@ -113,14 +112,16 @@ def _build(
 
 
 def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) -> Callable[[], gym.Env]:
-    """A function that makes one environment of an id, ``EnvSpec``, class or function.
+    """A function that makes one environment of an id, ``module:Class``, ``EnvSpec``, class or function.
 
     Raises:
         ValueError: the id is unknown (with the nearest known ids), or its packages are not installed.
     """
     config = dict(env_config or {})
     if isinstance(env, str):
-        check_known(env)
+        env = named_environment(env)
+    if isinstance(env, str):
+        known_id(env)
     if isinstance(env, str | EnvSpec):
         return lambda: _gym_make(env, config)
     if callable(env):
@@ -141,29 +142,10 @@ def _checked(made: Any, maker: Callable[..., Any]) -> gym.Env:
     raise TypeError(f"{maker!r} made {made!r}; it must return one gymnasium.Env at each call{of_vectors}.")
 
 
-def check_known(env_id: str) -> None:
-    """Raise ``ValueError`` with suggestions where gymnasium does not know ``env_id``."""
-    if env_id.startswith("lockstep/"):
-        register_environments()
-    try:
-        gym.spec(env_id)
-    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
-        known = list(gym.registry)
-        raise ValueError(
-            f"the environment id {env_id!r} is unknown.{_suggestion(env_id, known)} Environments of another "
-            "package must be registered first (import it), or be named 'package:Id-v0'."
-        ) from error
-    except (gym.error.Error, ImportError) as error:
-        raise ValueError(f"the environment id {env_id!r} cannot be resolved: {error}") from error
-
-
 def _gym_make(env: Any, config: dict[str, Any]) -> gym.Env:
+    if isinstance(env, str):
+        known_id(env)  # in a process of its own its package may not be imported yet
     try:
         return gym.make(env, disable_env_checker=True, **config)
     except gym.error.DependencyNotInstalled as error:
         raise ValueError(f"the environment {env!r} needs a package that is not installed: {error}") from error
-
-
-def _suggestion(given: str, known: Any) -> str:
-    near = difflib.get_close_matches(given, list(known), n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

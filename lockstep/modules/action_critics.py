@@ -10,12 +10,13 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from lockstep.data.action_masks import ACTION_MASK, without_mask
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.batched import BatchedMLP
 from lockstep.modules.encoders import make_features
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.spaces import ACTION_MASK, split_action_mask, without_mask
+from lockstep.modules.spaces import split_action_mask
 
 
 class ActionCritics(nn.Module):

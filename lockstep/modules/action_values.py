@@ -9,11 +9,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from lockstep.data.action_masks import ACTION_MASK
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.layers import initialise, mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
-from lockstep.modules.spaces import ACTION_MASK
 
 
 class DefaultQModule(DefaultActorCriticModule):

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.data.action_masks import ACTION_MASK, without_mask
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import initialise, mask_logits, policy_head, run_networks
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
-from lockstep.modules.spaces import ACTION_MASK, split_action_mask, without_mask
+from lockstep.modules.spaces import split_action_mask
 
 NO_VALUES = "this module was built with inference_only=True and has no value function"
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from lockstep.data.action_masks import ACTION_MASK, without_mask
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import initialise, mask_logits, policy_head
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
-from lockstep.modules.spaces import ACTION_MASK, map_leaves, split_action_mask, without_mask
+from lockstep.modules.spaces import map_leaves, split_action_mask
 
 State = dict[str, Tensor]
 NUM_GATES = {"lstm": 4, "gru": 3}

@@ -11,9 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from lockstep.data.action_masks import ACTION_MASK, carries_mask, without_mask
 from lockstep.modules.action_dist import ActionDist
-
-ACTION_MASK = "action_mask"
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -54,49 +53,6 @@ def image_size(space: Space[Any]) -> tuple[int, int]:
     if len(shape) == 2:
         return shape[0], shape[1]
     return (shape[0], shape[1]) if channels_last(space) else (shape[1], shape[2])
-
-
-def carries_mask(space: Space[Any]) -> bool:
-    """Whether `space` is a Dict with an action mask: the entry `"action_mask"` beside what is observed.
-
-    Raises:
-        ValueError: the mask has nothing beside it, or lies deeper in the space, where it would not be seen.
-    """
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return False
-    if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
-        if len(space.spaces) == 1:
-            raise ValueError(f"observation space {space} has nothing but an action mask; put observations beside it")
-        return True
-    where = _mask_below(space)
-    if where is not None:
-        raise ValueError(
-            f"observation space {space} has an action mask at {where}, where it is not looked for; move it to the top: "
-            'spaces.Dict({"observations": ..., "action_mask": ...})'
-        )
-    return False
-
-
-def _mask_below(space: Space[Any]) -> str | None:
-    """Where in a tree of spaces an action mask is, as keys in brackets."""
-    parts: Any = ()
-    if isinstance(space, spaces.Dict):
-        parts = space.spaces.items()
-    elif isinstance(space, spaces.Tuple):
-        parts = enumerate(space.spaces)
-    for key, part in parts:
-        below = "" if key == ACTION_MASK else _mask_below(part)
-        if below is not None:
-            return f"[{key!r}]{below}"
-    return None
-
-
-def without_mask(obs: Any) -> Any:
-    """What is observed (or its space), of a Dict that carries an action mask: the one other entry, or all others."""
-    rest = {key: obs[key] for key in obs.keys() if key != ACTION_MASK}  # noqa: SIM118 - of a space too
-    if len(rest) == 1:
-        return next(iter(rest.values()))
-    return spaces.Dict(list(rest.items())) if isinstance(obs, spaces.Dict) else rest
 
 
 def split_action_mask(space: Space[Any], action_dist: ActionDist) -> tuple[Space[Any], bool]:

@@ -8,10 +8,11 @@ from typing import Any
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from lockstep.data.action_masks import ACTION_MASK, carries_mask
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
-from lockstep.modules.spaces import ACTION_MASK, carries_mask, split_action_mask
+from lockstep.modules.spaces import split_action_mask
 
 MASKED_OUTPUTS = ("action_dist_inputs", "q_values")
 """the outputs with an entry for each action"""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms import AlgorithmConfig, get_config
+from lockstep.envs.names import named_environment
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.state.values import check_whole
 from lockstep.trainer.build import stretch_schedules
@@ -30,7 +31,6 @@ def find_settings(
     algorithm: str | AlgorithmConfig,
     env: Any = None,
     *,
-    env_id: str | None = None,
     recipe: bool = True,
     num_envs: int | None = None,
     options: Mapping[str, Any] | None = None,
@@ -39,18 +39,21 @@ def find_settings(
     """Return the settings of a run: the recipe (or the algorithm's defaults, or a copy of the given configuration),
     then the options by section of `file`, `(name, options)`, then `options` by path.
 
-    `env_id`: the name under which a recipe for `env` is looked up, by default `env` itself. `num_envs`: environments
-    of all env runners together. The number of all environments stays the same where only the number of env runners is
-    set. The schedules of a recipe are stretched where `options` set other `reporting.total_steps`. Raises `ValueError`
-    for mistakes.
+    `env`: an id, `module:Class`, a class or a function. `num_envs`: environments of all env runners together. The
+    number of all environments stays the same where only the number of env runners is set. The schedules of a recipe are
+    stretched where `options` set other `reporting.total_steps`. Raises `ValueError` for mistakes.
     """
     options = dict(options or {})
+    if isinstance(env, str):
+        env = named_environment(env)
     found = None
     if isinstance(algorithm, AlgorithmConfig):
         settings = Settings(algorithm.copy(), ["the configuration that was given"])
     else:
         config = get_config(algorithm)
-        found = find_recipe(config.algorithm, env if env_id is None else env_id) if recipe else None
+        found = (
+            find_recipe(config.algorithm, env.rpartition(":")[2] if isinstance(env, str) else env) if recipe else None
+        )
         settings = Settings(config, [f"the defaults of {config.algorithm}"])
     if found is not None:
         reference = f"reference return {found.reference_return:g}"
@@ -96,10 +99,10 @@ def train(
 ) -> TrainResult:
     """Train and return the policy, the history and the run's folder.
 
-    `algorithm`: a name such as "ppo", or a configuration. `env`: an id, class or function. A name begins with the
-    recipe for this algorithm and environment where there is one (`recipe=False`: with the algorithm's defaults), as the
-    command `lockstep train` does; `result.sources` says with which. A configuration is taken as it is. `num_envs`:
-    environments in all, however many env runners share them. `settings`: more options by path,
+    `algorithm`: a name such as "ppo", or a configuration. `env`: an id, `module:Class`, a class or a function. A name
+    begins with the recipe for this algorithm and environment where there is one (`recipe=False`: with the algorithm's
+    defaults), as the command `lockstep train` does; `result.sources` says with which. A configuration is taken as it
+    is. `num_envs`: environments in all, however many env runners share them. `settings`: more options by path,
     `{"training.lr": 1e-3}`. Raises `ValueError` for unknown names (with a suggestion).
     """
     named = {"reporting.total_steps": total_steps, "debugging.seed": seed}

@@ -9,14 +9,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from lockstep.connectors import FrameStack
+from lockstep.data.action_masks import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
-from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.checks import check_collector, check_ends, check_finite, checked_amount, no_copies_of_collectors
 from lockstep.rollout.memory import Memory, RememberingPolicy
-from lockstep.rollout.random_actions import MASKABLE, allowed_actions, random_actions
+from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, store_for
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
+from lockstep.data.action_masks import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
 from lockstep.data.columns import Columns
 from lockstep.data.episode_store import EpisodeStore
 from lockstep.data.trees import named_leaves
@@ -17,11 +18,10 @@ from lockstep.envs.errors import step_error
 from lockstep.envs.pettingzoo_envs import PettingZooEnvs
 from lockstep.envs.pettingzoo_play import play_of
 from lockstep.envs.trees import stack_rows
-from lockstep.modules.spaces import ACTION_MASK, carries_mask
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.checks import check_ends, check_flags, checked_amount, no_copies_of_collectors, not_finite
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.random_actions import MASKABLE, allowed_actions, random_actions
+from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import take_actions_of
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats

@@ -15,7 +15,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "algorithm": (("train", "pppo", "CartPole-v1"), "unknown algorithm 'pppo'; did you mean 'ppo'?"),
     "environment": (("train", "ppo", "CartPol-v1"), "the environment id 'CartPol-v1' is unknown. Did you mean"),
     "module": (("train", "ppo", "no_such_module:Env"), "there is no module 'no_such_module'"),
-    "class": (("train", "ppo", "cli_envs:Nothing"), "the environment id 'cli_envs:Nothing' is unknown"),
+    "class": (
+        ("train", "ppo", "cli_envs:Nothing"),
+        "'cli_envs:Nothing' is unknown: the module 'cli_envs' has no",
+    ),
     "option": ((*TRAIN, "--set", "training.lrr=1"), "training has no option 'lrr'; did you mean 'lr'?"),
     "section": ((*TRAIN, "--set", "trainin.lr=1"), "unknown option 'trainin.lr'; did you mean 'training'?"),
     "no value": ((*TRAIN, "--set", "training.lr"), "--set 'training.lr' has no value"),

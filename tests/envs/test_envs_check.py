@@ -123,6 +123,43 @@ def test_nested_observations_are_looked_into():
     assert "['rest'][1]" in fault.message
 
 
+class Strict(Sound):
+    """Raises for a move that the mask forbids."""
+
+    observation_space = spaces.Dict(board=spaces.Box(-1.0, 1.0, (2,)), action_mask=spaces.MultiBinary(5))
+    action_space = spaces.Discrete(5, start=1)
+
+    def observe(self):
+        self.mask = np.zeros(5, np.int8)
+        self.mask[self.np_random.integers(5)] = 1
+        return {"board": super().observe(), "action_mask": self.mask.copy()}
+
+    def step(self, action):
+        if not self.mask[action - 1]:
+            raise ValueError(f"{action} is forbidden by {self.mask}")
+        return super().step(action)
+
+
+def test_the_actions_of_the_check_keep_to_the_mask():
+    assert [finding.code for finding in check_environment(Strict, num_steps=200)] == ["speed"]
+
+
+MASKS = {
+    "action_mask_shape": {"action_space": spaces.Discrete(4)},
+    "action_mask_kind": {"action_space": spaces.Box(-1.0, 1.0, (5,))},
+    "action_mask_place": {"observation_space": spaces.Dict(game=Strict.observation_space)},
+}
+
+
+@pytest.mark.parametrize("code", MASKS)
+def test_a_mask_that_cannot_be_applied_is_a_finding(code):
+    def observe(self):
+        return self.observation_space.sample()
+
+    broken = type("Broken", (Strict,), {**MASKS[code], "observe": observe, "step": Sound.step})
+    assert [found.code for found in check_environment(broken, num_steps=50) if found.level == "error"] == [code]
+
+
 def test_a_finished_environment_is_left_open_and_usable():
     env = gym.make("CartPole-v1")
     check_environment(env, num_steps=20)

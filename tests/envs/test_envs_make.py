@@ -1,12 +1,16 @@
 """What `make_vector` takes and what it says to wrong input; EnvPool and native vectors by id."""
 
+import subprocess
+import sys
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from lockstep.envs import LightSyncVectorEnv, check_environment, make_vector
+from lockstep.envs import LightSyncVectorEnv, check_environment, make_vector, names
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.envpool_adapter import EnvPoolBoundary
 
@@ -28,6 +32,61 @@ def test_an_unknown_id_says_what_may_have_been_meant(env_id, suggestion):
     with pytest.raises(ValueError, match=suggestion) as caught:
         make_vector(env_id)
     assert repr(env_id) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gymnasium:CartPole-v1", "own_envs:Own/Pole-v3", "own_envs:Own/Pole", "own_envs/Pole-v1", "own_envs:Pole"],
+)
+@pytest.mark.parametrize("mode", ["auto", "async"])
+def test_the_name_of_an_environment_is_looked_up_as_gymnasium_does(name, mode, tmp_path, monkeypatch):
+    """Its package is imported, which registers it; `module:Class` is the class."""
+    (tmp_path / "own_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv as Pole\n"
+        "for name in ('Own/Pole-v3', 'own_envs/Pole-v1'):\n"
+        "    gym.register(name, entry_point='own_envs:Pole')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gym.envs.registration, "registry", registry := dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", registry)
+    sys.modules.pop("own_envs", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # gymnasium tells that it takes the latest version
+        with make_vector(name, num_envs=2, mode=mode) as env:
+            assert env.reset([1, 2]).shape == (2, 4)
+
+
+def test_native_vectors_are_found_by_the_same_names():
+    with make_vector("gymnasium:CartPole-v1", num_envs=2, mode="vector") as env:
+        assert env.backend == "native"
+
+
+def test_environments_of_atari_need_no_import_by_the_user():
+    pytest.importorskip("ale_py")
+    code = "from lockstep.envs import make_vector; print(make_vector('ALE/Pong-v5').action_space)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Discrete(6)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_package:Env-v0", "there is no module 'no_such_package'.*pip install"),
+        ("gymnasium:CartPol-v1", "no class or function 'CartPol-v1'.*Did you mean 'CartPole-v1'"),
+        ("lockstep.envs.counting:CountingEnf", "Did you mean 'CountingEnv'"),
+        ("no_such_package/Env-v0", "unknown.*must be registered first"),
+    ],
+)
+def test_a_name_that_cannot_be_found_says_what_to_do(name, words):
+    with pytest.raises(ValueError, match=words):
+        make_vector(name)
+
+
+def test_a_missing_package_of_a_known_namespace_is_named(monkeypatch):
+    monkeypatch.setitem(names.PACKAGES, "Else", ("no_such_package", "no-such-package"))
+    with pytest.raises(ValueError, match="pip install no-such-package"):
+        make_vector("Else/Env-v0")
 
 
 @pytest.mark.parametrize("mode", ["async", "vector", "sync"])
