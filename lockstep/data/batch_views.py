@@ -173,17 +173,22 @@ class BatchPieces(Sequence["SampleBatch"]):
         return f"BatchPieces({len(self)} pieces of {len(self._batch)} rows)"
 
 
+_END_FLAGS = (Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS)
+
+
 def split_by_episode(batch: SampleBatch, key: str | None) -> Sequence[SampleBatch]:
     """One piece for each episode, views."""
     batch = batch._flat()
     num_rows = len(batch)
     name = key if key is not None else Columns.EPS_ID
-    if key is not None or name in batch:
+    if key in _END_FLAGS:
+        cuts = _after_set(batch, name)
+    elif key is not None or name in batch:
         cuts = _changes(to_numpy_leaf(batch[name]))
         if key is None and Columns.AGENT_ID in batch:  # agents of one module share `eps_id`
             cuts = np.union1d(cuts, _changes(to_numpy_leaf(batch[Columns.AGENT_ID])))
     elif batch.get(Columns.DONES) is not None:
-        cuts = np.flatnonzero(to_numpy_leaf(batch[Columns.DONES])[:-1]) + 1
+        cuts = _after_set(batch, Columns.DONES)
     elif num_rows:
         raise KeyError(f"no 'eps_id', 'terminateds' or 'truncateds' tells episodes apart; columns are {sorted(batch)}")
     else:
@@ -201,6 +206,11 @@ def split_by_episode(batch: SampleBatch, key: str | None) -> Sequence[SampleBatc
     numbers = np.searchsorted(starts, bounds)
     numbers[-1] = len(seq_lens)
     return BatchPieces(batch, numbers, take_sequences)
+
+
+def _after_set(batch: SampleBatch, name: str) -> np.ndarray:
+    """Rows whose row before has the flag."""
+    return np.flatnonzero(to_numpy_leaf(batch[name])[:-1]) + 1
 
 
 def _changes(ids: np.ndarray) -> np.ndarray:

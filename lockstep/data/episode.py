@@ -226,17 +226,19 @@ class SingleAgentEpisode(EpisodeColumns):
     def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
         """The successor: same id, `t_started = t`, the last steps as lookback and the last observation.
 
-        `ValueError` where the episode is done or has no observation.
+        All of it is copied, `custom_data` too. `ValueError` where the episode is done or has no observation.
         """
         if self.is_done:
             raise ValueError(f"episode {self.id_} ended at t={self.t}; it has no successor")
         if not self.is_reset:
             raise ValueError(f"episode {self.id_} has no observation yet; call add_env_reset first")
         wanted = whole("len_lookback_buffer", len_lookback_buffer, 0)
-        return edit.piece(self, len(self), len(self), min(wanted, self._lookback + len(self)))
+        return edit.successor(self, min(wanted, self._lookback + len(self)))
 
     def slice(self, slice_: Slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
-        """Steps `slice_` as a new episode of views, with `t_started` moved.
+        """Steps `slice_` as a new episode of views, with `t_started` moved; `infos` and `custom_data` are copied.
+
+        The setters of either episode copy a column before they write, so that the other keeps its values.
 
         It is done only if it reaches the end of a done episode. It looks back over as many steps before it as this
         episode does (or `len_lookback_buffer`), as far as there are any. `ValueError` for a step other than 1.

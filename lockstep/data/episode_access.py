@@ -83,6 +83,8 @@ def _outside(index: int, what: str, lookback: int, stored: int) -> IndexError:
 
 def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Any, stored: int) -> Tree:
     """Items of a stored column (a tree of arrays) at positions; positions outside give `fill`."""
+    if fill is not None:
+        _check_fill(tree, fill)
     if fill is not None and not isinstance(where, slice):
         positions = np.atleast_1d(np.asarray(where))
         outside = (positions < 0) | (positions >= stored)
@@ -94,6 +96,28 @@ def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Any, stored: in
     if isinstance(where, int):
         return map_tree(lambda leaf: leaf[where], tree)
     return map_tree(lambda leaf: index_leaf(leaf, where), tree)
+
+
+def _check_fill(tree: Tree, fill: Any) -> None:
+    """Raise `ValueError` where a leaf cannot hold its fill value, also where nothing is filled in this time."""
+    if isinstance(fill, dict | tuple):
+        zip_trees(lambda pair: _check_held(pair[0].dtype, pair[1]), [tree, map_tree(np.asarray, fill)], "fill")
+    else:
+        map_tree(lambda leaf: _check_held(leaf.dtype, np.asarray(fill)), tree)
+
+
+def _check_held(dtype: np.dtype, value: np.ndarray) -> None:
+    try:
+        with np.errstate(all="ignore"):
+            stored = value.astype(dtype, casting="safe" if value.dtype.kind == "c" else "unsafe")
+        if dtype.kind in "fc" and value.dtype.kind in "biuf":  # rounding is no loss, infinity is
+            held = bool(np.array_equal(np.isfinite(stored), np.isfinite(value)))
+        else:
+            held = bool(np.array_equal(stored, value))
+    except (TypeError, ValueError, OverflowError):
+        held = False
+    if not held:
+        raise ValueError(f"fill={value.tolist()!r} does not fit a column of {dtype}; give one that it can hold")
 
 
 def _fill_in(tree: Tree, positions: np.ndarray, outside: np.ndarray, fill: Any) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from lockstep.data.episode_access import (
     trees_equal,
 )
 from lockstep.data.space_codec import describe_space, space_from
-from lockstep.data.trees import as_column, concat_leaves, map_tree, row_of, stack_rows, zip_trees
+from lockstep.data.trees import as_column, concat_leaves, copy_leaf, map_tree, row_of, stack_rows, zip_trees
 
 if TYPE_CHECKING:
     from lockstep.data.episode import SingleAgentEpisode
@@ -75,7 +76,7 @@ def piece(episode: SingleAgentEpisode, start: int, stop: int, lookback: int) -> 
     new.id_, new.agent_id, new.module_id = episode.id_, episode.agent_id, episode.module_id
     new.multi_agent_episode_id = episode.multi_agent_episode_id
     new.observation_space, new.action_space = episode.observation_space, episode.action_space
-    new.custom_data = dict(episode.custom_data)
+    new.custom_data = deepcopy(episode.custom_data) if episode.custom_data else {}
     at_end = stop == len(episode)
     new.is_terminated = at_end and episode.is_terminated
     new.is_truncated = at_end and episode.is_truncated
@@ -86,12 +87,32 @@ def piece(episode: SingleAgentEpisode, start: int, stop: int, lookback: int) -> 
     new._rewards = _cut_tree(episode._rewards, first, last)
     new._extras = {key: _cut_tree(tree, first, last) for key, tree in episode._extras.items()}
     new._extra_keys = episode._extra_keys
-    new._infos = None if episode._infos is None else episode._infos[first : last + 1]
+    new._infos = None if episode._infos is None else _copied_infos(episode._infos[first : last + 1])
     new._new_obs, new._new_steps, new._spare, new._source = [], [], {}, None
     new._lookback = lookback
     new.t_started, new.t = episode.t_started + start, episode.t_started + stop
     new._duration, new._start_time, new._last_time = 0.0, episode._last_time, episode._last_time
     return new
+
+
+def successor(episode: SingleAgentEpisode, lookback: int) -> SingleAgentEpisode:
+    """What `cut` gives: a piece without steps, with rows of its own."""
+    new = piece(episode, len(episode), len(episode), lookback)
+    for name in ("_obs", "_last_obs", "_actions", "_rewards", "_extras"):
+        tree = getattr(new, name)
+        setattr(new, name, None if tree is None else map_tree(_copied_leaf, tree))
+    return new
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    return copy_leaf(leaf) if hasattr(leaf, "dtype") else leaf
+
+
+def _copied_infos(infos: list[Any] | None) -> list[Any] | None:
+    """Infos of their own; None, which stands for empty ones, where all are empty."""
+    if infos is None or infos.count({}) == len(infos):
+        return None
+    return deepcopy(infos)
 
 
 def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:
@@ -262,14 +283,14 @@ def get_state(episode: SingleAgentEpisode) -> dict[str, Any]:
         episode._join()
     return {
         **{name: getattr(episode, name) for name in _PLAIN},
-        "custom_data": dict(episode.custom_data),
+        "custom_data": deepcopy(episode.custom_data),
         "len_lookback_buffer": episode._lookback,
         "duration_s": episode.get_duration_s(),
         "observations": None if episode._obs is None else copied(episode._obs),
         "actions": None if episode._actions is None else copied(episode._actions),
         "rewards": None if episode._rewards is None else copied(episode._rewards),
         "extra_model_outputs": {key: copied(tree) for key, tree in episode._extras.items()},
-        "infos": None if episode._infos is None else list(episode._infos),
+        "infos": _copied_infos(episode._infos),
         "observation_space": describe_space(episode.observation_space),
         "action_space": describe_space(episode.action_space),
     }
@@ -297,6 +318,6 @@ def restore(cls: type[SingleAgentEpisode], state: Mapping[str, Any]) -> SingleAg
         module_id=state["module_id"],
         multi_agent_episode_id=state["multi_agent_episode_id"],
     )
-    episode.custom_data = dict(state["custom_data"])
+    episode.custom_data = deepcopy(state["custom_data"])
     episode._duration = state["duration_s"]
     return episode

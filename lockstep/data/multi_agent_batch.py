@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from lockstep.data.batch_layout import seq_lens_of
+from lockstep.data.batch_views import take_rows, take_sequences
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.compressed import DEFAULT_COLUMNS, wanted_columns
 from lockstep.data.sample_batch import SampleBatch, concat_samples
@@ -115,29 +117,38 @@ class MultiAgentBatch:
         """Batches of `k` environment steps each (the last may have fewer).
 
         An environment step is one `(eps_id, t)` over all modules; episodes keep the order in which they appear.
-        Every row lies in exactly one slice; modules without rows in a slice are left out of it. Raises
-        `ValueError` for `k < 1` or sequences, `KeyError` where a module lacks `eps_id` or `t`.
+        Every row lies in exactly one slice; modules without rows in a slice are left out of it. With `seq_lens`
+        sequences stay whole, as in slices of a `SampleBatch`: each lies in the slice of its last row, and the slice
+        counts the environment steps that no earlier slice has. Raises `ValueError` for `k < 1`, `KeyError` where a
+        module lacks `eps_id` or `t`.
         """
         if k < 1:
             raise ValueError(f"k={k}; a slice has at least 1 environment step")
         filled = {module_id: batch for module_id, batch in self.policy_batches.items() if len(batch)}
         if not filled:
             return []
-        for module_id, batch in filled.items():
-            if Columns.SEQ_LENS in batch:
-                raise ValueError(f"module {module_id!r} has sequences, which cannot be cut by environment steps")
         steps = _environment_steps(filled)
         num_steps = 1 + max(int(rows.max()) for rows in steps.values())
         parts: list[dict[str, SampleBatch]] = [{} for _ in range(-(-num_steps // k))]
+        slice_of_step = np.full(num_steps, len(parts), dtype=np.int64)
         for module_id, batch in filled.items():
-            number = steps[module_id] // k
+            number, lengths = steps[module_id] // k, seq_lens_of(batch)
+            take = take_rows if lengths is None else take_sequences
+            if lengths is None:
+                np.minimum.at(slice_of_step, steps[module_id], number)
+            else:
+                real = np.flatnonzero(lengths)
+                batch = take_sequences(batch, real) if len(real) < len(lengths) else batch
+                number = number[np.cumsum(lengths[real]) - 1]
+                np.minimum.at(slice_of_step, steps[module_id], np.repeat(number, lengths[real]))
             order = np.argsort(number, kind="stable")
             bounds = np.searchsorted(number[order], np.arange(len(parts) + 1))
             in_order = bool(np.all(np.diff(number) >= 0))
             for part, start, stop in zip(parts, bounds[:-1].tolist(), bounds[1:].tolist()):
                 if stop > start:
-                    part[module_id] = batch[start:stop] if in_order else batch[order[start:stop]]
-        return [MultiAgentBatch(part, min(k, num_steps - i * k)) for i, part in enumerate(parts)]
+                    part[module_id] = take(batch, slice(start, stop) if in_order else order[start:stop])
+        counts = np.bincount(slice_of_step, minlength=len(parts)).tolist()
+        return [MultiAgentBatch(part, count) for part, count in zip(parts, counts) if part]
 
     @staticmethod
     def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
@@ -200,7 +211,8 @@ def _environment_steps(batches: Mapping[str, SampleBatch]) -> dict[str, np.ndarr
         for name in (Columns.EPS_ID, Columns.T):
             if name not in batch:
                 raise KeyError(f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'")
-        columns.append((to_numpy_leaf(batch[Columns.EPS_ID]), to_numpy_leaf(batch[Columns.T])))
+        flat = batch._flat()
+        columns.append((to_numpy_leaf(flat[Columns.EPS_ID]), to_numpy_leaf(flat[Columns.T])))
     episodes, first, inverse = np.unique(
         np.concatenate([ids for ids, _ in columns]), return_index=True, return_inverse=True
     )

@@ -141,7 +141,7 @@ def piece(episode: MultiAgentEpisode, start: int, stop: int, lookback: int) -> M
         agent_to_module_mapping_fn=episode.agent_to_module_mapping_fn,
     )
     new.env_t, new._lookback, new.is_reset = episode.env_t_started + stop, lookback, episode.is_reset
-    new.custom_data = dict(episode.custom_data)
+    new.custom_data = deepcopy(episode.custom_data)
     if stop == len(episode):
         new.is_terminated, new.is_truncated = episode.is_terminated, episode.is_truncated
     new._start_time = new._last_time = episode._last_time
@@ -179,7 +179,7 @@ def _agent_piece(
     since = min(times[0], begin)
     waiting = None
     if ended_at is None and track.acted_late.get(times[-1], times[-1]) < end:
-        waiting = track.waiting if last == len(track.times) - 1 else _step_of(single, last)
+        waiting = deepcopy(track.waiting if last == len(track.times) - 1 else _step_of(single, last))
     rewards = [entry for entry in track.partial_rewards if since < entry[0] <= end]
     late = {time: step for time, step in track.acted_late.items() if times[0] <= time and step < end}
     return AgentTrack(times, waiting, rewards, late, ended_at), part
@@ -375,7 +375,7 @@ def get_state(episode: MultiAgentEpisode) -> dict[str, Any]:
     return {
         **{name: getattr(episode, name) for name in _PLAIN},
         "len_lookback_buffer": episode._lookback,
-        "custom_data": dict(episode.custom_data),
+        "custom_data": deepcopy(episode.custom_data),
         "duration_s": episode.get_duration_s(),
         "agent_module_ids": [[agent, module_id] for agent, module_id in episode._modules.items()],
         "agent_episode_ids": [[agent, id_] for agent, id_ in episode._agent_episode_ids.items()],
@@ -425,7 +425,7 @@ def restore(cls: type[MultiAgentEpisode], state: Mapping[str, Any], mapping_fn: 
     )
     for name in _PLAIN:
         setattr(episode, name, state[name])
-    episode._lookback, episode.custom_data = state["len_lookback_buffer"], dict(state["custom_data"])
+    episode._lookback, episode.custom_data = state["len_lookback_buffer"], deepcopy(state["custom_data"])
     episode._duration = state["duration_s"]
     for part in state["agents"]:
         agent, waiting = part["agent_id"], part["waiting"]

@@ -84,12 +84,18 @@ class SumTree:
         return out
 
     def find(self, masses: npt.ArrayLike) -> np.ndarray:
-        """For each mass in `[0, total)` the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])`; int64.
+        """For each mass in `[0, total]` the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])`; int64.
 
-        A number that is 0 is never found. `ValueError` where all are 0.
+        A number that is 0 is never found; the total itself falls to the last one that is not.
+
+        Raises:
+            ValueError: a mass that is NaN or outside `[0, total]`, or all numbers are 0.
         """
         masses = np.ascontiguousarray(np.atleast_1d(masses), np.float64)
         self._check_total()
+        outside = ~((masses >= 0.0) & (masses <= self.total))  # true of NaN too
+        if outside.any():
+            raise ValueError(f"masses must lie in 0 .. {self.total}, the total; got {float(masses[outside][0])}")
         found = np.empty(masses.shape, np.int64)
         self._kernels.find(self._tree, self._levels, masses, 1.0, found)
         return found

@@ -225,6 +225,23 @@ class ReplayBuffer:
             twin._create({name: tree for name, tree in self._store.shapes().items() if name != NEXT_OBS})
         return twin
 
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights, as of the last sample. Set it to a number or a schedule over the rows added.
+
+        Raises:
+            ValueError: below 0, or (when set) the buffer is not prioritised; AttributeError when read of such a one.
+        """
+        if self.priorities is None:
+            raise AttributeError("this buffer is not prioritised and has no beta; use PrioritizedReplayBuffer")
+        return self.priorities.beta.value
+
+    @beta.setter
+    def beta(self, value: ScheduleLike) -> None:
+        if self.priorities is None:
+            raise ValueError(f"beta={value!r}: this buffer is not prioritised; use PrioritizedReplayBuffer")
+        self.priorities.set_beta(value)
+
     def priority_options(self) -> dict[str, Any] | None:
         """What `priorities` was given as, None where rows are drawn uniformly."""
         return None if self.priorities is None else self.priorities.options()

@@ -23,7 +23,10 @@ class MultiAgentReplayBuffer:
     """A `ReplayBuffer` for each module, with a sub-buffer for each agent of each environment.
 
     `agents`: module id -> the agents that it acts for. `make(module_id, buffer_num)` gives a module's empty buffer.
+    A module's own is `buffers[module_id]`, where `beta` can be set.
     """
+
+    __slots__ = ("agents", "buffers", "num_envs")
 
     def __init__(
         self, agents: Mapping[str, Sequence[AgentID]], num_envs: int, make: Callable[[str, int], ReplayBuffer]

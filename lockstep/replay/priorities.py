@@ -45,11 +45,18 @@ class Priorities:
         self.largest = 1.0
         """largest error so far"""
         self._newest = 1.0
+        self._beta_set: ScheduleLike | None = None
+        """what `set_beta` was given; part of the state, as no option names it"""
         self._beta_at: int | None = None
 
     def options(self) -> dict[str, Any]:
         """What this was made with."""
         return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
+
+    def set_beta(self, beta: ScheduleLike) -> None:
+        """Replace the schedule of beta."""
+        self.beta = schedule_of_beta(beta)
+        self._beta_set = None if callable(beta) else self.beta.specification
 
     def clear(self) -> None:
         """No row has a priority; the largest error is kept."""
@@ -91,8 +98,9 @@ class Priorities:
             self._newest = self.largest**self.alpha
 
     def get_state(self, used: int) -> dict[str, Any]:
-        """Priorities of the first `used` rows, the largest error, the position of beta."""
-        return {"values": self.tree.values[:used].copy(), "largest": self.largest, "beta": self.beta.get_state()}
+        """Priorities of the first `used` rows, the largest error, the position of beta, and beta where it was set."""
+        state = {"values": self.tree.values[:used].copy(), "largest": self.largest, "beta": self.beta.get_state()}
+        return state if self._beta_set is None else {**state, "beta_set": self._beta_set}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to what `get_state` gave."""
@@ -101,4 +109,6 @@ class Priorities:
         self.tree.load(values)
         self.largest = float(state["largest"])
         self._newest = self.largest**self.alpha
+        if "beta_set" in state:
+            self.set_beta(state["beta_set"])
         self.beta.set_state(state["beta"])

@@ -185,12 +185,21 @@ class Ring:
         return out, lengths
 
     def checked(self, indices: npt.ArrayLike) -> np.ndarray:
-        """`indices` as int64 [N]; `IndexError` unless they are rows that hold a transition."""
+        """`indices` as int64 [N]; `IndexError` unless they are rows that hold a transition.
+
+        Negative ones count back from the end of the rows in use, as in an array.
+        """
         rows = np.array(to_numpy_leaf(indices), ndmin=1, copy=None)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
             raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
         rows = np.ascontiguousarray(rows, np.int64)
         position = self.kernels.first_absent(rows, self.marks, self.num_rows)
+        if position >= 0 and rows.min() < 0:
+            used = self.used()
+            if rows.min() < -used:
+                raise IndexError(f"index {rows.min()} is out of range: {used} rows hold transitions")
+            rows = np.where(rows < 0, rows + used, rows)
+            position = self.kernels.first_absent(rows, self.marks, self.num_rows)
         if position < 0:
             return rows
         absent = rows[position]

@@ -270,6 +270,18 @@ def test_split_by_episode_uses_a_key_or_the_flags():
     assert [rows(p) for p in plain(3, dones=[True, False, True]).split_by_episode()] == [[0], [1, 2]]
 
 
+@pytest.mark.parametrize("key", ["dones", "terminateds", "truncateds"])
+@pytest.mark.parametrize("as_column", [np.array, torch.tensor])
+def test_split_by_episode_by_a_flag_cuts_after_each_row_that_has_it(key, as_column):
+    batch = plain(7, **{key: as_column([False, False, False, True, False, True, False])})
+    assert [rows(part) for part in batch.split_by_episode(key=key)] == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [rows(part) for part in batch.split_by_episode()] == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [rows(part) for part in plain(3, **{key: as_column([1, 1, 0])}).split_by_episode(key)] == [[0], [1], [2]]
+    whole_sequences = sequences((3, 1, 4))
+    whole_sequences[key] = as_column([0, 0, 1, 1, 0, 0, 0, 1])
+    assert [part["seq_lens"].tolist() for part in whole_sequences.split_by_episode(key)] == [[3], [1], [4]]
+
+
 def test_split_by_episode_without_either_column_raises():
     with pytest.raises(KeyError, match="eps_id"):
         plain().split_by_episode()

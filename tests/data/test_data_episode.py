@@ -49,6 +49,37 @@ def test_cut_is_the_successor():
         episode.cut(-1)
 
 
+@pytest.mark.parametrize("make", [SingleAgentEpisode.cut, lambda e: e[1:3], lambda e: e[4], lambda e: e[:]])
+def test_pieces_share_no_custom_data_and_no_info_with_their_source(make):
+    episode = grown(5)
+    episode.custom_data["seen"] = {"rooms": [1]}
+    part = make(episode)
+    part.custom_data["seen"]["rooms"].append(2)
+    part.get_infos(-1)["at"] = "elsewhere"
+    assert episode.custom_data == {"seen": {"rooms": [1]}}
+    assert episode.get_infos() == [{"at": t} for t in range(6)]
+
+
+def test_cut_and_states_have_arrays_of_their_own():
+    episode = grown(5)
+    before = [column.copy() for column in (episode.get_observations(), episode.get_actions(), episode.get_rewards())]
+    successor, state = episode.cut(3), episode.get_state()
+    state["custom_data"]["new"] = state["infos"][2]["new"] = 1
+    for column in (state["observations"], state["actions"], state["rewards"]):
+        column[...] = -1
+    look_back = {"indices": slice(-3, None), "neg_index_as_lookback": True}
+    for read in (successor.get_observations, successor.get_actions, successor.get_rewards):
+        read(**look_back)[...] = -1
+    after = episode.get_observations(), episode.get_actions(), episode.get_rewards()
+    for one, other in zip(after, before):
+        np.testing.assert_array_equal(one, other)
+    assert episode.custom_data == {}
+    assert episode.get_infos(2) == {"at": 2}
+    restored = SingleAgentEpisode.from_state({**episode.get_state(), "custom_data": (data := {"k": [1]})})
+    restored.custom_data["k"].append(2)
+    assert data == {"k": [1]}
+
+
 def test_slice_moves_t_started_and_is_done_only_at_the_end():
     episode = grown(5, terminated=True)
     part = episode[1:3]

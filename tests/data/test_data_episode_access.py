@@ -1,5 +1,7 @@
 """Contract, section 4: getters, setters, and episodes that are views on a rollout store."""
 
+import re
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -109,6 +111,45 @@ def test_fill_of_an_episode_without_steps():
     episode = SingleAgentEpisode(observations=[5])
     assert episode.get_rewards(slice(-2, 1), neg_index_as_lookback=True, fill=0.0).tolist() == [0, 0, 0]
     assert episode.get_observations(slice(-1, 1), neg_index_as_lookback=True, fill=9).tolist() == [9, 5]
+
+
+@pytest.mark.parametrize(
+    "column, fill",
+    [
+        (np.arange(3), 9.9),
+        (np.arange(3), np.nan),
+        (np.arange(3), "9"),
+        (np.arange(3, dtype=np.uint8), -1),
+        (np.arange(3, dtype=np.uint8), 256),
+        (np.zeros(3, dtype=bool), 2),
+        (np.zeros(3, dtype=np.float32), 1e300),
+        (np.zeros(3, dtype=np.float32), 1j),
+        (np.array(["a", "b", "c"]), "long"),
+        (np.zeros((3, 2), dtype=np.int8), np.array([0, 0.5])),
+        ({"x": np.arange(3.0), "y": np.arange(3)}, 0.5),
+        ({"x": np.arange(3.0), "y": np.arange(3)}, {"x": 0.5, "y": 0.5}),
+    ],
+)
+def test_fill_that_a_column_cannot_hold_is_refused_with_value_and_dtype(column, fill):
+    episode = SingleAgentEpisode(observations=column, actions=[0, 1], rewards=[0.0, 1.0])
+    leaf = column["y"] if isinstance(column, dict) else column
+    given = fill["y"] if isinstance(fill, dict) else fill
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    for indices in (5, [1, 5], slice(0, 5), slice(0, 2), 0):  # also where nothing is filled in
+        with pytest.raises(ValueError, match=re.escape(f"fill={given!r}") + f".* {leaf.dtype}"):
+            episode.get_observations(indices, fill=fill)
+    with pytest.raises(ValueError, match=r"fill=9\.9 .* int64"):
+        episode.get_actions(5, fill=9.9)
+
+
+@pytest.mark.parametrize(
+    "dtype, fill", [("i8", 9.0), ("u1", 255), ("?", 0), ("f4", 0.1), ("f4", np.nan), ("f4", -np.inf), ("U2", "ab")]
+)
+def test_fill_that_a_column_can_hold_is_what_is_read(dtype, fill):
+    episode = SingleAgentEpisode(observations=np.zeros(2, dtype), actions=[0], rewards=[0.0])
+    got = episode.get_observations([0, 7], fill=fill)
+    assert got.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(got[1], np.asarray(fill, dtype))
 
 
 def test_nested_observations_are_read_and_filled_as_trees():

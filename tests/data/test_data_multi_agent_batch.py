@@ -60,13 +60,30 @@ def test_timeslices_gather_rows_that_are_out_of_order():
     assert [piece["p"]["a"].tolist() for piece in slices] == [[1, 3], [0, 2]]
 
 
+@pytest.mark.parametrize("layout", ["flat", "padded", "time_major"])
+def test_timeslices_keep_sequences_whole_in_the_slice_of_their_last_row(layout):
+    first = SampleBatch(
+        a=np.arange(6), eps_id=[0] * 6, t=np.arange(6), seq_lens=[2, 3, 0, 1], state_in=np.array([0.0, 2.0, 9.0, 5.0])
+    )
+    second = SampleBatch(a=np.arange(4) + 10, eps_id=[0] * 4, t=[0, 1, 4, 5])
+    if layout != "flat":
+        first.right_zero_pad(3)
+    if layout == "time_major":
+        steps = {name: first[name].reshape(4, 3).T for name in ("a", "eps_id", "t")}
+        first = SampleBatch({**first, **steps}, _time_major=True)
+    slices = MultiAgentBatch({"p": first, "q": second}, 6).timeslices(2)
+    got = [{module: piece[module].copy(shallow=True).unpad()["a"].tolist() for module in piece} for piece in slices]
+    assert got == [{"p": [0, 1], "q": [10, 11]}, {"p": [2, 3, 4, 5], "q": [12, 13]}]
+    assert [piece["p"]["seq_lens"].tolist() for piece in slices] == [[2], [3, 1]]
+    assert [piece["p"]["state_in"].tolist() for piece in slices] == [[0.0], [2.0, 5.0]]
+    assert [piece.env_steps() for piece in slices] == [2, 4]
+
+
 def test_timeslices_says_what_it_lacks():
     with pytest.raises(KeyError, match="module 'p' lacks column 'eps_id'"):
         make().timeslices(2)
     with pytest.raises(ValueError, match="k=0"):
         make().timeslices(0)
-    with pytest.raises(ValueError, match="has sequences"):
-        MultiAgentBatch({"p": SampleBatch(a=[1, 2], eps_id=[0, 0], t=[0, 1], seq_lens=[2])}, 2).timeslices(1)
     assert MultiAgentBatch({}, 0).timeslices(3) == []
 
 

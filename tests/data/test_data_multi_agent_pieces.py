@@ -93,6 +93,41 @@ def test_slice_keeps_infos_custom_data_and_modules():
     assert (part.env_t_started, part.env_t, part.agent_t_started) == (1, 3, {"a": 1})
 
 
+@pytest.mark.parametrize("make", [MultiAgentEpisode.cut, lambda e: e[0:1], lambda e: e[:]])
+def test_pieces_and_states_share_nothing_that_can_change_with_their_source(make):
+    episode = MultiAgentEpisode("e")
+    episode.add_env_reset({"a": 0}, {"a": {"at": 0}})
+    logits = {"extra_model_outputs": {"a": {"logits": np.zeros(2)}}}
+    episode.add_env_step({"a": 1}, {"a": np.array([0])}, {"a": 1}, {"a": {"at": 1}}, **logits)
+    waiting = np.array([7])
+    episode.add_env_step({}, {"a": waiting}, {"a": 1}, **logits)
+    episode.custom_data["seen"] = {"rooms": [1]}
+    part, state = make(episode), episode.get_state()
+    part.custom_data["seen"]["rooms"].append(2)
+    state["custom_data"]["seen"]["rooms"].append(3)
+    part.agent_episodes["a"].get_infos(-1)["at"] = "elsewhere"
+    for track in part._tracks.values():
+        if track.waiting is not None:
+            track.waiting.action[0] = -1
+            track.waiting.extras["logits"][0] = -1
+    assert episode.custom_data == {"seen": {"rooms": [1]}}
+    assert episode.get_infos() == {"a": [{"at": 0}, {"at": 1}]}
+    assert waiting.tolist() == [7]
+    assert episode.get_extra_model_outputs("logits", -1)["a"].tolist() == [0.0, 0.0]
+
+
+def test_fill_that_an_agents_column_cannot_hold_is_refused_with_value_and_dtype():
+    episode = MultiAgentEpisode("e")
+    episode.add_env_reset({"a": 0})
+    episode.add_env_step({"a": 1, "b": 5}, {"a": 0}, {"a": 1})
+    for read in (episode.get_observations, episode.get_actions):
+        with pytest.raises(ValueError, match=r"fill=9\.9 .* int64"):
+            read([0, 1, 5], fill=9.9)
+        with pytest.raises(ValueError, match=r"fill=9\.9 .* int64"):
+            read([0, 1, 5], ["a"], env_steps=False, fill=9.9)
+    assert plain(episode.get_observations([0, 1], fill=9.0)) == {"a": [0, 1], "b": [9, 5]}
+
+
 def test_slice_in_the_middle_of_a_step_holds_the_rewards_that_had_come():
     part = in_turns()[:2]
     assert plain(part.get_rewards()) == {"a": [0.75], "b": [1.0]}

@@ -60,7 +60,7 @@ def test_sum_tree_draws_in_proportion():
 def test_sum_tree_never_finds_a_zero_whatever_rounding_does():
     tree = SumTree(6)
     tree[[1, 2, 3]] = [0.1, 0.2, 0.3]
-    assert tree.find([tree.total, np.nextafter(tree.total, 2), 10.0]).tolist() == [3, 3, 3]
+    assert tree.find([tree.total, np.nextafter(tree.total, 0)]).tolist() == [3, 3]
     assert tree.find([0.0]).tolist() == [1]
 
 
@@ -89,6 +89,15 @@ def test_powers_beyond_the_range_of_numbers_stay_within_it():
     assert tree.values[0] > 0.0  # 1e-360 would be 0, and the row never drawn again
     assert np.isfinite(tree.values).all()
     assert np.isfinite(tree.relative_powers(np.arange(3), 0.4)).all()
+
+
+@pytest.mark.parametrize("mass", [np.nan, -1e-12, np.nextafter(6.0, 7), 10.0, np.inf, -np.inf])
+def test_find_refuses_nan_and_masses_outside_of_the_total(mass):
+    tree = SumTree(3)
+    tree[[0, 1, 2]] = [1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match=rf"0 \.\. 6\.0, the total; got {mass}"):
+        tree.find([0.5, mass])
+    assert tree.find([0.0, 1.0, 6.0]).tolist() == [0, 1, 2]
 
 
 def test_sum_tree_refuses_what_it_cannot_hold():

@@ -215,6 +215,28 @@ def test_next_and_prev_stop_at_episode_ends_and_at_the_write_position():
         fill_from_counting(ReplayBuffer(6), 2).prev(4)
 
 
+def test_next_prev_and_reading_take_negative_indices_as_an_array_does():
+    buffer = fill_from_counting(ReplayBuffer(6), 4)
+    assert buffer.prev(-1).tolist() == buffer.prev(3).tolist() == [2]
+    assert buffer.next([-4, -2, 0]).tolist() == buffer.next([0, 2, 0]).tolist() == [1, 3, 1]
+    np.testing.assert_array_equal(buffer[[-1, 1]]["obs"], buffer[[3, 1]]["obs"])
+    for index in (-5, [0, -5], 4, 6):
+        with pytest.raises(IndexError):
+            buffer.prev(index)
+    full = ReplayBuffer(6)
+    for step in range(8):
+        full.add(rows(1, step))
+    assert full.prev([-1, -6]).tolist() == full.prev([5, 0]).tolist() == [4, 5]
+    with pytest.raises(IndexError, match="index -7 is out of range: 6 rows"):
+        full.next(-7)
+    vector = VectorReplayBuffer(12, 2)
+    for step in range(3):
+        vector.add(rows(2, step))
+    assert vector.prev([-1, -2]).tolist() == vector.prev([5, 4]).tolist() == [3, 2]
+    with pytest.raises(IndexError, match="index -1 is out of range: 0 rows"):
+        ReplayBuffer(6).prev(-1)
+
+
 def test_a_256_sample_from_8_sub_buffers_hits_about_226_distinct_offsets():
     """Sub-buffers draw independently: 1000 * (1 - (1 - 1/1000)**256) = 226.0."""
     for cls, options in ((VectorReplayBuffer, {}), (PrioritizedVectorReplayBuffer, {"alpha": 0.5})):

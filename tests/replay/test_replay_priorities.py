@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import numpy as np
@@ -9,7 +10,13 @@ import pytest
 import torch
 from replay_tools import rows
 
-from lockstep.replay import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer
+from lockstep.replay import (
+    MultiAgentReplayBuffer,
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+)
 
 
 def filled(number=10, **options):
@@ -49,6 +56,44 @@ def test_beta_follows_a_schedule_on_vector_buffers_too():
         buffer.sample(4)
         betas.append(buffer.priorities.beta.value)
     np.testing.assert_allclose(betas, np.minimum(np.arange(2, 25, 2) / 20, 1))
+
+
+@pytest.mark.parametrize("build", [lambda: PrioritizedReplayBuffer(10), lambda: PrioritizedVectorReplayBuffer(10, 1)])
+@pytest.mark.parametrize("beta", [0.9, [[0, 0.0], [20, 1.0]], lambda step: step / 20])
+def test_beta_that_is_set_is_the_one_of_the_weights_and_of_the_states(tmp_path, build, beta):
+    made_with = (PrioritizedVectorReplayBuffer(10, 1, beta=beta), build())
+    for buffer in made_with:
+        for step in range(6):
+            buffer.add(rows(1, step))
+        buffer.update_weight(np.arange(6), np.arange(1.0, 7.0))
+    expected, buffer = made_with
+    buffer.beta = beta
+    weights = expected.sample(32)["weights"]
+    np.testing.assert_array_equal(buffer.sample(32)["weights"], weights)
+    assert buffer.beta == expected.beta == pytest.approx(0.9 if beta == 0.9 else 0.3)
+    state = buffer.get_state()
+    loaded = ReplayBuffer.load(buffer.save(tmp_path / "b"), beta=beta if callable(beta) else None)
+    twins = [copy.deepcopy(buffer), loaded]
+    if not callable(beta):
+        twins.append(build())
+        twins[-1].set_state(state)
+    after = buffer.sample(32)["weights"]
+    for twin in twins:
+        np.testing.assert_array_equal(twin.sample(32)["weights"], after)
+
+
+def test_beta_that_cannot_be_set_is_refused():
+    buffer = filled()
+    for bad, error in ((-0.1, ValueError), ([[0, 0.4], [9, -1]], ValueError), ("high", TypeError)):
+        with pytest.raises(error, match="beta"):
+            buffer.beta = bad
+    for uniform in (ReplayBuffer(3), VectorReplayBuffer(4, 2)):
+        with pytest.raises(ValueError, match="not prioritised"):
+            uniform.beta = 0.5
+        assert not hasattr(uniform, "beta")
+    several = MultiAgentReplayBuffer({"p": ["a"]}, 1, lambda _, number: PrioritizedVectorReplayBuffer(4, number))
+    with pytest.raises(AttributeError, match="beta"):
+        several.beta = 0.5
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
