@@ -2,6 +2,8 @@
 
 - After a time-out its pipes answer the wrong question: the workers are ended, and a further step is refused.
 - An error in a worker arrives with its traceback, row and last action; gymnasium only logs the traceback.
+- A worker that died cannot be started again from outside: the answers of the others are read, and the arguments of
+  its process gone. The error says what can (`WorkerVectorEnv`).
 - In DISABLED mode stepping past the end is silent: the boundary resets finished rows itself, always.
 """
 
@@ -23,6 +25,17 @@ from lockstep.state.copies import no_copies
 
 _REPORT_TIMEOUT = 5.0
 """Seconds to wait for the report of a worker that has said that it failed."""
+
+
+_RESTARTS = (
+    "gymnasium's AsyncVectorEnv cannot start a worker again; our own vector does, within limits: give the function "
+    "that makes one environment, with env_runners(vectorize_mode='async') or "
+    "make_vector(function, num_envs=n, mode='async'). "
+)
+_PICKLE = (
+    "What an environment in a process of its own gives, info too, must be picklable: take the rest out of info, or use "
+    "make_vector(function, num_envs=n, mode='async'), which leaves it out. "
+)
 
 
 class AsyncVectorEnvBoundary(VectorEnvBoundary):
@@ -85,15 +98,15 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
             raise EnvironmentTimeoutError(
                 f"environments {late} did not answer within step_timeout={self._step_timeout} s (during "
                 f"{during}). "
-                "Their pipes are out of step, so all workers were ended; build the vector again.",
+                f"Their pipes are out of step, so all workers were ended; build the vector again. {_RESTARTS.strip()}",
                 env_index=late[0] if late else None,
             ) from error
         except (EOFError, ConnectionError) as error:
             row = self._dead_row()
             self._end_workers(f"worker {row} died")
-            raise step_error(
-                None, backend=self.backend, env_index=row, action=self._action_of(row), during=during
-            ) from error
+            told = step_error(None, backend=self.backend, env_index=row, action=self._action_of(row), during=during)
+            told.args = (f"{told} {_RESTARTS}",)
+            raise told from error
 
     def _dead_row(self) -> int | None:
         """The first worker that has ended; a pipe may be seen closed a moment before its process is gone."""
@@ -119,6 +132,7 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
             env_index=row,
             action=self._action_of(row),
             during="reset" if self._last_actions is None else "step",
+            hint=_PICKLE if "pipe.send" in text and "pickle" in text else "",
         ) from WorkerTraceback(text)
 
     def _report_of(self, failed: list[int]) -> tuple[int, Any, str]:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from lockstep.data.action_masks import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
 from lockstep.envs import trees
+from lockstep.envs.errors import FORMS, OLD_API
 from lockstep.envs.make import single_env_factory
 
 LEVELS = ("error", "warning", "info")
@@ -101,7 +102,7 @@ class _Look:
         for name in ("observation_space", "action_space"):
             space = getattr(env, name, None)
             if not isinstance(space, spaces.Space):
-                self.add("error", f"{name}_missing", f"{name} is {space!r}, not a gymnasium space")
+                self.add("error", f"{name}_missing", trees.no_space(env, name))
                 fine = False
                 continue
             try:
@@ -155,7 +156,8 @@ class _Look:
         if answer is None:
             return False
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            self.add("error", "reset_form", f"reset gave {type(answer).__name__}, expected (observation, info)")
+            given, (_, values) = type(answer).__name__, FORMS["reset"]
+            self.add("error", "reset_form", f"reset gave {given}, expected {values}. {OLD_API}")
             return False
         self._first = answer[0]
         self._observation(env, answer[0], "from reset")
@@ -241,11 +243,8 @@ class _Look:
     def _step_form(self, env: Any, answer: Any, number: int) -> bool:
         if not (isinstance(answer, tuple) and len(answer) == 5):
             given = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
-            self.add(
-                "error",
-                "step_form",
-                f"step gave {given}, expected (observation, reward, terminated, truncated, info)",
-            )
+            number, values = FORMS["step"]
+            self.add("error", "step_form", f"step gave {given}, expected {number}: {values}. {OLD_API}")
             return False
         obs, reward, terminated, truncated, info = answer
         self._observation(env, obs, f"at step {number}")

@@ -25,10 +25,21 @@ class EnvironmentTimeoutError(EnvironmentStepError):
     """An environment did not answer within ``step_timeout`` seconds; the vector of workers was closed."""
 
 
+OLD_API = (
+    "Before version 0.26 gym had step return four, with one flag `done`, and reset one: give terminated and truncated "
+    "apart, or wrap the environment (shimmy.GymV21CompatibilityV0)."
+)
+FORMS = {
+    "step": (5, "(observation, reward, terminated, truncated, info)"),
+    "reset": (2, "(observation, info)"),
+}
+"""how many values gymnasium's two methods return, and which"""
+
+
 def step_error(
-    error: BaseException | str | None, *, backend: str, env_index: int | None, action: Any, during: str
+    error: BaseException | str | None, *, backend: str, env_index: int | None, action: Any, during: str, hint: str = ""
 ) -> EnvironmentStepError:
-    """The error to raise ``from error``: back end, environment index, last action, original message."""
+    """The error to raise ``from error``: back end, environment index, last action, original message, what to do."""
     which = "an environment" if env_index is None else f"environment {env_index}"
     last = "" if during == "reset" else f"; last action: {action!r}"
     if error is None:
@@ -36,12 +47,20 @@ def step_error(
     else:
         what = f"raised {error if isinstance(error, str) else f'{type(error).__name__}: {error}'}"
     return EnvironmentStepError(
-        f"{which} of the {backend!r} vector {what} (during {during}{last}). "
+        f"{which} of the {backend!r} vector {what} (during {during}{last}). {hint or _form_hint(what)}"
         "The traceback of the environment stands above; the vector must be reset or built again. "
         "Whether the environment keeps to gymnasium's API, check_environment (`lockstep doctor`) says.",
         env_index=env_index,
         action=action,
     )
+
+
+def _form_hint(what: str) -> str:
+    """What to do where an answer could not be unpacked."""
+    for method, (number, values) in FORMS.items():
+        if f"values to unpack (expected {number}" in what:
+            return f"{method} must return {number} values, {values}. {OLD_API} "
+    return ""
 
 
 class WorkerTraceback(Exception):

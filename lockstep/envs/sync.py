@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from lockstep.envs import trees
@@ -39,8 +38,8 @@ class LightSyncVectorEnv(VectorBoundary):
             raise ValueError("num_envs must be at least 1, got no environment.")
         self.envs: list[gym.Env] = [make() for make in env_fns]
         self.num_envs = len(self.envs)
-        self.observation_space = self.envs[0].observation_space
-        self.action_space = self.envs[0].action_space
+        self.observation_space = trees.space_of(self.envs[0], "observation_space")
+        self.action_space = trees.space_of(self.envs[0], "action_space")
         self.single_env_spec = self.envs[0].spec
         self._check_spaces()
         if owns_envs:
@@ -74,7 +73,7 @@ class LightSyncVectorEnv(VectorBoundary):
                     "function that makes environments must make a new one at each call."
                 )
             for name in ("observation_space", "action_space"):
-                if getattr(env, name) != getattr(self, name):
+                if trees.space_of(env, name) != getattr(self, name):
                     raise ValueError(
                         f"environment {index} has {name} {getattr(env, name)}, environment 0 has "
                         f"{getattr(self, name)}: all environments of one vector must have equal spaces."
@@ -116,7 +115,7 @@ class LightSyncVectorEnv(VectorBoundary):
         obs, rewards, deadlines = self._obs, result.rewards, self._deadlines
         flat = self._flat
         clock = self._clock = self._clock + 1
-        row = 0
+        row, row_obs = 0, None
         final: list[tuple[int, Any, dict[str, Any]]] | None = None
         try:
             for step, action in zip(self._steps, actions):
@@ -131,7 +130,7 @@ class LightSyncVectorEnv(VectorBoundary):
                     trees.write_row(obs, row, row_obs)
                 row += 1
         except Exception as error:
-            self._fail(error, row, actions)
+            self._fail(error, row, actions, row_obs)
         if final is not None:
             self._report(final)
         return result
@@ -170,8 +169,13 @@ class LightSyncVectorEnv(VectorBoundary):
             )
         self._unchecked = False
 
-    def _fail(self, error: Exception, row: int, actions: Any) -> NoReturn:
+    def _fail(self, error: Exception, row: int, actions: Any, row_obs: Any) -> NoReturn:
         action = actions[row] if row < len(actions) else None
+        if row_obs is not None and isinstance(error, ValueError | KeyError):
+            try:
+                trees.check_shape(self._obs, row_obs)  # is it what could not be written?
+            except ValueError as wrong:
+                wrong.__cause__, error = error, wrong
         raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
 
     def get_state(self) -> dict[str, Any] | None:
@@ -226,6 +230,4 @@ def single(env: gym.Env) -> LightSyncVectorEnv:
     """A vector of one from an environment that the caller made and keeps owning the look of."""
     if not isinstance(env, gym.Env):
         raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}.")
-    if isinstance(env.action_space, spaces.Space) and isinstance(env.observation_space, spaces.Space):
-        return LightSyncVectorEnv([lambda: env], owns_envs=False)
-    raise ValueError("the environment must have gymnasium spaces as observation_space and action_space.")
+    return LightSyncVectorEnv([lambda: env], owns_envs=False)

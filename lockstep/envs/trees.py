@@ -28,6 +28,23 @@ def check_supported(space: spaces.Space, name: str) -> None:
         )
 
 
+def space_of(env: Any, name: str) -> spaces.Space:
+    """The space that an environment has under this name; ``ValueError`` where it has none."""
+    space = getattr(env, name, None)
+    if not isinstance(space, spaces.Space):
+        raise ValueError(no_space(env, name))
+    return space
+
+
+def no_space(env: Any, name: str) -> str:
+    """What to say of an environment without a space of this name."""
+    example = "Discrete(2)" if "action" in name else "Box(-1.0, 1.0, (4,))"
+    return (
+        f"{name} of {env!r} is {getattr(env, name, None)!r}; it must be a gymnasium space. Set it in the environment's "
+        f"__init__, e.g. self.{name} = gymnasium.spaces.{example}."
+    )
+
+
 def allocate(space: spaces.Space, num_rows: int) -> Any:
     """A zeroed tree of arrays [num_rows, ...] for ``space``: dicts for Dict, tuples for Tuple."""
     return create_empty_array(space, n=num_rows, fn=np.zeros)
@@ -94,7 +111,10 @@ def check_shape(tree: Any, value: Any, name: str = "observation") -> None:
     if isinstance(tree, np.ndarray):
         shape = np.shape(value)
         if shape != tree.shape[1:]:
-            raise ValueError(f"{name} has shape {shape}, its space says {tree.shape[1:]}")
+            raise ValueError(
+                f"{name} has shape {shape}, its space says {tree.shape[1:]}; return observations of that shape, or "
+                "declare theirs in observation_space"
+            )
     elif isinstance(tree, Mapping):
         if not isinstance(value, Mapping) or value.keys() != tree.keys():
             given = sorted(value) if isinstance(value, Mapping) else type(value).__name__

@@ -7,6 +7,7 @@ import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import gymnasium as gym
@@ -31,7 +32,10 @@ def shared_tree(space: spaces.Space[Any], num_envs: int, make: Callable[[int], A
 
 
 def work(make_env: Any, row: int, num_envs: int, pipe: Connection, memory: list[Any], parent: int) -> None:
-    """Answers `("ok", result)` or `("error", summary, traceback)` until the pipe closes or the parent is gone."""
+    """Answers `("ok", result, dropped)` or `("error", summary, traceback)` until the pipe closes or the parent is gone.
+
+    `dropped`: keys of an info that cannot be pickled, each with the reason.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends the run in order
     try:
         served = _Served(make_env(), row, num_envs, memory)
@@ -51,12 +55,33 @@ def work(make_env: Any, row: int, num_envs: int, pipe: Connection, memory: list[
                 served.env.close()
                 return
             try:
-                answer: Any = ("ok", commands[name](argument))
+                answer = _pickled(name, commands[name](argument))
             except Exception as error:
-                answer = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
-            pipe.send(answer)
+                answer = ForkingPickler.dumps(("error", _summary(error), traceback.format_exc()))
+            pipe.send_bytes(answer)
     except (EOFError, OSError):
         return
+
+
+def _summary(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _pickled(name: str, result: Any) -> Any:
+    """The answer as bytes; keys of an info that cannot be pickled are left out, and named with the reason."""
+    try:
+        return ForkingPickler.dumps(("ok", result, {}))
+    except Exception as error:
+        if name != "step" or not isinstance(result[-1], dict):
+            raise TypeError(f"what {name} gave cannot be pickled ({_summary(error)})") from error
+    kept, dropped = {}, {}
+    for key, value in result[-1].items():
+        try:
+            ForkingPickler.dumps((key, value))
+            kept[key] = value
+        except Exception as error:
+            dropped[str(key)] = _summary(error)
+    return ForkingPickler.dumps(("ok", (*result[:-1], kept), dropped))
 
 
 class _Served:

@@ -81,7 +81,8 @@ class WorkerVectorEnv(VectorBoundary):
             )
         self.num_envs = len(env_fns)
         probe = env_fns[0]()
-        self.observation_space, self.action_space = probe.observation_space, probe.action_space
+        self.observation_space = trees.space_of(probe, "observation_space")
+        self.action_space = trees.space_of(probe, "action_space")
         self.single_env_spec = probe.spec
         probe.close()
         trees.check_supported(self.observation_space, "the observation space")
@@ -98,6 +99,7 @@ class WorkerVectorEnv(VectorBoundary):
         self._seeds: list[int | None] = [None] * self.num_envs
         self._sent: dict[int, tuple[float, Any]] = {}  # row -> when, which action
         self._started, self._broken = False, ""
+        self._dropped: set[str] = set()
         self._pipes: list[Any] = [None] * self.num_envs
         self._processes: list[Any] = [None] * self.num_envs
         for row in range(self.num_envs):
@@ -139,9 +141,24 @@ class WorkerVectorEnv(VectorBoundary):
         except OSError as error:
             raise EOFError from error
         if answer[0] == "ok":
+            if answer[2]:
+                self._tell_dropped(answer[2])
             return answer[1]
         told = step_error(answer[1], backend=self.backend, env_index=row, action=action, during=during)
         raise told from WorkerTraceback(answer[2])
+
+    def _tell_dropped(self, dropped: dict[str, str]) -> None:
+        """Warns, once for each key of an info."""
+        new = {key: reason for key, reason in dropped.items() if key not in self._dropped}
+        self._dropped |= new.keys()
+        for key, reason in new.items():
+            warnings.warn(
+                f"info[{key!r}] cannot be pickled and is left out ({reason}): an environment in a process of its own "
+                "can only give what can; take it out of info, or step the environments in this process "
+                "(vectorize_mode='sync', make_vector(..., mode='sync'))",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _deadline(self) -> float | None:
         return None if self.step_timeout is None else time.monotonic() + self.step_timeout

@@ -1,8 +1,10 @@
 """An environment that raises, dies or hangs: which one, after which action, with its own traceback."""
 
 import os
+import threading
 import time
 import traceback
+import warnings
 
 import numpy as np
 import pytest
@@ -138,7 +140,40 @@ def test_a_worker_that_dies_is_named(backend):
     ) as caught:
         step_until_failure(boundary)
     assert int(caught.value.action) == 3
+    assert "cannot start a worker again" in str(caught.value)
+    assert "mode='async'" in str(caught.value)
     check_all_workers_are_gone(boundary)
+
+
+class Telling(CountingEnv):
+    """Its last info of an episode has parts that cannot be pickled."""
+
+    def step(self, action):
+        *answer, _ = super().step(action)
+        return (*answer, {"length": self.step_number, "lock": threading.Lock(), "hook": lambda: None})
+
+
+def test_an_info_that_cannot_be_pickled_is_left_out_and_told_by_its_key():
+    with make_vector(lambda: Telling(((1, "terminate"),)), num_envs=2, mode="async") as envs:
+        envs.reset([0, 1])
+        with pytest.warns(RuntimeWarning, match=r"info\['(lock|hook)'\] cannot be pickled") as warned:
+            result = envs.step(np.zeros(2, np.int64))
+        assert {str(one.message)[4:12] for one in warned} == {"['lock']", "['hook']"}
+        assert len(warned) == 2  # each key once
+        assert result.infos == {0: {"length": 1}, 1: {"length": 1}}
+        assert result.terminateds.all()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            envs.step(np.zeros(2, np.int64))
+        assert envs.num_restarts == 0
+
+
+def test_an_info_that_gymnasiums_own_workers_cannot_send_says_what_to_do():
+    vector = AsyncVectorEnv([Telling] * 2)
+    with make_vector(vector) as envs:
+        envs.reset([0, 1])
+        with pytest.raises(EnvironmentStepError, match="take the rest out of info"):
+            envs.step(np.zeros(2, np.int64))
 
 
 def test_a_worker_that_hangs_is_named_and_nothing_is_left_of_the_vector():
@@ -185,6 +220,57 @@ class OldApi(CountingEnv):
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, reward, terminated or truncated, info
+
+
+class OldReset(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return [1.0, 2.0, 3.0]
+
+
+class Shapeless(CountingEnv):
+    def step(self, action):
+        _, *rest = super().step(action)
+        return (np.zeros(3, np.float32), *rest)
+
+
+class Spaceless(CountingEnv):
+    def __init__(self):
+        super().__init__()
+        del self.observation_space
+
+
+class NoActions(CountingEnv):
+    def __init__(self):
+        super().__init__()
+        self.action_space = 4
+
+
+FORMS = {
+    "four values": (OldApi, r"step must return 5 values, \(observation, reward, terminated, truncated, info\).*shimmy"),
+    "no info": (OldReset, r"reset must return 2 values, \(observation, info\).*shimmy"),
+    "shape": (Shapeless, r"observation has shape \(3,\), its space says \(2,\); return observations of that shape"),
+    "no space": (Spaceless, r"observation_space of .* is None; it must be a gymnasium space.*Box\("),
+    "no space of actions": (NoActions, r"action_space of .* is 4; it must be a gymnasium space.*Discrete\("),
+}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("env", "words"), FORMS.values(), ids=FORMS)
+def test_an_environment_of_another_form_is_told_what_it_gave_and_what_to_do(env, words, mode):
+    def run():
+        with make_vector(env, num_envs=2, mode=mode) as envs:
+            envs.reset([0, 1])
+            envs.step(np.zeros(2, np.int64))
+
+    with pytest.raises((EnvironmentStepError, ValueError), match=words):
+        run()
+
+
+@pytest.mark.parametrize("env", [Spaceless, NoActions])
+def test_a_finished_environment_without_a_space_is_refused(env):
+    with pytest.raises(ValueError, match="must be a gymnasium space"):
+        make_vector(env())
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
