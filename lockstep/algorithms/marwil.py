@@ -14,14 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
 from lockstep.learner.action_values import COLUMNS, discounts_of
 from lockstep.learner.config import TrainingSection, require, whole_samples
 from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.minibatches import take_rows
+from lockstep.learner.onpolicy import columns_to_train, recorded_columns
+from lockstep.ops import monte_carlo_returns
 from lockstep.ops.losses import exponential_weights
 from lockstep.replay import ReplayBuffer
 from lockstep.replay.views import with_whole_returns
@@ -74,6 +79,25 @@ class MARWILLearner(Learner):
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """What the loss reads (`discounts` only where they are there)."""
         return COLUMNS
+
+    def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
+        """Rewards become returns to the end of the episode, or to where it was cut, whose value is bootstrapped."""
+        gamma = self.config_of(module_id).gamma
+        columns = recorded_columns(self, module_id, trajectories)
+        terminateds, ends = trajectories.terminateds, trajectories.terminateds | trajectories.cuts
+        rewards = self.connectors[module_id].learning_rewards(trajectories)
+        steps, width = trajectories.shape
+        at = np.arange(steps)[:, None]
+        last = np.minimum.accumulate(np.where(ends, at, steps - 1)[::-1])[::-1]
+        returns = monte_carlo_returns(rewards, terminateds, trajectories.cuts, gamma=gamma)
+        rows = torch.from_numpy((last * width + np.arange(width)).reshape(-1)).to(self.device)
+        following = take_rows({name: columns[name] for name in (Columns.NEXT_OBS, Columns.TERMINATEDS)}, rows)
+        columns |= {
+            **following,
+            Columns.REWARDS: self.to_tensor(returns.reshape(-1)),
+            Columns.DISCOUNTS: self.to_tensor((gamma ** (last - at + 1.0)).reshape(-1)),
+        }
+        return columns_to_train(self, module_id, columns, trajectories)
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
         """Weighted imitation and the value error."""

@@ -100,7 +100,7 @@ class PPOLearner(Learner):
         return names + ((Columns.ACTION_DIST_INPUTS,) if config.kl_coeff > 0 else ())
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Values, log-probabilities, advantages and value targets of a rollout, computed once."""
+        """Advantages and value targets of a rollout, computed once, and what the policy that acted gave its actions."""
         config: Any = self.config_of(module_id)
         rollout = evaluate_trajectories(self, module_id, trajectories)
         terminateds, cuts = trajectories.terminateds, trajectories.cuts
@@ -117,14 +117,14 @@ class PPOLearner(Learner):
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
-            Columns.ACTION_LOGP: rollout.action_logp,
+            Columns.ACTION_LOGP: rollout.old_logp,
             Columns.ADVANTAGES: self.to_tensor(advantages.reshape(-1)),
             Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
         }
         if config.vf_clip_param is not None:
-            columns[Columns.VF_PREDS] = self.to_tensor(rollout.values.reshape(-1))
+            columns[Columns.VF_PREDS] = self.to_tensor(rollout.old_values.reshape(-1))
         if config.kl_coeff > 0:
-            columns[Columns.ACTION_DIST_INPUTS] = rollout.action_dist_inputs
+            columns[Columns.ACTION_DIST_INPUTS] = rollout.old_dist_inputs
         columns = train_columns(columns, rollout, trajectories)
         if config.normalize_advantages == "batch":
             columns[Columns.ADVANTAGES] = self.normalized(columns[Columns.ADVANTAGES], columns)

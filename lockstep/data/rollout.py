@@ -228,13 +228,9 @@ class RolloutStore:
         cuts = dones & ~terminateds
         open_envs = np.flatnonzero(~dones[-1])
         cuts[-1, open_envs] = True
-        pieces_index, pieces_obs = [(size - 1) * num_envs + open_envs], [self._obs_at(size, open_envs)]
-        flat_terminated = terminateds.reshape(-1)
-        for index, obs in zip(self.final_index, self.final_obs):
-            truncated = ~flat_terminated[index]
-            if truncated.any():
-                pieces_index.append(index[truncated])
-                pieces_obs.append(rows_of(obs, truncated))
+        index = np.concatenate([(size - 1) * num_envs + open_envs, *self.final_index]).astype(np.int64)
+        last = zip_trees(np.concatenate, [self._obs_at(size, open_envs), *self.final_obs], "obs")
+        ended = terminateds.reshape(-1)[index]
         return Trajectories(
             obs=map_tree(lambda leaf: leaf[:size], self.obs),
             actions=self.actions[:size],
@@ -242,13 +238,16 @@ class RolloutStore:
             terminateds=terminateds,
             cuts=cuts,
             dones=dones,
-            bootstrap_index=np.concatenate(pieces_index).astype(np.int64),
-            bootstrap_obs=zip_trees(np.concatenate, pieces_obs, "obs"),
+            bootstrap_index=index[~ended],
+            bootstrap_obs=rows_of(last, ~ended),
             valid=None if self.all_valid else self.valid[:size],
             starts=np.concatenate(self.starts) if self.starts else None,
             state_index=None if self.state_in is None else np.arange(num_envs),
             states=self.state_in,
-            action_logp=self.action_logp,
+            action_logp=None if self.action_logp is None else self.action_logp[:size],
+            truncateds=self.truncateds[:size],
+            terminal_index=index[ended],
+            terminal_obs=rows_of(last, ended),
         )
 
     def episodes(self) -> RolloutEpisodes:
@@ -351,6 +350,9 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
                 last_observation=rows_of(store.obs, (stop, b)) if last is None else last,
                 actions=store.actions[start:stop, b],
                 rewards=store.rewards[start:stop, b],
+                extra_model_outputs=(
+                    None if store.action_logp is None else {Columns.ACTION_LOGP: store.action_logp[start:stop, b]}
+                ),
                 terminated=bool(store.terminateds[stop - 1, b]),
                 truncated=bool(store.truncateds[stop - 1, b]),
                 t_started=self._steps_before(b, start, ends),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.columns import Columns
+from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trees import leaves, map_tree, zip_trees
 
@@ -55,7 +55,28 @@ class Trajectories:
     place: tuple[int, int, int, int] | None = None
     """(first step, first column, all steps, all columns): where a shard lies in the grid; None: it is the whole"""
     action_logp: np.ndarray | None = None
-    """[T, B] log-probability of each action under the policy that acted; NaN (or None for all): the one that learns"""
+    """[T, B] log-probability of each action under the policy that acted; NaN (or None for all): not known"""
+    truncateds: np.ndarray | None = None
+    """[T, B] bool: the episode was truncated here (not where only the data end); None: wherever it was cut"""
+    recorded: dict[str, Tree] | None = None
+    """{name: [T, B, ...]} the other extra model outputs of the episodes, as recorded when acting"""
+    terminal_index: np.ndarray | None = None
+    """[E] int64 flat rows at which an episode terminated"""
+    terminal_obs: Tree = None
+    """[E, ...] true next observations of those rows"""
+
+    def next_obs(self) -> Tree:
+        """True next observations `[T * B, ...]`, a copy (zeros where a row is no transition and the data end)."""
+
+        def following(leaf: np.ndarray) -> np.ndarray:
+            return np.concatenate([leaf[1:], np.zeros_like(leaf[:1])]).reshape(-1, *leaf.shape[2:])
+
+        moved = map_tree(following, self.obs)
+        for index, own in ((self.bootstrap_index, self.bootstrap_obs), (self.terminal_index, self.terminal_obs)):
+            if index is not None and len(index):
+                for leaf, last in zip(leaves(moved), leaves(own)):
+                    leaf[index] = last
+        return moved
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -87,7 +108,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     """Episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
 
     All episodes of one rollout, in any order, are read as the store's own columns `[T, B]`, without a copy.
-    What the policy that acted gave its actions is read from the extra output `action_logp` `[T]`, where there is one.
+    What was recorded when acting is read from the extra outputs (`action_logp` `[T]`, `action_dist_inputs`, ...).
     The recurrent state before the first step is read from the extra output `state_in` `{name: [T, ...]}`, or from
     `custom_data["state_in"]`, `{"t": step, "state": {name: [...]}}`; without one episodes begin with the initial one.
     Raises `ValueError` for an empty list or when no episode has a step.
@@ -112,12 +133,9 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     starts[ends - [len(piece) - 1 for piece in pieces], 0] = True
     stored = [_state_before(piece, item) for piece, item in zip(pieces, data)]
     kept = [i for i, state in enumerate(stored) if state is not None]
-    open_ends = [i for i, end in enumerate(ends) if not terminateds[end, 0]]
-    if open_ends:
-        last = [map_tree(lambda leaf: leaf[-1:], data[i][Columns.NEXT_OBS]) for i in open_ends]
-        bootstrap_obs = zip_trees(lambda parts: np.concatenate(parts), last, Columns.NEXT_OBS)
-    else:
-        bootstrap_obs = map_tree(lambda leaf: leaf[:0], data[0][Columns.NEXT_OBS])
+    recorded = _recorded(data)
+    last = zip_trees(np.concatenate, [map_tree(lambda leaf: leaf[-1:], item[Columns.NEXT_OBS]) for item in data], "")
+    is_open = ~terminateds[ends, 0]
     return Trajectories(
         obs=joined(Columns.OBS),
         actions=joined(Columns.ACTIONS),
@@ -125,22 +143,43 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         terminateds=terminateds,
         cuts=cuts,
         dones=dones,
-        bootstrap_index=ends[open_ends].astype(np.int64),
-        bootstrap_obs=bootstrap_obs,
+        bootstrap_index=ends[is_open].astype(np.int64),
+        bootstrap_obs=map_tree(lambda leaf: leaf[is_open], last),
         starts=starts,
         state_index=np.flatnonzero(starts)[kept] if kept else None,
         states=zip_trees(np.stack, [stored[i] for i in kept], Columns.STATE_IN) if kept else None,
-        action_logp=_action_logp(data),
+        action_logp=recorded.pop(Columns.ACTION_LOGP, None),
+        truncateds=joined(Columns.TRUNCATEDS).astype(bool),
+        recorded=recorded,
+        terminal_index=ends[~is_open].astype(np.int64),
+        terminal_obs=map_tree(lambda leaf: leaf[~is_open], last),
     )
 
 
-def _action_logp(data: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
-    """[T, 1], NaN in pieces without one; None where no piece has one."""
-    if not any(Columns.ACTION_LOGP in item for item in data):
-        return None
-    lengths = [len(item[Columns.REWARDS]) for item in data]
-    parts = [np.asarray(item.get(Columns.ACTION_LOGP, np.full(n, np.nan))) for item, n in zip(data, lengths)]
-    return np.concatenate(parts)[:, None]
+COMPARED_WITH = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS)
+"""extra model outputs that a loss compares the present ones with"""
+NOT_RECORDED = {
+    *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
+    *(Columns.TRUNCATEDS, Columns.T, Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID),
+}
+"""columns of an episode that are no extra model outputs"""
+
+
+def _recorded(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
+    """`{name: [T, 1, ...]}` of the extra model outputs that all pieces have; of those that a loss compares with, NaN
+    in pieces without one.
+    """
+    names = [name for name in dict.fromkeys(name for item in data for name in item) if name not in NOT_RECORDED]
+    joined: dict[str, Tree] = {}
+    for name in names:
+        parts = [item.get(name) for item in data]
+        if name in COMPARED_WITH:
+            like = np.asarray(next(part for part in parts if part is not None))
+            lengths = [len(item[Columns.REWARDS]) for item in data]
+            parts = [np.full((n, *like.shape[1:]), np.nan) if p is None else p for n, p in zip(lengths, parts)]
+        if not is_state_column(name) and all(part is not None for part in parts):
+            joined[name] = zip_trees(lambda leaves_: np.concatenate(leaves_)[:, None], parts, name)
+    return joined
 
 
 def _state_before(piece: SingleAgentEpisode, data: Mapping[str, Any]) -> Tree:

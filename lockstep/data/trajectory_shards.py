@@ -79,6 +79,10 @@ def _window(trajectories: Trajectories, times: slice, envs: slice) -> Trajectori
         return None if leaf is None else leaf[times, envs]
 
     index, kept = _moved(trajectories, trajectories.bootstrap_index, times, envs)
+    terminal_index, terminal_obs = trajectories.terminal_index, trajectories.terminal_obs
+    if terminal_index is not None:
+        terminal_index, ended = _moved(trajectories, terminal_index, times, envs)
+        terminal_obs = map_tree(lambda leaf: leaf[ended], terminal_obs)
     state_index, states = trajectories.state_index, trajectories.states
     if state_index is not None:
         state_index, with_state = _moved(trajectories, state_index, times, envs)
@@ -97,6 +101,10 @@ def _window(trajectories: Trajectories, times: slice, envs: slice) -> Trajectori
         state_index=state_index,
         states=states,
         action_logp=part(trajectories.action_logp),
+        truncateds=part(trajectories.truncateds),
+        recorded=None if trajectories.recorded is None else map_tree(part, trajectories.recorded),
+        terminal_index=terminal_index,
+        terminal_obs=terminal_obs,
         place=(times.start, envs.start, *trajectories.shape),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ def trajectories_by_module(learner: Learner, episodes: Sequence[Any]) -> tuple[d
     for module_id, versions in parts.versions.items():
         if module_id in learner.module and learner.should_module_be_updated(module_id):
             _note_sampler(learner, module_id, versions)
+            _tell_unknown_policy(learner, module_id, versions, parts.trajectories[module_id])
     return {mid: parts.trajectories[mid] for mid in ids}, parts.env_steps
 
 
@@ -65,6 +67,24 @@ def _note_sampler(learner: Learner, module_id: str, versions: np.ndarray | torch
     """How many updates ago the weights that acted were the learner's; `versions` of these weights, for each row."""
     ago = learner.weights_seq_no - float(versions.sum()) / len(versions)
     learner.metrics.set_share(module_id, len(versions), diff_num_grad_updates_vs_sampler_policy=ago)
+
+
+def _tell_unknown_policy(learner: Learner, module_id: str, versions: np.ndarray, trajectories: Trajectories) -> None:
+    """Warn, once in a learner's life, that a loss takes steps of an older policy for those of the present one."""
+    known = trajectories.action_logp is not None or Columns.ACTION_DIST_INPUTS in (trajectories.recorded or {})
+    if known or Columns.ACTION_LOGP not in learner.required_columns(module_id):
+        return
+    old = int((versions < learner.weights_seq_no).sum())
+    if old and learner.count(f"{module_id}/steps_of_unknown_policy", old) == old and learner.reducer.rank == 0:
+        ago = learner.weights_seq_no - int(versions.min())
+        warnings.warn(
+            f"module {module_id!r}: {old} of {len(versions)} steps were taken with weights that are up to {ago} "
+            "updates older than those that learn, and their episodes did not record action_logp. It is computed with "
+            "the present weights, so neither clipping nor target_kl sees the difference. Learn from a rollout once, "
+            "before the next update, or record 'action_logp' (extra_model_outputs of episodes, "
+            "RolloutStore.action_logp)",
+            stacklevel=2,
+        )
 
 
 def _to_train(learner: Learner, parts: Collection[str], batch: Any = None) -> list[str]:

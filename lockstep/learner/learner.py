@@ -26,6 +26,7 @@ from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_nor
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
 from lockstep.learner.losses import losses_of, rows_of_module
 from lockstep.learner.means import means_over_learners, once_over_learners
+from lockstep.learner.onpolicy import columns_to_train, recorded_columns
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer, fused_adam
 from lockstep.learner.option_types import takes_batch
 from lockstep.learner.plan import agree_on_parts
@@ -216,8 +217,12 @@ class Learner:
     # -- hooks ---
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """The train batch `{column: [N, ...]}` of an algorithm: values, advantages, targets. To be written."""
-        raise TypeError(f"{type(self).__name__} learns from batches only: it has no prepare_batch; override it")
+        """Return the train batch `{column: [N, ...]}`: what the episodes recorded (`obs`, `actions`, `rewards`,
+        `new_obs`, `terminateds`, `truncateds` and the extra model outputs).
+
+        An algorithm that needs values, advantages or targets overrides it.
+        """
+        return columns_to_train(self, module_id, recorded_columns(self, module_id, trajectories), trajectories)
 
     def before_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
         """Once before the gradient steps of an update call: schedules take their value at the given time."""

@@ -13,11 +13,11 @@ import torch
 
 from lockstep.data.trajectories import Trajectories, num_rows_of
 from lockstep.learner.means import any_learner, counts_over_learners
-from lockstep.learner.minibatches import gather, module_minibatches, step_counter
+from lockstep.learner.minibatches import gather, module_minibatches, num_rows_in, step_counter
 from lockstep.learner.noise import with_noise
 from lockstep.learner.plan import Agreement, plan_update
 from lockstep.learner.results import Results
-from lockstep.learner.summary import summarize_update
+from lockstep.learner.summary import StepCounts, summarize_update, tell_rows_left_out
 from lockstep.state.values import suggestion
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run_update(
     shuffle = options.shuffle_batch_per_epoch and options.minibatch_size is not None
     rng = learner.streams.numpy("minibatches")
     num_steps = step_counter(columns, plan.num_own_rows)
-    passes, num_minibatches, before = 0, 0, 0
+    passes, num_minibatches, before, num_rows_used = 0, 0, 0, 0
     for indices, ends_pass in module_minibatches(
         plan.num_rows, options.minibatch_size, options.num_epochs, shuffle, rng
     ):
@@ -115,6 +115,7 @@ def run_update(
         run_minibatch(learner, columns, rows, stand_ins)
         learner.metrics.end_step()
         num_minibatches += 1
+        num_rows_used += num_rows_in(indices, plan.num_rows)
         for module_id, index in rows.items():
             trained[module_id] += 0 if module_id in stand_ins else num_steps(module_id, index)
         if ends_pass:
@@ -128,9 +129,13 @@ def run_update(
     for module_id, part in trajectories.items():
         learner.rows_in_step = agreed.num_own_rows(module_id)
         learner.connectors[module_id].update(part.flat_obs(), part.rows())
-    steps = (num_minibatches, passes, agreed.env_steps * passes)
+    num_rows = sum(plan.num_rows.values())
+    steps = StepCounts(num_minibatches, passes, agreed.env_steps * passes, num_rows * passes - num_rows_used)
     trained = counts_over_learners(learner.reducer, trained)
-    return summarize_update(learner, trained, steps, time.perf_counter() - started)
+    results = summarize_update(learner, trained, steps, time.perf_counter() - started)
+    if steps.num_rows_left_out:
+        tell_rows_left_out(learner, steps, num_rows, options.minibatch_size, shuffle)
+    return results
 
 
 def run_minibatch(

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lockstep.data.columns import Columns
 from lockstep.data.trajectories import num_rows_of
 from lockstep.learner.module_checks import check_read
+from lockstep.modules import RLModule
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -18,11 +20,34 @@ def rows_of_module(learner: Learner, module_id: str, part: TensorColumns) -> int
     return 0 if module_id in learner.stand_ins else num_rows_of(next(iter(part.values())))
 
 
+class _WithValues(dict[str, Any]):
+    """Outputs of `forward_train` without `vf_preds`: a loss that reads them gets those of `compute_values`."""
+
+    def __init__(
+        self, outputs: dict[str, Any], learner: Learner, module_id: str, batch: dict[str, TensorColumns]
+    ) -> None:
+        super().__init__(outputs)
+        self._source = learner, module_id, batch
+
+    def __missing__(self, name: str) -> Tensor:
+        learner, module_id, batch = self._source
+        module = learner.module[module_id]
+        if name != Columns.VF_PREDS or type(module).compute_values is RLModule.compute_values or module.is_stateful():
+            raise KeyError(name)
+        with learner.mixed_precision():
+            values = module.compute_values(batch[module_id])
+        self[name] = values = learner.to_tensor(values)
+        return values
+
+
 def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Forward outputs and losses by module. The losses are logged as `total_loss` here, so that no hook that is
     overridden can keep one that is not finite from those who look for it.
     """
     fwd_out = learner.forward_train(batch)
+    for module_id, outputs in fwd_out.items():
+        if isinstance(outputs, dict) and Columns.VF_PREDS not in outputs:
+            fwd_out[module_id] = _WithValues(outputs, learner, module_id, batch)
     try:
         losses = learner.compute_losses(fwd_out=fwd_out, batch=batch)
     except KeyError as error:

@@ -52,6 +52,11 @@ def module_minibatches(
         yield dict(indices), number % per_pass == 0
 
 
+def num_rows_in(indices: Mapping[str, np.ndarray | None], num_rows: Mapping[str, int]) -> int:
+    """Return the rows of all modules in one minibatch; None stands for all `num_rows` of a module."""
+    return sum(num_rows[module_id] if index is None else len(index) for module_id, index in indices.items())
+
+
 def step_counter(
     columns: Mapping[str, TensorColumns], num_rows: Mapping[str, int]
 ) -> Callable[[str, np.ndarray | None], int]:

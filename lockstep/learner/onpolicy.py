@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import leaves, map_tree
+from lockstep.data.trees import is_numeric, leaves, map_tree
+from lockstep.learner.batch_checks import check_columns
 from lockstep.learner.means import explained_variance_over_learners
 from lockstep.learner.minibatches import take_rows
 from lockstep.learner.module_checks import check_outputs
@@ -41,8 +43,14 @@ class Evaluated:
     """[T * B, D]"""
     action_logp: Tensor
     """[T * B]"""
+    old_dist_inputs: Tensor
+    """[T * B, D] what acted, as far as it was recorded; `action_dist_inputs` where it was not"""
+    old_logp: Tensor
+    """[T * B] the same of `action_logp`"""
     values: np.ndarray
     """[T, B]"""
+    old_values: np.ndarray
+    """[T, B] values as recorded when acting; `values` where they were not"""
     next_values: np.ndarray
     """[T, B] value of the true next observation; the estimator ignores it where the episode terminated"""
     sequences: SequenceRows | None = None
@@ -55,7 +63,8 @@ class Evaluated:
 def evaluate_trajectories(learner: Learner, module_id: str, trajectories: Trajectories) -> Evaluated:
     """One forward pass over all rows and one over the bootstrap observations (of a module with memory: in order).
 
-    The parameters are those that acted, so log-probabilities equal those at acting time.
+    All of it is computed with the present parameters. What the episodes recorded when acting stands beside it (`old_`);
+    where they recorded nothing the parameters are those that acted, and the two are the same.
     """
     module, pipeline = learner.module[module_id], learner.connectors[module_id].obs
     obs = map_tree(learner.to_tensor, pipeline(trajectories.flat_obs()))
@@ -65,21 +74,59 @@ def evaluate_trajectories(learner: Learner, module_id: str, trajectories: Trajec
     sequences, bootstrap = None, None
     if module.is_stateful():
         out, bootstrap, sequences = evaluate_sequences(learner, module, trajectories, obs, last)
+        check_outputs(learner, module, out, (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS))
     else:
         out = module.forward_train({Columns.OBS: obs})
+        if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
+            out = {**out, Columns.VF_PREDS: module.compute_values({Columns.OBS: obs})}
         check_outputs(learner, module, out, (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS))
         if last is not None:
             bootstrap = module.compute_values({Columns.OBS: last})
     actions = learner.to_tensor(trajectories.flat_actions())
     inputs = out[Columns.ACTION_DIST_INPUTS]
-    values = out[Columns.VF_PREDS].cpu().numpy().reshape(trajectories.shape)
+    values = learner.to_tensor(out[Columns.VF_PREDS]).cpu().numpy().reshape(trajectories.shape)
     next_values = np.empty_like(values)
     next_values[:-1] = values[1:]
     next_values[-1] = 0.0
     if bootstrap is not None:
-        next_values.reshape(-1)[trajectories.bootstrap_index] = bootstrap.cpu().numpy()
+        next_values.reshape(-1)[trajectories.bootstrap_index] = learner.to_tensor(bootstrap).cpu().numpy()
     logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
-    return Evaluated(obs, actions, inputs, logp, values, next_values, sequences, last)
+    old_inputs, old_logp, old_values = _of_acting(learner, module, trajectories, actions, (inputs, logp, values))
+    return Evaluated(obs, actions, inputs, logp, old_inputs, old_logp, values, old_values, next_values, sequences, last)
+
+
+def _of_acting(
+    learner: Learner, module: RLModule, trajectories: Trajectories, actions: Tensor, present: tuple[Any, Any, Any]
+) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Return inputs of the action distribution, log-probabilities and values as recorded when acting, and those of
+    `present` where nothing was recorded.
+    """
+    (inputs, logp, values), recorded = present, dict(trajectories.recorded or {})
+    old_inputs = _recorded(learner, recorded, Columns.ACTION_DIST_INPUTS, inputs)
+    if old_inputs is not inputs:
+        logp = module.action_dist_cls.from_inputs(old_inputs).log_prob(actions)
+    if trajectories.action_logp is not None:
+        recorded[Columns.ACTION_LOGP] = trajectories.action_logp
+        logp = _recorded(learner, recorded, Columns.ACTION_LOGP, logp)
+    if Columns.VF_PREDS in recorded:
+        flat = _recorded(learner, recorded, Columns.VF_PREDS, learner.to_tensor(values.reshape(-1)))
+        values = flat.cpu().numpy().reshape(values.shape)
+    return old_inputs, logp, values
+
+
+def _recorded(learner: Learner, recorded: Mapping[str, Any], name: str, computed: Tensor) -> Tensor:
+    """Return what was recorded as `name` `[T, B, ...]` in rows, and `computed` `[T * B, ...]` where it is NaN."""
+    if name not in recorded:
+        return computed
+    given = learner.to_tensor(np.ascontiguousarray(recorded[name])).to(computed.dtype)
+    if given.numel() != computed.numel():
+        raise ValueError(
+            f"the episodes recorded {name!r} with {given.numel() // len(computed)} numbers for each step, this network "
+            f"gives {computed.numel() // len(computed)}; leave {name!r} out of extra_model_outputs, or record what "
+            "this network gave"
+        )
+    given = given.reshape(computed.shape)
+    return torch.where(given.isnan(), computed, given)
 
 
 @torch.no_grad()
@@ -99,6 +146,42 @@ def adapt_kl_coefficient(coefficient: Tensor, mean_kl: float, target: float) -> 
         coefficient.mul_(2.0)
     elif mean_kl < target / 1.5:
         coefficient.mul_(0.5)
+
+
+def recorded_columns(learner: Learner, module_id: str, trajectories: Trajectories) -> dict[str, Any]:
+    """Return what the episodes recorded, `{name: [T * B, ...]}`, observations after the observation pipeline."""
+    connectors = learner.connectors[module_id]
+    truncateds = trajectories.cuts if trajectories.truncateds is None else trajectories.truncateds
+    found: dict[str, Any] = {
+        Columns.OBS: connectors.obs(trajectories.flat_obs()),
+        Columns.ACTIONS: trajectories.flat_actions(),
+        Columns.REWARDS: np.ascontiguousarray(connectors.learning_rewards(trajectories)).reshape(-1),
+        Columns.NEXT_OBS: connectors.obs(trajectories.next_obs()),
+        Columns.TERMINATEDS: trajectories.terminateds.reshape(-1),
+        Columns.TRUNCATEDS: truncateds.reshape(-1),
+    }
+    extras = {Columns.ACTION_LOGP: trajectories.action_logp, **(trajectories.recorded or {})}
+    for name, column in extras.items():
+        if column is not None and name not in found and all(map(is_numeric, leaves(column))):
+            found[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
+    return {name: map_tree(learner.to_tensor, column) for name, column in found.items()}
+
+
+def columns_to_train(
+    learner: Learner, module_id: str, columns: dict[str, Any], trajectories: Trajectories
+) -> dict[str, Any]:
+    """As `train_columns`, without an evaluation of the networks where there is no memory; checked."""
+    module = learner.module[module_id]
+    if module.is_stateful():
+        last = None
+        if len(trajectories.bootstrap_index):
+            last = map_tree(learner.to_tensor, learner.connectors[module_id].obs(trajectories.bootstrap_obs))
+        sequences = evaluate_sequences(learner, module, trajectories, columns[Columns.OBS], last)[2]
+        chosen: dict[str, Any] = sequences.train_columns(columns)
+    else:
+        chosen = select_rows(columns, trajectories.rows())
+    check_columns(learner, module_id, chosen)
+    return chosen
 
 
 def train_columns(columns: dict[str, Any], rollout: Evaluated, trajectories: Trajectories) -> dict[str, Any]:

@@ -79,12 +79,12 @@ def initial_states(module: RLModule, count: int) -> State:
 @torch.no_grad()
 def evaluate_sequences(
     learner: Learner, module: RLModule, trajectories: Trajectories, obs: Any, bootstrap_obs: Any
-) -> tuple[dict[str, Tensor], Tensor, SequenceRows]:
+) -> tuple[dict[str, Tensor], Tensor | None, SequenceRows]:
     """Runs the module over every piece of episode, all pieces together, one sequence after the other.
 
     `obs` `[N, ...]` and `bootstrap_obs` `[K, ...]` (None for K = 0) are tensors after the observation pipeline. Returns
     the outputs `{name: [N, ...]}`, the values of the bootstrap observations `[K]` (each follows the last row of its
-    piece), and the sequences to train on.
+    piece; None for a module without values), and the sequences to train on.
     """
     plan = _Plan(trajectories, max_seq_len_of(module))
     num_rows, num_boot = trajectories.rewards.size, len(trajectories.bootstrap_index)
@@ -104,21 +104,21 @@ def evaluate_sequences(
         for name, leaf in out[Columns.STATE_OUT].items():
             states[name][on_device(learner, chosen[goes_on] + 1)] = leaf[on_device(learner, goes_on)]
         real = within(on_device(learner, plan.lengths[chosen]), length)
-        for name in (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS):
+        for name in {Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS} & out.keys():
             if name not in found:
                 found[name] = out[name].new_zeros((num_rows + num_boot, *out[name].shape[2:]))
             found[name][rows[real]] = out[name][real]
     outputs = {name: leaf[:num_rows] for name, leaf in found.items()}
-    return outputs, found[Columns.VF_PREDS][num_rows:], _train_rows(learner, plan, trajectories, states)
+    values = found.get(Columns.VF_PREDS)
+    return outputs, None if values is None else values[num_rows:], _train_rows(learner, plan, trajectories, states)
 
 
 def _forward(module: RLModule, obs: Any, state: State) -> dict[str, Any]:
     out = module.forward_train({Columns.OBS: obs, Columns.STATE_IN: state})
-    absent = [name for name in (Columns.VF_PREDS, Columns.STATE_OUT) if name not in out]
-    if absent:
+    if Columns.STATE_OUT not in out:
         raise ValueError(
-            f"{type(module).__name__}.forward_train must return {absent} too: a module with a state returns "
-            "'vf_preds' [B, T] and 'state_out' {name: [B, ...]}"
+            f"{type(module).__name__}.forward_train must return 'state_out' too: a module with a state returns "
+            "'state_out' {name: [B, ...]}, and 'vf_preds' [B, T] for a loss that reads values"
         )
     return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.learner.optimizers import ALL_MODULES, RegisteredOptimizer
 from lockstep.learner.results import Results, UpdateMetrics
@@ -13,15 +13,24 @@ if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
 
 
-def summarize_update(
-    learner: Learner, trained: Mapping[str, int], steps: tuple[int, int, int], seconds: float
-) -> Results:
+class StepCounts(NamedTuple):
+    """What an update call did, over all learners."""
+
+    num_minibatches: int
+    num_passes: int
+    env_steps: int
+    """each counted once for each pass"""
+    num_rows_left_out: int
+    """rows that filled no minibatch, over all passes"""
+
+
+def summarize_update(learner: Learner, trained: Mapping[str, int], steps: StepCounts, seconds: float) -> Results:
     """Plain numbers by module, and under `ALL_MODULES` those of the whole call.
 
-    `trained`: rows by module; `steps`: (minibatches, passes, environment steps); `seconds`: of all gradient steps.
+    `trained`: rows by module; `seconds`: of all gradient steps.
     Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
     """
-    num_minibatches, passes, env_steps = steps
+    num_minibatches, passes, env_steps, left_out = steps
     metrics, learner.metrics = learner.metrics, UpdateMetrics()
     stages, learner.seconds = learner.seconds, type(learner.seconds)()
     for entry in learner.optimizers:
@@ -55,6 +64,7 @@ def summarize_update(
         num_env_steps_trained_lifetime=learner.count("env_steps", env_steps),
         num_minibatches=num_minibatches,
         num_passes=passes,
+        num_rows_left_out=left_out,
         num_gradient_steps_lifetime=learner.count("gradient_steps", num_minibatches),
         num_updates_skipped=0,
         num_bad_gradients=bad,
@@ -73,7 +83,24 @@ def summarize_skipped(learner: Learner) -> Results:
     """What an update call without anything to train on reports; it is counted."""
     learner.count("num_updates_skipped", 1)
     learner.last_series = {}
-    return {ALL_MODULES: {"num_updates_skipped": 1, "num_minibatches": 0, "num_env_steps_trained": 0}}
+    nothing = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
+    return {ALL_MODULES: {"num_updates_skipped": 1, **nothing}}
+
+
+def tell_rows_left_out(
+    learner: Learner, steps: StepCounts, num_rows: int, minibatch_size: int | None, shuffle: bool
+) -> None:
+    """Warn, once in a learner's life, that each pass leaves rows of the batch out."""
+    missing = steps.num_rows_left_out
+    if learner.count("rows_left_out", missing) != missing or learner.reducer.rank != 0:
+        return
+    which = "another random part in each pass" if shuffle else "they come first in the next pass"
+    warnings.warn(
+        f"{missing // steps.num_passes} of {num_rows} rows are left out of each pass, because they fill no minibatch "
+        f"of {minibatch_size} ({which}). Set minibatch_size to a number that divides the rows, None for the whole "
+        "batch at once, or train_batch_size to a multiple of minibatch_size; results count them as num_rows_left_out",
+        stacklevel=2,
+    )
 
 
 def _bad_gradients(entry: RegisteredOptimizer) -> str:

@@ -45,12 +45,8 @@ def correct(
     lambda returns and GAE.
     """
     config: Any = learner.config_of(module_id)
-    own, target = rollout.action_logp, rollout.action_logp if target_logp is None else target_logp
-    behaviour = own
-    if trajectories.action_logp is not None:
-        given = learner.to_tensor(np.ascontiguousarray(trajectories.action_logp).reshape(-1))
-        behaviour = torch.where(given.isnan(), own, given)
-    log_ratios = target - behaviour if config.vtrace else torch.zeros_like(own)
+    target, behaviour = rollout.action_logp if target_logp is None else target_logp, rollout.old_logp
+    log_ratios = target - behaviour if config.vtrace else torch.zeros_like(behaviour)
     targets, advantages = vtrace(
         log_ratios.cpu().numpy().reshape(trajectories.shape),
         learner.connectors[module_id].learning_rewards(trajectories),

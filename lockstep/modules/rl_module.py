@@ -88,8 +88,14 @@ class RLModule(nn.Module):
         return self.forward_train(batch)
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """State values `[N]`. `TypeError` for a module without a value function."""
-        raise TypeError(f"{type(self).__name__} has no value function: define compute_values(batch) -> [N]")
+        """State values `[N]`: those that `forward_train` returns. `TypeError` for a module without a value function."""
+        outputs = self.forward_train(batch)
+        if "vf_preds" in outputs:
+            return outputs["vf_preds"]
+        raise TypeError(
+            f"{type(self).__name__} has no value function: define compute_values(batch) -> [N], or "
+            "return 'vf_preds' [N] from forward_train"
+        )
 
     def get_initial_state(self) -> dict[str, Tensor]:
         """Recurrent state at an episode's start, without a batch dimension; empty for a stateless module."""

@@ -17,6 +17,7 @@ from lockstep.algorithms import (
     DQNConfig,
     IMPALAConfig,
     IQLConfig,
+    MARWILConfig,
     PPOConfig,
     QRDQNConfig,
     SACConfig,
@@ -65,6 +66,12 @@ class OneHead(RLModule):
         return self._forward(batch)["vf_preds"]
 
 
+class OnlyOutputs(OneHead):
+    """Has no method for values alone."""
+
+    compute_values = RLModule.compute_values
+
+
 class WithoutValues(Plain):
     def compute_values(self, batch):
         return self.layer(batch["obs"]).sum(-1)
@@ -73,6 +80,15 @@ class WithoutValues(Plain):
 def config(cls, actions, module_class=Plain):
     spec = RLModuleSpec(module_class=module_class)
     return cls().environment(observation_space=OBS, action_space=actions).rl_module(rl_module_spec=spec)
+
+
+def episode():
+    rng = np.random.default_rng(0)
+    return SingleAgentEpisode(
+        observations=rng.normal(size=(9, 3)).astype(np.float32),
+        actions=rng.integers(2, size=8),
+        rewards=np.ones(8, np.float32),
+    )
 
 
 def transitions(rows=8):
@@ -136,12 +152,19 @@ def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
         learner.update_from_batch(transitions())
 
 
-def test_state_values_that_a_network_does_not_return_are_named_before_advantages_are_made():
-    learner = config(PPOConfig, CHOICES, WithoutValues).build_learner()
-    obs, actions = np.zeros((5, 3), np.float32), np.zeros(4, np.int64)
-    episode = SingleAgentEpisode(observations=obs, actions=actions, rewards=np.ones(4), terminated=True)
-    with pytest.raises(ValueError, match=r"PPOLearner needs what WithoutValues.forward_train .*: vf_preds"):
-        learner.update_from_episodes([episode])
+@pytest.mark.parametrize("cls", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig, MARWILConfig])
+@pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs])
+def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(cls, module_class):
+    learner = config(cls, CHOICES, module_class).build_learner()
+    before = learner.module["default_policy"].layer.weight.detach().clone()
+    assert np.isfinite(learner.update_from_episodes([episode()])["default_policy"]["vf_loss"])
+    assert (learner.module["default_policy"].layer.weight != before).any()
+
+
+def test_state_values_that_a_network_does_not_have_are_named_before_advantages_are_made():
+    learner = config(PPOConfig, CHOICES).build_learner()
+    with pytest.raises(ValueError, match=r"PPOLearner needs what Plain.forward_train does not return: vf_preds"):
+        learner.update_from_episodes([episode()])
 
 
 def test_dqn_needs_nothing_but_action_values_with_its_loss_written_out_too():
@@ -203,12 +226,6 @@ def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_e
 def test_a_network_that_returns_views_of_one_head_is_trained(cls):
     learner = config(cls, CHOICES, OneHead).build_learner()
     before = learner.module["default_policy"].layer.weight.detach().clone()
-    rng = np.random.default_rng(0)
-    episode = SingleAgentEpisode(
-        observations=rng.normal(size=(9, 3)).astype(np.float32),
-        actions=rng.integers(2, size=8),
-        rewards=np.ones(8, np.float32),
-    )
-    results = learner.update_from_episodes([episode])
+    results = learner.update_from_episodes([episode()])
     assert np.isfinite(results["default_policy"]["total_loss"])
     assert (learner.module["default_policy"].layer.weight != before).all()

@@ -11,14 +11,15 @@ from learner_parts import (
     episodes,
     parameters,
     ppo_config,
-    value_batch,
     value_learner,
 )
 
-from lockstep import A2CConfig, PPOConfig, policy_within_training_step
+from lockstep import A2CConfig, BCConfig, MARWILConfig, PPOConfig, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes, RolloutStore
+from lockstep.data.sample_batch import concat_samples
 from lockstep.data.trajectories import trajectories_from_episodes
+from lockstep.learner.learner import Learner
 
 OPTIONS = {"num_epochs": 2, "minibatch_size": None}
 
@@ -123,10 +124,76 @@ def test_counts_are_environment_steps_for_each_pass():
     assert results[ALL]["num_minibatches"] == 6
 
 
-def test_learner_without_prepare_batch_says_so():
-    with pytest.raises(TypeError, match=r"ValueLearner learns from batches only: it has no prepare_batch"):
+def test_columns_that_episodes_do_not_have_are_named():
+    with pytest.raises(KeyError, match=r"lacks \['value_targets'\].*compute_loss_for_module"):
         value_learner().update_from_episodes(episodes())
-    value_learner().update_from_batch(value_batch())
+
+
+class RecordingLearner(Learner):
+    """Has only a loss; keeps the columns that it gets."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        self.got = batch
+        return self.masked_mean(fwd_out["vf_preds"].square(), batch)
+
+
+def test_learner_that_writes_only_its_loss_gets_the_recorded_columns_of_own_episodes_and_of_views():
+    _, store = collected(cartpole(), num_steps=120)
+    logp = np.linspace(-2.0, -0.1, store.size * store.num_envs, dtype=np.float32)
+    store.action_logp = logp.reshape(store.size, store.num_envs)
+    views = store.episodes()
+    assert any(view.is_terminated for view in views)
+    found = []
+    for given in (views, list(views)[::-1], [SingleAgentEpisode.from_state(view.get_state()) for view in views]):
+        config = cartpole().training(learner_class=RecordingLearner, minibatch_size=None)
+        learner = config.build_learner()
+        learner.update_from_episodes(given)
+        names = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds", "action_logp")
+        assert set(names) <= set(learner.got)
+        rows = torch.cat([learner.got[name].reshape(len(store), -1).double() for name in names], 1).numpy()
+        found.append(rows[np.lexsort(rows.T)])
+    expected = [view.get_data_dict() for view in views]
+    rows = np.concatenate([np.concatenate([np.reshape(d[n], (len(d["t"]), -1)) for n in names], 1) for d in expected])
+    for each in found:
+        np.testing.assert_allclose(each, rows[np.lexsort(rows.T)], rtol=1e-6)
+
+
+def test_extra_model_outputs_reach_the_loss_of_stateless_and_recurrent_modules():
+    for model_config in ({"hiddens": (8,)}, {"recurrent": "gru", "max_seq_len": 4}):
+        config = PPOConfig().environment("CartPole-v1").rl_module(model_config=model_config)
+        learner = config.training(learner_class=RecordingLearner, minibatch_size=None).build_learner()
+        episode = SingleAgentEpisode(
+            observations=np.zeros((7, 4), np.float32),
+            actions=np.zeros(6, np.int64),
+            rewards=np.ones(6, np.float32),
+            extra_model_outputs={"effort": np.arange(6.0), "note": np.array(["a"] * 6)},
+        )
+        learner.update_from_episodes([episode])
+        mask = learner.got.get("loss_mask")
+        effort = learner.got["effort"] if mask is None else learner.got["effort"][mask]
+        assert effort.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert "note" not in learner.got
+
+
+def test_bc_learns_from_episodes_what_it_learns_from_their_batch():
+    _, store = collected(cartpole(), num_steps=40)
+    learners = [BCConfig().environment("CartPole-v1").build_learner() for _ in range(2)]
+    learners[0].update_from_episodes(store.episodes())
+    learners[1].update_from_batch(concat_samples([view.get_sample_batch() for view in store.episodes()]))
+    for name, tensor in parameters(learners[0]).items():
+        torch.testing.assert_close(tensor, parameters(learners[1])[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_marwil_learns_from_the_returns_of_the_rest_of_the_episode():
+    learner = MARWILConfig().environment("CartPole-v1").training(gamma=0.5).build_learner()
+    obs = np.arange(20.0, dtype=np.float32).reshape(5, 4)
+    parts = {"actions": np.zeros(4, np.int64), "rewards": np.array([1.0, 2.0, 4.0, 8.0], np.float32)}
+    pieces = [SingleAgentEpisode(observations=obs, **parts, terminated=end) for end in (True, False)]
+    found = learner.prepare_batch(trajectories_from_episodes(pieces), module_id=MODULE)
+    assert found["rewards"].tolist() == 2 * [4.0, 6.0, 8.0, 8.0]
+    assert found["discounts"].tolist() == 2 * [0.0625, 0.125, 0.25, 0.5]
+    assert found["terminateds"].tolist() == [True] * 4 + [False] * 4
+    assert torch.equal(found["new_obs"], torch.from_numpy(obs[[4] * 8]))
 
 
 def test_statistics_of_observations_move_after_the_gradient_steps_only():

@@ -105,9 +105,9 @@ def test_log_probabilities_before_the_update_are_those_of_acting(kind, has_reset
     store.clear()
     with policy.within_training_step():
         collector.collect(n_step=120)
-    actions = torch.as_tensor(store.actions[:40])
-    logp = policy.module.action_dist_cls.from_inputs(torch.stack(acted)).log_prob(actions)[torch.as_tensor(store.valid)]
-    assert (len(logp) < 120) == has_reset_rows
+    actions, valid = (torch.as_tensor(column[: store.size]) for column in (store.actions, store.valid))
+    logp = policy.module.action_dist_cls.from_inputs(torch.stack(acted)).log_prob(actions)[valid]
+    assert (len(logp) < valid.numel()) == has_reset_rows
     batch = policy.learner_group.learner.prepare_batch(store.trajectories(), module_id=MODULE)
     assert int(batch["loss_mask"].sum()) == len(store) == len(logp)
     got = torch.sort(batch["action_logp"][batch["loss_mask"]]).values

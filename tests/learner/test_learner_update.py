@@ -1,5 +1,7 @@
 """One update call: the same numbers as a loop by hand, minibatches, schedules, hooks, results."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -155,6 +157,30 @@ def test_number_of_minibatches_is_rows_divided_by_size_and_at_least_one(rows, si
 def test_unshuffled_rows_left_over_in_one_pass_come_first_in_the_next():
     seen, _ = rows_seen(5, minibatch_size=2, num_epochs=3)
     assert seen == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_left_out_are_counted_and_told_once(shuffle):
+    learner = value_learner()
+    options = {"minibatch_size": 4, "num_epochs": 3, "shuffle_batch_per_epoch": shuffle}
+    with pytest.warns(UserWarning, match=r"2 of 10 rows are left out of each pass, .* no minibatch of 4 .* Set minib"):
+        results = learner.update_from_batch(numbered(10), **options)
+    assert results[ALL]["num_rows_left_out"] == 6
+    assert results[MODULE]["num_module_steps_trained"] + 6 == 30
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert learner.update_from_batch(numbered(10), **options)[ALL]["num_rows_left_out"] == 6
+        assert learner.update_from_batch(numbered(12), **options)[ALL]["num_rows_left_out"] == 0
+
+
+def test_rows_left_out_of_several_modules_are_counted_together():
+    learner = value_learner(modules=("a", "b"))
+    with pytest.warns(UserWarning, match=r"3 of 18 rows"):
+        results = learner.update_from_batch(
+            MultiAgentBatch({"a": numbered(12), "b": numbered(6)}, 12), minibatch_size=5
+        )
+    trained = sum(results[mid]["num_module_steps_trained"] for mid in ("a", "b"))
+    assert results[ALL]["num_rows_left_out"] == 18 - trained
 
 
 def test_shuffled_passes_have_their_own_permutation_from_the_first_on():

@@ -1,0 +1,157 @@
+"""What episodes recorded when acting is what the loss compares with; only what is missing is computed."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import ALL, MODULE
+
+from lockstep import APPOConfig, IMPALAConfig, PPOConfig
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.trajectories import trajectories_from_episodes
+from lockstep.learner.onpolicy import evaluate_trajectories
+from lockstep.learner.shards import parts_of_episodes, shards_of
+
+
+def config(cls=PPOConfig, **training):
+    built = cls().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)}).framework(dtype="float64")
+    return built.training(minibatch_size=None, **training)
+
+
+def episode(steps=16, seed=0, **recorded):
+    rng = np.random.default_rng(seed)
+    return SingleAgentEpisode(
+        observations=rng.normal(size=(steps + 1, 4)),
+        actions=rng.integers(2, size=steps),
+        rewards=rng.normal(size=steps),
+        extra_model_outputs=recorded,
+    )
+
+
+def logits(steps=16, seed=5):
+    return np.random.default_rng(seed).normal(size=(steps, 2))
+
+
+def logp_of(inputs, actions):
+    return torch.log_softmax(torch.as_tensor(inputs), -1)[torch.arange(len(actions)), torch.as_tensor(actions)]
+
+
+def columns(learner, *pieces):
+    learner.rows_in_step = 1
+    return learner.prepare_batch(trajectories_from_episodes(pieces), module_id=MODULE)
+
+
+@pytest.mark.parametrize("cls", [PPOConfig, IMPALAConfig])
+def test_recorded_action_logp_is_what_the_loss_compares_with(cls):
+    recorded = np.linspace(-3.0, -0.1, 16)
+    learner = config(cls).build_learner()
+    found = columns(learner, episode(action_logp=recorded))["action_logp"]
+    np.testing.assert_allclose(found.numpy(), recorded, rtol=1e-12)
+
+
+def test_what_a_piece_did_not_record_is_computed_with_the_present_parameters():
+    learner = config(vf_clip_param=0.5).build_learner()
+    recorded = np.linspace(-3.0, -0.1, 16)
+    present = columns(learner, episode(seed=1))
+    for first, second in ((recorded, None), (None, recorded)):
+        pieces = [
+            episode(seed=1, **({} if values is None else {"action_logp": values, "vf_preds": 3.0 + values}))
+            for values in (first, second)
+        ]
+        found = columns(learner, *pieces)
+        at = slice(0, 16) if second is None else slice(16, 32)
+        other = slice(16, 32) if second is None else slice(0, 16)
+        for name, values in (("action_logp", recorded), ("vf_preds", 3.0 + recorded)):
+            np.testing.assert_allclose(found[name][at].numpy(), values, rtol=1e-12)
+            torch.testing.assert_close(found[name][other], present[name])
+
+
+def test_recorded_distributions_give_the_log_probabilities_and_the_penalty():
+    learner = config(kl_coeff=0.2).build_learner()
+    inputs = logits()
+    piece = episode(action_dist_inputs=inputs)
+    found = columns(learner, piece)
+    np.testing.assert_allclose(found["action_dist_inputs"].numpy(), inputs)
+    torch.testing.assert_close(found["action_logp"], logp_of(inputs, piece.get_actions()))
+
+
+def test_recorded_values_bound_the_new_ones_and_advantages_are_of_the_present_critic():
+    learner = config(vf_clip_param=0.1).build_learner()
+    plain, recorded = columns(learner, episode()), columns(learner, episode(vf_preds=np.full(16, 50.0)))
+    assert (recorded["vf_preds"] == 50.0).all()
+    assert not torch.equal(plain["vf_preds"], recorded["vf_preds"])
+    torch.testing.assert_close(plain["advantages"], recorded["advantages"])
+    torch.testing.assert_close(plain["value_targets"], recorded["value_targets"])
+
+
+def test_outputs_of_another_network_are_refused_by_name():
+    learner = config().build_learner()
+    with pytest.raises(ValueError, match=r"'action_dist_inputs' with 3 numbers for each step, this network gives 2"):
+        columns(learner, episode(action_dist_inputs=np.zeros((16, 3))))
+
+
+def test_episodes_of_an_older_policy_report_their_kl_truly_and_stop_at_target_kl():
+    learner = config(lr=1e-9, target_kl=0.05, normalize_advantages=None).build_learner()
+    present = columns(learner, episode())["action_logp"]
+    results = learner.update_from_episodes([episode()], num_epochs=4)
+    assert results[ALL]["num_passes"] == 4
+    older = episode(action_logp=(present - np.log(2.0)).numpy())
+    results = learner.update_from_episodes([older], num_epochs=4)
+    assert results[ALL]["num_passes"] == 1
+    assert results[MODULE]["mean_kl_loss"] == pytest.approx(2.0 - 1.0 - np.log(2.0), rel=1e-5)  # k3 at a ratio of 2
+
+
+def test_episodes_of_an_older_policy_are_clipped():
+    learner = config(entropy_coeff=0.0, vf_loss_coeff=0.0, normalize_advantages=None).build_learner()
+    columns_of_it = columns(learner, episode())
+    ratio = torch.where(columns_of_it["advantages"] > 0, 2.0, 0.5).log()  # every row lies beyond the clip
+    older = episode(action_logp=(columns_of_it["action_logp"] - ratio).numpy())
+    before = copy.deepcopy(learner.module[MODULE].state_dict())
+    learner.update_from_episodes([older])
+    assert all(torch.equal(before[name], value) for name, value in learner.module[MODULE].state_dict().items())
+
+
+def test_shards_of_several_learners_keep_what_was_recorded():
+    pieces = [episode(steps, steps, action_logp=np.arange(steps) * 1.0, vf_preds=np.ones(steps)) for steps in (7, 12)]
+    whole = parts_of_episodes(pieces, [MODULE]).trajectories[MODULE]
+    for shard in shards_of(pieces, 2, {MODULE: False}):
+        own = shard.trajectories[MODULE]
+        steps = slice(own.place[0], own.place[0] + len(own.rewards))
+        np.testing.assert_array_equal(own.action_logp, whole.action_logp[steps])
+        np.testing.assert_array_equal(own.recorded["vf_preds"], whole.recorded["vf_preds"][steps])
+
+
+def rollout(cls=PPOConfig, **training):
+    trainer = config(cls, **training).env_runners(num_envs_per_env_runner=2).build_trainer()
+    trainer.train_collector.collect(n_step=32)
+    return trainer.policy.learner_group, trainer.train_collector.store
+
+
+@pytest.mark.parametrize("cls", [PPOConfig, APPOConfig])
+def test_a_rollout_of_older_weights_that_recorded_nothing_is_told_once(cls):
+    group, store = rollout(cls)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        group.update_from_episodes(store.episodes())
+    with pytest.warns(UserWarning, match=r"32 of 32 steps were taken with weights that are up to 1 updates older"):
+        group.update_from_episodes(store.episodes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        group.update_from_episodes(store.episodes())
+
+
+def test_a_rollout_that_recorded_action_logp_is_compared_with_it_whole_and_in_pieces():
+    group, store = rollout()
+    learner = group.learner
+    acted = evaluate_trajectories(learner, MODULE, store.trajectories()).action_logp.clone()
+    store.action_logp = acted.numpy().reshape(store.size, store.num_envs)
+    for _ in range(3):
+        group.update_from_episodes(store.episodes())
+    moved = evaluate_trajectories(learner, MODULE, store.trajectories())
+    torch.testing.assert_close(moved.old_logp, acted)
+    assert not torch.allclose(moved.action_logp, acted)
+    part = list(store.episodes())[:1]
+    again = evaluate_trajectories(learner, MODULE, trajectories_from_episodes(part))
+    torch.testing.assert_close(again.old_logp, acted.reshape(store.size, -1)[: len(part[0]), 0])
