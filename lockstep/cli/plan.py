@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.multi_agent_policy import MultiAgentPolicy
+from lockstep.data.minibatch import minibatches_per_pass
+from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import leaves
 from lockstep.trainer import OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
@@ -51,27 +54,50 @@ def _offline_facts(trainer: OfflineTrainer, left: int) -> dict[str, str]:
 
 
 def _rollout_facts(trainer: OnpolicyTrainer, left: int) -> dict[str, str]:
-    num_envs = trainer.collector.num_envs
-    per_update = trainer.step_per_collect or trainer.buffer.num_steps * num_envs
+    num_envs, store = trainer.collector.num_envs, trainer.buffer
+    per_update = trainer.step_per_collect or store.num_steps * num_envs
     num_updates = math.ceil(left / per_update)
-    minibatch = trainer.batch_size or per_update
-    per_pass = math.ceil(per_update / minibatch)
-    gradient_steps = num_updates * trainer.repeat_per_collect * per_pass
-    return {
+    facts = {
         "updates": f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all" + _beyond(trainer),
-        "gradient steps": f"{gradient_steps:,}: for each update {_count(trainer.repeat_per_collect, 'pass', 'passes')} "
-        f"over {_count(per_pass, 'minibatch', 'minibatches')} of {minibatch:,}",
-        "rollout store": f"{trainer.buffer.num_steps:,} x {num_envs} steps, {size_text(store_bytes(trainer))}",
+        "gradient steps": _gradient_steps_text(trainer, num_updates, per_update),
     }
+    if isinstance(store, RolloutStore):
+        facts["rollout store"] = f"{store.num_steps:,} x {num_envs} steps, {size_text(store_bytes(trainer))}"
+    return facts
+
+
+def _gradient_steps_text(trainer: OnpolicyTrainer, num_updates: int, per_update: int) -> str:
+    """How many, cut as the learner cuts them; rows that fill no minibatch are told."""
+    policy, minibatch = trainer.policy, trainer.batch_size
+    passes = f"for each update {_count(trainer.repeat_per_collect, 'pass', 'passes')} over"
+    if minibatch is not None and (isinstance(policy, MultiAgentPolicy) or policy.is_stateful):
+        rows = "rows of the module that has most" if isinstance(policy, MultiAgentPolicy) else "sequences"
+        return f"{passes} minibatches of {minibatch:,} {rows}, as many as the episodes fill"
+    per_pass = minibatches_per_pass({"": per_update}, minibatch)
+    size = min(minibatch or per_update, per_update)
+    left_out = per_update - per_pass * size
+    number = f"{num_updates * trainer.repeat_per_collect * per_pass:,}"
+    if getattr(policy.config.sections["training"], "target_kl", None) is not None:
+        number = f"at most {number}"
+    elif _varies(trainer):
+        number = f"about {number}"
+    text = f"{number}: {passes} {_count(per_pass, 'minibatch', 'minibatches')} of {size:,}"
+    return text + (f"; {left_out:,} of {per_update:,} rows fill none and are left out of each pass" if left_out else "")
+
+
+def _varies(trainer: OnpolicyTrainer | OffpolicyTrainer) -> bool:
+    """Can a collect have more steps than it is asked for? With whole episodes, and where resets take rows."""
+    whole = trainer.policy.config.batch_mode == "complete_episodes"
+    return whole or getattr(trainer.collector.env, "autoreset_mode", None) == "NEXT_STEP"
 
 
 def _replay_facts(trainer: OffpolicyTrainer, left: int) -> dict[str, str]:
-    learned = max(0, left - max(0, trainer.learning_starts - trainer.env_step))
+    about = "about " if _varies(trainer) else ""
     return {
         "updates": f"{trainer.update_per_step:g} gradient steps for each of {left:,} environment steps, after "
         f"{trainer.learning_starts:,} random ones" + _beyond(trainer),
-        "gradient steps": f"{int(trainer.update_per_step * learned):,} on "
-        f"{trainer.batch_size or 'all'} transitions each",
+        "gradient steps": f"{about}{trainer.gradient_steps_left:,} on "
+        f"{f'{trainer.batch_size:,}' if trainer.batch_size else 'all'} transitions each",
         "replay buffer": f"{trainer.buffer.maxsize:,} transitions, {len(trainer.buffer):,} in it",
     }
 
@@ -117,6 +143,8 @@ def _environments_text(envs: Any, config: AlgorithmConfig) -> str:
 
 
 def _space_text(space: Any) -> str:
+    if type(space) is dict:  # by module
+        return ", ".join(f"{module_id}: {_space_text(own)}" for module_id, own in space.items())
     text = str(space).replace("\n", " ")
     if len(text) > 60:
         shape = "" if getattr(space, "shape", None) is None else f"{space.shape}, {space.dtype}"

@@ -37,6 +37,14 @@ def minibatch_indices(
         yield rows[""]
 
 
+def minibatches_per_pass(num_rows: Mapping[str, int], minibatch_size: int | None) -> int:
+    """Return how many minibatches one pass over rows of several modules has, by the rule of `minibatch_indices`."""
+    largest = max(num_rows.values(), default=0)
+    if minibatch_size is None or minibatch_size >= largest:
+        return int(largest > 0)
+    return largest // minibatch_size
+
+
 def multi_minibatch_indices(
     num_rows: Mapping[str, int],
     minibatch_size: int | None,
@@ -56,7 +64,7 @@ def multi_minibatch_indices(
         return
     largest = max(sizes.values())
     size = largest if minibatch_size is None else min(minibatch_size, largest)
-    per_pass = largest // size
+    per_pass = minibatches_per_pass(sizes, minibatch_size)
     streams = {} if shuffle else {key: np.arange(rows) for key, rows in sizes.items()}
     if num_epochs > 1:  # two times, so that a piece that runs over the end is one slice
         streams = {key: np.concatenate([index, index]) for key, index in streams.items()}

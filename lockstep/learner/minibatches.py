@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from lockstep.data.columns import Columns
-from lockstep.data.minibatch import multi_minibatch_indices
+from lockstep.data.minibatch import minibatches_per_pass, multi_minibatch_indices
 from lockstep.data.trees import map_tree
 
 Indices = dict[str, np.ndarray | None]
@@ -46,7 +46,7 @@ def module_minibatches(
         for _ in range(num_epochs):
             yield dict.fromkeys(num_rows), True
         return
-    per_pass = largest // minibatch_size
+    per_pass = minibatches_per_pass(num_rows, minibatch_size)
     batches = multi_minibatch_indices(num_rows, minibatch_size, num_epochs, shuffle, rng)
     for number, indices in enumerate(batches, start=1):
         yield dict(indices), number % per_pass == 0

@@ -105,9 +105,9 @@ class OffpolicyTrainer(BaseTrainer):
                 n_step=self.step_per_collect, n_episode=self.episode_per_collect, random=random
             )
         if not random:
-            before = self._num_due()
+            before = self._num_due(self.steps_learned_from)
             self.steps_learned_from += stats.n_collected_steps
-            self.updates_due += self._num_due() - before
+            self.updates_due += self._num_due(self.steps_learned_from) - before
         self._count_collect(stats)
         self.updates_now, self.updates_due = self.updates_due, 0
         training = None
@@ -125,9 +125,17 @@ class OffpolicyTrainer(BaseTrainer):
         """Make `updates_now` gradient steps, each on a fresh sample of `buffer`."""
         return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
 
-    def _num_due(self) -> int:
-        """Gradient steps due for all steps so far; one product, so that no fraction is lost to rounding."""
-        return math.floor(self.update_per_step * self.steps_learned_from + 1e-9)
+    def _num_due(self, steps: int) -> int:
+        """Return the gradient steps due for so many steps; one product, so that no fraction is lost to rounding."""
+        return math.floor(self.update_per_step * steps + 1e-9)
+
+    @property
+    def gradient_steps_left(self) -> int:
+        """Gradient steps that the rest of the run makes if nothing ends it earlier."""
+        collect, left = self.step_per_collect or 1, self.steps_in_all - self.env_step
+        random = min(left, -(-max(0, self.learning_starts - self.env_step) // collect) * collect)
+        learned = self.steps_learned_from
+        return self.updates_due + self._num_due(learned + left - random) - self._num_due(learned)
 
     def _begin_with(self, given: Any) -> None:
         if isinstance(self.policy, MultiAgentPolicy):

@@ -1,0 +1,126 @@
+"""The plan of `lockstep train` announces the gradient steps that the run then makes."""
+
+import re
+
+import numpy as np
+import pytest
+from agent_games import CountingGame, game_config
+
+from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch
+from lockstep.cli.plan import plan_of
+
+
+def ppo(num_learners=0, **training):
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)})
+    config.training(**{"train_batch_size": 64, "minibatch_size": 24, "num_epochs": 2, **training})
+    config.learners(num_learners=num_learners, num_cpus_per_learner=0)
+    return config.evaluation(evaluation_interval=0).reporting(total_steps=192)
+
+
+def off_policy(cls=DQNConfig, env="CartPole-v1", num_envs=4, fragment=1, **replay):
+    config = cls().environment(env).rl_module(model_config={"hiddens": (8,)}).training(train_batch_size=8)
+    config.replay(**{"capacity": 1000, "learning_starts": 10, "update_per_step": 0.3, **replay})
+    config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=fragment)
+    return config.evaluation(evaluation_interval=0).reporting(total_steps=50)
+
+
+def offline(size=None):
+    n = 20
+    done = np.arange(n) % 5 == 4
+    batch = SampleBatch(
+        obs=np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32),
+        actions=np.arange(n) % 2,
+        rewards=np.ones(n, np.float32),
+        terminateds=done,
+        truncateds=np.zeros(n, bool),
+    )
+    config = BCConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)})
+    config.training(train_batch_size=size or 7).offline_data(input_=batch)
+    return config.evaluation(evaluation_interval=0).reporting(total_steps=30, steps_per_epoch=10)
+
+
+def announced_and_made(config):
+    """The number of gradient steps that the plan says, and the number that the run makes; the text."""
+    trainer = config.build_trainer()
+    try:
+        text = plan_of(trainer, config, ["test"])["gradient steps"]
+        made = trainer.run().gradient_step
+    finally:
+        trainer.policy.learner_group.shutdown()
+    return int(re.match(r"(?:at most |about )?([\d,]+)", text)[1].replace(",", "")), made, text
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
+@pytest.mark.parametrize(
+    "config",
+    [
+        ppo(),
+        ppo(minibatch_size=None),
+        ppo(minibatch_size=64),
+        ppo(minibatch_size=33),
+        ppo(train_batch_size=60),  # 8 environments: 64 steps
+        ppo().env_runners(num_envs_per_env_runner=12),
+        off_policy(),
+        off_policy(learning_starts=0, update_per_step=1.0),
+        off_policy(num_envs=3, fragment=4, learning_starts=13, update_per_step=0.37),
+        off_policy(learning_starts=1000, update_per_step=1.0),
+        off_policy(SACConfig, "Pendulum-v1", num_envs=1, update_per_step=2.0),
+        off_policy(prioritized=True),
+        offline(),
+        offline(size=50),
+    ],
+    ids=lambda config: f"{config.algorithm}-{config.train_batch_size}-{config.minibatch_size}",
+)
+@pytest.mark.filterwarnings("ignore:learning_starts")
+def test_the_announced_gradient_steps_are_made(config):
+    announced, made, _ = announced_and_made(config)
+    assert announced == made
+
+
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
+def test_rows_that_fill_no_minibatch_are_told():
+    announced, made, text = announced_and_made(ppo())
+    assert announced == made == 3 * 2 * 2
+    assert text.startswith("12: for each update 2 passes over 2 minibatches of 24; ")
+    assert text.endswith("16 of 64 rows fill none and are left out of each pass")
+    assert "left out" not in announced_and_made(ppo(minibatch_size=32))[2]
+
+
+def test_a_run_that_goes_on_announces_what_is_left():
+    config = off_policy(update_per_step=0.37)
+    config.reporting(steps_per_epoch=24)
+    trainer = config.build_trainer()
+    next(iter(trainer))
+    before = trainer.gradient_step
+    text = plan_of(trainer, config, ["test"])["gradient steps"]
+    for _ in range(2):
+        next(trainer, None)
+    assert text.startswith(f"{trainer.gradient_step - before} on 8 transitions")
+
+
+def test_an_update_that_may_end_early_announces_a_bound():
+    announced, made, text = announced_and_made(ppo(target_kl=1e-9))
+    assert text.startswith("at most 12:")
+    assert made < announced
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
+def test_several_agents_have_a_plan(algorithm):
+    config = game_config(CountingGame, algorithm)
+    trainer = config.build_trainer()
+    plan = plan_of(trainer, config, ["test"])
+    assert "first: Box" in plan["environments"]
+    if algorithm is PPOConfig:
+        assert plan["gradient steps"].endswith(
+            "minibatches of 8 rows of the module that has most, as many as the episodes fill"
+        )
+    else:
+        assert plan["gradient steps"].startswith(f"{trainer.run().gradient_step} on")
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
+def test_the_announced_gradient_steps_are_made_by_two_learners():
+    pytest.importorskip("ray")
+    announced, made, _ = announced_and_made(ppo(num_learners=2))
+    assert announced == made == 12
