@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.modules import ActingWeights, RecurrentActor, RLModule, load_flat, make_actor
+from lockstep.modules import ActingWeights, Actor, RecurrentActor, RLModule, load_flat, make_actor
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -53,7 +53,19 @@ class ActingPolicy:
     def _act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
         self.module, self.connectors = module, connectors
         self._actor = make_actor(module, connectors.obs)
-        self.act = self._actor.act
+
+    @property
+    def act(self) -> Callable[..., np.ndarray]:
+        """`act(obs, noise)`: actions as learned from `[B, ...]`, with the parameters that the module has now.
+
+        To be taken anew for each collect: what is held longer may act with parameters that were replaced meanwhile.
+        """
+        return self._present_actor().act
+
+    def _present_actor(self) -> Actor:
+        if self._actor.is_stale():
+            self._actor = make_actor(self.module, self.connectors.obs)
+        return self._actor
 
     def seed(self, seed: int) -> None:
         """Begins the random numbers of `compute_actions` again."""
@@ -139,9 +151,10 @@ class ActingPolicy:
         self, obs: Any, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """As `act`, of a recurrent policy: actions as learned from, and the state after them."""
-        if not isinstance(self._actor, RecurrentActor):
+        actor = self._present_actor()
+        if not isinstance(actor, RecurrentActor):
             raise TypeError(f"{type(self.module).__name__} has no memory; use act")
-        return self._actor.act_with_state(obs, noise, state)
+        return actor.act_with_state(obs, noise, state)
 
     def _checked_state(self, state: Any, rows: int) -> Mapping[str, np.ndarray]:
         expected = self.get_initial_state(rows)

@@ -142,8 +142,10 @@ def build_learner(
         policies_to_train=config.sections["multi_agent"].policies_to_train,
         streams=streams.child("learner"),
         reducer=reducer,
+        never_skip_update=config.never_skip_update,
     )
-    return learner.build()
+    learner.build()
+    return learner
 
 
 def build_learners(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None = None) -> LearnerBackend:

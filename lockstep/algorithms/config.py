@@ -39,7 +39,7 @@ from lockstep.learner.config import (
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
-from lockstep.learner.option_types import ELSEWHERE, check_types, meant
+from lockstep.learner.option_types import ELSEWHERE, check_schedules, check_types, meant
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID, Exploration, RLModule, default_module_class
 from lockstep.modules.config import RLModuleSection
@@ -318,6 +318,7 @@ class AlgorithmConfig:
         for name, section in self.sections.items():
             check_types(name, section)
             section.validate()
+            check_schedules(name, section, (1, self.train_batch_size))
         check_multi_agent(self)
         if collects_while_learning(self):
             check_asynchronous(self)

@@ -69,7 +69,8 @@ class LocalBackend:
     is_local = True
 
     def __init__(self, learner: Learner) -> None:
-        self.learner, self.last_checkpoint = learner.build(), ""
+        learner.build()  # an override need not return anything
+        self.learner, self.last_checkpoint = learner, ""
 
     def __len__(self) -> int:
         return 1

@@ -182,7 +182,8 @@ def learner_from_folders(
         policies_to_train=policies_to_train,
         reducer=reducer,
     )
-    learner.build().set_state(state)
+    learner.build()
+    learner.set_state(state)
     return learner
 
 

@@ -21,7 +21,7 @@ from lockstep.learner.compiled_code import CompiledCode, compile_graph
 from lockstep.learner.compiled_products import PRODUCTS
 from lockstep.learner.losses import losses_of
 from lockstep.learner.minibatches import gather
-from lockstep.learner.optimizers import ALL_MODULES, NO_AVG, NO_AVG_SQ, RegisteredOptimizer
+from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 
 if TYPE_CHECKING:
@@ -65,14 +65,15 @@ class CompiledUpdate:
             return False
         function, metrics, with_errors = self._last_step
         for entry in self.learner.optimizers:
-            with_loss = entry.module_id in indices or entry.module_id == ALL_MODULES
-            entry.has_loss = with_loss and self.learner.takes_part(entry)
+            entry.has_loss = self.learner.has_loss(entry, indices)
             self._rates[entry.key].set_()
         rows = [index for index in indices.values() if index is not None]
         values, *errors = function([*rows, *self._last_inputs])
         for entry in self.learner.optimizers:
             if self._rates[entry.key].bad_on_host():
                 entry.keep_bad_gradient()
+        if self.learner.gradient_watch.is_looking:
+            self.learner.gradient_watch.see(self.learner.optimizers)
         self.learner.metrics.log_many(metrics, values)
         self.learner.row_errors.update(zip(with_errors, errors))
         return True
@@ -185,19 +186,24 @@ class CompiledUpdate:
     ) -> Tensor:
         learner = self.learner
         leaf_tensors = [entry.flat.data.detach().requires_grad_() for entry in learner.optimizers]
+        views = {
+            param: view if param.requires_grad else view.detach()
+            for entry, leaf in zip(learner.optimizers, leaf_tensors)
+            for param, view in zip(entry.flat.params, entry.flat.unflatten(leaf))
+        }
         with self._traced_views():
             batch = gather(columns, indices)
-            losses = _functional_losses(learner, leaf_tensors, batch)
+            losses = _functional_losses(learner, views, batch)
             total = torch.stack(list(losses.values())).sum()
+            with_loss = [entry for entry in learner.optimizers if learner.has_loss(entry, losses)]
             gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True, materialize_grads=True)
             by_param: dict[nn.Parameter, Tensor] = {}
             for entry, gradient in zip(learner.optimizers, gradients):
                 entry.flat.grad.copy_(gradient)
                 by_param.update(zip(entry.flat.params, entry.flat.grad_views))
             learner.optimizers.take_gradients(learner.postprocess_gradients(by_param))
-            for entry in learner.optimizers:
-                if entry.module_id in (*losses, ALL_MODULES) and learner.takes_part(entry):
-                    _adam_step_(entry, self._rates[entry.key].tensor)
+            for entry in with_loss:
+                _adam_step_(entry, self._rates[entry.key].tensor)
         values: list[Tensor] = []
         for (module_id, name), logged in learner.metrics.items():
             names.append((module_id, name, logged[-1][1]))
@@ -236,24 +242,24 @@ class _Losses(nn.Module):
 
 
 def _functional_losses(
-    learner: Learner, leaf_tensors: list[Tensor], batch: dict[str, dict[str, Any]]
+    learner: Learner, views: Mapping[nn.Parameter, Tensor], batch: dict[str, dict[str, Any]]
 ) -> dict[str, Tensor]:
-    names = {id(p): f"module.{name}" for name, p in learner.module.named_parameters()}
-    views = {
-        id(param): view
-        for entry, leaf in zip(learner.optimizers, leaf_tensors)
-        for param, view in zip(entry.flat.params, entry.flat.unflatten(leaf))
-    }
-    replaced = {names[key]: view for key, view in views.items() if key in names}
+    """The losses with `views` in the place of the parameters."""
+    names = {p: f"module.{name}" for name, p in learner.module.named_parameters()}
+    replaced = {names[param]: view for param, view in views.items() if param in names}
     for number, target in enumerate(_targets(learner)):
         replaced |= {f"targets.{number}.{name}": view for name, view in target.views().items()}
     registered, losses = dict(learner.registered), _Losses(learner)
     try:  # registered parameters too are those that the gradient is taken of
-        learner.registered.update({name: views.get(id(value), value) for name, value in registered.items()})
+        learner.registered.update({name: _view_of(value, views) for name, value in registered.items()})
         found: dict[str, Tensor] = torch.func.functional_call(losses, replaced, (batch,))
         return found
     finally:
         learner.registered.update(registered)
+
+
+def _view_of(value: Any, views: Mapping[nn.Parameter, Tensor]) -> Any:
+    return views.get(value, value) if isinstance(value, nn.Parameter) else value
 
 
 def _targets(learner: Learner) -> list[TargetNetwork]:
@@ -301,6 +307,7 @@ def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:
     exp_avg, exp_avg_sq, step = entry.adam_state()
     gradient = entry.flat.grad
     good = torch.isfinite(gradient.sum())
+    moves = good if entry.frozen is None else good & ~entry.frozen
     entry.bad_steps.add_((~good).to(entry.bad_steps.dtype))
     if not entry.on_host:
         bad_gradient = entry.bad_gradient_buffer()
@@ -308,15 +315,15 @@ def _adam_step_(entry: RegisteredOptimizer, rates: Tensor) -> None:
     new_step = step + good.to(step.dtype)
     new_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1)
     new_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2)
-    new_avg = torch.where(good, torch.where(new_avg.abs() < NO_AVG, 0.0, new_avg), exp_avg)
-    new_sq = torch.where(good, torch.where(new_sq < NO_AVG_SQ, 0.0, new_sq), exp_avg_sq)
+    new_avg = torch.where(moves, torch.where(new_avg.abs() < NO_AVG, 0.0, new_avg), exp_avg)
+    new_sq = torch.where(moves, torch.where(new_sq < NO_AVG_SQ, 0.0, new_sq), exp_avg_sq)
     step_size, correction = rates.unbind()
     if not entry.on_host:
         step_size, correction = step_size / (1.0 - beta1**new_step), (1.0 - beta2**new_step).rsqrt()
     denominator = new_sq.sqrt() * correction + group["eps"]
     with torch.no_grad():
         moved = entry.flat.data - step_size * new_avg / denominator
-        entry.flat.data.copy_(torch.where(good, moved, entry.flat.data))
+        entry.flat.data.copy_(torch.where(moves, moved, entry.flat.data))
         exp_avg.copy_(new_avg)
         exp_avg_sq.copy_(new_sq)
         step.copy_(new_step)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -47,9 +48,17 @@ class TrainingSection(Section):
     learner_config_dict: dict[str, Any] = field(default_factory=dict)
     """free-form settings for a learner of your own"""
 
+    of_whole_update: ClassVar[frozenset[str]] = frozenset(
+        ("train_batch_size", "minibatch_size", "num_epochs", "shuffle_batch_per_epoch", "learner_class")
+    )
+    """options that hold for an update of all modules together, so that no module can have its own"""
+
     def validate(self) -> None:
         """Raises `ValueError` naming the option, its value and what is allowed."""
-        require("lr", self.lr, all(value >= 0 for value in values_of(self.lr)), "at least 0")
+        for name in [option.name for option in fields(self) if option.name == "lr" or option.name.endswith("_lr")]:
+            rate = getattr(self, name)
+            allowed = "a finite number, at least 0"
+            require(name, rate, all(0 <= value < math.inf for value in values_of(rate)), allowed)
         require("gamma", self.gamma, 0.0 <= self.gamma <= 1.0, "between 0 and 1")
         require("train_batch_size", self.train_batch_size, self.train_batch_size >= 1, "at least 1")
         require("num_epochs", self.num_epochs, self.num_epochs >= 1, "at least 1")

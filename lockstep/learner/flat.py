@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+GRADIENT = operator.attrgetter("grad")
+
 
 class FlatParameters:
     """Moves `params` into one contiguous tensor; each parameter becomes a view on it, its gradient a view on `grad`.
@@ -30,15 +32,12 @@ class FlatParameters:
         self.shapes = [p.shape for p in self.params]
         self.data = torch.empty(sum(self.sizes), dtype=dtype, device=device)
         self.grad = torch.zeros_like(self.data)
-        self.grad_views = self.unflatten(self.grad)
-        self.grad_by_param = dict(zip(self.params, self.grad_views))
-        for param, view, grad in zip(self.params, self.unflatten(self.data), self.grad_views):
-            view.copy_(param.data)
-            param.data = view
-            param.grad = grad
         self.parameter = nn.Parameter(self.data)
         """the flat tensor as one parameter, for an optimizer that steps on it at once"""
         self.parameter.grad = self.grad
+        self._places = [view.data_ptr() for view in self.unflatten(self.data)]
+        self.trainable = [p.requires_grad for p in self.params]
+        self.bind({})
 
     def unflatten(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` in the parameters' shapes."""
@@ -53,13 +52,80 @@ class FlatParameters:
         return self.grad_views if self.are_views(gradients.values()) else [gradients[param] for param in self.params]
 
     def zero_grad(self) -> None:
-        """All gradients to zero, in one operation; the views stay in place."""
+        """All gradients to zero, in one operation; the views stay in place, or come back where somebody set `.grad`."""
         self.grad.zero_()
-        if self.params[0].grad is not self.grad_views[0]:
-            self.rebind()
+        if not all(map(operator.is_, map(GRADIENT, self.params), self._gradients)):
+            self._put_gradients()
 
-    def rebind(self) -> None:
-        """Puts the views back after somebody set `.grad` to `None` or to another tensor."""
-        for param, view in zip(self.params, self.grad_views):
-            param.grad = view
+    # -- what others have replaced ---
+
+    def is_bound(self) -> bool:
+        """Do all parameters still lie in the flat tensor, and their gradients in the flat gradient?"""
+        in_place = list(map(Tensor.data_ptr, self.params)) == self._places
+        return in_place and all(map(Tensor.is_contiguous, self.params)) and self._are_gradients_bound()
+
+    def bind(self, names: Mapping[int, str]) -> None:
+        """Makes views of the parameters again that were given other memory (`p.data = ...`); their values are kept.
+
+        `names`: by `id(parameter)`, for messages. Raises `ValueError` naming one that has another shape, dtype or
+        device now; nothing is changed then.
+        """
+        for param in self.params:
+            self.check_fits(param, param, names)
+        views = self.unflatten(self.data)
+        # all values first: what was swapped lies in the places of others
+        moved = [pair for pair in zip(self.params, views) if not self._lies_at(*pair)]
+        for (param, view), value in zip(moved, [param.detach().clone() for param, _ in moved]):
+            view.copy_(value)
+            param.data = view
+        self._put_gradients()
+
+    def check_fits(self, param: nn.Parameter, place: nn.Parameter, names: Mapping[int, str]) -> None:
+        """Raises `ValueError` naming `param` unless it can lie in the place of `place`, one of its parameters."""
+        shape = next(shape for p, shape in zip(self.params, self.shapes) if p is place)
+        if param.shape != shape or param.dtype != self.data.dtype or param.device != self.data.device:
+            was = f"{tuple(shape)} {self.data.dtype} on {self.data.device}"
+            raise ValueError(
+                f"{names.get(id(param), 'a parameter')} was {was} when its optimizer was made, and is "
+                f"{tuple(param.shape)} {param.dtype} on {param.device}: the optimizer cannot go on with it. Give it "
+                "back its shape, dtype and device, or build the learner anew (framework(dtype=) sets the dtype)"
+            )
+
+    def replace(self, param: nn.Parameter, by: nn.Parameter) -> None:
+        """Goes on with another object in the place of `param`; to be bound after it."""
+        self.params = [by if p is param else p for p in self.params]
+
+    def follow_trainable(self) -> bool:
+        """Takes over which parameters are frozen (`requires_grad_(False)`); True where that has changed."""
+        trainable = [p.requires_grad for p in self.params]
+        if trainable == self.trainable:
+            return False
+        self.trainable = trainable
+        self._put_gradients()
+        return True
+
+    def frozen(self) -> Tensor | None:
+        """`[n]` bool: the elements of frozen parameters; None where all learn."""
+        if all(self.trainable):
+            return None
+        parts = [torch.full((size,), not trains) for size, trains in zip(self.sizes, self.trainable)]
+        return torch.cat(parts).to(self.data.device)
+
+    def _lies_at(self, param: nn.Parameter, view: Tensor) -> bool:
+        return param.data_ptr() == view.data_ptr() and param.is_contiguous()
+
+    def _put_gradients(self) -> None:
+        """The gradients of those that learn are views on the flat gradient. A frozen one has none, so that optimizers
+        of single parameters pass it over.
+        """
+        self.grad_views = self.unflatten(self.grad)
+        self.grad_by_param = dict(zip(self.params, self.grad_views))
+        self._gradients = [view if learns else None for view, learns in zip(self.grad_views, self.trainable)]
+        self._grad_places = [view.data_ptr() for view in self.grad_views]
+        for param, gradient in zip(self.params, self._gradients):
+            param.grad = gradient
         self.parameter.grad = self.grad
+
+    def _are_gradients_bound(self) -> bool:
+        """`module.double()` replaces the memory of gradients, too (`p.grad.data = ...`)."""
+        return list(map(Tensor.data_ptr, self.grad_views)) == self._grad_places

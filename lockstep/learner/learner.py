@@ -29,6 +29,7 @@ from lockstep.learner.means import means_over_learners, once_over_learners
 from lockstep.learner.onpolicy import columns_to_train, recorded_columns
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer, fused_adam
 from lockstep.learner.option_types import takes_batch
+from lockstep.learner.parameter_watch import GradientWatch, ParameterWatch
 from lockstep.learner.plan import agree_on_parts
 from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.results import Results, UpdateMetrics
@@ -64,6 +65,7 @@ class Learner:
         policies_to_train: Collection[str] | Callable[..., bool] | None = None,
         streams: RandomStreams | None = None,
         reducer: Reducer | None = None,
+        never_skip_update: bool = False,
     ) -> None:
         check_parts_of_learner(config, framework, connectors, module_configs, streams, reducer)
         self.config = config
@@ -72,6 +74,8 @@ class Learner:
         self.policies_to_train = policies_to_train
         self.streams = streams or RandomStreams(0)
         self.reducer = reducer or LocalReducer()
+        self.never_skip_update = never_skip_update
+        """an update without anything to train on raises `ValueError`"""
         self.device = torch.device(self.framework.device)
         self.dtype = getattr(torch, self.framework.dtype)
         self.connectors = dict(connectors or {})
@@ -87,6 +91,8 @@ class Learner:
         """rows of the present gradient step, the weight of what it logs; 0 where they only stand in for none"""
         self.stand_ins: frozenset[str] = frozenset()
         """modules whose row in the present gradient step stands in for none; see `plan`"""
+        self.modules_in_step: tuple[str, ...] | None = None
+        """modules that the present gradient step is about; None before the first"""
         self.seconds = StageSeconds()
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
@@ -95,6 +101,8 @@ class Learner:
         self.first_bad_tensor: str | None = None
         """name of the tensor whose gradient was not finite last, see `nan_policy`"""
         self.compiled: CompiledUpdate | None = None
+        self.parameter_watch: ParameterWatch | None = None
+        self.gradient_watch = GradientWatch()
 
     # -- construction ---
 
@@ -114,6 +122,7 @@ class Learner:
             members.set_up_module(self, module_id)
         self.configure_optimizers()
         self.reset_compiled()
+        self.watch_parameters()
         return self
 
     def _make_module(self) -> MultiRLModule:
@@ -132,6 +141,25 @@ class Learner:
     def reset_compiled(self) -> None:
         """Forgets what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
         self.compiled = CompiledUpdate(self) if self.framework.compile else None
+
+    def watch_parameters(self) -> None:
+        """From now on the next update notices what others replace or freeze; see `ParameterWatch`."""
+        self.parameter_watch = ParameterWatch(self.module, self.optimizers, self.registered)
+        self.gradient_watch.forget()
+
+    def follow_replaced_parameters(self) -> None:
+        """Optimizers, targets and compiled code go on with the parameters as they are now.
+
+        `ValueError` naming a parameter with which they cannot.
+        """
+        if self.parameter_watch is not None and self.parameter_watch.look():
+            self.reset_compiled()
+            self.gradient_watch.forget()
+
+    def begin_watch(self) -> None:
+        """Each update begins with it: what others replaced is followed, gradients that stay away are noticed."""
+        self.follow_replaced_parameters()
+        self.gradient_watch.begin(self.optimizers)
 
     add_module = members.add_module
     remove_module = members.remove_module
@@ -228,7 +256,7 @@ class Learner:
         """Once before the gradient steps of an update call: schedules take their value at the given time."""
         now = int(timesteps.get(STEPS_SAMPLED, 0))
         for entry in self.optimizers:
-            if not entry.schedule.constant:
+            if entry.schedule is not None and not entry.schedule.constant:
                 entry.set_lr(entry.schedule(now))
         for schedule, value in self.coefficients.values():
             if not schedule.constant:
@@ -242,7 +270,7 @@ class Learner:
         return False
 
     def compute_losses(self, *, fwd_out: dict[str, Any], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
-        """`{module_id: 0-d loss}` over the modules present."""
+        """`{module_id: 0-d loss}` over the modules present, or `{ALL_MODULES: 0-d loss}`: one for all of them."""
         losses, rows_in_all = {}, self.rows_in_step
         for module_id, part in batch.items():
             # What it logs is weighted by its own rows.
@@ -306,14 +334,16 @@ class Learner:
         """Backward of the summed losses, into the flat gradients; summed over learners when it returns."""
         for entry in self.optimizers:
             entry.flat.zero_grad()
+            entry.has_loss = self.has_loss(entry, loss_per_module)
         losses = list(loss_per_module.values())
         total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         total.backward()
         started = time.perf_counter()
         for entry in self.optimizers:
-            entry.has_loss = entry.module_id in (*loss_per_module, ALL_MODULES) and self.takes_part(entry)
             self.reducer.sum_(entry.flat.grad)
         self.seconds.reduction += time.perf_counter() - started
+        if self.gradient_watch.is_looking:
+            self.gradient_watch.see(self.optimizers, total)
         return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:
@@ -352,6 +382,15 @@ class Learner:
         for entry in self.optimizers:
             if entry.has_loss:  # a module without rows stays as it is, whatever its moments say
                 entry.step(self.config_of(entry.module_id).nan_policy)
+
+    def has_loss(self, entry: RegisteredOptimizer, losses: Collection[str]) -> bool:
+        """Is this optimizer stepped on the present losses, given by the modules that they are of?"""
+        module_id = entry.module_id
+        if module_id not in losses and module_id != ALL_MODULES:
+            present: Collection[str] = self.module if self.modules_in_step is None else self.modules_in_step
+            if ALL_MODULES not in losses or module_id not in present:
+                return False
+        return self.takes_part(entry)
 
     def takes_part(self, entry: RegisteredOptimizer) -> bool:
         """Is this optimizer stepped in the present gradient step, where its module has a loss?"""

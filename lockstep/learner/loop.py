@@ -103,6 +103,7 @@ def run_update(
     plan = plan_update(learner, columns, agreed.stand_ins, trajectories)
     columns = with_noise(learner, columns, plan)
     learner.before_gradient_based_update(timesteps=options.timesteps)
+    learner.begin_watch()
     trained = dict.fromkeys(columns, 0)
     shuffle = options.shuffle_batch_per_epoch and options.minibatch_size is not None
     rng = learner.streams.numpy("minibatches")

@@ -9,6 +9,7 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import num_rows_of
 from lockstep.learner.module_checks import check_read
+from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.modules import RLModule
 
 if TYPE_CHECKING:
@@ -53,8 +54,14 @@ def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[s
     except KeyError as error:
         check_read(learner, fwd_out, batch, error.args[0] if error.args else None)
         raise
+    learner.modules_in_step = tuple(batch)
     rows_in_all = learner.rows_in_step
     for module_id, loss in losses.items():
+        if module_id not in learner.module and module_id != ALL_MODULES:
+            raise ValueError(
+                f"compute_losses gave a loss for {module_id!r}; there are the modules {sorted(learner.module)}, and "
+                f"{ALL_MODULES!r} for one loss of all"
+            )
         if module_id in batch:
             learner.rows_in_step = rows_of_module(learner, module_id, batch[module_id])
         learner.log(module_id, total_loss=loss)

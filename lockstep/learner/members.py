@@ -101,6 +101,7 @@ def add_module(
     check_module_id(module_id)
     if module_id in self.module:
         raise ValueError(f"there is a module {module_id!r} already; remove it first, or take another id")
+    self.follow_replaced_parameters()
     module = _built(self, module_id, module_spec)
     if not self._is_module_compatible_with_learner(module):
         raise ValueError(
@@ -132,6 +133,7 @@ def remove_module(
     """
     if module_id not in self.module:
         raise KeyError(f"no module {module_id!r}; there are {sorted(self.module)}")
+    self.follow_replaced_parameters()
     remaining = [mid for mid in self.module if mid != module_id]
     if not remaining:
         raise ValueError(f"{module_id!r} is the only module; a learner needs at least one, add another first")
@@ -161,6 +163,12 @@ def training_with(config: TrainingSection, overrides: TrainingSection | Mapping[
     for name in overrides:
         if name not in known:
             raise ValueError(f"training has no option {name!r} to override for a module; {suggestion(name, known)}")
+        if name in config.of_whole_update:
+            raise ValueError(
+                f"training.{name} holds for the whole update, and cannot be overridden for one module; set it with "
+                f"training({name}=...). A module may have its own "
+                f"{', '.join(option for option in known if option not in config.of_whole_update)}"
+            )
     changed = replace(config, **overrides)
     changed.validate()
     return changed
@@ -197,4 +205,5 @@ def _changed(learner: Learner, who_learns: WhoLearns) -> MultiRLModuleSpec:
     if allowed is not None and not callable(allowed):
         learner.policies_to_train = [mid for mid in allowed if mid in learner.module]
     learner.reset_compiled()
+    learner.watch_parameters()
     return learner.module.spec()

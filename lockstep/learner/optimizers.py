@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,8 @@ class RegisteredOptimizer:
     name: str
     optimizer: torch.optim.Optimizer
     flat: FlatParameters
-    schedule: Schedule
+    schedule: Schedule | None
+    """None: the rates are the optimizer's own, and nobody else sets them"""
     steps_flat: bool
     """the optimizer holds the one flat tensor (ours), not the single parameters (a user's)"""
     bad_steps: Tensor
@@ -43,14 +45,19 @@ class RegisteredOptimizer:
     """a gradient that was not finite, since the last report: on the CPU the first, else zeros before it and the last"""
     has_loss: bool = True
     """took part in the loss of the present gradient step"""
+    told_of_zero_rate: bool = False
+    """was there a warning that its learning rate is 0?"""
     key: str = field(init=False)
     """`module_id.name`, as in checkpoints"""
     on_host: bool = field(init=False)
     """are its parameters in the CPU's memory?"""
+    frozen: Tensor | None = field(init=False)
+    """`[n]` bool: the elements that stay as they are, moments included, since `requires_grad` is off; None: none do"""
 
     def __post_init__(self) -> None:
         self.key = f"{self.module_id}.{self.name}"
         self.on_host = self.flat.data.device.type == "cpu"
+        self.frozen = self.flat.frozen()
 
     @property
     def is_plain_adam(self) -> bool:
@@ -106,6 +113,7 @@ class RegisteredOptimizer:
         rows = torch.cat([torch.full((n,), id(p) in ids) for n, p in zip(old.sizes, old.params)]).to(old.data.device)
         remembered = self.optimizer.state.pop(old.parameter, None)
         self.flat = FlatParameters(params)
+        self.frozen = self.flat.frozen()
         self.bad_gradient = None
         if self.steps_flat:
             group["params"] = [self.flat.parameter]
@@ -120,6 +128,21 @@ class RegisteredOptimizer:
                 if id(param) not in ids:
                     self.optimizer.state.pop(param, None)
             group["params"] = [param for param in group["params"] if id(param) in ids]
+
+    def replace(self, param: nn.Parameter, by: nn.Parameter) -> None:
+        """Goes on with another object in the place of `param`; what the optimizer remembers stays."""
+        self.flat.replace(param, by)
+        for group in self.optimizer.param_groups:
+            group["params"] = [by if p is param else p for p in group["params"]]
+        if param in self.optimizer.state:
+            self.optimizer.state[by] = self.optimizer.state.pop(param)
+
+    def follow_trainable(self) -> bool:
+        """Takes over which parameters are frozen; True where that has changed."""
+        if not self.flat.follow_trainable():
+            return False
+        self.frozen = self.flat.frozen()
+        return True
 
     def set_lr(self, lr: float) -> None:
         """The learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
@@ -139,14 +162,31 @@ class RegisteredOptimizer:
             if nan_policy != "zero":
                 return
             self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        self._move(skip)
+
+    def _move(self, skip: Tensor | None) -> None:
+        kept = [] if self.frozen is None else self._frozen_values(self.frozen)
         if self.steps_directly:
             self.fused_adam_(skip)
+        elif skip is not None and not self.is_plain_adam and bool(skip):
             return
-        if skip is not None and self.is_plain_adam:
-            self.optimizer.found_inf = skip  # type: ignore[attr-defined]
-        elif skip is not None and bool(skip):
-            return
-        self.optimizer.step()
+        else:
+            if skip is not None and self.is_plain_adam:
+                self.optimizer.found_inf = skip  # type: ignore[attr-defined]
+            self.optimizer.step()
+        for tensor, values in kept:
+            tensor[self.frozen] = values
+
+    def _frozen_values(self, frozen: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What a step on the flat tensor must leave as it is: frozen parameters, and what is remembered of them.
+
+        (Their gradient is 0, but moments of earlier gradients and weight decay would move them on.)
+        """
+        if not self.steps_flat:  # they have no gradient, and are passed over
+            return []
+        remembered = self.optimizer.state.get(self.flat.parameter, {}).values()
+        tensors = [self.flat.data, *(v for v in remembered if torch.is_tensor(v) and v.shape == self.flat.data.shape)]
+        return [(tensor, tensor[frozen]) for tensor in tensors]
 
     def _look_on_device(self, nan_policy: NanPolicy) -> Tensor | None:
         """The same where the host must not wait for the device; returns 1 (0-d float32) where to skip the step."""
@@ -233,21 +273,36 @@ class OptimizerSet:
             check_optimizer(make, params)
         flat = FlatParameters(params)
         optimizer = make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter)
-        if lr is None:
-            lr = float(optimizer.param_groups[0]["lr"])
         entry = RegisteredOptimizer(
             module_id,
             name,
             optimizer,
             flat,
-            Schedule(lr, name=f"lr of {name}"),
+            None if lr is None else Schedule(lr, name=f"lr of {name}"),
             not is_given,
             torch.zeros((), dtype=flat.data.dtype, device=flat.data.device),
         )
-        entry.set_lr(entry.schedule(0))
+        if entry.schedule is not None:
+            entry.set_lr(entry.schedule(0))
         self._by_key[module_id, name] = entry
         self._owner.update({id(param): entry.key for param in params})
         return entry
+
+    def replace(self, replaced: Mapping[nn.Parameter, nn.Parameter], names: Mapping[int, str]) -> None:
+        """Goes on with other objects in the place of parameters. Raises `ValueError` naming one that does not fit;
+        nothing is changed then. `names`: by `id` of the new ones.
+        """
+        owners = {entry.key: entry for entry in self}
+        for param, by in replaced.items():
+            owners[self._owner[id(param)]].flat.check_fits(by, param, names)
+        for param, by in replaced.items():
+            key = self._owner.pop(id(param))
+            self._owner[id(by)] = key
+            owners[key].replace(param, by)
+
+    def steps(self, param: nn.Parameter) -> bool:
+        """Is there an optimizer for it?"""
+        return id(param) in self._owner
 
     def get(self, module_id: str, name: str) -> RegisteredOptimizer:
         """The optimizer of that name; `KeyError` with those that exist."""
@@ -320,7 +375,7 @@ class OptimizerSet:
             out[entry.key] = {
                 "state": {i: {k: _copied(v) for k, v in item.items()} for i, item in state["state"].items()},
                 "param_groups": groups,
-                "schedule": entry.schedule.get_state(),
+                "schedule": {} if entry.schedule is None else entry.schedule.get_state(),
             }
         return out
 
@@ -358,7 +413,8 @@ class OptimizerSet:
             groups = [{**now, **saved} for now, saved in zip(current, given["param_groups"])]
             tensors = {int(i): {k: _copied(v) for k, v in item.items()} for i, item in given["state"].items()}
             entry.optimizer.load_state_dict({"state": tensors, "param_groups": groups})
-            entry.schedule.set_state(given["schedule"])
+            if entry.schedule is not None and given["schedule"]:
+                entry.schedule.set_state(given["schedule"])
 
 
 def fused_adam(epsilon: float) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
@@ -381,6 +437,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parame
         raise ValueError(
             f"the optimizer holds {len(held)} parameters, params lists {len(params)}, and they are not the same ones; "
             "build the optimizer from just the parameters you register"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} needs a closure that computes the loss anew within its step, and a learner "
+            "makes one step from one gradient; take one that does not, such as Adam, AdamW, RMSprop or SGD"
         )
 
 

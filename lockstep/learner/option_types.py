@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union
 
 import numpy as np
 
+from lockstep.state.schedules import Schedule
 from lockstep.state.values import suggestion
 
 ELSEWHERE = {
@@ -91,6 +92,18 @@ def check_types(name: str, section: Any) -> None:
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
         if PLAIN & set(kinds) and not _fits(value, hint):  # what is made of parts, the section checks itself
             raise TypeError(f"{name}.{option}={value!r} is not allowed; it must be {_spoken(hint)}")
+
+
+def check_schedules(name: str, section: Any, steps: Iterable[int]) -> None:
+    """Asks the functions of a section that give values over time what they give at `steps`; `ValueError` naming one
+    that gives what cannot be meant (see `Schedule`).
+    """
+    for option, hint in typing.get_type_hints(type(section)).items():
+        value = getattr(section, option)
+        if callable(value) and float in typing.get_args(hint):
+            schedule = Schedule(value, f"{name}.{option}")
+            for step in steps:
+                schedule(step)
 
 
 def _fits(value: Any, hint: Any) -> bool:

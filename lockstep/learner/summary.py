@@ -48,8 +48,11 @@ def summarize_update(learner: Learner, trained: Mapping[str, int], steps: StepCo
             weights_seq_no=learner.weights_seq_no,
             num_trainable_parameters=learner.module.num_trainable_parameters(module_id),
         )
+    if unreached := learner.gradient_watch.end(learner, trained, num_minibatches):
+        results[ALL_MODULES]["parameters_without_gradient"] = unreached
     bad = 0
     for entry in learner.optimizers:
+        _tell_zero_rate(learner, entry, trained)
         numbers = results.setdefault(entry.module_id, {})
         numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
         if not entry.on_host:
@@ -80,7 +83,11 @@ def summarize_update(learner: Learner, trained: Mapping[str, int], steps: StepCo
 
 
 def summarize_skipped(learner: Learner) -> Results:
-    """What an update call without anything to train on reports; it is counted."""
+    """What an update call without anything to train on reports; it is counted. `ValueError` where the learner must
+    never skip one.
+    """
+    if learner.never_skip_update:
+        raise ValueError("the update has nothing to train on, and never_skip_update=True does not allow that")
     learner.count("num_updates_skipped", 1)
     learner.last_series = {}
     nothing = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
@@ -101,6 +108,22 @@ def tell_rows_left_out(
         "batch at once, or train_batch_size to a multiple of minibatch_size; results count them as num_rows_left_out",
         stacklevel=2,
     )
+
+
+def _tell_zero_rate(learner: Learner, entry: RegisteredOptimizer, trained: Mapping[str, int]) -> None:
+    """Warns once of an optimizer that trains nothing since its learning rate is 0 (and does not rise again)."""
+    if any(group["lr"] for group in entry.optimizer.param_groups) or entry.told_of_zero_rate:
+        return
+    if (entry.module_id not in (*trained, ALL_MODULES)) or (entry.schedule is not None and entry.schedule.rises_later):
+        return
+    entry.told_of_zero_rate = True
+    if learner.reducer.rank == 0:
+        warnings.warn(
+            f"the learning rate of optimizer {entry.key!r} is 0: updates train nothing with it. Where a schedule has "
+            "ended, give it a later last point; to train no further, stop updating",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _bad_gradients(entry: RegisteredOptimizer) -> str:

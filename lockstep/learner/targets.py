@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.learner.flat import FlatParameters
 from lockstep.learner.optimizers import OptimizerSet
+from lockstep.modules.places import ParameterPlaces
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
@@ -31,22 +32,38 @@ class TargetNetwork:
         self.module: Any = copy.deepcopy(module).requires_grad_(False)
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         own = dict(self.module.named_parameters())
-        self.followed = [p for p in module.parameters() if p.requires_grad]
-        """the parameters that it goes after"""
         self._shapes = [own[name].shape for name in self._names]
         self.flat = torch.cat([own[name].detach().reshape(-1) for name in self._names])
-        for name, view in self.views().items():
-            own[name].data = view
-        for name, p in module.named_parameters():
-            if not p.requires_grad:
-                own[name].data = p.data
-        self._buffers = dict(self.module.named_buffers())
-        self._followed_buffers = dict(module.named_buffers())
         self.num_steps = 0
         """gradient steps that it was told of"""
         self._flats: list[FlatParameters] | None = None
         self._pieces: list[tuple[Tensor, Tensor]] = []
         """parts of `flat`, and the parts of `_flats` that they follow"""
+        self.bind(module)
+
+    def bind(self, source: nn.Module) -> None:
+        """Follows `source` from now on, whose objects or memory may be others than before; what was replaced in the
+        copy becomes a view of `flat` again, and its values are kept.
+        """
+        self.source = source
+        own, theirs = dict(self.module.named_parameters()), dict(source.named_parameters())
+        for name, view in self.views().items():
+            if own[name].shape != view.shape:
+                raise ValueError(f"{name} of the target network was {tuple(view.shape)}, is {tuple(own[name].shape)}")
+            if own[name].data_ptr() != view.data_ptr():
+                view.copy_(own[name].detach())
+                own[name].data = view
+        for name in theirs.keys() - set(self._names):
+            own[name].data = theirs[name].data
+        self.followed = [theirs[name] for name in self._names]
+        """the parameters that it goes after"""
+        self._buffers, self._followed_buffers = dict(self.module.named_buffers()), dict(source.named_buffers())
+        self._flats = None
+        self._places = ParameterPlaces(self.module, self._names)
+
+    def is_bound(self) -> bool:
+        """Do the parameters of the copy still lie in `flat`?"""
+        return not self._places.have_changed()
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of `flat` made now."""

@@ -18,7 +18,7 @@ from torch import nn
 from lockstep.modules.action_values import DistributionalQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.deterministic import DefaultTD3Module
-from lockstep.modules.plain import is_plain, tanh_
+from lockstep.modules.plain import is_plain, places_of_policy, tanh_
 from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
 from lockstep.modules.rl_module import RLModule
 from lockstep.modules.soft_actor_critic import DefaultSACModule
@@ -58,6 +58,10 @@ class Actor(Protocol):
         """
         ...
 
+    def is_stale(self) -> bool:
+        """Were parameters or layers replaced since it was made (or bound), so that it acts with the old ones?"""
+        ...
+
 
 class TorchActor:
     """Acts with any :class:`RLModule`, on its device."""
@@ -72,6 +76,10 @@ class TorchActor:
     def rebind(self) -> None:
         parameter = next(self.module.parameters(), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
+
+    def is_stale(self) -> bool:
+        parameter = next(self.module.parameters(), None)
+        return parameter is not None and parameter.device != self._device
 
     @torch.inference_mode()
     def act(self, obs: Any, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
@@ -143,6 +151,10 @@ class NumpyActor:
         log_std = getattr(self.module, "log_std", None)
         self._log_std = None if log_std is None else log_std.detach().numpy()
         self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
+        self._places = places_of_policy(self.module)
+
+    def is_stale(self) -> bool:
+        return self._places.have_changed()
 
     def act(self, obs: np.ndarray, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
         if self._pipeline is not None:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from lockstep.modules.encoders import Encoder, FlatFeatures
+from lockstep.modules.places import ParameterPlaces
 from lockstep.modules.rl_module import RLModule
 from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution
 
@@ -74,3 +75,9 @@ def is_plain(
     weights = [p for part in (*linears, *more_parts) for p in part.parameters() if p.dim() > 1]
     on_host = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters())
     return on_host and sum(weight.numel() for weight in weights) <= LARGEST_FOR_NUMPY
+
+
+def places_of_policy(module: nn.Module) -> ParameterPlaces:
+    """Where the parameters that a plain module acts with are."""
+    parts = ("encoder.", "recurrence.", "policy_head.", "log_std")
+    return ParameterPlaces(module, [name for name, _ in module.named_parameters() if name.startswith(parts)])

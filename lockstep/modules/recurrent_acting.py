@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from lockstep.modules.plain import ACTIVATIONS, is_plain, tanh_
+from lockstep.modules.plain import ACTIVATIONS, is_plain, places_of_policy, tanh_
 from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule
 from lockstep.modules.rl_module import RLModule
 from lockstep.modules.spaces import map_leaves
@@ -31,6 +31,10 @@ class RecurrentActor:
         """As `Actor.rebind`."""
         parameter = next(self.module.parameters(), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
+
+    def is_stale(self) -> bool:
+        """As `Actor.is_stale`."""
+        return next(self.module.parameters()).device != self._device
 
     def get_initial_state(self, num_rows: int) -> State:
         """`{name: [num_rows, ...]}` at the start of episodes; arrays of its own."""
@@ -98,6 +102,10 @@ class NumpyRecurrentActor(RecurrentActor):
         self._num_actions = module.action_dist_cls.noise_size
         self._shape = tuple(module.observation_space.shape or ())
         self._cell = _lstm if recurrence.kind == "lstm" else _gru
+        self._places = places_of_policy(module)
+
+    def is_stale(self) -> bool:
+        return self._places.have_changed()
 
     def act_with_state(
         self, obs: Any, noise: npt.NDArray[np.float32] | None, state: Mapping[str, np.ndarray]

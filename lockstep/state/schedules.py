@@ -13,6 +13,10 @@ from lockstep.state.values import is_number
 ScheduleLike: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], float]
 """A number, `[[0, v0], [t1, v1], ...]`, or a function of the step."""
 
+MOST_ABOVE_START = 10.0
+"""a function may not exceed its value at step 0 by more than this factor; see `Schedule`"""
+MOST_FROM_ZERO = 1.0
+"""the same for a function that begins with 0 (a warm-up)"""
 _ALLOWED = "a number, a list of points [[0, v0], [t1, v1], ...], or a function of the step"
 
 
@@ -22,13 +26,17 @@ class Schedule:
     Calling it with the number of environment steps sampled so far returns the value there and remembers the
     position, which is its state.
 
+    A function of the step is refused at a negative value and at one far above its value at step 0: other libraries
+    call it with `progress_remaining` (from 1 down to 0) instead of steps, and such a function trains with huge rates
+    here.
+
     Args:
         value: a number, points `[[0, v0], [t1, v1], ...]`, or a callable of the step.
         name: what it schedules, for messages.
 
     Raises:
         ValueError: fewer than two points, first point not at 0, times that do not rise, a value that is not
-            finite.
+            finite; of a function also a negative value, or one far above that at step 0.
         TypeError: anything else than these three forms.
     """
 
@@ -49,8 +57,10 @@ class Schedule:
             self._times, self._values = self._checked_points(value)
         else:
             raise TypeError(f"{name} must be {_ALLOWED}; got {value!r}")
-        self._timestep = 0
+        self._timestep, self._limit = 0, math.inf
         self._value = self._at(0)
+        if self._function is not None:
+            self._limit = MOST_ABOVE_START * self._value or MOST_FROM_ZERO
 
     def __repr__(self) -> str:
         return f"Schedule({self.specification!r}, name={self.name!r})"
@@ -67,6 +77,11 @@ class Schedule:
     def constant(self) -> bool:
         """Whether it was given as one number."""
         return not self._times and self._function is None
+
+    @property
+    def rises_later(self) -> bool:
+        """Does a later point have a value other than 0? False for a number and for a function."""
+        return any(value for time, value in zip(self._times, self._values) if time > self._timestep)
 
     @property
     def value(self) -> float:
@@ -99,7 +114,7 @@ class Schedule:
         if self._times:
             return self._between_points(t)
         if self._function is not None:
-            return self._check_finite(self._function(t), t)
+            return self._check_steps(self._check_finite(self._function(t), t), t)
         return float(self.specification)  # type: ignore[arg-type]
 
     def _between_points(self, t: int) -> float:
@@ -116,6 +131,16 @@ class Schedule:
         if not is_number(value) or not math.isfinite(value):
             raise ValueError(f"{self.name} must be a finite number at every step; at step {t} it is {value!r}")
         return float(value)
+
+    def _check_steps(self, value: float, t: int) -> float:
+        if not 0.0 <= value <= self._limit:
+            limit = "" if math.isinf(self._limit) else f" and at most {self._limit:g}, by its value at step 0"
+            raise ValueError(
+                f"{self.name}: the function gives {value:g} at step {t}; it must give at least 0{limit}. It is called "
+                "with the number of steps done. Other libraries call such a function with progress_remaining, which "
+                "falls from 1 to 0: write lambda step: f(max(0, 1 - step / total_steps)), or points [[0, v0], [t1, v1]]"
+            )
+        return value
 
     def _checked_points(self, points: Sequence[Any] | np.ndarray) -> tuple[list[float], list[float]]:
         if len(points) < 2:

@@ -111,6 +111,12 @@ def test_overrides_can_be_made_by_the_algorithms_config_or_be_one():
     [
         ({"c": {"lr": 0.1}}, ValueError, r"names \['c'\]; the modules are \['a', 'b'\]"),
         ({"a": {"learning_rte": 0.1}}, ValueError, r"per_module\['a'\]: training has no option 'learning_rte'"),
+        (
+            {"a": {"num_epochs": 3}},
+            ValueError,
+            r"training.num_epochs holds for the whole update.* own lr, gamma",
+        ),
+        ({"a": {"minibatch_size": 3}}, ValueError, r"training.minibatch_size holds for the whole update"),
         ({"a": {"grad_clip": 0}}, ValueError, r"per_module\['a'\]: grad_clip=0 is not allowed"),
         ({"a": 0.1}, TypeError, r"per_module\['a'\]: .*must be a dict of training options"),
         ([("a", {})], TypeError, "must be a dict {module_id: {option: value}}"),

@@ -130,6 +130,45 @@ def test_each_optimizer_has_its_own_schedule_and_results():
     assert results["gradients_policy_global_norm"] > 0
 
 
+class OwnGroups(ValueLearner):
+    """An optimizer whose parameter groups have rates of their own."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        groups = [{"params": value_part(self), "lr": 1e-5}, {"params": policy_part(self)}]
+        self.register_optimizer(
+            module_id=module_id,
+            optimizer=torch.optim.Adam(groups, lr=1e-2),
+            params=[*value_part(self), *policy_part(self)],
+        )
+
+
+def test_registering_without_a_rate_leaves_the_rates_of_all_parameter_groups_alone():
+    learner, other = value_learner(OwnGroups, lr=0.3), value_learner(OwnGroups)
+
+    def rates():
+        return [group["lr"] for group in learner.get_optimizer(MODULE).param_groups]
+
+    assert rates() == [1e-5, 1e-2]
+    for now in (0, 1000):
+        learner.update_from_batch(value_batch(), timesteps={"num_env_steps_sampled_lifetime": now})
+        assert rates() == [1e-5, 1e-2]
+    learner.set_state(other.get_state())
+    learner.update_from_batch(value_batch())
+    assert rates() == [1e-5, 1e-2]
+    learner.get_optimizer(MODULE).param_groups[0]["lr"] = 2e-5
+    learner.update_from_batch(value_batch())
+    assert rates() == [2e-5, 1e-2]
+
+
+def test_optimizer_that_needs_a_closure_is_refused_when_it_is_registered():
+    learner = value_learner()
+    extra = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="LBFGS needs a closure"):
+        learner.register_optimizer(
+            module_id=MODULE, optimizer_name="extra", optimizer=torch.optim.LBFGS([extra]), params=[extra]
+        )
+
+
 def test_optimizers_are_found_by_name_and_unknown_ones_raise_with_what_exists():
     learner = value_learner(TwoOptimizers)
     assert isinstance(learner.get_optimizer(MODULE, "value"), torch.optim.SGD)

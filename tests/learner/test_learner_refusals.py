@@ -167,9 +167,20 @@ def test_actions_are_counted_from_zero_whatever_the_start_of_the_space_is():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"lr": [[0, 1e-3], [10, -1.0]]}, r"lr=\[\[0, 0.001\], \[10, -1.0\]\] is not allowed; it must be at least 0"),
+        (
+            {"lr": [[0, 1e-3], [10, -1.0]]},
+            r"lr=\[\[0, 0.001\], \[10, -1.0\]\] is not allowed; it must be a finite number",
+        ),
+        ({"lr": float("inf")}, "lr=inf is not allowed; it must be a finite number, at least 0"),
+        ({"lr": float("nan")}, "lr=nan is not allowed; it must be a finite number, at least 0"),
         ({"clip_param": [[0, 0.2], [10, 0.0]]}, "clip_param=.* is not allowed; it must be above 0"),
-        ({"lr": lambda step: -1.0}, f"{MODULE}.default_optimizer: lr=-1.0 is not allowed; it must be a finite number"),
+        ({"lr": lambda step: -1.0}, "training.lr: the function gives -1 at step 0; .* progress_remaining"),
+        (
+            {"lr": lambda progress: progress * 1e-3, "train_batch_size": 2048},
+            "training.lr: the function gives 2.048 at step 2048; it must give .* at most 1, .* progress_remaining",
+        ),
+        ({"lr": lambda progress: 1e-4 + progress * 1e-3}, "training.lr: the function gives .* progress_remaining"),
+        ({"clip_param": lambda progress: 0.1 + 0.1 * progress}, "training.clip_param: .* progress_remaining"),
     ],
 )
 def test_schedules_with_values_that_cannot_be_are_refused(options, message):
@@ -228,3 +239,11 @@ def test_names_of_states_are_texts_and_only_floats_are_trained(group):
     with pytest.raises(ValueError, match=r"only floats can be trained, not torch.int64; give dtype=torch.float32"):
         group.learner._get_tensor_variable(3, trainable=True)
     assert group.learner._get_tensor_variable(3, dtype=torch.float32, trainable=True).requires_grad
+
+
+def test_a_function_of_another_librarys_progress_is_refused_before_the_run_begins():
+    config = PPOConfig().environment("CartPole-v1").training(lr=lambda progress: progress * 1e-4)
+    config.env_runners(num_envs_per_env_runner=2).training(train_batch_size=64, minibatch_size=32)
+    config.validate()
+    with pytest.raises(ValueError, match=r"training.lr: the function gives 2 at step 20000; .* progress_remaining"):
+        config.reporting(total_steps=200_000).build_trainer()

@@ -143,8 +143,10 @@ def test_new_values_are_seen_at_once_and_new_storage_after_rebind():
     assert (expected != before).any()
     np.testing.assert_array_equal(actor.act(obs), expected)
 
+    assert not actor.is_stale()
     for p in module.parameters():
         p.data = torch.zeros_like(p)
+    assert actor.is_stale()
     np.testing.assert_array_equal(actor.act(obs), expected)  # the old storage, as documented
     actor.rebind()
     assert not actor.act(obs).any()

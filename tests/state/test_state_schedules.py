@@ -101,3 +101,17 @@ def test_the_position_is_the_state() -> None:
         with pytest.raises(ValueError, match="timestep"):
             resumed.set_state(damage)
     assert (resumed.timestep, resumed.value) == (15, 1.0)
+
+
+def test_a_function_of_another_librarys_progress_is_refused_when_a_value_is_used():
+    for function in (lambda progress: 1e-3 * progress, lambda progress: 1e-4 + 3e-4 * progress):
+        schedule = Schedule(function, name="lr")
+        with pytest.raises(ValueError, match=r"lr: the function gives \S+ at step 2048; .*progress_remaining"):
+            schedule(2048)
+    with pytest.raises(ValueError, match=r"gives -1 at step 3; it must give at least 0 .*progress_remaining"):
+        Schedule(lambda step: 2.0 - step)(3)
+
+
+def test_a_function_may_warm_up_from_0_and_rise_to_ten_times_its_start():
+    assert Schedule(lambda step: min(1.0, step / 1000) * 3e-4)(5000) == 3e-4
+    assert Schedule(lambda step: 1e-4 + min(step, 9) * 1e-4)(50) == pytest.approx(1e-3)

@@ -1,0 +1,193 @@
+"""What an update relies on and others may change: parameters in their places, gradients that arrive (house, 18)."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.learner.optimizers import OptimizerSet, RegisteredOptimizer
+from lockstep.learner.targets import TargetNetwork
+
+if TYPE_CHECKING:
+    from lockstep.learner.learner import Learner
+
+STEPS_BETWEEN_LOOKS = 200
+"""gradient steps after which gradients are looked at once more (which takes about a fifth of a small gradient step)"""
+STEPS_OF_A_LOOK = 8
+"""gradient steps after which a look ends with the update, if it was not all in one"""
+
+
+class ParameterWatch:
+    """Notices before each update what ordinary torch code did to a learner's parameters since the last one.
+
+    `p.data = ...`, `vector_to_parameters`, `load_state_dict(assign=True)`, `module.double().float()`, another layer in
+    the place of one, `requires_grad_`: the flat views are bound to what is there now, and optimizers go on with it.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: OptimizerSet, registered: Mapping[str, Any]) -> None:
+        self._module, self._optimizers, self._registered = module, optimizers, registered
+        self._remember()
+
+    def look(self) -> bool:
+        """Binds anew what was replaced; True where compiled code has to be made anew.
+
+        Raises `ValueError` naming a parameter that is gone, or has another shape, dtype or device.
+        """
+        replaced = {} if self._is_tree_as_it_was() else self._follow_replaced()
+        changed = bool(replaced) or list(map(Tensor.data_ptr, self._others)) != self._places_of_others
+        for entry in self._optimizers:
+            changed |= entry.follow_trainable()
+            if not entry.flat.is_bound():
+                entry.flat.bind(self._names)
+        for target in self._registered.values():
+            if isinstance(target, TargetNetwork) and (changed or not target.is_bound()):
+                target.bind(replaced.get(target.source, target.source))
+        if changed:
+            self._remember()
+        return changed
+
+    def _is_tree_as_it_was(self) -> bool:
+        """Is each module, parameter and buffer the object that it was?"""
+        try:
+            return all(map(operator.is_, map(operator.getitem, self._parts, self._keys), self._objects))
+        except KeyError:
+            return False
+
+    def _remember(self) -> None:
+        self._modules: dict[str, nn.Module] = dict(self._module.named_modules())
+        parts: list[tuple[dict[str, Any], str, Any]] = []
+        for module in self._modules.values():
+            for part in (module._modules, module._parameters, module._buffers):
+                parts += [(part, name, value) for name, value in part.items()]
+        self._parts, self._keys, self._objects = ([*each] for each in zip(*parts))
+        self._params = dict(self._module.named_parameters(remove_duplicate=False))
+        self._names = {id(value): name for name, value in self._registered.items()}
+        self._names |= {id(param): name for name, param in self._params.items()}
+        tensors: list[Any] = [*self._params.values(), *self._module.buffers()]
+        self._others = [tensor for tensor in tensors if not self._optimizers.steps(tensor)]
+        self._places_of_others = list(map(Tensor.data_ptr, self._others))
+
+    def _follow_replaced(self) -> dict[nn.Module, nn.Module]:
+        """Optimizers go on with the parameters that stand under the names of theirs; returns the modules that stand
+        under the names of others.
+        """
+        now = dict(self._module.named_parameters(remove_duplicate=False))
+        found: dict[nn.Parameter, nn.Parameter] = {}
+        for name, param in self._params.items():
+            if not self._optimizers.steps(param):
+                continue
+            if name not in now:
+                raise ValueError(
+                    f"the parameter {name} is no longer in its module, but an optimizer has it; put it back, or build "
+                    "the learner anew with the module as it is"
+                )
+            if found.setdefault(param, now[name]) is not now[name]:
+                raise ValueError(
+                    f"the parameter {name} was shared with another layer and is one of its own now; tie them again, or "
+                    "build the learner anew"
+                )
+        names = {id(param): name for name, param in now.items()}
+        self._optimizers.replace({param: by for param, by in found.items() if by is not param}, names)
+        before = self._modules
+        self._remember()
+        return {module: self._modules.get(name, module) for name, module in before.items()}
+
+
+class GradientWatch:
+    """Finds trainable parameters that get no gradient in a whole update, or that no optimizer steps.
+
+    It looks at the first gradient steps, and again after each `STEPS_BETWEEN_LOOKS`, until all parameters had one.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._named: set[nn.Parameter] = set()
+        """those told of already"""
+        self._steps_to_go = 0
+        self._missing: dict[nn.Parameter, RegisteredOptimizer] = {}
+        """while it looks: those without a gradient so far"""
+        self._connected: set[nn.Parameter] = set()
+        """those of them that a loss depends on all the same: their gradient is 0"""
+        self._steps: Counter[str] = Counter()
+        """gradient steps that it looked at, in all ("") and by optimizer"""
+
+    def begin(self, entries: Iterable[RegisteredOptimizer]) -> None:
+        """An update begins."""
+        if self._steps_to_go <= 0:
+            learning = {p: entry for entry in entries for p in entry.flat.params if p.requires_grad}
+            self._missing = {p: entry for p, entry in learning.items() if p not in self._named}
+            self._steps_to_go = STEPS_BETWEEN_LOOKS
+            self._connected.clear()
+            self._steps.clear()
+
+    def forget(self) -> None:
+        """Looks anew, after parameters have come, gone or changed."""
+        self._missing, self._steps_to_go = {}, 0
+
+    @property
+    def is_looking(self) -> bool:
+        """Are there parameters that had no gradient so far?"""
+        return bool(self._missing)
+
+    def see(self, entries: Iterable[RegisteredOptimizer], loss: Tensor | None = None) -> None:
+        """Takes note of the flat gradients after a backward pass. `loss`: what it was of, where its graph is known."""
+        self._steps.update(["", *(entry.key for entry in entries if entry.has_loss)])
+        params = list(self._missing)
+        nodes = None if loss is None else _nodes_of(loss)
+        node_of = torch.autograd.graph.get_gradient_edge
+        self._connected.update(p for p in params if nodes is None or (p.requires_grad and node_of(p).node in nodes))
+        gradients = [entry.flat.grad_by_param[p] for p, entry in self._missing.items()]
+        largest = torch.stack([torch.linalg.vector_norm(gradient, math.inf) for gradient in gradients]).tolist()
+        self._missing = {p: self._missing[p] for p, size in zip(params, largest) if size == 0.0}
+
+    def end(self, learner: Learner, module_ids: Collection[str], num_steps: int) -> int:
+        """An update of `num_steps` gradient steps ends. Names what was found, once (on one learner); returns how many
+        parameters are named as without a gradient.
+        """
+        starts_anew = self._steps_to_go == STEPS_BETWEEN_LOOKS
+        self._steps_to_go -= num_steps
+        if not starts_anew and not self._missing:
+            return 0
+        # Of a network that begins with weights of 0, the layers before them have a gradient of 0 in the first step.
+        found = [p for p, e in self._missing.items() if self._steps[e.key] >= (2 if p in self._connected else 1)]
+        self._named.update(found)
+        goes_on = self._steps[""] < STEPS_OF_A_LOOK
+        self._missing = {p: e for p, e in self._missing.items() if goes_on and p not in self._named}
+        names = {p: name for name, p in learner.module.named_parameters()}
+        names |= {value: name for name, value in learner.registered.items() if isinstance(value, nn.Parameter)}
+        without = [names.get(p, f"a parameter of shape {tuple(p.shape)}") for p in found]
+        self._tell(learner, without, "got no gradient in a whole update: the loss does not depend on them")
+        unstepped = [
+            names[p]
+            for module_id in module_ids
+            for p in learner.module[module_id].parameters()
+            if p.requires_grad and not learner.optimizers.steps(p)
+        ]
+        self._tell(learner, unstepped, "have no optimizer, and stay as they are: register_optimizer gives them one")
+        return len(found)
+
+    def _tell(self, learner: Learner, names: list[str], text: str) -> None:
+        new = [name for name in names if name not in self._told]
+        self._told.update(new)
+        if new and learner.reducer.rank == 0:
+            what = f"the trainable parameters {', '.join(new)}"
+            warnings.warn(f"{what} {text}. Freeze what is not to learn (requires_grad_(False))", RuntimeWarning, 2)
+
+
+def _nodes_of(loss: Tensor) -> set[Any]:
+    """All nodes of the graph of a loss."""
+    nodes: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            waiting += (following for following, _ in node.next_functions)
+    return nodes

@@ -1,0 +1,482 @@
+"""Ordinary habits of torch on a learner's networks: the next update goes on with them, or names what it cannot take."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from learner_parts import (
+    ALL,
+    BOX,
+    MODULE,
+    THREE,
+    ValueLearner,
+    assert_same,
+    differs,
+    parameters,
+    ppo_batch,
+    ppo_config,
+    value_batch,
+    value_learner,
+)  # fmt: skip
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from lockstep import DQNConfig, SampleBatch
+from lockstep.algorithms.ppo import PPOLearner
+from lockstep.data import MultiAgentBatch
+from lockstep.learner import compiled
+from lockstep.modules import RecurrentActor, TorchActor
+
+
+class WholeLearner(ValueLearner):
+    """Trains the policy's part of the network, too."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
+
+
+class OwnOptimizer(WholeLearner):
+    """One optimizer of the user's, which steps single parameters."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        params = list(self.module[module_id].parameters())
+        adam = torch.optim.Adam(params, lr=config.lr)
+        self.register_optimizer(module_id=module_id, optimizer=adam, params=params)
+
+
+KINDS = pytest.mark.parametrize("cls", [WholeLearner, OwnOptimizer])
+
+
+def pair(cls=WholeLearner, **options):
+    """Two equal learners after an update each."""
+    learners = [value_learner(cls, **options) for _ in range(2)]
+    for learner in learners:
+        learner.update_from_batch(value_batch())
+    return learners
+
+
+def assert_go_on_alike(learner, other):
+    """Two more updates give both the same parameters to the last bit, and move all of them."""
+    for seed in (1, 2):
+        before = parameters(learner)
+        for each in (learner, other):
+            each.update_from_batch(value_batch(seed=seed))
+        assert_same(parameters(learner), parameters(other))
+        assert len(differs(before, parameters(learner))) == len(before)
+
+
+# -- gradients set to None ---
+
+
+@KINDS
+def test_part_of_a_module_whose_gradients_were_zeroed_by_torch_learns_on(cls):
+    learner, other = pair(cls)
+    learner.module[MODULE].policy_head.zero_grad()
+    assert learner.module[MODULE].policy_head.weight.grad is None
+    assert_go_on_alike(learner, other)
+
+
+@KINDS
+def test_single_gradient_set_to_none_or_replaced_is_bound_again(cls):
+    learner, other = pair(cls)
+    learner.module[MODULE].value_head.bias.grad = None
+    learner.module[MODULE].value_head.weight.grad = torch.ones(1, 4, dtype=torch.float64)
+    learner.module[MODULE].policy_head.bias.grad.data = torch.ones(3, dtype=torch.float64)
+    assert_go_on_alike(learner, other)
+
+
+def test_gradients_zeroed_in_the_midst_of_an_update_are_bound_again():
+    class Zeroing(WholeLearner):
+        def compute_losses(self, *, fwd_out, batch):
+            self.module[MODULE].policy_head.zero_grad()
+            return super().compute_losses(fwd_out=fwd_out, batch=batch)
+
+    learners = [value_learner(cls) for cls in (Zeroing, WholeLearner)]
+    for learner in learners:
+        learner.update_from_batch(value_batch(), minibatch_size=2)
+    assert_same(*map(parameters, learners))
+
+
+# -- memory and objects replaced ---
+
+
+def replace_one(module):
+    module.value_head.weight.data = module.value_head.weight.data.clone()
+
+
+def replace_all(module):
+    for param in module.parameters():
+        param.data = param.data.clone()
+
+
+def through_a_vector(module):
+    vector_to_parameters(parameters_to_vector(module.parameters()).detach().clone(), module.parameters())
+
+
+def there_and_back(module):
+    module.float().double()
+
+
+def assign(module):
+    module.load_state_dict({name: value.clone() for name, value in module.state_dict().items()}, assign=True)
+
+
+def assign_a_part(module):
+    assign(module.policy_head)
+
+
+def new_layer(module):
+    head = nn.Linear(4, 1, dtype=torch.float64)
+    head.load_state_dict(module.value_head.state_dict())
+    module.value_head = head
+
+
+def turned_around(module):
+    """The same memory read by columns."""
+    weight = module.encoder.mlp[0].weight
+    weight.data = weight.data.T.contiguous().T
+
+
+def swapped(module):
+    """Each of two lies in the other's memory."""
+    one, two = module.encoder.mlp[0].weight, module.value_encoder.mlp[0].weight
+    first, second = one.data, two.data
+    values = first.clone(), second.clone()
+    one.data, two.data = second, first
+    with torch.no_grad():
+        one.copy_(values[0]), two.copy_(values[1])
+
+
+HABITS = [
+    replace_one,
+    replace_all,
+    through_a_vector,
+    there_and_back,
+    assign,
+    assign_a_part,
+    new_layer,
+    turned_around,
+    swapped,
+]
+
+
+@KINDS
+@pytest.mark.parametrize("habit", HABITS)
+def test_network_learns_on_with_what_was_replaced_and_optimizers_keep_their_moments(habit, cls):
+    learner, other = pair(cls)
+    habit(learner.module[MODULE])
+    if habit is there_and_back:
+        other.module[MODULE].load_state_dict(learner.module[MODULE].state_dict())  # float32 has fewer digits
+    assert_go_on_alike(learner, other)
+    flat = {p.untyped_storage().data_ptr() for p in learner.module.parameters()}
+    assert len(flat) == 1  # clipping and reducing are one operation again
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_values_that_were_put_in_are_those_that_learn(habit):
+    learner = value_learner(WholeLearner)
+    module = learner.module[MODULE]
+    habit(module)
+    with torch.no_grad():
+        for param in module.parameters():
+            param.fill_(0.125)
+    learner.update_from_batch(value_batch())
+    for param in module.parameters():
+        assert (param - 0.125).abs().max() < 1e-3
+
+
+def test_parameter_with_another_dtype_or_shape_is_refused_by_name_until_it_fits_again():
+    learner, other = pair()
+    module = learner.module[MODULE]
+    before = parameters(learner)
+    module.value_head.float()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"default_policy\.value_head\.weight was \(1, 4\) torch\.float64 on cpu"):
+            learner.update_from_batch(value_batch(seed=1))
+    module.value_head.double()
+    module.load_state_dict({name.split(".", 2)[2]: value for name, value in before.items()})
+    assert_go_on_alike(learner, other)
+
+
+def test_layer_of_another_size_or_one_that_is_gone_is_refused_by_name():
+    learner, other = pair()
+    module = learner.module[MODULE]
+    head = module.value_head
+    module.value_head = nn.Linear(4, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"value_head\.weight was \(1, 4\).* and is \(2, 4\)"):
+        learner.update_from_batch(value_batch(seed=1))
+    del module.value_head
+    with pytest.raises(ValueError, match=r"value_head\.weight is no longer in its module"):
+        learner.update_from_batch(value_batch(seed=1))
+    module.value_head = head
+    assert_go_on_alike(learner, other)
+
+
+def test_shared_parameter_that_is_not_shared_any_more_is_refused_by_name():
+    learner = value_learner(build=False)
+    made = learner._make_module()
+    made[MODULE].value_encoder.mlp[0].weight = made[MODULE].encoder.mlp[0].weight
+    learner._make_module = lambda: made
+    learner.build().update_from_batch(value_batch())
+    assign(learner.module[MODULE])
+    with pytest.raises(ValueError, match=r"value_encoder\.mlp\.0\.weight was shared with another layer"):
+        learner.update_from_batch(value_batch())
+
+
+def test_modules_come_and_go_after_parameters_were_replaced():
+    learner, other = pair()
+    assign(learner.module[MODULE])
+    for each in (learner, other):
+        each.add_module(module_id="more", module_spec=value_learner(seed=5).module[MODULE])
+    assign(learner.module["more"])
+    for each in (learner, other):
+        each.remove_module("more")
+    assert_go_on_alike(learner, other)
+
+
+# -- frozen parameters ---
+
+
+@KINDS
+def test_frozen_parameter_stays_as_it_is_and_learns_again_when_thawed(cls):
+    learner = value_learner(cls, lr=0.01)
+    for seed in range(3):
+        learner.update_from_batch(value_batch(seed=seed))  # moments that would move it on
+    module = learner.module[MODULE]
+    module.policy_head.requires_grad_(False)
+    module.value_head.bias.requires_grad_(False)
+    before = parameters(learner)
+    for seed in range(3):
+        learner.update_from_batch(value_batch(seed=seed))
+    start = f"rl_modules.{MODULE}."
+    frozen = {start + "policy_head.weight", start + "policy_head.bias", start + "value_head.bias"}
+    assert set(before) - set(differs(before, parameters(learner))) == frozen
+    module.requires_grad_(True)
+    learner.update_from_batch(value_batch())
+    assert set(differs(before, parameters(learner))) == set(before)
+
+
+def test_frozen_parameter_does_not_count_in_the_norm_by_which_gradients_are_clipped():
+    learner = value_learner(WholeLearner)
+    learner.module[MODULE].policy_head.requires_grad_(False)
+    norm = learner.update_from_batch(value_batch())[MODULE]["gradients_default_optimizer_global_norm"]
+    grads = [p.grad for p in learner.module.parameters() if p.requires_grad]
+    assert norm == pytest.approx(float(torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in grads]))))
+
+
+# -- targets, acting, compiled code ---
+
+
+def dqn_learner():
+    config = DQNConfig().environment(observation_space=BOX, action_space=THREE)
+    config.training(target_update_interval=1, tau=0.5).rl_module(model_config={"hiddens": (4,)})
+    return config.build_learner()
+
+
+def dqn_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    return SampleBatch(
+        obs=rng.normal(size=(16, 3)).astype(np.float32),
+        new_obs=rng.normal(size=(16, 3)).astype(np.float32),
+        actions=rng.integers(3, size=16),
+        rewards=rng.normal(size=16).astype(np.float32),
+        terminateds=rng.integers(2, size=16).astype(bool),
+    )
+
+
+@pytest.mark.parametrize("whose", ["module", "target"])
+@pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
+def test_target_network_follows_what_was_replaced(habit, whose):
+    learner, other = dqn_learner(), dqn_learner()
+    for seed in range(3):
+        for each in (learner, other):
+            each.update_from_batch(dqn_batch(seed))
+        target = learner.registered[f"{MODULE}/target"]
+        habit(learner.module[MODULE] if whose == "module" else target.module)
+    assert_same(parameters(learner), parameters(other))
+    expected = other.registered[f"{MODULE}/target"].module.state_dict()
+    assert_same(dict(target.module.state_dict()), dict(expected))
+
+
+@pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign, there_and_back])
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_policy_acts_with_what_was_replaced_at_once_and_after_the_next_update(habit, memory):
+    config = ppo_config(minibatch_size=None).framework(dtype="float64")
+    config.rl_module(model_config={"hiddens": (4,), "recurrent": memory})
+    policy = config.build_policy()
+    obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+
+    def actions():
+        return policy.compute_actions(obs, policy.get_initial_state(50))[0] if memory else policy.compute_actions(obs)
+
+    def expected():
+        policy_module = policy.learner_group.learner.module[MODULE]
+        actor = (RecurrentActor if memory else TorchActor)(policy_module)
+        return actor.act_with_state(obs, None, actor.get_initial_state(50))[0] if memory else actor.act(obs)
+
+    module = policy.learner_group.learner.module[MODULE]
+    first = actions()
+    habit(module)
+    with torch.no_grad():
+        for param in module.policy_head.parameters():
+            param.mul_(-1)
+    np.testing.assert_array_equal(actions(), expected())
+    assert (actions() != first).any()
+    if not memory:
+        policy.learn_on_batch(ppo_batch(32))
+    else:
+        policy.learner_group.learner.follow_replaced_parameters()
+    np.testing.assert_array_equal(actions(), expected())
+
+
+@pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
+def test_compiled_update_goes_on_with_what_was_replaced(habit, monkeypatch):
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))  # traced only
+    learners = [value_learner(WholeLearner, dtype="float32", compile_it=both) for both in (True, False)]
+    for seed in range(3):
+        for learner in learners:
+            learner.update_from_batch(value_batch(seed=seed))
+        if seed == 0:
+            habit(learners[0].module[MODULE])
+    for (name, own), other in zip(parameters(learners[0]).items(), parameters(learners[1]).values()):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-5, msg=name)
+
+
+def test_compiled_update_leaves_frozen_parameters_as_they_are(monkeypatch):
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))
+    learners = [value_learner(WholeLearner, dtype="float32", compile_it=both, lr=0.01) for both in (True, False)]
+    for learner in learners:
+        learner.update_from_batch(value_batch())
+        learner.module[MODULE].policy_head.requires_grad_(False)
+        head = learner.module[MODULE].policy_head.weight.detach().clone()
+        learner.update_from_batch(value_batch(seed=1))
+        assert torch.equal(learner.module[MODULE].policy_head.weight, head)
+        learner.module[MODULE].policy_head.requires_grad_(True)
+        learner.update_from_batch(value_batch(seed=2))
+        assert not torch.equal(learner.module[MODULE].policy_head.weight, head)
+    for (name, own), other in zip(parameters(learners[0]).items(), parameters(learners[1]).values()):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-5, msg=name)
+
+
+# -- what is told ---
+
+
+def told(run):
+    """The warnings that `run()` gives."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return [str(warning.message) for warning in found]
+
+
+def test_parameters_that_get_no_gradient_in_a_whole_update_are_named_once():
+    learner, results = value_learner(), []
+
+    def update():
+        results.append(learner.update_from_batch(value_batch(), minibatch_size=5)[ALL])
+
+    (text,) = told(update)
+    assert "got no gradient in a whole update" in text
+    own = f"rl_modules.{MODULE}."
+    for name in ("encoder.mlp.0.weight", "encoder.mlp.0.bias", "policy_head.weight", "policy_head.bias"):
+        assert own + name in text
+    assert "value" not in text
+    assert not told(update)
+    assert [found.get("parameters_without_gradient") for found in results] == [4, None]
+
+
+def test_parameters_that_lose_their_gradient_later_are_named():
+    learner = value_learner(WholeLearner)
+    assert not told(lambda: learner.update_from_batch(value_batch()))
+    learner.compute_loss_for_module = ValueLearner.compute_loss_for_module.__get__(learner)
+    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(250)])
+    assert "policy_head.weight" in text
+
+
+def test_parameter_thawed_that_has_no_optimizer_is_named():
+    learner = value_learner(WholeLearner, build=False)
+    learner._make_module()[MODULE].policy_head.requires_grad_(False)
+    learner.build()
+    assert not told(lambda: learner.update_from_batch(value_batch()))
+    learner.module.requires_grad_(True)
+    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(250)])
+    assert "policy_head.weight" in text
+    assert "have no optimizer" in text
+
+
+def test_learning_rate_of_0_while_updates_are_made_is_told_once():
+    learner = value_learner(WholeLearner, lr=[[0, 0.0], [10, 0.1], [20, 0.0]])
+
+    def update(now):
+        return told(lambda: learner.update_from_batch(value_batch(), timesteps={"num_env_steps_sampled_lifetime": now}))
+
+    assert not update(0)  # it rises later
+    assert not update(10)
+    (text,) = update(20)
+    assert "the learning rate of optimizer 'default_policy.default_optimizer' is 0" in text
+    assert not update(30)
+
+
+# -- losses and builds of one's own ---
+
+
+class OneLoss(WholeLearner):
+    """One loss for all modules."""
+
+    def compute_losses(self, *, fwd_out, batch):
+        losses = super().compute_losses(fwd_out=fwd_out, batch=batch)
+        return {ALL: torch.stack(list(losses.values())).sum()}
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_one_loss_for_all_modules_trains_every_module_in_it_and_no_other(compile_it, monkeypatch):
+    monkeypatch.setattr(compiled, "compile_graph", lambda graph, *_: lambda given: graph(*given))  # traced only
+    options = {"modules": ("a", "b", "c"), "dtype": "float32", "lr": 0.01}
+    learner, other = value_learner(OneLoss, compile_it=compile_it, **options), value_learner(WholeLearner, **options)
+    for learning in (("a", "b", "c"), ("a", "b")):  # momentum does not move the one that is not in the second
+        batch = MultiAgentBatch({mid: value_batch(seed=seed) for seed, mid in enumerate(learning)}, 10)
+        before = parameters(learner)
+        for each in (learner, other):
+            each.update_from_batch(batch)
+        moved = {name.split(".")[1] for name in differs(before, parameters(learner))}
+        assert moved == set(learning)
+    for (name, own), expected in zip(parameters(learner).items(), parameters(other).values()):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-5 if compile_it else 0, msg=name)
+
+
+def test_loss_of_an_unknown_module_is_refused():
+    class Misnamed(WholeLearner):
+        def compute_losses(self, *, fwd_out, batch):
+            return {"everybody": super().compute_losses(fwd_out=fwd_out, batch=batch)[MODULE]}
+
+    with pytest.raises(
+        ValueError, match=r"compute_losses gave a loss for 'everybody'; .*default_policy.*__all_modules__"
+    ):
+        value_learner(Misnamed).update_from_batch(value_batch())
+
+
+class BuildsSilently(PPOLearner):
+    """Its `build` returns nothing."""
+
+    def build(self):
+        super().build()
+
+
+def test_learner_whose_build_returns_nothing_is_built_grouped_and_restored(tmp_path):
+    config = ppo_config(learner_class=BuildsSilently)
+    learner = config.build_learner()
+    learner.update_from_batch(ppo_batch())
+    group = config.build_learner_group()
+    group.update_from_batch(ppo_batch())
+    again = BuildsSilently.from_checkpoint(learner.save_to_path(tmp_path / "saved"))
+    assert_same(parameters(again), parameters(learner))
+
+
+def test_never_skip_update_holds_for_a_learner_by_itself():
+    learner = ppo_config().learners(never_skip_update=True).build_learner()
+    with pytest.raises(ValueError, match="nothing to train on, and never_skip_update=True"):
+        learner.update_from_episodes([])
+    learner.update_from_batch(ppo_batch())
+    assert ppo_config().build_learner().update_from_episodes([])[ALL]["num_updates_skipped"] == 1
