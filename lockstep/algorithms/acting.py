@@ -15,7 +15,7 @@ from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.modules import ActingWeights, Actor, RecurrentActor, RLModule, load_flat, make_actor
+from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, load_flat, make_actor
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -166,8 +166,17 @@ class ActingPolicy:
             raise ValueError(f"the recurrent state has the shapes {shapes}, expected {wanted}; None begins episodes")
         return {name: np.asarray(state[name], leaf.dtype) for name, leaf in expected.items()}
 
-    def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
-        """Random numbers for `act`, for many steps at once."""
+    def draw_noise(
+        self, rng: np.random.Generator, leading_shape: tuple[int, ...], epsilon: float | None = None
+    ) -> np.ndarray:
+        """Random numbers for `act`, for many steps at once; of action values with an `epsilon` other than training's.
+
+        Raises `ValueError` for an `epsilon` where actions do not come from action values.
+        """
+        if epsilon is not None:
+            if not isinstance(self._exploration, EpsilonGreedy):
+                raise ValueError(f"epsilon={epsilon}: {self.config.algorithm} has no action values; leave it out")
+            return EpsilonGreedy(epsilon, self._exploration.num_actions).draw_noise(rng, leading_shape, 0)
         if self._exploration is not None:
             return self._exploration.draw_noise(rng, leading_shape, self.timesteps[STEPS_SAMPLED])
         return self._dist.draw_noise(rng, leading_shape)

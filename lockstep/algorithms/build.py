@@ -256,15 +256,7 @@ def build_policy(config: AlgorithmConfig, env: Any = None, spaces: Spaces | None
     spaces = find_spaces(config, env, spaces)
     group = config.build_learner_group(env, spaces)
     try:
-        module, connectors = (None, None) if group.is_local else build_acting_parts(config, spaces)
-        return Policy(
-            config,
-            group,
-            observation_space=spaces[0],
-            action_space=spaces[1],
-            module=module,
-            connectors=connectors,
-        )
+        return Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
     except BaseException:
         group.shutdown()
         raise
@@ -414,15 +406,18 @@ def build_hindsight(config: AlgorithmConfig) -> Hindsight:
 def build_test_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike:
     """The evaluation collector: environments and random streams of its own."""
     num_envs = min(config.evaluation_num_envs, config.evaluation_episodes)
+    epsilon = config.sections["evaluation"].epsilon
     if isinstance(policy, MultiAgentPolicy):
         from lockstep.algorithms.build_agents import build_multi_agent_collector
 
-        explore = config.evaluation_explore
-        return build_multi_agent_collector(config, policy, "test_collector", num_envs, explore=explore)
+        return build_multi_agent_collector(
+            config, policy, "test_collector", num_envs, explore=config.evaluation_explore, epsilon=epsilon
+        )
     return Collector(
         policy,
         make_envs(config, num_envs),
         exploration_noise=config.evaluation_explore,
+        epsilon=epsilon,
         streams=RandomStreams(config.seed).child("test_collector"),
     )
 

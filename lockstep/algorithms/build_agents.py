@@ -34,7 +34,13 @@ def build_multi_agent_policy(
 
 
 def build_multi_agent_collector(
-    config: AlgorithmConfig, policy: MultiAgentPolicy, name: str, num_envs: int, *, explore: bool
+    config: AlgorithmConfig,
+    policy: MultiAgentPolicy,
+    name: str,
+    num_envs: int,
+    *,
+    explore: bool,
+    epsilon: float = 0.0,
 ) -> MultiAgentCollector:
     """A collector on environments and random streams (`name`) of its own; that of training with its replay buffer."""
     check_collecting(config)
@@ -43,6 +49,7 @@ def build_multi_agent_collector(
         policy,
         PettingZooEnvs(config.env) if finished else PettingZooEnvs(config.env, num_envs, config.env_config),
         exploration_noise=explore,
+        epsilon=epsilon,
         streams=RandomStreams(config.seed).child(name),
     )
     if config.is_off_policy and name == "train_collector":

@@ -320,6 +320,11 @@ class AlgorithmConfig:
             section.validate()
             check_schedules(name, section, (1, self.train_batch_size))
         check_multi_agent(self)
+        if self.sections["evaluation"].epsilon and not hasattr(self.sections["training"], "epsilon"):
+            raise ValueError(
+                f"evaluation.epsilon={self.sections['evaluation'].epsilon} is not allowed for {self.algorithm}, which "
+                "has no action values; evaluation(evaluation_explore=True) draws from its policy"
+            )
         if collects_while_learning(self):
             check_asynchronous(self)
         if not self.num_learners and self.framework_device_missing():  # others have devices of their own

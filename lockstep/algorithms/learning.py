@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lockstep.algorithms.plain_values import named_options
 from lockstep.data.space_codec import describe_space, space_from
 from lockstep.learner.optimizers import ALL_MODULES
@@ -16,6 +18,7 @@ from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_ch
 from lockstep.tracking.statistics import TrainingStats
 
 if TYPE_CHECKING:
+    from lockstep.algorithms.config import AlgorithmConfig
     from lockstep.algorithms.multi_agent_policy import AnyPolicy
 
 
@@ -73,11 +76,34 @@ def bring_home(policy: AnyPolicy) -> None:
     group = policy.learner_group
     if group.is_local:
         return
-    spaces = policy.observation_space, policy.action_space
-    own = policy.config.copy().learners(num_learners=0).build_learner_group(spaces=spaces)
-    own.set_state(group.get_state())
-    group.shutdown()
-    policy.learner_group = own
+    _learn_in_process(policy, policy.config.copy().learners(num_learners=0))
+
+
+def move_to(policy: AnyPolicy, device: torch.device | str) -> None:
+    """Goes on with a learner on another device that has the state of the present one.
+
+    Raises `RuntimeError` for learners in other processes, `ValueError` for a device that is not there.
+    """
+    group, wanted = policy.learner_group, torch.device(device)
+    if group.is_remote:
+        raise RuntimeError(
+            "the learners are in other processes, whose devices learners(...) sets; call bring_home() before to()"
+        )
+    present = group.learner.device
+    if wanted.type == present.type and wanted.index in (None, present.index):
+        return
+    config = policy.config.copy().framework(device=str(wanted))
+    config.validate()
+    _learn_in_process(policy, config)
+    policy._set_config(config)
+
+
+def _learn_in_process(policy: AnyPolicy, config: AlgorithmConfig) -> None:
+    """Replaces the policy's learners by one in this process, as `config` says, with their state."""
+    state = policy.learner_group.get_state()
+    policy.learner_group.shutdown()
+    policy.learner_group = config.build_learner_group(spaces=(policy.observation_space, policy.action_space))
+    policy.learner_group.set_state(state)
     policy._act_with_learner()
     policy._take_over()
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lockstep.algorithms import learning
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.observations import checked_observations
 from lockstep.algorithms.policy import Policy
 from lockstep.algorithms.replaying import update_modules_from_replay
+from lockstep.algorithms.state_dicts import IncompatibleKeys, load_state_dict_of, state_dict_of
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode
 from lockstep.data.episode_store import EpisodeStore
@@ -215,6 +218,54 @@ class MultiAgentPolicy:
     def _metric_prefix(module_id: str) -> str:
         """What stands before the names of a module's metrics."""
         return "" if module_id == ALL_MODULES else f"{module_id}/"
+
+    # -- as torch has it ---
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the networks' parameters and buffers and the connectors' statistics by name; copies, on the CPU.
+
+        Names begin with `<module id>.module.` or `<module id>.connectors.`.
+        It is all that acting needs; `save_to_path` keeps optimizers, random numbers and the configuration too.
+        """
+        return state_dict_of(self.learner_group, self._prefixes())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+        """Set what `state_dict` returned; all or nothing. Returns the names that were missing and those unknown.
+
+        Raises `RuntimeError` for other shapes and, with `strict`, for missing or unknown names.
+        """
+        keys = load_state_dict_of(self.learner_group, self._prefixes(), state_dict, strict)
+        self._take_over()
+        return keys
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the networks' training mode (dropout, batch normalisation); it does not change whether they explore."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """`train(False)`."""
+        return self.train(False)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters of the networks that act."""
+        return self.module.parameters()
+
+    def to(self, device: torch.device | str) -> Self:
+        """Act and learn on another device from now on; the configuration's `framework.device` follows.
+
+        Raises `RuntimeError` for learners in other processes, `ValueError` for a device that is not there.
+        """
+        learning.move_to(self, device)
+        return self
+
+    def _prefixes(self) -> dict[str, str]:
+        return {module_id: f"{module_id}." for module_id in self.acting}
+
+    def _set_config(self, config: AlgorithmConfig) -> None:
+        self.config = config
+        for one in self.acting.values():
+            one.config = config
 
     # -- state ---
 

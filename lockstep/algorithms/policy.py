@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
 
 from lockstep.algorithms import learning
 from lockstep.algorithms.acting import ActingPolicy
-from lockstep.algorithms.by_hand import configuration_of
 from lockstep.algorithms.learning import update_from_rollout
 from lockstep.algorithms.offline import fit_normalizers
 from lockstep.algorithms.replaying import update_from_replay
-from lockstep.connectors import ModuleConnectors
+from lockstep.algorithms.state_dicts import IncompatibleKeys, load_state_dict_of, state_dict_of
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.publishing import after_update
-from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, RLModule, flatten_module
+from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, flatten_module
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.tracking.statistics import TrainingStats
 
@@ -32,30 +34,31 @@ class Policy(ActingPolicy):
 
     With a learner in this process it acts on that learner's memory, so what was just learned is acted on at once.
     Where learners are in other processes it acts with a copy, `module` and `connectors`, that gets their weights after
-    each update. Made of a module, which the group's learner trains, it is configured as that learner is. The spaces are
-    the configuration's, or the module's, where they are not given.
+    each update. The spaces are the configuration's, or its environment's, where they are not given.
     """
 
     def __init__(
         self,
-        config_or_module: AlgorithmConfig | RLModule,
+        config: AlgorithmConfig,
         learner_group: LearnerGroup,
         *,
         observation_space: Any = None,
         action_space: Any = None,
-        module: RLModule | None = None,
-        connectors: ModuleConnectors | None = None,
     ) -> None:
-        config = configuration_of(config_or_module, learner_group)
-        if observation_space is None or action_space is None:
-            from lockstep.algorithms.build import find_spaces
+        if not hasattr(config, "sections"):
+            raise TypeError(
+                f"a Policy is made of a configuration and a group of learners, not of a {type(config).__name__}; a "
+                "network of your own goes into config.rl_module(rl_module_spec=...), see wrap_module()"
+            )
+        from lockstep.algorithms.build import build_acting_parts, find_spaces
 
+        if observation_space is None or action_space is None:
             observation_space, action_space = find_spaces(config, None, None)
         if learner_group.is_local:
             module = learner_group.learner.module[DEFAULT_MODULE_ID]
             connectors = learner_group.learner.connectors[DEFAULT_MODULE_ID]
-        elif module is None or connectors is None:
-            raise ValueError("the learners are in other processes: give module and connectors to act with")
+        else:
+            module, connectors = build_acting_parts(config, (observation_space, action_space))
         super().__init__(config, module, connectors, observation_space=observation_space, action_space=action_space)
         self.learner_group = learner_group
         self.last_results: dict[str, Any] = {}
@@ -125,6 +128,52 @@ class Policy(ActingPolicy):
         if self.config.is_offline:
             fit_normalizers(buffer, self)
         return self.config.process_buffer(buffer)
+
+    # -- as torch has it ---
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the networks' parameters and buffers and the connectors' statistics by name; copies, on the CPU.
+
+        Names begin with `module.` or `connectors.`.
+        It is all that acting needs; `save_to_path` keeps optimizers, random numbers and the configuration too.
+        """
+        return state_dict_of(self.learner_group, self._prefixes())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+        """Set what `state_dict` returned; all or nothing. Returns the names that were missing and those unknown.
+
+        Raises `RuntimeError` for other shapes and, with `strict`, for missing or unknown names.
+        """
+        keys = load_state_dict_of(self.learner_group, self._prefixes(), state_dict, strict)
+        self._take_over()
+        return keys
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the networks' training mode (dropout, batch normalisation); it does not change whether they explore."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """`train(False)`."""
+        return self.train(False)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters of the networks that act."""
+        return self.module.parameters()
+
+    def to(self, device: torch.device | str) -> Self:
+        """Act and learn on another device from now on; the configuration's `framework.device` follows.
+
+        Raises `RuntimeError` for learners in other processes, `ValueError` for a device that is not there.
+        """
+        learning.move_to(self, device)
+        return self
+
+    def _prefixes(self) -> dict[str, str]:
+        return {DEFAULT_MODULE_ID: ""}
+
+    def _set_config(self, config: AlgorithmConfig) -> None:
+        self.config = config
 
     # -- state ---
 

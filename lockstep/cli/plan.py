@@ -133,7 +133,9 @@ def _evaluation_text(trainer: Trainer, config: AlgorithmConfig) -> str:
     if trainer.test_collector is None:
         return "none"
     every = trainer.step_per_epoch * trainer.test_interval
-    how = "drawn actions" if config.evaluation_explore else "most likely actions"
+    epsilon, how = config.sections["evaluation"].epsilon, "most likely actions"
+    if epsilon or config.evaluation_explore:
+        how = f"epsilon {epsilon:g}" if epsilon else "drawn actions"
     stop = "" if config.stop_return is None else f"; stops at a mean return of {config.stop_return:g}"
     return f"{trainer.episode_per_test} episodes every {every:,} steps, {how}{stop}"
 

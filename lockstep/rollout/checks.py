@@ -43,6 +43,13 @@ def check_flags(flags: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={flag!r} is not allowed; it must be True or False")
 
 
+def checked_epsilon(epsilon: float) -> float:
+    """`epsilon` itself; `ValueError` for what is no probability."""
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float | np.number) or not 0.0 <= epsilon <= 1.0:
+        raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be between 0 and 1")
+    return float(epsilon)
+
+
 def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int, *, depth: int) -> int:
     """The one of the two that is given; a warning where `n_step` is no multiple of the number of environments, with
     `depth` as its `stacklevel`.

@@ -14,7 +14,14 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_collector, check_ends, check_finite, checked_amount, no_copies_of_collectors
+from lockstep.rollout.checks import (
+    check_collector,
+    check_ends,
+    check_finite,
+    checked_amount,
+    checked_epsilon,
+    no_copies_of_collectors,
+)
 from lockstep.rollout.memory import Memory, RememberingPolicy
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, store_for
@@ -41,7 +48,9 @@ class ActingPolicy(Protocol):
         """Actions as learned from, for raw observations `[B, ...]`; `noise=None` takes the most likely ones."""
         ...
 
-    def draw_noise(self, rng: np.random.Generator, leading_shape: tuple[int, ...]) -> np.ndarray:
+    def draw_noise(
+        self, rng: np.random.Generator, leading_shape: tuple[int, ...], epsilon: float | None = None
+    ) -> np.ndarray:
         """Random numbers for `act`, for many steps at once."""
         ...
 
@@ -63,7 +72,8 @@ class Collector:
 
     `env`: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id. With a `buffer` every step is
     stored; without one (evaluation) only returns and lengths are kept. It explores within a training step, and
-    everywhere where `exploration_noise` is set. `on_step_hook(step_result)` and
+    everywhere where `exploration_noise` is set, or `epsilon`: with it a policy of action values takes any action with
+    that probability, whatever it does in training. `on_step_hook(step_result)` and
     `on_episode_done_hook(env_index, episode_return, length)` observe. It stacks as many frames as the policy takes
     (`frame_stack=None`). `place`: `(first, number of all)` where several collectors have a part of the environments
     each. A collect that fails leaves no row behind (of a `ReplayBuffer`, which gets pieces of 128 vector steps: no
@@ -81,6 +91,7 @@ class Collector:
         raise_on_nan_in_buffer: bool = True,
         *,
         frame_stack: int | None = None,
+        epsilon: float = 0.0,
         streams: RandomStreams | None = None,
         place: tuple[int, int] | None = None,
     ) -> None:
@@ -96,7 +107,7 @@ class Collector:
         self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
         remembers = getattr(policy, "is_stateful", False)
         self.memory = Memory(cast(RememberingPolicy, policy), self.num_envs) if remembers else None
-        self.exploration_noise = exploration_noise
+        self.exploration_noise, self.epsilon = exploration_noise, checked_epsilon(epsilon)
         self.on_step_hook = on_step_hook
         self.on_episode_done_hook = on_episode_done_hook
         self.streams = streams or RandomStreams(0)
@@ -297,7 +308,7 @@ class Collector:
         to_env, clock, (act, env_step) = policy.to_env, time.perf_counter, self._act_and_step()
         returns, lengths, obs = self._returns, self._lengths, self._obs
         noise = None
-        if (self.exploration_noise or policy.is_exploring) and not random:
+        if (self.exploration_noise or self.epsilon or policy.is_exploring) and not random:
             noise = self._draw_noise(num_vector_steps)
         t = 0
         if store is not None:
@@ -378,7 +389,10 @@ class Collector:
     def _draw_noise(self, num_vector_steps: int) -> np.ndarray:
         """`[num_vector_steps, num_envs, ...]`, drawn for all environments and cut to the own ones."""
         shape = num_vector_steps, self.num_envs_in_all
-        return self.policy.draw_noise(self.streams.numpy("exploration"), shape)[:, self.rows]
+        rng = self.streams.numpy("exploration")
+        if self.epsilon:
+            return self.policy.draw_noise(rng, shape, self.epsilon)[:, self.rows]
+        return self.policy.draw_noise(rng, shape)[:, self.rows]
 
     def _random_actions(self, obs: Any, number: int) -> np.ndarray:
         """For `obs` of so many environments, of the actions that a mask allows; drawn for all and cut to the own."""

@@ -92,6 +92,8 @@ class EvaluationSection(Section):
     evaluation_num_envs: int = 8
     evaluation_explore: bool = False
     """draw actions in evaluation too"""
+    epsilon: float = 0.0
+    """of DQN, C51 and QR-DQN: the probability of a chance action in evaluation"""
     stop_return: float | None = None
     """end the run when an evaluation's mean return reaches this"""
 
@@ -100,5 +102,7 @@ class EvaluationSection(Section):
         for name in ("evaluation_episodes", "evaluation_num_envs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"evaluation.{name}={getattr(self, name)} must be at least 1")
+        if not 0.0 <= self.epsilon <= 1.0:
+            raise ValueError(f"evaluation.epsilon={self.epsilon} is not allowed; it must be between 0 and 1")
         if self.evaluation_interval < 0:
             raise ValueError(f"evaluation.evaluation_interval={self.evaluation_interval} must be 0 or more")

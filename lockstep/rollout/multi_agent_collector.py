@@ -19,7 +19,14 @@ from lockstep.envs.pettingzoo_envs import PettingZooEnvs
 from lockstep.envs.pettingzoo_play import play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
-from lockstep.rollout.checks import check_ends, check_flags, checked_amount, no_copies_of_collectors, not_finite
+from lockstep.rollout.checks import (
+    check_ends,
+    check_flags,
+    checked_amount,
+    checked_epsilon,
+    no_copies_of_collectors,
+    not_finite,
+)
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import take_actions_of
@@ -58,7 +65,8 @@ class MultiAgentCollector:
 
     `env`: a function that makes a `ParallelEnv` or an `AECEnv` (`num_envs` are made), one such environment, or
     `PettingZooEnvs`. With a `buffer` the (pieces of) episodes are kept, or their transitions; without one (evaluation)
-    only returns and lengths are. It explores within a training step, and everywhere where `exploration_noise` is set.
+    only returns and lengths are. It explores within a training step, and everywhere where `exploration_noise` is set,
+    or `epsilon` (see `Collector`).
 
     A step is one of the environment, however many agents act in it; in a turn-based environment one agent does. The
     steps that an agent has not closed when a collect ends (it waits for its next observation) come with the next piece
@@ -76,6 +84,7 @@ class MultiAgentCollector:
         raise_on_nan_in_buffer: bool = True,
         *,
         num_envs: int = 1,
+        epsilon: float = 0.0,
         streams: RandomStreams | None = None,
     ) -> None:
         if not isinstance(getattr(policy, "acting", None), Mapping):
@@ -89,6 +98,7 @@ class MultiAgentCollector:
         if num_envs not in (1, self.env.num_envs):
             raise ValueError(f"num_envs={num_envs}, but env has {self.env.num_envs} environments; leave num_envs out")
         self.exploration_noise, self.raise_on_nan_in_buffer = exploration_noise, raise_on_nan_in_buffer
+        self.epsilon = checked_epsilon(epsilon)
         self.streams = streams or RandomStreams(0)
         self.num_resets = 0
         """episodes begun so far; the seed of each depends on it"""
@@ -326,8 +336,9 @@ class MultiAgentCollector:
         acting = self._acting_of(module_id, rows[0][1])
         obs = stack_rows(acting.observation_space, [self.plays[b].to_act[agent] for b, agent in rows])
         noise = None
-        if (self.exploration_noise or self.policy.is_exploring) and not random:
-            noise = acting.draw_noise(self.streams.numpy(f"exploration/{module_id}"), (len(rows),))
+        if (self.exploration_noise or self.epsilon or self.policy.is_exploring) and not random:
+            rng = self.streams.numpy(f"exploration/{module_id}")
+            noise = acting.draw_noise(rng, (len(rows),), self.epsilon or None)
         before = None
         if acting.is_stateful:
             learned, before = self._remember(acting, obs, noise, rows)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from space_envs import SpaceEnv
 
-from lockstep import DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
-from lockstep.algorithms import replaying
+from lockstep import Collector, DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
+from lockstep.algorithms import C51Config, QRDQNConfig, replaying
+from lockstep.algorithms.build import build_test_collector
 from lockstep.algorithms.dqn import DQNLearner
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
@@ -211,6 +213,39 @@ def test_epsilon_is_the_share_of_chance_actions_and_follows_the_sampled_steps():
         assert np.array_equal(again, policy.act(obs, policy.draw_noise(np.random.default_rng(3), (len(obs),))))
     with pytest.raises(ValueError, match=r"epsilon=1\.5 at step 0 is not allowed"):
         EpsilonGreedy(1.5, 2).draw_noise(rng, (1,), 0)
+
+
+class RewardIsAction(SpaceEnv):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float(action), *rest
+
+
+@pytest.mark.parametrize("cls", [DQNConfig, C51Config, QRDQNConfig])
+def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
+    for epsilon, share in ((None, 0.0), (0.5, 0.25), (1.0, 0.5)):
+        config = cls().environment(lambda: RewardIsAction(action_space=spaces.Discrete(2))).training(epsilon=1.0)
+        config.evaluation(evaluation_episodes=200, **({} if epsilon is None else {"epsilon": epsilon}))
+        policy = config.build_policy()
+        with torch.no_grad():
+            policy.module.policy_head.weight.zero_()
+            policy.module.policy_head.bias.copy_(torch.linspace(1, -1, len(policy.module.policy_head.bias)))
+        assert policy.compute_single_action(np.zeros(3, np.float32)) == 0
+        stats = build_test_collector(config, policy).collect(n_episode=200)
+        assert stats.returns_stat.mean / 5 == pytest.approx(share, abs=0.05)  # of five steps, half of chance's are 1
+        assert config.epsilon == 1.0  # that of training
+
+
+def test_an_epsilon_for_evaluation_needs_action_values_and_a_probability():
+    with pytest.raises(ValueError, match=r"evaluation\.epsilon=0\.1 is not allowed for ppo.*evaluation_explore"):
+        PPOConfig().environment("CartPole-v1").evaluation(epsilon=0.1).validate()
+    with pytest.raises(ValueError, match=r"evaluation\.epsilon=1\.5 is not allowed; it must be between 0 and 1"):
+        DQNConfig().environment("CartPole-v1").evaluation(epsilon=1.5).validate()
+    with pytest.raises(ValueError, match=r"epsilon=-1 is not allowed; it must be between 0 and 1"):
+        Collector(policy_and_buffer()[0], SpaceEnv(action_space=SPACES[1]), epsilon=-1)
+    ppo = PPOConfig().environment("CartPole-v1").build_policy()
+    with pytest.raises(ValueError, match=r"epsilon=0\.1: ppo has no action values"):
+        Collector(ppo, "CartPole-v1", epsilon=0.1).collect(n_episode=1)
 
 
 def test_forbidden_actions_are_never_taken():

@@ -5,9 +5,19 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from agent_games import CountingGame, game_config, to_module
 
-from lockstep import MultiAgentCollector, MultiAgentPolicy, Policy, PPOConfig, load_policy, policy_within_training_step
+from lockstep import (
+    DQNConfig,
+    MultiAgentCollector,
+    MultiAgentPolicy,
+    Policy,
+    PPOConfig,
+    load_policy,
+    policy_within_training_step,
+)
+from lockstep.algorithms.build import build_test_collector
 from lockstep.data.episode_store import EpisodeStore
 
 OBSERVATIONS = {agent: np.array([3.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
@@ -61,6 +71,25 @@ def test_explicit_exploration_and_bad_observations_are_as_for_one_agent(policy):
     ):
         with pytest.raises(ValueError, match=message):
             policy.compute_actions({**OBSERVATIONS, "b": bad})
+
+
+@pytest.mark.parametrize("epsilon, actions", [(0.0, {0}), (1.0, {0, 1})])
+def test_evaluation_of_several_agents_takes_chance_actions_with_an_epsilon_of_its_own(epsilon, actions):
+    seen = set()
+
+    class Watched(CountingGame):
+        def step(self, actions):
+            seen.update(int(action) for action in actions.values())
+            return super().step(actions)
+
+    config = game_config(Watched, DQNConfig, evaluation={"epsilon": epsilon})
+    policy = config.build_policy()
+    with torch.no_grad():
+        for one in policy.acting.values():
+            one.module.policy_head.weight.zero_()
+            one.module.policy_head.bias.copy_(torch.tensor([1.0, 0.0]))
+    build_test_collector(config, policy).collect(n_episode=8)
+    assert seen == actions
 
 
 def test_a_module_that_is_not_there_is_told(policy):

@@ -20,7 +20,7 @@ from lockstep import (
 )
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
 from lockstep.connectors import ClipActions, ModuleConnectors
-from lockstep.learner import Learner, LearnerGroup
+from lockstep.learner import LearnerGroup
 from lockstep.modules import DefaultActorCriticModule, MultiRLModule, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import CheckpointError
 
@@ -393,16 +393,13 @@ def learner_by_hand(action_space=ACTIONS[0], kind=PPOLearner):
 
 
 @pytest.mark.parametrize("space", [ACTIONS[0], ACTIONS[3]], ids=lambda space: type(space).__name__)
-def test_a_policy_is_made_of_a_module_and_the_learner_group_that_trains_it(space, tmp_path):
-    class Own(PPOLearner):
-        pass
-
-    learner = learner_by_hand(space, Own)
-    module = learner.module["default_policy"]
-    policy = Policy(module, LearnerGroup(learner))
-    assert policy.module is module
-    assert (policy.observation_space, policy.action_space) == (BOX, space)
-    assert (policy.config.algorithm, policy.config.lr, policy.config.gamma) == ("ppo", 0.5, 0.5)
+def test_a_policy_acts_and_learns_with_a_learner_made_by_hand(space, tmp_path):
+    learner = learner_by_hand(space)
+    config = (
+        PPOConfig().environment(observation_space=BOX, action_space=space).rl_module(model_config={"hiddens": (8,)})
+    )
+    policy = Policy(config, LearnerGroup(learner))
+    assert policy.module is learner.module["default_policy"]
     before = policy.compute_actions(OBS)
     store = rollout(policy)
     with policy_within_training_step(policy):
@@ -411,17 +408,6 @@ def test_a_policy_is_made_of_a_module_and_the_learner_group_that_trains_it(space
     assert (after != before).any()
     loaded = load_policy(policy.save_to_path(tmp_path / "policy"))
     np.testing.assert_array_equal(loaded.compute_actions(OBS), after)
-
-
-def test_a_policy_of_a_module_that_its_group_does_not_train_or_of_something_else_is_refused():
-    learner, other = learner_by_hand(), learner_by_hand()
-    with pytest.raises(ValueError, match="learner does not train this DefaultActorCriticModule as 'default_policy'"):
-        Policy(other.module["default_policy"], LearnerGroup(learner))
-    with pytest.raises(TypeError, match="of a configuration or of an RLModule, not of a Linear; wrap_module"):
-        Policy(torch.nn.Linear(2, 2), LearnerGroup(learner))
-    unknown = Learner(config=PPOTraining(), module_spec=learner.module).build()
-    with pytest.raises(ValueError, match="Learner is of no algorithm here; give a configuration instead"):
-        Policy(learner.module["default_policy"], LearnerGroup(unknown))
 
 
 def test_a_policy_is_made_of_a_configuration_and_its_learner_group():
@@ -433,3 +419,8 @@ def test_a_policy_is_made_of_a_configuration_and_its_learner_group():
     policy = Policy(config, config.build_learner_group())
     assert (policy.observation_space, policy.action_space) == (BOX, ACTIONS[0])
     np.testing.assert_array_equal(policy.compute_actions(OBS), config.build_policy().compute_actions(OBS))
+    for other in (torch.nn.Linear(2, 2), policy.module):
+        with pytest.raises(
+            TypeError, match=f"made of a configuration.*not of a {type(other).__name__}.*rl_module_spec"
+        ):
+            Policy(other, policy.learner_group)

@@ -41,7 +41,6 @@ NOT_AN_ALGORITHM = (
     "asynchronous",
     "build",
     "build_agents",
-    "by_hand",
     "config",
     "learning",
     "module_specs",
@@ -51,6 +50,7 @@ NOT_AN_ALGORITHM = (
     "plain_values",
     "policy",
     "replaying",
+    "state_dicts",
 )
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM
