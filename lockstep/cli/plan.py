@@ -13,8 +13,11 @@ from lockstep.algorithms.multi_agent_policy import MultiAgentPolicy
 from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import leaves
+from lockstep.learner.learner import Learner
+from lockstep.replay import ReplayBuffer
 from lockstep.trainer import OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
+from lockstep.trainer.offline import UPDATES_AT_ONCE
 
 
 def plan_of(trainer: Trainer, config: AlgorithmConfig, sources: Sequence[str]) -> dict[str, str]:
@@ -31,6 +34,7 @@ def plan_of(trainer: Trainer, config: AlgorithmConfig, sources: Sequence[str]) -
         "environments": ("" if collector is None else _environments_text(collector.env, config))
         + f"{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}",
         **facts,
+        "learning rate": _rates_text(trainer, left),
         "networks": f"{sum(p.numel() for p in parameters):,} parameters "
         f"({size_text(sum(p.numel() * p.element_size() for p in parameters))})",
         "device": f"{config.device}, {config.dtype}, {_count(threads, 'thread', 'threads')}, "
@@ -98,7 +102,8 @@ def _replay_facts(trainer: OffpolicyTrainer, left: int) -> dict[str, str]:
         f"{trainer.learning_starts:,} random ones" + _beyond(trainer),
         "gradient steps": f"{about}{trainer.gradient_steps_left:,} on "
         f"{f'{trainer.batch_size:,}' if trainer.batch_size else 'all'} transitions each",
-        "replay buffer": f"{trainer.buffer.maxsize:,} transitions, {len(trainer.buffer):,} in it",
+        "replay buffer": f"{trainer.buffer.maxsize:,} transitions, {len(trainer.buffer):,} in it"
+        + (f", {size_text(replay_bytes(trainer))}" if isinstance(trainer.buffer, ReplayBuffer) else ""),
     }
 
 
@@ -117,6 +122,57 @@ def store_bytes(trainer: OnpolicyTrainer) -> int:
     space = store.action_space
     action = int(np.prod(space.shape or ())) * 8 if space.shape is not None else 8
     return sum(column.nbytes for column in columns) + store.num_steps * store.num_envs * action
+
+
+def replay_bytes(trainer: OffpolicyTrainer) -> int:
+    """Memory of the replay buffer's columns once it has rows."""
+    buffer, collector = trainer.buffer, trainer.collector
+    if buffer.nbytes():
+        return int(buffer.nbytes())
+    options = {**buffer.options.keywords(), "storage": "memory"}
+    spaces = {"observation_space": collector.observation_space, "action_space": collector.env.action_space}
+    small = ReplayBuffer(2 * buffer.buffer_num, **options, **spaces)
+    return small.nbytes() // small.maxsize * int(buffer.maxsize)
+
+
+def _rates_text(trainer: Trainer, left: int) -> str:
+    """Learning rates of the first and the last update; by optimizer where they differ."""
+    first, last = _updates_between(trainer, left)
+    rates: dict[str, str] = trainer.policy.learner_group.first_learner(_rates, first, last)
+    texts = set(rates.values())
+    return texts.pop() if len(texts) == 1 else "; ".join(f"{name} {text}" for name, text in rates.items())
+
+
+def _updates_between(trainer: Trainer, left: int) -> tuple[int, int]:
+    """Steps of the run at its first and its last update, which schedules go by."""
+    start, end = trainer.position, trainer.position + left
+    if isinstance(trainer, OfflineTrainer):
+        return start, max(start, end - ((left - 1) % trainer.step_per_epoch % UPDATES_AT_ONCE + 1))
+    collect = trainer.step_per_collect
+    if collect is None:
+        return start, end
+    if isinstance(trainer, OnpolicyTrainer):
+        return start + collect, end
+    rate, learned_from = trainer.update_per_step, trainer.steps_learned_from
+    missing = (math.floor(rate * learned_from) + 1) / rate - learned_from
+    return start + _random_steps(trainer) + max(1, math.ceil(missing / collect - 1e-9)) * collect, end
+
+
+def _random_steps(trainer: OffpolicyTrainer) -> int:
+    """Steps of whole collects with random actions, which are not learned from at once."""
+    collect, missing = trainer.step_per_collect or 1, max(0, trainer.learning_starts - trainer.env_step)
+    return -(-missing // collect) * collect
+
+
+def _rates(learner: Learner, first: int, last: int) -> dict[str, str]:
+    found = {}
+    for entry in learner.optimizers:
+        schedule, groups = entry.schedule, entry.optimizer.param_groups
+        if schedule.constant:
+            found[entry.key] = ", ".join(dict.fromkeys(f"{group['lr']:g}" for group in groups)) + " throughout"
+        else:
+            found[entry.key] = f"{schedule.at(first):g} at the first update, {schedule.at(last):g} at the last"
+    return found
 
 
 def size_text(num_bytes: int) -> str:

@@ -73,6 +73,10 @@ class Schedule:
         self._timestep = int(t)
         return self._value
 
+    def at(self, t: int) -> float:
+        """Return the value at step `t`; the position stays where it is."""
+        return self._at(t)
+
     @property
     def constant(self) -> bool:
         """Whether it was given as one number."""

@@ -51,6 +51,7 @@ def test_plan_says_what_the_run_is_going_to_do(trained: Trained) -> None:
     assert lines["environments"] == "4 x CartPole-v1 (light_sync, SAME_STEP): Box((4,), float32) -> Discrete(2)"
     assert lines["updates"] == "4 of 256 environment steps, 1,024 in all"
     assert lines["gradient steps"] == "32: for each update 2 passes over 4 minibatches of 64"
+    assert lines["learning rate"] == "0.00075 at the first update, 0 at the last"
     assert lines["networks"] == "9,155 parameters (35.8 KiB)"
     # (65 + ...): 65 x 4 observations of 4 floats, 64 x 4 rewards (4 bytes), three flags and an action (8 bytes)
     assert lines["rollout store"] == f"64 x 4 steps, {(65 * 16 * 4 + 64 * 4 * (4 + 3 + 8)) / 1024:.1f} KiB"

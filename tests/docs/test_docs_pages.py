@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from announced_plans import watch_plans
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,14 +45,19 @@ def shortened(code: str) -> str:
     return re.sub(r"\b(max_epoch|num_updates)=\d+", r"\1=1", code)
 
 
+TRAINS = r"\blockstep\.train\(|\bin trainer:"
+"""in a block that certainly runs a trainer whose plan can be compared"""
 PAGES_WITH_PYTHON = [page for page in PAGES if blocks_of(page.read_text(), "python")]
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=lambda page: page.name)
 def test_every_python_block_runs(page, tmp_path, monkeypatch, capsys):
-    """In an empty directory, all blocks of a page one after another, as a script would."""
+    """In an empty directory, all blocks of a page one after another, as a script would; what the plan of each run
+    announces is compared with what the run does.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    differences, runs = watch_plans(monkeypatch)
     script = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", script)
     blocks = blocks_of(page.read_text(), "python")
@@ -61,6 +67,8 @@ def test_every_python_block_runs(page, tmp_path, monkeypatch, capsys):
     assert len(blocks) >= 1
     printed = capsys.readouterr().out
     assert printed or not any("print(" in block.text for block in blocks)
+    assert differences == [], "a plan announced something else than its run did"
+    assert runs or not any(re.search(TRAINS, block.text) for block in blocks)
 
 
 def test_the_altitudes_are_all_in_the_readme():
