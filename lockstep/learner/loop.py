@@ -15,6 +15,7 @@ from lockstep.data.trajectories import Trajectories, num_rows_of
 from lockstep.learner.means import any_learner, counts_over_learners
 from lockstep.learner.minibatches import gather, module_minibatches, num_rows_in, step_counter
 from lockstep.learner.noise import with_noise
+from lockstep.learner.onpolicy import BatchValues
 from lockstep.learner.plan import Agreement, plan_update
 from lockstep.learner.results import Results
 from lockstep.learner.summary import StepCounts, summarize_update, tell_rows_left_out
@@ -109,11 +110,12 @@ def run_update(
     rng = learner.streams.numpy("minibatches")
     num_steps = step_counter(columns, plan.num_own_rows)
     passes, num_minibatches, before, num_rows_used = 0, 0, 0, 0
+    values = BatchValues(learner, {} if trajectories else columns, plan, options.minibatch_size)
     for indices, ends_pass in module_minibatches(
         plan.num_rows, options.minibatch_size, options.num_epochs, shuffle, rng
     ):
         rows, stand_ins = plan.own_rows(indices)
-        run_minibatch(learner, columns, rows, stand_ins)
+        run_minibatch(learner, columns, rows, stand_ins, None if num_minibatches else values)
         learner.metrics.end_step()
         num_minibatches += 1
         num_rows_used += num_rows_in(indices, plan.num_rows)
@@ -130,13 +132,12 @@ def run_update(
     for module_id, part in trajectories.items():
         learner.rows_in_step = agreed.num_own_rows(module_id)
         learner.connectors[module_id].update(part.flat_obs(), part.rows())
+    values.log_explained_variance()
     num_rows = sum(plan.num_rows.values())
     steps = StepCounts(num_minibatches, passes, agreed.env_steps * passes, num_rows * passes - num_rows_used)
     trained = counts_over_learners(learner.reducer, trained)
-    results = summarize_update(learner, trained, steps, time.perf_counter() - started)
-    if steps.num_rows_left_out:
-        tell_rows_left_out(learner, steps, num_rows, options.minibatch_size, shuffle)
-    return results
+    tell_rows_left_out(learner, steps, num_rows, options.minibatch_size, shuffle)
+    return summarize_update(learner, trained, steps, time.perf_counter() - started)
 
 
 def run_minibatch(
@@ -144,10 +145,12 @@ def run_minibatch(
     columns: dict[str, TensorColumns],
     indices: Mapping[str, np.ndarray | None],
     stand_ins: frozenset[str],
+    values: BatchValues | None = None,
 ) -> None:
     """One gradient step on the learner's rows `indices`, compiled where that was asked for.
 
-    `stand_ins`: modules whose row is there only to keep the learner in step with the others.
+    `stand_ins`: modules whose row is there only to keep the learner in step with the others. `values`: what takes in
+    the values that the step finds.
     """
     learner.stand_ins = stand_ins
     learner.rows_in_step = 0
@@ -161,5 +164,8 @@ def run_minibatch(
     if learner.compiled is not None and learner.compiled.run(columns, tensors):
         learner.seconds.forward_backward += time.perf_counter() - started
     else:
-        learner._update(gather(columns, tensors))
+        batch = gather(columns, tensors)
+        found = learner._update(batch)
+        if values is not None and found:
+            values.add(found[0], batch, stand_ins)
     learner.after_gradient_step()

@@ -99,7 +99,7 @@ def tell_rows_left_out(
 ) -> None:
     """Warn, once in a learner's life, that each pass leaves rows of the batch out."""
     missing = steps.num_rows_left_out
-    if learner.count("rows_left_out", missing) != missing or learner.reducer.rank != 0:
+    if not missing or learner.count("rows_left_out", missing) != missing or learner.reducer.rank != 0:
         return
     which = "another random part in each pass" if shuffle else "they come first in the next pass"
     warnings.warn(

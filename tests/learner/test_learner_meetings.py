@@ -83,4 +83,4 @@ def test_ppo_meets_9_times_and_once_between_passes_and_3_times_for_each_gradient
     assert sums.count(2 * 3 * 8) == steps  # moments of the advantages
     assert sums.count(16) == steps  # what the loss is made of
     assert sum(sums) == steps * (48 + 16 + gradient) + 4 * (passes - 1) + 8
-    assert update(learners, "update_from_batch", batch(), **options)[0] == count - 2
+    assert update(learners, "update_from_batch", batch(), **options)[0] == count

@@ -418,3 +418,17 @@ def test_means_of_a_module_are_weighted_by_its_own_rows():
     results = learner.update_from_batch(batch, minibatch_size=4)  # rows of the small module: 0, then 1 and 2
     assert results["small"]["module_train_batch_size_mean"] == 1.5
     assert results["small"]["first"] == pytest.approx((1 * 0 + 2 * 1) / 3)
+
+
+def test_share_of_the_variance_that_values_explain_is_reported_for_batches_as_for_episodes():
+    learner = ppo_config(minibatch_size=None).build_learner()
+    batch = ppo_batch(12)
+    batch["loss_mask"] = np.arange(12) % 3 != 1
+    with torch.no_grad():
+        values = learner.module[MODULE].compute_values({"obs": torch.as_tensor(batch["obs"]).double()}).numpy()
+    real = batch["loss_mask"]
+    expected = 1.0 - np.var((batch["value_targets"] - values)[real]) / np.var(batch["value_targets"][real])
+    results = learner.update_from_batch(batch, num_epochs=2)
+    assert results[MODULE]["vf_explained_var"] == pytest.approx(expected, rel=1e-6)
+    results = learner.update_from_batch(ppo_batch(12), minibatch_size=4, num_epochs=2)
+    assert np.isfinite(results[MODULE]["vf_explained_var"])
