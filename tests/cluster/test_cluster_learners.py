@@ -59,6 +59,7 @@ from lockstep.algorithms.replaying import _row_errors
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
 from lockstep.learner.errors import LearnerError
+from lockstep.modules import RLModule
 
 NOW = {"num_env_steps_sampled_lifetime": 50}
 SCHEDULE = [[0, 1e-2], [100, 0.0]]
@@ -297,6 +298,8 @@ def test_a_checkpoint_restores_any_number_of_learners_whole_and_by_component(poo
     assert_all_are(other, one)
     group.update_from_batch(batch(seed=5))
     group.restore_from_path(path, component=f"learner/rl_module/{MODULE}")
+    module = RLModule.from_checkpoint(f"{path}/learner/rl_module/{MODULE}").save_to_path(tmp_path / "module")
+    group.restore_from_path(module, component="learner/rl_module")
     group.restore_from_path(path)
     group.update_from_episodes(episodes(1), **options)
     assert_all_are(group, one)

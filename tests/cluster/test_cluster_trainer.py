@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from agent_games import game_config
 
 import lockstep
-from lockstep import DQNConfig, PPOConfig, SampleBatch, get_config, load_policy
+from lockstep import DQNConfig, Policy, PPOConfig, SampleBatch, get_config, load_policy
 from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
 
 ray = pytest.importorskip("ray")
@@ -243,3 +245,20 @@ def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, clust
     (one, policy), (two, other) = run_of(0), run_of(2)
     assert one == two
     assert_near(other, policy, 1e-12)
+
+
+def test_a_policy_of_learners_elsewhere_is_made_of_configuration_and_group_and_has_a_state_dict(cluster):
+    spaces = gym.make("Pendulum-v1").observation_space, gym.make("Pendulum-v1").action_space
+    config = PPOConfig().environment("Pendulum-v1", normalize_observations=True)
+    source = config.copy().debugging(seed=5).build_policy()
+    obs = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    source.connectors.update(obs * 3, None)
+    config.learners(num_learners=1, num_cpus_per_learner=0)
+    with config.build_learner_group(spaces=spaces) as group:
+        policy = Policy(config, group)
+        assert (policy.compute_actions(obs) != source.compute_actions(obs)).any()
+        policy.load_state_dict(source.state_dict())
+        np.testing.assert_array_equal(policy.compute_actions(obs), source.compute_actions(obs))
+        assert all(torch.equal(value, source.state_dict()[name]) for name, value in policy.state_dict().items())
+        with pytest.raises(RuntimeError, match="bring_home"):
+            policy.to("cpu")
