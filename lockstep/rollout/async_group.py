@@ -211,10 +211,8 @@ def _known_by_logp(fragments: list[Fragment], now: int) -> list[Fragment]:
 def _plain(fragment: Fragment) -> dict[str, Any]:
     """A fragment as values that a checkpoint can hold."""
     own = {item.name: getattr(fragment, item.name) for item in fields(fragment)}
-    stats = {**fragment.stats.__dict__, "returns": list(fragment.stats.returns), "lens": list(fragment.stats.lens)}
-    return {**own, "stats": stats}
+    return {**own, "stats": fragment.stats.get_state()}
 
 
 def _fragment(saved: Mapping[str, Any]) -> Fragment:
-    stats = {**saved["stats"], "returns": tuple(saved["stats"]["returns"]), "lens": tuple(saved["stats"]["lens"])}
-    return Fragment(**{**saved, "stats": CollectStats(**stats)})
+    return Fragment(**{**saved, "stats": CollectStats(**saved["stats"])})

@@ -26,7 +26,7 @@ from lockstep.rollout.memory import Memory, RememberingPolicy
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, store_for
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats
+from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 NOISE_CHUNK = 128
 
@@ -256,8 +256,7 @@ class Collector:
             seconds,
             self._env_time,
             self._act_time,
-            tuple(r for r, _ in self._ended),
-            tuple(n for _, n in self._ended),
+            *returns_and_lens(self._ended),
             self.env.num_restarts - restarts,
         )
 

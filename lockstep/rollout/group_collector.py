@@ -16,7 +16,7 @@ from lockstep.rollout.checks import no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
-from lockstep.tracking.statistics import CollectStats
+from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 
 class PublishingPolicy(Protocol):
@@ -202,7 +202,6 @@ def merged_stats(fragments: Sequence[Fragment], seconds: float) -> CollectStats:
         seconds,
         sum(part.env_time for part in parts) / len(parts),
         sum(part.act_time for part in parts) / len(parts),
-        tuple(own for own, _ in ended),
-        tuple(n for _, n in ended),
+        *returns_and_lens(ended),
         sum(part.env_restarts for part in parts),
     )

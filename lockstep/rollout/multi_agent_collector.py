@@ -31,7 +31,7 @@ from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import take_actions_of
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats
+from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 AgentID = Any
 ByAgent = dict[AgentID, Any]
@@ -252,8 +252,7 @@ class MultiAgentCollector:
             seconds,
             self._env_time,
             self._act_time,
-            tuple(float(returns.sum()) for returns, _ in self._ended),
-            tuple(length for _, length in self._ended),
+            *returns_and_lens([(returns.sum(), length) for returns, length in self._ended]),
             agents=tuple(map(str, self.env.agents)),
             agent_returns=tuple(tuple(returns.tolist()) for returns, _ in self._ended),
         )

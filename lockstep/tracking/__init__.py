@@ -15,6 +15,7 @@ from lockstep.tracking.statistics import (
     SequenceSummaryStats,
     TimingStats,
     TrainingStats,
+    asdict,
 )
 from lockstep.tracking.stats import IqmInterval, iqm, iqm_bootstrap
 from lockstep.tracking.tensorboard import TensorboardLogger
@@ -42,6 +43,7 @@ __all__ = [
     "TraceLogger",
     "TrainingStats",
     "WandbLogger",
+    "asdict",
     "git_revision",
     "iqm",
     "iqm_bootstrap",

@@ -1,7 +1,7 @@
 """A moving average for displays, and running moments under the name that Tianshou's users know."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class MovAvg:
 class RunningMeanStd:
     """Mean and deviation of all rows seen, and what they are scaled with; over `RunningMoments`.
 
+    `shape` is that of a row; None takes it from the first rows.
     `norm(x)` is `(x - mean) / sqrt(var + eps)`, limited to `[-clip_max, clip_max]` (None: not limited). Before the
     first row mean is 0 and var is 1.
 
@@ -56,15 +57,22 @@ class RunningMeanStd:
         ValueError: rows of another shape than `shape`; `eps` or `clip_max` is no number above 0; `shape` is no tuple.
     """
 
-    def __init__(self, shape: tuple[int, ...] = (), *, clip_max: float | None = 10.0, eps: float = 1e-8) -> None:
+    def __init__(
+        self, shape: tuple[int, ...] | None = None, *, clip_max: float | None = 10.0, eps: float = 1e-8
+    ) -> None:
         options: list[tuple[str, Any, str]] = [("eps", eps, ""), ("clip_max", clip_max, ", or None")]
         for name, value, none in options:
             if not (none and value is None) and not (is_number(value) and value > 0):
                 raise ValueError(f"{name}={value!r} is not allowed; it must be a number above 0{none}")
-        if not isinstance(shape, tuple):
-            raise ValueError(f"shape={shape!r} is not allowed; it must be a tuple, () for single numbers")
+        if shape is not None and not isinstance(shape, tuple):
+            raise ValueError(f"shape={shape!r} is not allowed; it must be a tuple, () for single numbers, or None")
         self.clip_max, self.eps = clip_max, eps
-        self.moments = RunningMoments(shape)
+        self._any_shape = shape is None
+        self.moments = RunningMoments(shape or ())
+
+    def _take_shape(self, shape: tuple[int, ...]) -> None:
+        if self._any_shape and not self.count and shape != self.moments.shape:
+            self.moments = RunningMoments(shape)
 
     @property
     def mean(self) -> np.ndarray:
@@ -82,8 +90,31 @@ class RunningMeanStd:
         return self.moments.count
 
     def update(self, rows: npt.ArrayLike) -> None:
-        """Take in rows `[N, *shape]`; how they are cut into calls makes no difference."""
-        self.moments.update(rows)
+        """Take in rows `[N, *shape]`; how they are cut into calls makes no difference.
+
+        An empty list changes nothing.
+        """
+        given = np.asarray(rows, dtype=np.float64)
+        if given.shape == (0,):
+            return
+        self._take_shape(given.shape[1:])
+        self.moments.update(given)
+
+    def merge(self, other: "RunningMeanStd") -> None:
+        """Take in everything that `other` has seen; `other` is not changed. `ValueError` for another shape."""
+        if other.count:
+            self._take_shape(other.moments.shape)
+            self.moments.merge(other.moments)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the moments as copies; `clip_max` and `eps` are options."""
+        return self.moments.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`. `KeyError` where entries are missing, `ValueError` for another shape."""
+        moments = RunningMoments(np.shape(state["mean"])) if self._any_shape and "mean" in state else self.moments
+        moments.set_state(state)
+        self.moments = moments
 
     def norm(self, x: npt.ArrayLike) -> np.ndarray:
         """`[..., *shape]`, scaled; the moments are not changed."""

@@ -5,15 +5,36 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 Series = Mapping[str, Sequence[float]]
 """by metric: its value in each gradient step, or the one of a whole update"""
+NO_RETURNS, NO_LENS = np.empty(0, np.float64), np.empty(0, np.int64)
+"""of no episode"""
+NO_RETURNS.flags.writeable = NO_LENS.flags.writeable = False
 MAX_WAITING = 64
 """updates; more of them keep more memory and save nothing"""
+
+
+def asdict(stats: Any) -> dict[str, Any]:
+    """Return all fields of a statistics object, those of subclasses and of statistics within it too, for JSON.
+
+    Arrays and tuples become lists. (`dataclasses.asdict` has the same fields and keeps arrays.)
+    """
+    return {item.name: _plain(getattr(stats, item.name)) for item in fields(stats)}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return asdict(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)
@@ -29,7 +50,10 @@ class SequenceSummaryStats:
 
     @classmethod
     def from_sequence(cls, values: Sequence[float]) -> Self:
-        """Population deviation; an empty sequence gives None, not zeros; with a NaN among them every field is NaN."""
+        """Summarise a list or an array; population deviation.
+
+        An empty sequence gives None, not zeros; with a NaN among them every field is NaN.
+        """
         if len(values) == 1:
             return cls.of_one(float(values[0]))
         numbers = [float(value) for value in values]
@@ -61,9 +85,12 @@ class CollectStatsBase:
     """environment steps"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CollectStats(CollectStatsBase):
-    """Of one or several collects; returns and lengths are those of whole episodes, however many collects they span."""
+    """Of one or several collects; returns and lengths are those of whole episodes, however many collects they span.
+
+    They may be given as any sequence, and are read-only arrays. What is made of other fields is a field too.
+    """
 
     collect_time: float = 0.0
     """seconds"""
@@ -71,10 +98,10 @@ class CollectStats(CollectStatsBase):
     """seconds of it inside the environments"""
     act_time: float = 0.0
     """seconds of it choosing actions"""
-    returns: tuple[float, ...] = ()
-    """of the episodes that ended"""
-    lens: tuple[int, ...] = ()
-    """their lengths in steps"""
+    returns: np.ndarray = field(default_factory=lambda: NO_RETURNS)
+    """float64 [E], of the episodes that ended"""
+    lens: np.ndarray = field(default_factory=lambda: NO_LENS)
+    """int64 [E], their lengths in steps"""
     env_restarts: int = 0
     """environments whose worker died or hung and was started again"""
     agents: tuple[str, ...] = ()
@@ -82,20 +109,27 @@ class CollectStats(CollectStatsBase):
     agent_returns: tuple[tuple[float, ...], ...] = ()
     """[episode][agent] of the episodes that ended; empty for one agent"""
 
-    @property
-    def collect_speed(self) -> float:
-        """environment steps per second"""
-        return self.n_collected_steps / self.collect_time if self.collect_time > 0 else 0.0
+    collect_speed: float = field(init=False)
+    """environment steps per second"""
+    returns_stat: SequenceSummaryStats | None = field(init=False)
+    """None where no episode ended"""
+    lens_stat: SequenceSummaryStats | None = field(init=False)
+    """None where no episode ended"""
 
-    @property
-    def returns_stat(self) -> SequenceSummaryStats | None:
-        """None where no episode ended"""
-        return SequenceSummaryStats.from_sequence(self.returns) if self.returns else None
+    def __post_init__(self) -> None:
+        own = self.__dict__
+        own["collect_speed"] = self.n_collected_steps / self.collect_time if self.collect_time > 0 else 0.0
+        own["returns"], own["returns_stat"] = _of_episodes(self.returns, NO_RETURNS)
+        own["lens"], own["lens_stat"] = _of_episodes(self.lens, NO_LENS)
 
-    @property
-    def lens_stat(self) -> SequenceSummaryStats | None:
-        """None where no episode ended"""
-        return SequenceSummaryStats.from_sequence(self.lens) if self.lens else None
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CollectStats) and asdict(self) == asdict(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the constructor takes."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.init}
 
     def __add__(self, other: CollectStats) -> CollectStats:
         """Both together."""
@@ -105,8 +139,8 @@ class CollectStats(CollectStatsBase):
             self.collect_time + other.collect_time,
             self.env_time + other.env_time,
             self.act_time + other.act_time,
-            self.returns + other.returns,
-            self.lens + other.lens,
+            np.concatenate([self.returns, other.returns]),
+            np.concatenate([self.lens, other.lens]),
             self.env_restarts + other.env_restarts,
             self.agents or other.agents,
             self.agent_returns + other.agent_returns,
@@ -130,6 +164,23 @@ class CollectStats(CollectStatsBase):
         return out
 
 
+def _of_episodes(values: np.ndarray, none: np.ndarray) -> tuple[np.ndarray, SequenceSummaryStats | None]:
+    """Return a read-only array of the dtype of `none`, and its summary."""
+    if not len(values):
+        return none, None
+    numbers = np.array(values, none.dtype)
+    numbers.flags.writeable = False
+    return numbers, SequenceSummaryStats.from_sequence(numbers.tolist())
+
+
+def returns_and_lens(ended: Sequence[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the returns and lengths of `CollectStats` from those of each episode."""
+    if not ended:
+        return NO_RETURNS, NO_LENS
+    returns, lens = zip(*ended)
+    return np.array(returns, np.float64), np.array(lens, np.int64)
+
+
 class CollectTotals:
     """Collects put together one after another, in time that grows with their number alone."""
 
@@ -149,8 +200,8 @@ class CollectTotals:
         self._env_time += stats.env_time
         self._act_time += stats.act_time
         self._env_restarts += stats.env_restarts
-        self._returns += stats.returns
-        self._lens += stats.lens
+        self._returns += stats.returns.tolist()
+        self._lens += stats.lens.tolist()
         self._agents = self._agents or stats.agents
         self._agent_returns += stats.agent_returns
 
@@ -162,8 +213,8 @@ class CollectTotals:
             self._seconds,
             self._env_time,
             self._act_time,
-            tuple(self._returns),
-            tuple(self._lens),
+            np.array(self._returns, np.float64),
+            np.array(self._lens, np.int64),
             self._env_restarts,
             self._agents,
             tuple(self._agent_returns),
@@ -172,7 +223,10 @@ class CollectTotals:
 
 @dataclass(frozen=True)
 class TrainingStats:
-    """Of one or several updates: each loss and learner metric over their gradient steps."""
+    """Of one or several updates: each loss and learner metric over their gradient steps.
+
+    A metric is an attribute too: `stats.policy_loss.mean` is `stats.metrics["policy_loss"].mean`.
+    """
 
     train_time: float = 0.0
     """seconds"""
@@ -203,7 +257,14 @@ class TrainingStats:
     if not TYPE_CHECKING:  # a type checker would take every name for an attribute
 
         def __getattr__(self, name: str) -> Any:  # called for what is not there
-            if name not in ("metrics", "stage_seconds") or "_read" not in self.__dict__:
+            if name not in ("metrics", "stage_seconds"):
+                metrics = {} if name.startswith("_") else self.metrics
+                if name not in metrics:
+                    raise AttributeError(
+                        f"{type(self).__name__} has no attribute {name!r}; its metrics are {sorted(metrics)}"
+                    )
+                return metrics[name]
+            if "_read" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
             series, made = self._read()
             if name == "metrics":

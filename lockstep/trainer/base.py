@@ -381,7 +381,7 @@ class BaseTrainer:
         self.seconds["act"] += stats.act_time
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step
         self._emit(CollectEnd(*self._where(), stats=stats))
-        if self.test_in_train and not self.tested_in_train and stats.returns:
+        if self.test_in_train and not self.tested_in_train and len(stats.returns):
             if self.stop_fn is not None and self.stop_fn(score_of(self.compute_score_fn, stats)):
                 self.tested_in_train = True
                 self._test()

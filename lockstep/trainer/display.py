@@ -62,7 +62,7 @@ class ProgressDisplay(Callback):
     def on_collect_end(self, event: CollectEnd) -> Stop:
         """Counts steps; keeps the last episodes that ended."""
         self._step = event.position
-        if event.stats.returns:
+        if len(event.stats.returns):
             self._train = event.stats
         self._draw()
         return None

@@ -27,12 +27,12 @@ A_FEW = 100
 def mean_return(stats: CollectStats) -> float:
     """The default score. `ValueError` where no episode ended."""
     check_evaluated(stats)
-    return sum(stats.returns) / len(stats.returns)
+    return sum(stats.returns.tolist()) / len(stats.returns)
 
 
 def check_evaluated(stats: CollectStats) -> None:
     """Raises `ValueError` for an evaluation in which no episode ended, whatever its score is made of."""
-    if not stats.returns:
+    if not len(stats.returns):
         raise ValueError(
             "the evaluation has no finished episode; raise episode_per_test, or limit the episodes' length"
         )
@@ -87,7 +87,7 @@ def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: Collec
         raise TypeError(f"{what} {given!r}; it must return numbers, one for each episode: shape ({shape[0]},)")
     if made.shape != shape[:1]:
         raise ValueError(f"{what} shape {made.shape}; it must return one number for each episode: ({shape[0]},)")
-    return replace(stats, returns=tuple(made.astype(np.float64).tolist()))
+    return replace(stats, returns=made.astype(np.float64))
 
 
 def test_episode(

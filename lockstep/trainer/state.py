@@ -201,15 +201,13 @@ def tell_options(trainer: BaseTrainer, saved: Mapping[str, Any]) -> None:
 
 
 def _from_collect(stats: CollectStats) -> dict[str, Any]:
-    arrays = {"returns": np.array(stats.returns, np.float64), "lens": np.array(stats.lens, np.int64)}
     by_agent = np.array(stats.agent_returns, np.float64).reshape(-1, max(1, len(stats.agents)))
-    return {**stats.__dict__, **arrays, "agents": list(stats.agents), "agent_returns": by_agent}
+    return {**stats.get_state(), "agents": list(stats.agents), "agent_returns": by_agent}
 
 
 def _to_collect(state: Mapping[str, Any]) -> CollectStats:
-    tuples = {name: tuple(state[name].tolist()) for name in ("returns", "lens")}
     by_agent = tuple(map(tuple, state["agent_returns"].tolist()))
-    return CollectStats(**{**state, **tuples, "agents": tuple(state["agents"]), "agent_returns": by_agent})
+    return CollectStats(**{**state, "agents": tuple(state["agents"]), "agent_returns": by_agent})
 
 
 def _from_training(stats: TrainingStats) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def run(config, root):
 
 
 def returns_of(result):
-    return [(e.train_collect_stat.returns, e.test_collect_stat.returns) for e in result.history]
+    return [(e.train_collect_stat.returns.tolist(), e.test_collect_stat.returns.tolist()) for e in result.history]
 
 
 def placed():
@@ -234,7 +234,7 @@ def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, clust
             config.replay(capacity=200, learning_starts=16, update_per_step=0.5)
             config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=4)
         trainer = config.build_trainer()
-        history = [epoch.test_collect_stat.returns for epoch in trainer]
+        history = [epoch.test_collect_stat.returns.tolist() for epoch in trainer]
         trainer.policy.bring_home()
         return history, trainer.policy
 

@@ -117,7 +117,7 @@ def test_max_lag_0_is_the_synchronous_trainer_to_the_last_bit(config, options, m
         trainer.run()
         assert trainer.env_step == expected.env_step == 512
         np.testing.assert_array_equal(weights_of(trainer), weights_of(expected))
-        returns = [[e.train_collect_stat.returns for e in t.history] for t in (trainer, expected)]
+        returns = [[e.train_collect_stat.returns.tolist() for e in t.history] for t in (trainer, expected)]
         assert [sorted(part) for part in returns[0]] == [sorted(part) for part in returns[1]]
         trainer.train_collector.close()
     expected.train_collector.close()

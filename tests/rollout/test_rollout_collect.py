@@ -113,7 +113,7 @@ def test_returns_and_lengths_are_those_of_whole_episodes_across_collects():
 def test_an_epoch_in_which_no_episode_ended_has_no_returns():
     stats = collector_of(light(((50, "terminate"),))).collect(n_step=8)
     assert (stats.n_collected_episodes, stats.n_collected_steps) == (0, 8)
-    assert (stats.returns, stats.lens, stats.returns_stat, stats.lens_stat) == ((), (), None, None)
+    assert (stats.returns.tolist(), stats.lens.tolist(), stats.returns_stat, stats.lens_stat) == ([], [], None, None)
     assert stats.collect_time > 0
     assert stats.collect_speed == pytest.approx(8 / stats.collect_time)
 
@@ -239,7 +239,7 @@ def test_episodes_that_run_may_be_counted_too():
     collector.collect(n_step=16)
     collector.buffer.clear()
     stats = collector.collect(n_episode=4, reset_before_collect=False)
-    assert stats.lens == (6, 6, 6, 6)
+    assert stats.lens.tolist() == [6, 6, 6, 6]
     assert stats.n_collected_steps == 8  # the rest of them
     assert all(e.t_started == 4 and e.t == 6 for e in collector.buffer.episodes())
 
@@ -457,7 +457,7 @@ def test_a_restored_collector_goes_on_in_mid_episode(native, frame_stack):
         pieces = [(e.id_, e.t_started, e.t) for e in collector.buffer.episodes()]
         arrays = [data.obs.copy(), data.actions.copy(), data.rewards.copy(), data.bootstrap_obs.copy()]
         collector.buffer.clear()
-        return arrays, pieces, stats.returns, stats.lens
+        return arrays, pieces, stats.returns.tolist(), stats.lens.tolist()
 
     whole = make()
     rollout(whole, 60)
@@ -488,7 +488,7 @@ def test_environments_without_a_state_begin_new_episodes_with_the_seeds_of_a_run
     expected = whole.collect(n_episode=10)
     restored = make()
     restored.set_state(state)
-    assert restored.collect(n_episode=10).lens == expected.lens
+    assert restored.collect(n_episode=10).lens.tolist() == expected.lens.tolist()
 
 
 @pytest.mark.parametrize(

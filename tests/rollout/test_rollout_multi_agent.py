@@ -66,7 +66,7 @@ def test_returns_of_each_agent_and_lengths_are_those_of_whole_episodes_whatever_
         for total, length, of_agents in zip(stats.returns, stats.lens, stats.agent_returns):
             assert of_agents == env.returns(length)
             assert total == sum(of_agents)
-        ended += stats.lens
+        ended += stats.lens.tolist()
         steps += n_step
         pieces += collector.buffer.episodes()
         collector.buffer.clear()

@@ -101,7 +101,7 @@ def test_a_lost_episode_counts_in_no_statistics_and_another_takes_its_place(tmp_
     with env, pytest.warns(RuntimeWarning, match="started again"):
         stats = collector.collect(n_episode=3)
     assert (stats.n_collected_episodes, len(stats.lens)) == (3, 3)
-    assert stats.returns == tuple(float(sum(10 * k for k in range(1, n + 1))) for n in stats.lens)
+    assert stats.returns.tolist() == [float(sum(10 * k for k in range(1, n + 1))) for n in stats.lens]
 
 
 def test_a_worker_that_is_started_again_begins_another_episode_than_it_had():
@@ -219,7 +219,7 @@ def test_async_collector_counts_the_first_episodes_that_start():
         stats = collector.collect(n_episode=4)
         assert sorted(stats.lens) == [3, 5, 5, 5]
         assert (stats.n_collected_steps, len(collector.buffer)) == (18, 18)
-        assert collector.collect(n_episode=1).lens == (5,)
+        assert collector.collect(n_episode=1).lens.tolist() == [5]
         assert collector.collect(n_step=5, random=True).n_collected_steps == 5
 
 

@@ -104,6 +104,50 @@ def test_running_mean_std_scales_by_all_rows_seen_however_they_were_cut() -> Non
         whole.update(np.zeros((2, 4)))
 
 
+@pytest.mark.parametrize("shape", [None, (3,)])
+def test_running_mean_std_merges_and_goes_on_from_its_state(shape) -> None:
+    rows = np.random.default_rng(4).normal(5.0, 2.0, (100, 3))
+    merged, other, empty = RunningMeanStd(shape), RunningMeanStd(shape), RunningMeanStd(shape)
+    merged.merge(empty)
+    merged.update(rows[:30])
+    other.update(rows[30:])
+    merged.merge(other)
+    merged.merge(empty)
+    empty.merge(other)
+    restored = RunningMeanStd(shape)
+    restored.set_state(merged.get_state())
+    for stats in (merged, restored):
+        assert stats.count == 100
+        assert stats.mean == pytest.approx(rows.mean(0))
+        assert stats.var == pytest.approx(rows.var(0))
+    assert (other.count, empty.count) == (70, 70)
+    restored.update(rows)
+    assert (merged.count, restored.count) == (100, 200)  # a copy
+    with pytest.raises(ValueError, match="shape"):
+        merged.merge(filled(np.zeros((2, 4))))
+    with pytest.raises(KeyError, match="squares"):
+        restored.set_state({"count": 1, "mean": np.zeros(3)})
+
+
+def filled(rows) -> RunningMeanStd:
+    stats = RunningMeanStd()
+    stats.update(rows)
+    return stats
+
+
+def test_running_mean_std_without_a_shape_takes_that_of_its_first_rows() -> None:
+    assert filled([1.0, 3.0]).mean == 2.0
+    assert filled(np.ones((2, 4, 5))).mean.shape == (4, 5)
+    stats = RunningMeanStd()
+    stats.update([])
+    assert (stats.count, stats.mean, stats.norm(3.0)) == (0, 0.0, pytest.approx(3.0))
+    stats.update(np.ones((2, 4)))
+    stats.update([])
+    assert stats.count == 2
+    with pytest.raises(ValueError, match=r"rows of shape \[N, \*\(4,\)\]"):
+        stats.update(np.ones((2, 3)))
+
+
 @pytest.mark.parametrize("name, value", [("eps", 0), ("eps", None), ("clip_max", "a"), ("clip_max", -1), ("shape", 3)])
 def test_an_option_of_running_mean_std_that_is_not_allowed_is_refused_with_name_and_value(name, value) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed; it must be a"):

@@ -29,6 +29,17 @@ def later(series=SERIES, finite=True):
     return TrainingStats.of_update(1.5, 3, partial(both, series, SECONDS), finite)
 
 
+@pytest.mark.parametrize("stats", [AT_ONCE, later()], ids=["at_once", "later"])
+def test_a_metric_is_an_attribute_and_an_unknown_one_names_those_there_are(stats):
+    assert stats.qf_loss == SequenceSummaryStats.from_sequence(SERIES["qf_loss"])
+    assert stats.q_mean is stats.metrics["q_mean"]
+    assert (stats.train_time, stats.gradient_steps) == (1.5, 3)
+    with pytest.raises(AttributeError, match=r"no attribute 'pf_loss'; .*\['q_mean', 'qf_loss', 'weights_seq_no'\]"):
+        stats.pf_loss
+    assert not hasattr(stats, "_loss")
+    assert getattr(TrainingStats(), "qf_loss", None) is None
+
+
 def test_nothing_is_summed_up_before_it_is_read():
     calls = []
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
 import math
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -13,9 +17,12 @@ from hypothesis import strategies as st
 from lockstep.tracking.statistics import (
     CollectStats,
     CollectTotals,
+    EpochStats,
+    InfoStats,
     SequenceSummaryStats,
     TrainingStats,
     TrainingTotals,
+    asdict,
     merge_training_stats,
 )
 
@@ -35,14 +42,72 @@ def close(left, right):
         assert getattr(left, name) == pytest.approx(value, abs=1e-6), name
 
 
+@pytest.mark.parametrize("given", [tuple, list, np.array])
+def test_returns_and_lens_are_arrays_that_cannot_be_written_to(given):
+    own = given([1.0, 5.0])
+    stats = CollectStats(2, 30, 0.5, returns=own, lens=given([10, 20]))
+    assert (stats.returns.dtype, stats.lens.dtype) == (np.float64, np.int64)
+    assert (stats.returns.mean(), stats.returns.max(), stats.lens.sum()) == (3.0, 5.0, 30)
+    for column in (stats.returns, stats.lens, CollectStats().returns, CollectStats().lens):
+        with pytest.raises(ValueError, match="read-only"):
+            column[:] = 0
+    if isinstance(own, np.ndarray):
+        own[0] = 7.0
+    assert stats.returns.tolist() == [1.0, 5.0]
+    assert stats == CollectStats(2, 30, 0.5, returns=[1, 5], lens=(10, 20)) != CollectStats(2, 30, 0.5)
+    assert stats == copy.deepcopy(stats) == pickle.loads(pickle.dumps(stats))
+
+
+def test_asdict_has_every_field_and_those_of_subclasses_and_fits_into_json():
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class WithWins(CollectStats):
+        wins: tuple[int, ...] = ()
+
+    stats = WithWins(2, 30, 0.5, returns=(1.0, 5.0), lens=(10, 20), wins=(0, 1))
+    expected = {
+        "n_collected_episodes": 2,
+        "n_collected_steps": 30,
+        "collect_time": 0.5,
+        "env_time": 0.0,
+        "act_time": 0.0,
+        "returns": [1.0, 5.0],
+        "lens": [10, 20],
+        "env_restarts": 0,
+        "agents": [],
+        "agent_returns": [],
+        "collect_speed": 60.0,
+        "wins": [0, 1],
+        "returns_stat": dataclasses.asdict(SequenceSummaryStats.from_sequence([1.0, 5.0])),
+        "lens_stat": dataclasses.asdict(SequenceSummaryStats.from_sequence([10, 20])),
+    }
+    assert asdict(stats) == json.loads(json.dumps(asdict(stats))) == expected
+    assert dataclasses.asdict(stats).keys() == expected.keys()
+    assert json.loads(json.dumps(stats.to_dict()))["returns_stat"]["mean"] == 3.0
+    nothing = asdict(CollectStats())
+    assert (nothing["returns"], nothing["lens"], nothing["returns_stat"], nothing["lens_stat"]) == ([], [], None, None)
+    epoch = EpochStats(1, stats, None, TrainingStats(metrics={"loss": SequenceSummaryStats()}), InfoStats())
+    assert asdict(epoch)["train_collect_stat"] == expected
+    assert asdict(epoch)["training_stat"]["metrics"] == {"loss": asdict(SequenceSummaryStats.from_sequence([]))}
+
+
+def test_summaries_of_empty_sequences_are_none_for_lists_and_arrays():
+    for empty in ([], (), np.array([]), np.zeros(0, np.int64)):
+        assert SequenceSummaryStats.from_sequence(empty) == SequenceSummaryStats()
+    assert CollectTotals().stats() == CollectStats() == CollectStats() + CollectStats()
+
+
 def test_collects_put_together_are_the_sum_of_each_of_their_parts():
     one = CollectStats(1, 10, 1.0, 2.0, 4.0, (1.5,), (10,), 3, ("a", "b"), ((1.0, 0.5),))
     two = CollectStats(2, 200, 8.0, 16.0, 32.0, (2.5, 3.5), (90, 110), 5, ("a", "b"), ((2.0, 0.5), (3.0, 0.5)))
     totals = CollectTotals()
     totals.add(one)
     totals.add(two)
-    added = {name: value + getattr(two, name) for name, value in vars(one).items()}
-    assert totals.stats() == one + two == CollectStats(**{**added, "agents": one.agents})
+    assert totals.stats() == one + two != one
+    together = one + two
+    assert (together.n_collected_episodes, together.n_collected_steps, together.env_restarts) == (3, 210, 8)
+    assert (together.collect_time, together.env_time, together.act_time) == (9.0, 18.0, 36.0)
+    assert (together.returns.tolist(), together.lens.tolist()) == ([1.5, 2.5, 3.5], [10, 90, 110])
+    assert (together.agents, together.agent_returns) == (("a", "b"), ((1.0, 0.5), (2.0, 0.5), (3.0, 0.5)))
 
 
 @settings(max_examples=60, deadline=None)

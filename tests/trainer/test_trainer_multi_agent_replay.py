@@ -23,7 +23,7 @@ def test_every_closed_step_of_every_agent_is_one_true_transition_in_its_own_sub_
     collector = collector_of(env)
     lengths = []
     for n_step in (2, 10, 2, 40):
-        lengths += collector.collect(n_step=n_step).lens
+        lengths += collector.collect(n_step=n_step).lens.tolist()
     buffers = collector.buffer.buffers
     assert {mid: one.buffer_num for mid, one in buffers.items()} == {
         mid: 2 * len(own) for mid, own in collector.agents_of_modules.items()
@@ -83,7 +83,7 @@ def test_dqn_learns_each_agents_bit_through_the_trainer_with_reward_metric(prior
     trainer = config.build_trainer()
     info = trainer.run()
     tested = info.history[-1].test_collect_stat
-    assert tested.returns == (1.0,) * 16
+    assert tested.returns.tolist() == [1.0] * 16
     assert tested.agent_returns == ((1.0, 1.0),) * 16
     assert info.best_score == 1.0
     assert info.gradient_step == (1_024 - 64) // 2

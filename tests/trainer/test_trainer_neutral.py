@@ -14,7 +14,7 @@ from trainer_tools import Recorder, RecordingLogger, config_for, learned, record
 from lockstep import Collector, OnpolicyTrainer
 from lockstep.algorithms.build import build_collector, build_test_collector
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, read_metrics
+from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, asdict, read_metrics
 from lockstep.tracking.statistics import (
     CollectStats,
     EpochStats,
@@ -156,6 +156,8 @@ def test_statistics_of_a_run_are_plain_and_fit_into_json():
             assert json.loads(json.dumps(part.to_dict()))
         assert json.loads(json.dumps(stats.training_stat.get_loss_stats_dict()))
         assert json.loads(json.dumps(dataclasses.asdict(stats.training_stat)))
+        assert asdict(stats) == json.loads(json.dumps(asdict(stats)))
+    assert len(json.loads(json.dumps(asdict(trainer.info())))["history"]) == len(trainer.history)
     assert json.loads(json.dumps(trainer.info().to_dict()))["best_score"] == trainer.best_score
 
 

@@ -141,13 +141,13 @@ def test_a_resumed_run_knows_its_history_and_its_best(folder):
     parts = run_in(folder / "parts", "ppo", WHOLE)
     assert len(parts.history) == len(whole.history) == 4
     for left, right in zip(whole.history, parts.history):
-        assert left.train_collect_stat.returns == right.train_collect_stat.returns
-        assert left.test_collect_stat.returns == right.test_collect_stat.returns
+        assert left.train_collect_stat.returns.tolist() == right.train_collect_stat.returns.tolist()
+        assert left.test_collect_stat.returns.tolist() == right.test_collect_stat.returns.tolist()
         assert left.training_stat.metrics == right.training_stat.metrics
         assert left.info_stat.best_score == right.info_stat.best_score
     for name in ("best_score", "best_epoch", "env_episode", "test_env_step", "test_episode", "gradient_step"):
         assert getattr(parts, name) == getattr(whole, name)
-    assert parts.best_stats.returns == whole.best_stats.returns
+    assert parts.best_stats.returns.tolist() == whole.best_stats.returns.tolist()
     assert parts.info().timing.total_time > sum(s.train_collect_stat.collect_time for s in parts.history)
 
 
@@ -156,7 +156,7 @@ def test_a_finished_run_that_is_resumed_trains_nothing_and_knows_what_it_took_an
     before = records_of(folder / "run")
     trainer = run_in(folder / "run", "ppo", HALF)
     assert (trainer.env_step, trainer.stop_reason) == (HALF, "max_epoch")
-    assert trainer.last_test.returns == first.last_test.returns
+    assert trainer.last_test.returns.tolist() == first.last_test.returns.tolist()
     assert all(trainer.seconds[name] == first.seconds[name] > 0 for name in ("collect", "update", "test"))
     assert records_of(folder / "run") == before
 

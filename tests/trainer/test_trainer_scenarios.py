@@ -239,7 +239,8 @@ def test_returns_and_lengths_are_of_whole_episodes_whatever_the_collects_are(kin
         kind, step_per_collect=6, step_per_epoch=18, max_epoch=2
     )  # three vector steps, episodes of four
     first, second = list(trainer)
-    assert (first.train_collect_stat.returns, first.train_collect_stat.lens) == ((-4.0,) * 4, (4,) * 4)
+    assert first.train_collect_stat.returns.tolist() == [-4.0] * 4
+    assert first.train_collect_stat.lens.tolist() == [4] * 4
     assert second.train_collect_stat.n_collected_episodes == 4
     assert trainer.info().train_episode == 8
 

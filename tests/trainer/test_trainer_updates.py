@@ -30,7 +30,7 @@ def test_an_update_is_made_on_the_whole_rollout_which_is_empty_afterwards_and_ep
     stats = next(trainer)
     assert given == [(0, True, 64, 32, 2, 4)] * 2
     assert len(trainer.buffer) == 0
-    assert stats.train_collect_stat.lens == (20,) * 4  # over two rollouts of 16 rows
+    assert stats.train_collect_stat.lens.tolist() == [20] * 4  # over two rollouts of 16 rows
     assert [sum(10 * step for step in range(1, 21))] * 4 <= list(stats.train_collect_stat.returns)
 
 
