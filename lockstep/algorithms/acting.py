@@ -101,6 +101,16 @@ class ActingPolicy:
         logp: np.ndarray = dist.log_prob(self._tensor(actions)).cpu().numpy()
         return logp
 
+    @torch.no_grad()
+    def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """As `act`, and how likely each action was, `[B]`: from one pass through the network, whose weights may change
+        at any time. Not for a policy with memory.
+        """
+        batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
+        dist = self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
+        actions = dist.mode() if noise is None else dist.sample_with_noise(self._tensor(noise))
+        return actions.cpu().numpy(), dist.log_prob(actions).cpu().numpy()
+
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.as_tensor(array)
         like = next(self.module.parameters())

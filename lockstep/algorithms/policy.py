@@ -72,6 +72,11 @@ class Policy(ActingPolicy):
         """Version of the weights."""
         return self.learner_group.learner.weights_seq_no if self.learner_group.is_local else self._version
 
+    @property
+    def learns_meanwhile(self) -> bool:
+        """Is an asynchronous update under way, so that what acts now is not what will be learned from?"""
+        return self.learner_group.num_in_flight > 0
+
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """What others need to act as this policy does; with `copy=False` it may change with the next update."""
         observations, timesteps = self.connectors.obs.get_state(), dict(self.timesteps)

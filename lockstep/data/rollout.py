@@ -100,6 +100,19 @@ class RolloutStore:
         self.terminateds, self.truncateds = grown(self.terminateds), grown(self.truncateds)
         self.valid = grown(self.valid)
         self.valid[old:] = True
+        if self.action_logp is not None:
+            self.action_logp = grown(self.action_logp)
+            self.action_logp[old:] = np.nan
+
+    def record_logp(self) -> None:
+        """Makes the column of log-probabilities, NaN where none is written."""
+        if self.action_logp is None:
+            self.action_logp = np.full((self.num_steps, self.num_envs), np.nan, np.float32)
+
+    def write_logp(self, t: int, logp: np.ndarray) -> None:
+        """`logp` `[B]` of the actions of vector step `t`, as the policy that acted gives them (after `record_logp`)."""
+        if self.action_logp is not None:
+            self.action_logp[t] = logp
 
     def write_obs(self, t: int, obs: Tree) -> None:
         """`obs` `[B, ...]` that vector step `t` begins with."""

@@ -71,10 +71,15 @@ def _note_sampler(learner: Learner, module_id: str, versions: np.ndarray | torch
 
 def _tell_unknown_policy(learner: Learner, module_id: str, versions: np.ndarray, trajectories: Trajectories) -> None:
     """Warn, once in a learner's life, that a loss takes steps of an older policy for those of the present one."""
-    known = trajectories.action_logp is not None or Columns.ACTION_DIST_INPUTS in (trajectories.recorded or {})
+    is_old, logp = versions < learner.weights_seq_no, trajectories.action_logp
+    known = not is_old.any() or Columns.ACTION_DIST_INPUTS in (trajectories.recorded or {})
     if known or Columns.ACTION_LOGP not in learner.required_columns(module_id):
         return
-    old = int((versions < learner.weights_seq_no).sum())
+    if logp is not None:
+        rows = trajectories.rows()
+        unknown = np.isnan(logp.reshape(-1) if rows is None else logp.reshape(-1)[rows])
+        is_old = is_old & unknown if len(unknown) == len(is_old) else unknown
+    old = int(is_old.sum())
     if old and learner.count(f"{module_id}/steps_of_unknown_policy", old) == old and learner.reducer.rank == 0:
         ago = learner.weights_seq_no - int(versions.min())
         warnings.warn(

@@ -88,6 +88,11 @@ class LearnerGroup:
     def last_checkpoint(self, path: str) -> None:
         self._backend.last_checkpoint = path
 
+    @property
+    def num_in_flight(self) -> int:
+        """Asynchronous updates that wait or run."""
+        return self._queue.num_in_flight
+
     # -- updates ---
 
     def update_from_episodes(

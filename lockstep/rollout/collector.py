@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
@@ -64,6 +65,14 @@ class ActingPolicy(Protocol):
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raises `ValueError` where the environment's spaces do not fit."""
+        ...
+
+
+class RecordingPolicy(Protocol):
+    """What a collector needs of a policy that learns while it acts (`learns_meanwhile`)."""
+
+    def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Actions as `act` gives them, and the log-probability of each, `[B]`."""
         ...
 
 
@@ -274,8 +283,26 @@ class Collector:
     def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
         """The policy's `act` and the environments' `step`; of a recurrent policy, with its memory around them."""
         if self.memory is None:
+            store = self.store
+            if isinstance(store, RolloutStore) and getattr(self.policy, "learns_meanwhile", False):
+                return self._recording_act(store), self.env.step
             return self.policy.act, self.env.step
         return self.memory.act, self.memory.watched(self.env.step)
+
+    def _recording_act(self, store: RolloutStore) -> Callable[[Any, Any], np.ndarray]:
+        """Return an `act` that writes into the store how likely each action was, from the next row on.
+
+        Only while weights may change under the collector: otherwise the learner computes it, all at once.
+        """
+        policy, rows = cast(RecordingPolicy, self.policy), itertools.count(store.size)
+        store.record_logp()
+
+        def act(obs: Any, noise: np.ndarray | None) -> np.ndarray:
+            actions, logp = policy.act_with_logp(obs, noise)
+            store.write_logp(next(rows), logp)
+            return actions
+
+        return act
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
         return checked_amount(n_step, n_episode, self.num_envs, depth=4)

@@ -1,6 +1,7 @@
 """What episodes recorded when acting is what the loss compares with; only what is missing is computed."""
 
 import copy
+import threading
 import warnings
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from learner_parts import ALL, MODULE
 
-from lockstep import APPOConfig, IMPALAConfig, PPOConfig
+from lockstep import APPOConfig, IMPALAConfig, PPOConfig, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
 from lockstep.learner.onpolicy import evaluate_trajectories
@@ -155,3 +156,61 @@ def test_a_rollout_that_recorded_action_logp_is_compared_with_it_whole_and_in_pi
     part = list(store.episodes())[:1]
     again = evaluate_trajectories(learner, MODULE, trajectories_from_episodes(part))
     torch.testing.assert_close(again.old_logp, acted.reshape(store.size, -1)[: len(part[0]), 0])
+
+
+class GatedLearner(PPOConfig.learner_class):
+    """Waits, before its gradient steps, until it is let through."""
+
+    def setup_module(self, module_id):
+        super().setup_module(module_id)
+        self.gate = threading.Event()
+
+    def before_gradient_based_update(self, *, timesteps):
+        assert self.gate.wait(20)
+        super().before_gradient_based_update(timesteps=timesteps)
+
+
+def test_a_collector_records_action_logp_while_an_asynchronous_update_is_under_way():
+    trainer = config(learner_class=GatedLearner).env_runners(num_envs_per_env_runner=2).build_trainer()
+    policy, collector = trainer.policy, trainer.train_collector
+    group, store = policy.learner_group, collector.store
+    with group, policy_within_training_step(policy):
+        collector.collect(n_step=32)
+        assert store.action_logp is None  # nobody learns meanwhile: it is computed at once, before the update
+        group.update_from_episodes(store.episodes(), async_update=True)
+        store.clear()
+        collector.collect(n_step=32)
+        trajectories = store.trajectories()
+        expected = policy.action_logp(trajectories.flat_obs(), trajectories.flat_actions())
+        assert 0 < len(set(trajectories.actions.reshape(-1).tolist())) <= 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            group.update_from_episodes(store.episodes(), async_update=True)
+            group.learner.gate.set()
+            assert len(group.drain()) == 2
+        after = evaluate_trajectories(group.learner, MODULE, trajectories)
+        np.testing.assert_allclose(after.old_logp.numpy(), expected, rtol=1e-5, atol=1e-6)
+        assert not np.allclose(after.action_logp.numpy(), expected, rtol=1e-5, atol=1e-6)
+        store.clear()
+        collector.collect(n_step=32)
+        assert store.action_logp is None
+
+
+def test_actions_and_their_log_probabilities_are_those_of_acting():
+    policy = config().build_policy()
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(64, 4)).astype(np.float32)
+    for noise in (None, policy.draw_noise(rng, (64,))):
+        actions, logp = policy.act_with_logp(obs, noise)
+        np.testing.assert_array_equal(actions, policy.act(obs, noise))
+        np.testing.assert_allclose(logp, policy.action_logp(obs, actions), rtol=1e-6)
+
+
+def test_room_for_log_probabilities_grows_with_the_rollout():
+    _, store = rollout()
+    store.record_logp()
+    store.write_logp(0, np.full(2, -0.5))
+    store.ensure_room(3 * store.num_steps)
+    assert store.action_logp.shape == (store.num_steps, 2)
+    assert store.action_logp[0].tolist() == [-0.5, -0.5]
+    assert np.isnan(store.action_logp[1:]).all()
