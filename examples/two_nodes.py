@@ -1,6 +1,6 @@
 """PPO over two machines: a learner and an env runner on each.
 
-pip install 'lockstep-rl[ray]'
+pip install 'ray>=2.40'
 python examples/two_nodes.py                       # both simulated here, as processes
 python examples/two_nodes.py --ray-address auto    # real ones: after `ray start --head` on the first of them and
                                                    # `ray start --address=FIRST:6379` on the second

@@ -49,9 +49,11 @@ from lockstep.modules.model_config import ModelConfig
 from lockstep.replay import ReplayBuffer
 from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
+from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.runner_backend import LocalRunner
 from lockstep.rollout.whole_episodes import WholeEpisodeCollector
+from lockstep.state.extras import install_hint
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams
 
@@ -334,11 +336,13 @@ def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
     """What to raise where `option` needs Ray and it is not installed; raises itself what misses another module."""
     if error.name != "ray":
         raise error
-    return ImportError(f"{option} needs Ray: pip install 'lockstep-rl[ray]', or set it to 0")
+    return ImportError(f"{option} needs Ray: {install_hint('ray')}, or set it to 0")
 
 
 def build_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike:
     """The training collector: of environments in this process, or of env runners."""
+    if config.is_off_policy:
+        check_replay_memory(config, replay_nbytes(config, policy))
     if isinstance(policy, MultiAgentPolicy):
         from lockstep.algorithms.build_agents import build_multi_agent_collector
 
@@ -361,6 +365,29 @@ def build_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike
         exploration_noise=config.explore,
         streams=RandomStreams(config.seed).child("train_collector"),
     )
+
+
+def replay_nbytes(config: AlgorithmConfig, policy: AnyPolicy) -> int:
+    """Return the bytes of the columns of the replay buffer, of several agents those of all modules."""
+    observations, actions = policy.observation_space, policy.action_space
+    pairs: list[tuple[Any, Any]] = [(observations, actions)]
+    if isinstance(policy, MultiAgentPolicy):
+        pairs = [(space, actions[module_id]) for module_id, space in observations.items()]
+    if config.frame_stack > 1:
+        pairs = [(FrameStack(config.frame_stack, space).observation_space, action) for space, action in pairs]
+    section = config.sections["replay"]
+    return sum(section.capacity * row_nbytes(*pair, section.ignore_obs_next) for pair in pairs)
+
+
+def check_replay_memory(config: AlgorithmConfig, needed: int) -> None:
+    """Raises `ValueError`, with both numbers, for a replay buffer that this machine's memory cannot hold."""
+    section, there = config.sections["replay"], machine_memory()
+    if section.storage == "memory" and needed > there:
+        raise ValueError(
+            f"replay.capacity={section.capacity} needs {needed / 2**30:,.1f} GiB and this machine has "
+            f"{there / 2**30:,.1f} GiB of memory; lower it, store each observation once "
+            "(replay.ignore_obs_next=True), or use files (replay.storage='memmap')"
+        )
 
 
 def build_replay_buffer(

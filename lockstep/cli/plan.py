@@ -97,13 +97,14 @@ def _varies(trainer: OnpolicyTrainer | OffpolicyTrainer) -> bool:
 
 def _replay_facts(trainer: OffpolicyTrainer, left: int) -> dict[str, str]:
     about = "about " if _varies(trainer) else ""
+    files = "in files of " if trainer.policy.config.storage == "memmap" else ""
     return {
         "updates": f"{trainer.update_per_step:g} gradient steps for each of {left:,} environment steps, after "
         f"{trainer.learning_starts:,} random ones" + _beyond(trainer),
         "gradient steps": f"{about}{trainer.gradient_steps_left:,} on "
         f"{f'{trainer.batch_size:,}' if trainer.batch_size else 'all'} transitions each",
         "replay buffer": f"{trainer.buffer.maxsize:,} transitions, {len(trainer.buffer):,} in it"
-        + (f", {size_text(replay_bytes(trainer))}" if isinstance(trainer.buffer, ReplayBuffer) else ""),
+        + (f", {files}{size_text(replay_bytes(trainer))}" if isinstance(trainer.buffer, ReplayBuffer) else ""),
     }
 
 

@@ -13,6 +13,7 @@ from lockstep.data.batch_layout import is_per_sequence, num_sequences_of
 from lockstep.data.columns import Columns
 from lockstep.data.leaf_codec import plain_array, plain_dtype, restored_leaf
 from lockstep.data.trees import map_tree, named_leaves
+from lockstep.state.extras import install_hint
 
 DEFAULT_COLUMNS = frozenset({Columns.OBS, Columns.NEXT_OBS})
 
@@ -59,7 +60,7 @@ def _lz4() -> Any:
     try:
         import lz4.block  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise ImportError("compressed columns need lz4: pip install 'lockstep-rl[compression]'") from None
+        raise ImportError(f"compressed columns need lz4: {install_hint('compression')}") from None
     return lz4.block
 
 

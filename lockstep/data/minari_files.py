@@ -24,6 +24,7 @@ from lockstep.data.minari_hdf5 import hdf5_of
 from lockstep.data.minari_infos import packed_infos, unpacked_infos
 from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.data.trees import zip_trees
+from lockstep.state.extras import install_hint
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 
 _NOTE = "lockstep"
@@ -48,7 +49,7 @@ def _minari() -> Any:
     try:
         modules = [import_module(name) for name in _MODULES]
     except ImportError as error:
-        raise ImportError(f"Minari datasets need pip install 'lockstep-rl[offline]' ({error})") from None
+        raise ImportError(f"Minari datasets need more packages: {install_hint('offline')} ({error})") from None
     return modules[2]
 
 

@@ -25,6 +25,7 @@ from lockstep.data.leaf_codec import (
     objects_to_text,
     plain_dtype,
 )
+from lockstep.state.extras import install_hint
 from lockstep.state.replace import replacing_file
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise ImportError("Parquet files need pyarrow: pip install 'lockstep-rl[offline]'") from None
+        raise ImportError(f"Parquet files need pyarrow: {install_hint('offline')}") from None
     return pyarrow
 
 

@@ -15,6 +15,7 @@ import torch
 
 from lockstep.data.leaf_codec import object_rows
 from lockstep.data.trees import is_numeric, to_torch_leaf
+from lockstep.state.extras import install_hint
 
 if TYPE_CHECKING:
     from lockstep.data.sample_batch import SampleBatch
@@ -27,7 +28,7 @@ def _tensordict() -> Any:
     try:
         import tensordict
     except ImportError:
-        raise ImportError("tensordicts need the package: pip install 'lockstep-rl[tensordict]'") from None
+        raise ImportError(f"tensordicts need the package: {install_hint('tensordict')}") from None
     return tensordict
 
 

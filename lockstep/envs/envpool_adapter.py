@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.envs.adapters import VectorEnvBoundary
+from lockstep.state.extras import install_hint
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -74,7 +75,7 @@ def make_envpool(env_id: Any, num_envs: int, config: Mapping[str, Any]) -> EnvPo
     try:
         import envpool
     except ImportError as error:
-        raise ValueError("mode='envpool' needs EnvPool: pip install 'lockstep-rl[envpool]'.") from error
+        raise ValueError(f"mode='envpool' needs EnvPool: {install_hint('envpool')}") from error
     if not isinstance(env_id, str):
         raise TypeError(f"mode='envpool' needs an environment id, got {env_id!r}.")
     known = envpool.list_all_envs()

@@ -182,6 +182,7 @@ class FrameworkSection(Section):
     compile: bool = False
     """compile the whole gradient step (about 10-20 s once, then under 2 s from the compiler's cache)"""
     device: str = "cpu"
+    """cpu, cuda, cuda:1, mps, ... as torch names it"""
     dtype: Literal["float32", "float64"] = "float32"
     mixed_precision: bool = False
     """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
@@ -191,6 +192,12 @@ class FrameworkSection(Section):
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""
         choice("dtype", self.dtype, ("float32", "float64"))
+        kind, colon, number = self.device.lower().partition(":")
+        if kind == "gpu":
+            raise ValueError(
+                f"framework.device={self.device!r} is not allowed; did you mean 'cuda{colon}{number}'? It is torch's "
+                "name for a GPU; others are 'mps' and 'cpu'"
+            )
         if self.mixed_precision and self.dtype != "float32":
             raise ValueError(
                 f"framework.mixed_precision=True needs framework.dtype='float32', not {self.dtype!r}; switch one off"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -40,10 +41,22 @@ def check_outputs(learner: Learner, module: RLModule, outputs: Any, names: Colle
 
 
 def check_read(learner: Learner, fwd_out: Mapping[str, Any], batch: Mapping[str, TensorColumns], name: Any) -> None:
-    """As `check_outputs`, after a loss looked for `name` in vain: for the module that did not return it."""
+    """As `check_outputs`, after a loss looked for `name` in vain: for the module that did not return it.
+
+    Raises `KeyError` with the names that there are where no network returns such an output.
+    """
     for module_id, outputs in fwd_out.items():
-        if name in OUTPUTS and not isinstance(outputs, Tensor) and name not in batch[module_id]:
+        if isinstance(outputs, Tensor) or not isinstance(name, str):
+            continue
+        if name in OUTPUTS and name not in batch[module_id]:
             check_outputs(learner, learner.module[module_id], outputs, [name])
+        if name not in outputs or name not in batch[module_id]:
+            near = get_close_matches(name, [*outputs, *batch[module_id]], n=1)
+            raise KeyError(
+                f"the loss of {type(learner).__name__} looks for {name!r} in vain (module {module_id!r}): the outputs "
+                f"fwd_out are {', '.join(map(str, outputs))}; the columns of the batch are "
+                f"{', '.join(map(str, batch[module_id]))}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
 
 
 def _part(module: Any, name: str) -> Any:

@@ -29,7 +29,7 @@ class Recipe:
     worst: float | None = None
     """and what every seed reaches; None: not promised"""
     requires: str | None = None
-    """the extra that the environment or its data need (`pip install lockstep-rl[box2d]`)"""
+    """the extra that the environment or its data need (`install_hint` says how to install it)"""
 
 
 RL_ZOO = "RL Baselines3 Zoo, benchmark.md (one run, deterministic policy)"

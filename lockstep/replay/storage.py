@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 import weakref
@@ -187,6 +188,19 @@ def shapes_of_rows(name: str, tree: Tree) -> Tree:
         return Shape(found.shape[1:], found.dtype)
 
     return map_tree(shape, tree)
+
+
+def row_nbytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any], ignore_obs_next: bool) -> int:
+    """Return the bytes of a transition's columns."""
+    obs, action = (
+        sum(shape.nbytes for shape in leaves(shapes_of_space(space))) for space in (observation_space, action_space)
+    )
+    return obs * (1 if ignore_obs_next else 2) + action + np.dtype(np.float32).itemsize
+
+
+def machine_memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def shapes_of_space(space: spaces.Space[Any]) -> Tree:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.state.extras import install_hint
 from lockstep.tracking.logger import RestoredData
 from lockstep.tracking.numbered import NumberedLogger
 from lockstep.tracking.records import flatten
@@ -66,7 +67,7 @@ class MLflowLogger(NumberedLogger):
             try:
                 from mlflow.tracking import MlflowClient
             except ImportError as error:
-                raise ImportError("MLflowLogger needs mlflow: pip install 'lockstep-rl[mlflow]'") from error
+                raise ImportError(f"MLflowLogger needs mlflow: {install_hint('mlflow')}") from error
             self._connected = MlflowClient(tracking_uri=self.tracking_uri)
         return self._connected
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.state.extras import install_hint
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder
 from lockstep.tracking.stats import iqm_bootstrap
@@ -119,7 +120,7 @@ def _new_figure(num_panels: int) -> tuple[Any, list[Any]]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'lockstep-rl[plot]'") from error
+        raise ImportError(f"plots need matplotlib: {install_hint('plot')}") from error
     columns = min(num_panels, 3)
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(6.4 * columns, 4.2 * rows), layout="constrained")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.state.extras import install_hint
 from lockstep.tracking.logger import BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 
 _EVENTS = "events.out.tfevents.*"
 _COUNTERS = "save/counters"
-_MISSING = "TensorboardLogger needs tensorboard: pip install 'lockstep-rl[tensorboard]'"
 
 
 class TensorboardLogger(BaseLogger):
@@ -106,7 +106,7 @@ class TensorboardLogger(BaseLogger):
         try:
             from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         except ImportError as error:
-            raise ImportError(_MISSING) from error
+            raise ImportError(f"TensorboardLogger needs tensorboard: {install_hint('tensorboard')}") from error
         accumulator = EventAccumulator(os.fspath(path), size_guidance={"scalars": 0})
         accumulator.Reload()
         return accumulator
@@ -148,7 +148,7 @@ class TensorboardLogger(BaseLogger):
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
-                raise ImportError(_MISSING) from error
+                raise ImportError(f"TensorboardLogger needs tensorboard: {install_hint('tensorboard')}") from error
             self._writer = SummaryWriter(str(self.log_dir))
         return self._writer
 
@@ -158,7 +158,7 @@ def _events(file: Path) -> Iterator[tuple[Any, int]]:
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
-        raise ImportError(_MISSING) from error
+        raise ImportError(f"TensorboardLogger needs tensorboard: {install_hint('tensorboard')}") from error
     content, start = file.read_bytes(), 0
     while start + 8 <= len(content):
         end = start + 16 + struct.unpack_from("<Q", content, start)[0]

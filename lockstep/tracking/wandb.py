@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.state.extras import install_hint
 from lockstep.tracking.numbered import NumberedLogger, new_run_id
 
 _AXES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch", "save": "env_step"}
@@ -65,7 +66,7 @@ class WandbLogger(NumberedLogger):
         try:
             import wandb
         except ImportError as error:
-            raise ImportError("WandbLogger needs wandb: pip install 'lockstep-rl[wandb]'") from error
+            raise ImportError(f"WandbLogger needs wandb: {install_hint('wandb')}") from error
         self.dir.mkdir(parents=True, exist_ok=True)
         mode: Any = self.mode or os.environ.get("WANDB_MODE")
         while any(self.dir.glob(f"wandb/*run-{time.strftime('%Y%m%d_%H%M%S')}-{self.run_id}")):

@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.algorithms.build import make_envs
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
+from lockstep.state.extras import install_hint
 from lockstep.state.streams import RandomStreams
 from lockstep.state.values import check_wholes
 from lockstep.tracking.statistics import CollectStats
@@ -160,4 +161,4 @@ def _open_writer(path: Path, fps: float) -> Any:
             return imageio.get_writer(path, mode="I", duration=1000.0 / min(fps, GIF_MAX_FPS), loop=0)
         return imageio.get_writer(path, mode="I", fps=fps, macro_block_size=2)
     except ImportError as error:
-        raise ImportError(f"videos need more packages: pip install 'lockstep-rl[video]' ({error})") from error
+        raise ImportError(f"videos need more packages: {install_hint('video')} ({error})") from error

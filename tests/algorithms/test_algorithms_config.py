@@ -218,6 +218,8 @@ def test_update_from_dict_refuses_other_algorithms_and_unknown_names():
         ("training", {"minibatch_size": 16}, "minibatch_size=16 is larger than training.train_batch_size=8"),
         ("training", {"train_batch_size": 1, "minibatch_size": 1}, "train_batch_size=1 is smaller than .*=2"),
         ("framework", {"device": "warp_drive"}, "framework.device='warp_drive' is not there"),
+        ("framework", {"device": "gpu"}, "framework.device='gpu' is not allowed; did you mean 'cuda'?"),
+        ("framework", {"device": "GPU:1"}, "framework.device='GPU:1' is not allowed; did you mean 'cuda:1'?"),
         ("framework", {"dtype": "float16"}, "dtype='float16' is not allowed; choose one of 'float32', 'float64'"),
         ("framework", {"num_threads": 0}, "num_threads=0"),
         ("learners", {"num_learners": -1}, "num_learners=-1 is not allowed; it must be at least 0"),

@@ -19,6 +19,7 @@ from lockstep.algorithms import (
     IQLConfig,
     MARWILConfig,
     PPOConfig,
+    PPOLearner,
     QRDQNConfig,
     SACConfig,
     TD3BCConfig,
@@ -229,3 +230,25 @@ def test_a_network_that_returns_views_of_one_head_is_trained(cls):
     results = learner.update_from_episodes([episode()])
     assert np.isfinite(results["default_policy"]["total_loss"])
     assert (learner.module["default_policy"].layer.weight != before).all()
+
+
+class Misspelled(PPOLearner):
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        return self.masked_mean(fwd_out["vf_pred"], batch)
+
+
+class Misread(PPOLearner):
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        return self.masked_mean(batch["vf_preds"], batch)
+
+
+@pytest.mark.parametrize("learner_class, name", [(Misspelled, "vf_pred"), (Misread, "vf_preds")])
+def test_a_loss_that_reads_a_name_that_is_not_there_is_told_those_that_are(learner_class, name):
+    config = PPOConfig().environment("CartPole-v1").training(learner_class=learner_class, train_batch_size=64)
+    with pytest.raises(KeyError) as caught:
+        config.build_trainer().run()
+    text = str(caught.value)
+    assert f"the loss of {learner_class.__name__} looks for {name!r} in vain (module 'default_policy')" in text
+    assert "the outputs fwd_out are action_dist_inputs, vf_preds;" in text
+    assert "the columns of the batch are obs, actions, action_logp, advantages, value_targets" in text
+    assert "did you mean 'vf_preds'?" in text

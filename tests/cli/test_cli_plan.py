@@ -1,5 +1,6 @@
 """The plan of `lockstep train` announces the gradient steps that the run then makes."""
 
+import os
 import re
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from agent_games import CountingGame, game_config
 
 from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch
-from lockstep.cli.plan import plan_of
+from lockstep.cli.plan import plan_of, size_text
+from lockstep.trainer.run import prepare_run
 
 
 def ppo(num_learners=0, **training):
@@ -98,10 +100,40 @@ def test_a_run_that_goes_on_announces_what_is_left():
     assert text.startswith(f"{trainer.gradient_step - before} on 8 transitions")
 
 
+@pytest.mark.filterwarnings("ignore:.*rows are left out")
 def test_an_update_that_may_end_early_announces_a_bound():
     announced, made, text = announced_and_made(ppo(target_kl=1e-9))
     assert text.startswith("at most 12:")
     assert made < announced
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        off_policy(),
+        off_policy(ignore_obs_next=True),
+        off_policy().environment("CartPole-v1", frame_stack=3),
+        off_policy(SACConfig, "Pendulum-v1", num_envs=1),
+        off_policy(storage="memmap"),
+    ],
+)
+def test_the_announced_memory_of_the_replay_buffer_is_taken(config):
+    trainer = config.build_trainer()
+    plan = plan_of(trainer, config, ["test"])["replay buffer"]
+    assert trainer.buffer.nbytes() == 0, "said before it is taken"
+    trainer.run()
+    kind = "in files of " if config.storage == "memmap" else ""
+    assert plan == f"1,000 transitions, 0 in it, {kind}{size_text(trainer.buffer.nbytes())}"
+
+
+def test_a_replay_buffer_larger_than_the_memory_is_refused_with_both_numbers(tmp_path):
+    config = off_policy(capacity=10**12)
+    with pytest.raises(ValueError) as caught:
+        prepare_run(config, tmp_path / "runs")
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    assert f"replay.capacity={10**12} needs {10**12 * (2 * 16 + 8 + 4) / 2**30:,.1f} GiB" in str(caught.value)
+    assert f"this machine has {there:,.1f} GiB" in str(caught.value)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])

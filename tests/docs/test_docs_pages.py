@@ -153,8 +153,8 @@ def test_every_extra_that_is_named_exists():
     named = {
         name
         for page in PAGES
-        for names in re.findall(r"lockstep-rl\[([\w,]+)\]", page.read_text())
-        for name in names.split(",")
+        for names in re.findall(r"\bextra `(\w+)`|'\.\[([\w,]+)\]'", page.read_text())
+        for name in ",".join(filter(None, names)).split(",")
     }
     assert named
     assert named <= set(extras)

@@ -9,7 +9,7 @@ import pytest
 from lockstep.data import MultiAgentEnvError
 from lockstep.envs import record_aec_episode, record_parallel_episode
 
-pytest.importorskip("pettingzoo", reason="pip install 'lockstep-rl[multiagent]'")
+pytest.importorskip("pettingzoo", reason="pip install 'pettingzoo>=1.25'")
 warnings.simplefilter("ignore", DeprecationWarning)
 
 

@@ -296,14 +296,14 @@ def test_mlflow_beside_jsonl_has_the_same_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make, name", [(WandbLogger, "wandb"), (MLflowLogger, "mlflow"), (TensorboardLogger, "tensorboard")]
 )
-def test_each_is_imported_at_the_first_record_and_its_absence_names_the_extra(
+def test_each_is_imported_at_the_first_record_and_its_absence_says_what_to_install(
     make: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (name, "mlflow.tracking", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     logger = make("poles")
     logger.set_state(logger.get_state())
-    with pytest.raises(ImportError, match=rf"{make.__name__} needs {name}: pip install 'lockstep-rl\[{name}\]'"):
+    with pytest.raises(ImportError, match=rf"{make.__name__} needs {name}: pip install '{name}>="):
         logger.log_test_data({"x": 1.0}, 0)
 
 

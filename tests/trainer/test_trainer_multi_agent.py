@@ -321,7 +321,7 @@ def test_trainers_and_collectors_of_one_agent_refuse_a_policy_of_several_with_wh
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 def test_masked_actions_of_a_turn_based_pettingzoo_game_are_never_taken(recurrent):
-    tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3", reason="pip install 'lockstep-rl[multiagent]'")
+    tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3", reason="pip install 'pettingzoo>=1.25'")
     config = game_config(tictactoe.env, algorithm=A2CConfig)
     config.multi_agent(policies=["first", "others"], policy_mapping_fn=by_number)
     config.rl_module(model_config={"hiddens": (8,), "recurrent": recurrent, "recurrent_size": 4})
