@@ -8,6 +8,7 @@ import pytest
 from agent_games import CountingGame, TurnGame, game_config
 
 from lockstep import MultiAgentCollector, PPOConfig
+from lockstep.algorithms.acting import ActingPolicy
 from lockstep.data.episode_store import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.rollout import CollectorLike, MalformedBufferError
@@ -133,21 +134,18 @@ def test_the_first_episodes_to_start_count_however_long_they_last(policy, num_en
         assert stats.n_collected_episodes == n_episode
 
 
-def test_each_module_is_asked_once_in_a_vector_step_for_all_of_its_agents(policy):
+def test_each_module_is_asked_once_in_a_vector_step_for_all_of_its_agents(policy, monkeypatch):
     collector = collector_of(num_envs=3, policy=policy)
     for env in collector.env.envs:
         env.shortest = env.longest = 4
-    asked = []
-    acting = {module_id: one.act for module_id, one in policy.acting.items()}
-    try:
-        for module_id, one in policy.acting.items():
-            one.act = lambda obs, noise, module_id=module_id: (
-                asked.append((module_id, len(obs))) or acting[module_id](obs, noise)
-            )
-        collector.collect(n_step=12)
-    finally:
-        for module_id, one in policy.acting.items():
-            one.act = acting[module_id]
+    asked, act = [], ActingPolicy.act.fget
+    names = {id(one): module_id for module_id, one in policy.acting.items()}
+
+    def noted(one):
+        return lambda obs, noise: asked.append((names[id(one)], len(obs))) or act(one)(obs, noise)
+
+    monkeypatch.setattr(ActingPolicy, "act", property(noted))
+    collector.collect(n_step=12)
     assert asked == [("first", 3), ("others", 3), ("first", 3), ("others", 6), *[("first", 3), ("others", 3)] * 2]
 
 
