@@ -158,6 +158,7 @@ class APPOConfig(AlgorithmConfig):
 
     algorithm = "appo"
     learner_class = APPOLearner
+    first_values = ("kl_coeff",)
     training_class = APPOTraining
     is_asynchronous = True
 

@@ -87,6 +87,7 @@ class C51Config(AlgorithmConfig):
 
     algorithm = "c51"
     learner_class = C51Learner
+    first_values = ("num_atoms", "v_min", "v_max")
     training_class = C51Training
     is_off_policy = True
 

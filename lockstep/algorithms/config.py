@@ -73,6 +73,8 @@ class AlgorithmConfig:
     """does its default network act in [-1, 1]? Then actions are rescaled to the bounds of a Box"""
     can_prioritize: ClassVar[bool] = True
     """does its loss leave errors of rows for the priorities?"""
+    first_values: ClassVar[tuple[str, ...]] = ()
+    """training options that shape networks or begin a state which checkpoints hold: a run keeps them"""
     is_asynchronous: ClassVar[bool] = False
     """does it learn from what older policies did? Then env runners in other processes collect while it learns"""
     trainer_factory: ClassVar[Callable[..., Any] | None] = None

@@ -183,6 +183,7 @@ class CQLConfig(AlgorithmConfig):
 
     algorithm = "cql"
     learner_class = CQLLearner
+    first_values = ("alpha", "initial_alpha")
     training_class = CQLTraining
     is_offline = True
     squashes_actions = True

@@ -187,6 +187,7 @@ class PPOConfig(AlgorithmConfig):
 
     algorithm = "ppo"
     learner_class = PPOLearner
+    first_values = ("kl_coeff",)
     training_class = PPOTraining
 
 

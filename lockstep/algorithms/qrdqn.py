@@ -77,6 +77,7 @@ class QRDQNConfig(AlgorithmConfig):
 
     algorithm = "qrdqn"
     learner_class = QRDQNLearner
+    first_values = ("num_quantiles",)
     training_class = QRDQNTraining
     is_off_policy = True
 

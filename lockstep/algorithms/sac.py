@@ -101,6 +101,7 @@ class SACConfig(AlgorithmConfig):
 
     algorithm = "sac"
     learner_class = SACLearner
+    first_values = ("alpha", "initial_alpha")
     training_class = SACTraining
     is_off_policy = True
     squashes_actions = True

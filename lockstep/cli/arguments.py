@@ -98,7 +98,9 @@ class Resume:
     run: Positional[Annotated[Path, arg(metavar="RUN")]]
     """The run's folder."""
     total_steps: MaybeCount = None
-    """A new length of the whole run."""
+    """A new length of the whole run, the steps that it has included."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Another value from here on: section.option=value, e.g. training.lr=1e-4. May be repeated."""
 
 
 @dataclass

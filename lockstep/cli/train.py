@@ -11,12 +11,12 @@ from lockstep.cli.arguments import Resume, Train
 from lockstep.cli.interrupt import Interruption
 from lockstep.cli.plan import plan_of
 from lockstep.cli.report import make_console, say, say_facts, show_result, show_seeds
-from lockstep.cli.settings import settings_of
+from lockstep.cli.settings import parse_setting, settings_of
 from lockstep.envs.check import check_environment
 from lockstep.tracking import RunFolder
 from lockstep.trainer.build import Trainer
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
+from lockstep.trainer.run import prepare_resume, prepare_run, run_in_folder
 
 CHECK_STEPS, CHECK_SECONDS = 200, 1.0
 TRAINABLE = ("observation_outside", "seed_ignored", "limit_ignored")
@@ -49,22 +49,20 @@ def resume_command(command: Resume) -> int:
     """Goes on with a run; returns the exit code."""
     display = ProgressDisplay(make_console(), title=f"resumed {shown_path(command.run)}")
     with Interruption(display) as interruption:
+        settings = dict(parse_setting(text) for text in command.set)
         try:
-            trainer, folder = load_trainer(
-                command.run, total_steps=command.total_steps, callbacks=[display, interruption]
-            )
+            resumption = prepare_resume(command.run, total_steps=command.total_steps, settings=settings)
+            if resumption.is_finished:
+                made = f"{shown_path(command.run)} has made all its {resumption.step:,} steps"
+                raise CommandFailedError(f"{made}; give more with --total-steps")
+            trainer, folder = resumption.build([display, interruption]), resumption.folder
         except KeyError as error:
             raise ValueError(
                 f"the checkpoint of {shown_path(command.run)} lacks {error}: another version of lockstep wrote it "
                 "(config.json says which)"
             ) from error
-        if trainer.epoch >= trainer.max_epoch:
-            raise CommandFailedError(
-                f"{shown_path(folder.path)} has made all its {trainer.position:,} steps; give more with --total-steps"
-            )
         say(f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}, goes on at step {trainer.position:,}")
-        config = trainer.policy.config
-        return _run(trainer, folder, config, ["the run's config.json"], interruption, command.total_steps)
+        return _run(trainer, folder, resumption.config, resumption.sources, interruption)
 
 
 def run(config: AlgorithmConfig, sources: Sequence[str], *, root: Path) -> tuple[int, Path]:
@@ -81,13 +79,10 @@ def _run(
     config: AlgorithmConfig,
     sources: Sequence[str],
     interruption: Interruption,
-    total_steps: int | None = None,
 ) -> int:
     say_facts({**plan_of(trainer, config, sources), "folder": shown_path(folder.path)})
     say()
     again = f"lockstep resume {shown_path(folder.path)}"
-    if total_steps is not None:
-        again += f" --total-steps {total_steps}"
     try:
         with failing_run(folder.path):
             run_in_folder(trainer, folder)

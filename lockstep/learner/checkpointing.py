@@ -13,6 +13,7 @@ import torch
 from lockstep.connectors import ModuleConnectors
 from lockstep.learner.argument_checks import checked_names
 from lockstep.learner.config import FrameworkSection, TrainingSection
+from lockstep.learner.optimizers import tell_configured
 from lockstep.learner.recipe import built_section, imported_class, recipe_of
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import MultiRLModule, RLModule
@@ -76,8 +77,10 @@ def _apply(learner: Learner, state: Mapping[str, Any]) -> None:
     for key, saved in state.get("coefficients", {}).items():
         module_id, name = key.rsplit("/", 1)
         schedule, value = learner.coefficients[module_id, name]
-        schedule.set_state(saved["schedule"])
-        value.fill_(saved["value"])
+        saved_value = schedule.follow(saved["schedule"])
+        value.fill_(saved["value"] if saved_value is None else schedule.value)
+        if saved_value is not None:
+            tell_configured(f"{name} of {module_id}", schedule.value, saved_value)
     for name, saved in state.get("registered", {}).items():
         _restore_registered(learner, name, saved)
     if "weights_seq_no" in state:

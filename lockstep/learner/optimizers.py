@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.learner.config import NanPolicy
 from lockstep.learner.flat import FlatParameters
-from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 from lockstep.state.values import is_number
 
 ALL_MODULES = "__all_modules__"
@@ -45,8 +46,8 @@ class RegisteredOptimizer:
     """a gradient that was not finite, since the last report: on the CPU the first, else zeros before it and the last"""
     has_loss: bool = True
     """took part in the loss of the present gradient step"""
-    told_of_zero_rate: bool = False
-    """was there a warning that its learning rate is 0?"""
+    updates_at_zero_rate: int = 0
+    """updates that trained nothing, since its learning rate was 0 and does not rise again"""
     key: str = field(init=False)
     """`module_id.name`, as in checkpoints"""
     on_host: bool = field(init=False)
@@ -410,11 +411,19 @@ class OptimizerSet:
         for entry in self:
             given = state[entry.key]
             current = entry.optimizer.state_dict()["param_groups"]
-            groups = [{**now, **saved} for now, saved in zip(current, given["param_groups"])]
+            own = ("eps",) if entry.steps_flat else ()  # of the optimizer that the configuration makes
+            groups = [
+                {**now, **saved, **{name: now[name] for name in own if name in now}}
+                for now, saved in zip(current, given["param_groups"])
+            ]
             tensors = {int(i): {k: _copied(v) for k, v in item.items()} for i, item in given["state"].items()}
             entry.optimizer.load_state_dict({"state": tensors, "param_groups": groups})
-            if entry.schedule is not None and given["schedule"]:
-                entry.schedule.set_state(given["schedule"])
+            if entry.schedule is None or not given["schedule"]:
+                continue
+            saved_lr = entry.schedule.follow(given["schedule"])
+            if saved_lr is not None:
+                entry.set_lr(entry.schedule.value)
+                tell_configured(f"the learning rate of {entry.key}", entry.schedule.value, saved_lr)
 
 
 def fused_adam(epsilon: float) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
@@ -424,6 +433,15 @@ def fused_adam(epsilon: float) -> Callable[[nn.Parameter], torch.optim.Optimizer
         return torch.optim.Adam([flat], lr=1e-3, eps=epsilon, fused=True)
 
     return make
+
+
+def tell_configured(what: str, configured: float, saved: float) -> None:
+    """Warn that a configured value is in force, and not the one that a checkpoint was made with."""
+    warnings.warn(
+        f"{what} is {configured:g}, as configured; the checkpoint was made with {saved:g}",
+        ConfiguredValueWarning,
+        stacklevel=2,
+    )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:

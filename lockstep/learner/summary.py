@@ -111,13 +111,16 @@ def tell_rows_left_out(
 
 
 def _tell_zero_rate(learner: Learner, entry: RegisteredOptimizer, trained: Mapping[str, int]) -> None:
-    """Warns once of an optimizer that trains nothing since its learning rate is 0 (and does not rise again)."""
-    if any(group["lr"] for group in entry.optimizer.param_groups) or entry.told_of_zero_rate:
+    """Warns once of an optimizer that trains nothing since its learning rate is 0 (and does not rise again).
+
+    At the second such update: a schedule that ends with the run leaves its last one with a rate of 0.
+    """
+    if any(group["lr"] for group in entry.optimizer.param_groups):
         return
     if (entry.module_id not in (*trained, ALL_MODULES)) or (entry.schedule is not None and entry.schedule.rises_later):
         return
-    entry.told_of_zero_rate = True
-    if learner.reducer.rank == 0:
+    entry.updates_at_zero_rate += 1
+    if entry.updates_at_zero_rate == 2 and learner.reducer.rank == 0:
         warnings.warn(
             f"the learning rate of optimizer {entry.key!r} is 0: updates train nothing with it. Where a schedule has "
             "ended, give it a later last point; to train no further, stop updating",

@@ -7,13 +7,14 @@ from lockstep.state.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
-from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 from lockstep.state.sealed import SealedArrays
 from lockstep.state.streams import RandomStreams
 from lockstep.state.tree import StateTree
 
 __all__ = [
     "CheckpointError",
+    "ConfiguredValueWarning",
     "RandomStreams",
     "Schedule",
     "ScheduleLike",

@@ -17,6 +17,12 @@ MOST_ABOVE_START = 10.0
 """a function may not exceed its value at step 0 by more than this factor; see `Schedule`"""
 MOST_FROM_ZERO = 1.0
 """the same for a function that begins with 0 (a warm-up)"""
+
+
+class ConfiguredValueWarning(RuntimeWarning):
+    """A checkpoint was made with another value of an option; the configured one is in force."""
+
+
 _ALLOWED = "a number, a list of points [[0, v0], [t1, v1], ...], or a function of the step"
 
 
@@ -113,6 +119,15 @@ class Schedule:
             raise ValueError(f"{self.name}: 'timestep' (from 0) and 'value' must be numbers; got {dict(state)!r}")
         self._timestep = int(state["timestep"])
         self._value = float(state["value"])
+
+    def follow(self, state: Mapping[str, Any]) -> float | None:
+        """Move to a saved position, with the value that this schedule has there.
+
+        Returns the saved value where it is another: the schedule was changed since. Raises as `set_state`.
+        """
+        self.set_state(state)
+        saved, self._value = self._value, self._at(self._timestep)
+        return None if saved == self._value else saved
 
     def _at(self, t: int) -> float:
         if self._times:

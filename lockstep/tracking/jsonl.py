@@ -44,6 +44,7 @@ class JsonlLogger(BaseLogger):
         self._wall_before = 0.0
         self._started = time.monotonic()
         self._kept_save: tuple[int, ...] | None = None
+        self._restored_to: int | None = None
         self._open()
 
     @property
@@ -98,6 +99,12 @@ class JsonlLogger(BaseLogger):
         """Where the last save on record lies."""
         saves = [record["data"] for record in read_metrics(self.path) if _is_save(record)]
         return saves[-1]["path"] if saves else None
+
+    def drop_save(self) -> None:
+        """Cut off the record of the checkpoint that `set_state` went back to."""
+        if self._restored_to is not None:
+            self.truncate_to(self._restored_to)
+            self._kept_save = None
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
         """Every value in a `metrics.jsonl`: scoped name -> `{"step": [...], "value": [...]}`."""
@@ -165,6 +172,7 @@ class JsonlLogger(BaseLogger):
             self._wall_before = max(self._wall_before, float(record["wall_s"]))
             self._kept_save = tuple(record["data"][name] for name in ("epoch", "env_step", "gradient_step"))
         self.truncate_to(offset + len(note))
+        self._restored_to = offset
 
     def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
         kept, self._kept_save = self._kept_save, None

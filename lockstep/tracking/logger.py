@@ -105,6 +105,11 @@ class BaseLogger(ABC):
         path = save_checkpoint_fn(epoch, env_step, gradient_step) if save_checkpoint_fn is not None else None
         self._record_save(epoch, env_step, gradient_step, path)
 
+    def drop_save(self) -> None:  # noqa: B027 (a logger that cannot does nothing)
+        """Take back the record of the checkpoint that `set_state` went back to, if the logger can: the run goes on from
+        where it was ended early.
+        """
+
     def restore_data(self) -> tuple[int, int, int]:
         """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
         return 0, 0, 0
@@ -247,6 +252,11 @@ class MultiLogger(BaseLogger):
         """Hand it to each logger."""
         for logger in self.loggers:
             logger.remark(step_type, step, data)
+
+    def drop_save(self) -> None:
+        """Take it back in each logger."""
+        for logger in self.loggers:
+            logger.drop_save()
 
     def restore_data(self) -> tuple[int, int, int]:
         """The counters of the first logger that has any."""

@@ -187,6 +187,27 @@ class RunFolder:
         """
         prune_checkpoints(self.checkpoints, keep)
 
+    def record_changes(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
+        """Write another config into config.json, and what has changed into its `history` (once).
+
+        Raises:
+            RunFolderError: it cannot be written; it stays as it was.
+        """
+        history = list(self.info.get("history", ()))
+        if not self.has_recorded(entry):
+            history.append(dict(entry))
+        info = {**self.info, "config": dict(config), "history": history}
+        try:
+            write_json(self.path / "config.json", info)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self.path / 'config.json'}: {error.strerror or error}") from error
+        self.info, self.config = info, dict(config)
+
+    def has_recorded(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the last entry of the history is this one, whenever it was made."""
+        last = (self.info.get("history") or [{}])[-1]
+        return all(last.get(name) == entry[name] for name in ("step", "changes"))
+
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write summary.json at once: what is given, with seed, versions and git revision beside it.
 

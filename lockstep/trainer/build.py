@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -13,6 +15,7 @@ from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.learner.option_types import check_schedules
+from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
     BaseLogger,
     JsonlLogger,
@@ -56,6 +59,7 @@ def build_trainer(
             f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "
             "config.build_policy() with lockstep.OfflineTrainer(policy, buffer=...)"
         )
+    tell_zero_rate(config)
     set_num_threads(config)
     policy = config.build_policy()
     try:
@@ -143,15 +147,38 @@ def num_epochs(config: AlgorithmConfig) -> int:
     return -(-config.total_steps // epoch_length(config, steps_per_update(config)))
 
 
-def stretch_schedules(config: AlgorithmConfig, factor: float) -> list[str]:
-    """Multiplies the steps of the training section's schedules, so that they span the run as the recipe meant."""
+def stretch_schedules(
+    config: AlgorithmConfig, factor: float, names: Sequence[str] | None = None, *, ended_at: int | None = None
+) -> list[str]:
+    """Multiply the steps of the training section's schedules, so that they span a run of another length; return their
+    paths.
+
+    `names`: of these options only. `ended_at`: only those whose last point is at this step.
+    """
     section, changed = config.sections["training"], []
-    for name in (f.name for f in fields(section)):
+    for name in (f.name for f in fields(section)) if names is None else names:
         value = getattr(section, name)
-        if isinstance(value, list) and len(value) > 1 and all(isinstance(part, list | tuple) for part in value):
+        if not isinstance(value, list) or len(value) < 2 or not all(isinstance(part, list | tuple) for part in value):
+            continue
+        if ended_at is None or math.isclose(value[-1][0], ended_at):
             setattr(section, name, [[step * factor, level] for step, level in value])
             changed.append(f"training.{name}")
     return changed
+
+
+def tell_zero_rate(config: AlgorithmConfig) -> None:
+    """Warn where a learning rate is 0 before the last update."""
+    per_update, section = steps_per_update(config), config.sections["training"]
+    before_last = max(0, -(-config.total_steps // per_update) - 1) * per_update
+    for name in (f.name for f in fields(section) if f.name == "lr" or f.name.endswith("_lr")):
+        value = getattr(section, name)
+        if value is not None and before_last > 0 and Schedule(value, f"training.{name}")(before_last) == 0.0:
+            warnings.warn(
+                f"training.{name} is 0 at step {before_last:,} of {config.total_steps:,}, where updates are still to "
+                "come: they will change nothing. Give a schedule that ends with the run, or a shorter run",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def make_logger(config: AlgorithmConfig, folder: RunFolder, *, resume: bool = False) -> BaseLogger:

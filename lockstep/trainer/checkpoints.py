@@ -48,7 +48,9 @@ def _folders_of_run(path: str | Path) -> dict[str, dict[str, Any]]:
     return folders
 
 
-def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str, Any]]) -> None:
+def _restore(
+    trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str, Any]], *, keep_record: bool = False
+) -> None:
     made_by, own = folders["trainer"].get("made_by", {}).get("algorithm"), trainer.policy.config.algorithm
     if made_by is not None and made_by != own:
         raise ValueError(
@@ -67,9 +69,12 @@ def _restore(trainer: BaseTrainer, path: str | Path, folders: dict[str, dict[str
         raise
     trainer.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
     tell_options(trainer, state.get("options", {}))  # checkpoints of earlier versions have none
-    # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
-    epoch, env_step, gradient_step = state["saved_at"]
-    trainer.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))
+    ended_early = state["stop_reason"] in ("interrupted", "error")
+    if not keep_record and (ended_early or (state["stop_reason"] == "max_epoch" and not trainer.is_complete)):
+        trainer.logger.drop_save()  # a run that never stopped has no such checkpoint
+    else:  # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
+        epoch, env_step, gradient_step = state["saved_at"]
+        trainer.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))
     _tell_boundary(trainer)
 
 
@@ -90,7 +95,7 @@ def resume_from_logger(trainer: BaseTrainer) -> bool:
                 stacklevel=2,
             )
         else:
-            _restore(trainer, path, folders)
+            _restore(trainer, path, folders, keep_record=True)  # by which the log would name it once more
             trainer._iterator = iterator  # this is called from within it
             return True
     counters = trainer.logger.restore_data()

@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.algorithms.plain_values import to_plain
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout.group_collector import GroupCollector
+from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.tracking import LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -195,7 +196,7 @@ def tell_options(trainer: BaseTrainer, saved: Mapping[str, Any]) -> None:
         warnings.warn(
             f"the run goes on with other options than it had: {', '.join(others)}; from here it is not bit by bit the "
             "run that would never have stopped",
-            RuntimeWarning,
+            ConfiguredValueWarning,
             stacklevel=4,
         )
 

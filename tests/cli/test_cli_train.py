@@ -161,14 +161,23 @@ def test_set_values_are_json_python_or_text(text: str, value: object) -> None:
 def test_resume_goes_on_with_more_steps(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
     run = tmp_path / "copy"
     shutil.copytree(trained.runs[0], run)
+    records = (run / "metrics.jsonl").read_bytes()
     whole = lockstep("resume", str(run))
     assert whole.code == 2
     assert "has made all its 1,024 steps; give more with --total-steps" in whole.err
-    more = lockstep("resume", "copy", "--total-steps", "1536")
+    wrong = lockstep("resume", "copy", "--total-steps", "1280", "--set", "rl_module.model_config.hiddens=[8]")
+    assert wrong.code == 2
+    assert "rl_module.model_config.hiddens=[8] (the run has [64, 64]) cannot be changed" in wrong.err
+    assert (run / "metrics.jsonl").read_bytes() == records, "a command that is refused changes nothing"
+    more = lockstep("resume", "copy", "--total-steps", "1280", "--set", "training.entropy_coeff=0.01")
     assert more.code == 0, more.err
     assert "goes on at step 1,024" in more.out
-    assert "2 of 256 environment steps, 512 in all" in more.out
-    assert RunFolder.open(run).read_summary()["train_step"] == 1536
+    assert "1 of 256 environment steps, 256 in all" in more.out
+    assert "from step 1,024 on training.entropy_coeff=0.01 (was 0.0), reporting.total_steps=1280 (was 1024)" in more.out
+    assert "training.lr stretched to 1,280 steps" in more.out
+    assert more.err == ""
+    assert RunFolder.open(run).read_summary()["train_step"] == 1280
+    assert [entry["step"] for entry in RunFolder.open(run).info["history"]] == [1024]
 
 
 LONG = (
@@ -208,6 +217,8 @@ def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Comm
     assert resumed.keys() == uninterrupted.keys()
     for name, value in uninterrupted.items():
         np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+    both = [[(r["scope"], r["step"]) for r in read_metrics(path)] for path in (run, whole)]
+    assert both[0] == both[1], "the interrupt's checkpoint has no record in the run that went on"
 
 
 INTERRUPTED = """

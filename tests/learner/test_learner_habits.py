@@ -414,9 +414,10 @@ def test_learning_rate_of_0_while_updates_are_made_is_told_once():
 
     assert not update(0)  # it rises later
     assert not update(10)
-    (text,) = update(20)
+    assert not update(20)  # the last update of a run with which the schedule ends
+    (text,) = update(30)
     assert "the learning rate of optimizer 'default_policy.default_optimizer' is 0" in text
-    assert not update(30)
+    assert not update(40)
 
 
 # -- losses and builds of one's own ---
