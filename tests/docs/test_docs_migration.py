@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import subprocess
 
+import numpy as np
 import pytest
+import torch
 from test_docs_pages import ROOT, Block, blocks_of
+
+from lockstep import PPOConfig
+from lockstep.replay import VectorReplayBuffer
+from lockstep.trainer import BaseTrainer
 
 PAGE = (ROOT / "docs/migration.md").read_text()
 PEERS = {"stable_baselines3": "sb3", "tianshou": "tianshou", "ray": "rllib"}
@@ -34,6 +41,37 @@ def test_each_library_stands_beside_ours_and_ours_comes_after_theirs():
         blocks = blocks_of(section, "py", "python")
         assert [block.language for block in blocks] == ["py", "python"] * (len(blocks) // 2), peer
         assert {peer_of(block) for block in blocks if block.language == "py"} == {peer}
+
+
+def test_names_of_learners_methods_that_the_page_gives_exist():
+    table = SECTIONS["RLlib"].partition("**Inside a learner's methods.**")[2].partition("Two more differences")[0]
+    here = " ".join(line.rsplit("|", 2)[1] for line in table.splitlines() if line.startswith("| "))
+    learner = PPOConfig().environment("CartPole-v1").build_learner()
+    named = set(re.findall(r"`(?:self\.)?(\w+)\(", here)) - {"f"}
+    assert {"masked_mean", "log", "once", "prepare_batch", "setup_module", "should_stop_passes"} <= named
+    assert [name for name in sorted(named) if not hasattr(learner, name)] == []
+    assert set(re.findall(r"`self\.(\w+)`", here)) <= set(vars(learner))
+    module = learner.module["default_policy"]
+    dist = module.action_dist_cls.from_inputs(module.forward_train({"obs": torch.zeros(2, 4)})["action_dist_inputs"])
+    assert dist.log_prob(torch.zeros(2, dtype=torch.int64)).shape == (2,)
+
+
+def test_the_three_defaults_that_the_page_names_are_those_of_the_trainers():
+    options = inspect.signature(BaseTrainer).parameters
+    for name in ("test_in_train", "verbose", "show_progress"):
+        assert f"| `{name}=True` by default | `False`" in SECTIONS["Tianshou"]
+        assert options[name].default is False
+
+
+def test_rows_of_a_vector_buffer_lie_as_the_page_says():
+    buffer = VectorReplayBuffer(12, 3)
+    for step in range(4):
+        rows = {name: np.full(3, step) for name in ("obs", "new_obs", "rewards")}
+        flags = dict.fromkeys(("terminateds", "truncateds"), np.zeros(3, bool))
+        buffer.add({**rows, **flags, "actions": np.arange(3)})
+    index = np.arange(12)
+    assert buffer[index]["obs"].tolist() == (index // buffer.buffer_num).tolist()
+    assert buffer[index]["actions"].tolist() == (index % buffer.buffer_num).tolist()
 
 
 @pytest.mark.faults
