@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-GRADIENT = operator.attrgetter("grad")
+GRADIENT, LEARNS = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
 
 
 class FlatParameters:
@@ -36,7 +36,7 @@ class FlatParameters:
         """the flat tensor as one parameter, for an optimizer that steps on it at once"""
         self.parameter.grad = self.grad
         self._places = [view.data_ptr() for view in self.unflatten(self.data)]
-        self.trainable = [p.requires_grad for p in self.params]
+        self.trainable = list(map(LEARNS, self.params))
         self.bind({})
 
     def unflatten(self, flat: Tensor) -> list[Tensor]:
@@ -52,17 +52,22 @@ class FlatParameters:
         return self.grad_views if self.are_views(gradients.values()) else [gradients[param] for param in self.params]
 
     def zero_grad(self) -> None:
-        """All gradients to zero, in one operation; the views stay in place, or come back where somebody set `.grad`."""
+        """All gradients to zero, in one operation; the views stay in place, or come back where somebody set `.grad` or
+        `.grad.data` (`module.double()` does so).
+        """
         self.grad.zero_()
-        if not all(map(operator.is_, map(GRADIENT, self.params), self._gradients)):
-            self._put_gradients()
+        try:
+            if list(map(Tensor.data_ptr, map(GRADIENT, self._learning))) == self._grad_places:
+                return
+        except TypeError:  # None
+            pass
+        self._put_gradients()
 
     # -- what others have replaced ---
 
     def is_bound(self) -> bool:
-        """Do all parameters still lie in the flat tensor, and their gradients in the flat gradient?"""
-        in_place = list(map(Tensor.data_ptr, self.params)) == self._places
-        return in_place and all(map(Tensor.is_contiguous, self.params)) and self._are_gradients_bound()
+        """Do all parameters still lie in the flat tensor?"""
+        return list(map(Tensor.data_ptr, self.params)) == self._places
 
     def bind(self, names: Mapping[int, str]) -> None:
         """Makes views of the parameters again that were given other memory (`p.data = ...`); their values are kept.
@@ -97,7 +102,7 @@ class FlatParameters:
 
     def follow_trainable(self) -> bool:
         """Takes over which parameters are frozen (`requires_grad_(False)`); True where that has changed."""
-        trainable = [p.requires_grad for p in self.params]
+        trainable = list(map(LEARNS, self.params))
         if trainable == self.trainable:
             return False
         self.trainable = trainable
@@ -120,12 +125,10 @@ class FlatParameters:
         """
         self.grad_views = self.unflatten(self.grad)
         self.grad_by_param = dict(zip(self.params, self.grad_views))
-        self._gradients = [view if learns else None for view, learns in zip(self.grad_views, self.trainable)]
-        self._grad_places = [view.data_ptr() for view in self.grad_views]
-        for param, gradient in zip(self.params, self._gradients):
-            param.grad = gradient
+        self._learning = [param for param, learns in zip(self.params, self.trainable) if learns]
+        for param in self.params:
+            param.grad = None
+        for param in self._learning:
+            param.grad = self.grad_by_param[param]
+        self._grad_places = [self.grad_by_param[param].data_ptr() for param in self._learning]
         self.parameter.grad = self.grad
-
-    def _are_gradients_bound(self) -> bool:
-        """`module.double()` replaces the memory of gradients, too (`p.grad.data = ...`)."""
-        return list(map(Tensor.data_ptr, self.grad_views)) == self._grad_places

@@ -18,8 +18,8 @@ from lockstep.learner.targets import TargetNetwork
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
 
-STEPS_BETWEEN_LOOKS = 200
-"""gradient steps after which gradients are looked at once more (which takes about a fifth of a small gradient step)"""
+STEPS_BETWEEN_LOOKS = 500
+"""gradient steps after which gradients are looked at once more (which takes about half a small gradient step)"""
 STEPS_OF_A_LOOK = 8
 """gradient steps after which a look ends with the update, if it was not all in one"""
 
@@ -41,7 +41,9 @@ class ParameterWatch:
         Raises `ValueError` naming a parameter that is gone, or has another shape, dtype or device.
         """
         replaced = {} if self._is_tree_as_it_was() else self._follow_replaced()
-        changed = bool(replaced) or list(map(Tensor.data_ptr, self._others)) != self._places_of_others
+        changed = bool(replaced) or (
+            bool(self._others) and list(map(Tensor.data_ptr, self._others)) != self._places_of_others
+        )
         for entry in self._optimizers:
             changed |= entry.follow_trainable()
             if not entry.flat.is_bound():
@@ -65,7 +67,7 @@ class ParameterWatch:
         parts: list[tuple[dict[str, Any], str, Any]] = []
         for module in self._modules.values():
             for part in (module._modules, module._parameters, module._buffers):
-                parts += [(part, name, value) for name, value in part.items()]
+                parts += [(part, name, value) for name, value in part.items() if _has_tensors(value)]
         self._parts, self._keys, self._objects = ([*each] for each in zip(*parts))
         self._params = dict(self._module.named_parameters(remove_duplicate=False))
         self._names = {id(value): name for name, value in self._registered.items()}
@@ -98,6 +100,13 @@ class ParameterWatch:
         before = self._modules
         self._remember()
         return {module: self._modules.get(name, module) for name, module in before.items()}
+
+
+def _has_tensors(part: nn.Module | Tensor | None) -> bool:
+    """Is it a tensor, or a module that has one?"""
+    if isinstance(part, nn.Module):
+        return any(True for _ in part.parameters()) or any(True for _ in part.buffers())
+    return part is not None
 
 
 class GradientWatch:

@@ -1,10 +1,14 @@
 """Ordinary habits of torch on a learner's networks: the next update goes on with them, or names what it cannot take."""
 
+import copy
+import uuid
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from learner_parts import (
     ALL,
     BOX,
@@ -16,6 +20,7 @@ from learner_parts import (
     parameters,
     ppo_batch,
     ppo_config,
+    spec,
     value_batch,
     value_learner,
 )  # fmt: skip
@@ -391,7 +396,7 @@ def test_parameters_that_lose_their_gradient_later_are_named():
     learner = value_learner(WholeLearner)
     assert not told(lambda: learner.update_from_batch(value_batch()))
     learner.compute_loss_for_module = ValueLearner.compute_loss_for_module.__get__(learner)
-    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(250)])
+    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(510)])
     assert "policy_head.weight" in text
 
 
@@ -401,7 +406,7 @@ def test_parameter_thawed_that_has_no_optimizer_is_named():
     learner.build()
     assert not told(lambda: learner.update_from_batch(value_batch()))
     learner.module.requires_grad_(True)
-    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(250)])
+    (text,) = told(lambda: [learner.update_from_batch(value_batch()) for _ in range(510)])
     assert "policy_head.weight" in text
     assert "have no optimizer" in text
 
@@ -481,3 +486,120 @@ def test_never_skip_update_holds_for_a_learner_by_itself():
         learner.update_from_episodes([])
     learner.update_from_batch(ppo_batch())
     assert ppo_config().build_learner().update_from_episodes([])[ALL]["num_updates_skipped"] == 1
+
+
+# -- random sequences of ordinary operations ---
+
+
+class PlainLoop:
+    """The same loss and torch's own Adam on a plain copy of a module. One rule is the default optimizer's: it has one
+    step count, by which Adam's bias is corrected, and which goes on for frozen parameters, too.
+    """
+
+    def __init__(self, module, rate, one_count):
+        self.module, self.rate, self.one_count = copy.deepcopy(module), rate, one_count
+        self.module.requires_grad_(True)
+        self.steps, self.moments = 0, {}
+
+    def update(self, batch):
+        params = dict(self.module.named_parameters())  # may be other objects now: what Adam remembers goes by name
+        adam = torch.optim.Adam(params.values(), lr=self.rate)
+        for name, moments in self.moments.items():
+            adam.state[params[name]] = moments
+        out = self.module.forward_train({"obs": torch.from_numpy(batch["obs"]).double()})
+        loss = (out["vf_preds"] - torch.from_numpy(batch["value_targets"])).square().mean()
+        self.module.zero_grad()
+        (loss + out["action_dist_inputs"].square().sum(-1).mean()).backward()
+        if self.one_count:
+            for param in params.values():  # one that was frozen from the start has moments of 0
+                zeros = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+                adam.state[param] = {**zeros, **adam.state[param], "step": torch.tensor(float(self.steps))}
+        adam.step()
+        self.steps += 1
+        self.moments = {name: adam.state[param] for name, param in params.items() if param in adam.state}
+
+
+PARTS = ("encoder", "policy_head", "value_encoder", "value_head")
+
+
+def scaled(module):
+    """Other values in other memory."""
+    for param in module.parameters():
+        param.data = param.data * 1.25
+
+
+def no_gradients(module):
+    for param in module.parameters():
+        param.grad = None
+
+
+def load(module):
+    module.load_state_dict({name: value * 0.75 for name, value in module.state_dict().items()})
+
+
+def freeze(module):
+    module.requires_grad_(False)
+
+
+def thaw(module):
+    module.requires_grad_(True)
+
+
+SPOILING = {"other dtype": lambda module: module.float(), "other shape": lambda module: setattr(
+    module.value_head, "bias", nn.Parameter(torch.zeros(2, dtype=torch.float64)))}  # fmt: skip
+ON_BOTH = {
+    habit.__name__: habit
+    for habit in (scaled, no_gradients, load, freeze, thaw, replace_all, through_a_vector, there_and_back, assign)
+} | {"zero_grad": nn.Module.zero_grad}
+OPERATIONS = st.one_of(
+    st.tuples(st.sampled_from(sorted(ON_BOTH)), st.sampled_from(("", *PARTS))),
+    st.tuples(st.just("rate"), st.sampled_from((0.003, 0.02))),
+    st.tuples(st.sampled_from(("add", "remove", "keep", "go back", "checkpoint")), st.just("")),
+    st.tuples(st.sampled_from(sorted(SPOILING)), st.just("")),
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cls=st.sampled_from((WholeLearner, OwnOptimizer)), operations=st.lists(OPERATIONS, min_size=1, max_size=8))
+def test_after_any_operations_an_update_moves_parameters_as_a_plain_loop_does_or_names_one(cls, operations, tmp_path):
+    learner = value_learner(cls, lr=0.01)
+    plain = PlainLoop(learner.module[MODULE], 0.01, one_count=cls is WholeLearner)
+    kept = None
+    for number, (name, detail) in enumerate([("", ""), *operations]):
+        if name in SPOILING:
+            before = plain.module.state_dict()
+            SPOILING[name](learner.module[MODULE])
+            with pytest.raises(ValueError, match=rf"{MODULE}\.\w+\..* was \(.*build the learner anew"):
+                learner.update_from_batch(MultiAgentBatch({MODULE: value_batch()}, 10))
+            learner.module[MODULE].double()
+            learner.module[MODULE].value_head.bias = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+            learner.module[MODULE].load_state_dict({key: value.clone() for key, value in before.items()}, assign=True)
+            for own, other in zip(learner.module[MODULE].parameters(), plain.module.parameters()):
+                own.requires_grad_(other.requires_grad)
+        elif name in ON_BOTH:
+            for module in (learner.module[MODULE], plain.module):
+                ON_BOTH[name](module.get_submodule(detail))
+        elif name == "rate":
+            plain.rate = detail
+            learner._set_optimizer_lr(learner.get_optimizer(MODULE), detail)
+        elif name == "add" and "more" not in learner.module:
+            learner.add_module(module_id="more", module_spec=spec())
+            kept = None  # a state of other modules is refused
+        elif name == "remove" and "more" in learner.module:
+            learner.remove_module("more")
+            kept = None
+        elif name == "keep":
+            kept = copy.deepcopy((learner.get_state(), plain.module.state_dict(), vars(plain)))
+        elif name == "go back" and kept is not None:
+            state, weights, loop = copy.deepcopy(kept)
+            learner.set_state(state)
+            plain.module.load_state_dict(weights)
+            plain.steps, plain.moments, plain.rate = loop["steps"], loop["moments"], loop["rate"]
+        elif name == "checkpoint":
+            learner.restore_from_path(learner.save_to_path(tmp_path / f"{uuid.uuid4()}"))
+        if not any(param.requires_grad for param in plain.module.parameters()):
+            continue  # torch refuses a backward pass
+        plain.update(value_batch(seed=number))
+        learner.update_from_batch(MultiAgentBatch({mid: value_batch(seed=number) for mid in learner.module}, 10))
+        for (key, own), expected in zip(learner.module[MODULE].named_parameters(), plain.module.parameters()):
+            torch.testing.assert_close(own, expected, rtol=0, atol=1e-10, msg=f"{key} after {name} {detail}")
