@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +16,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the backg
 # Ray starts its workers with a niceness of 15: beside the suite's other processes they get next to no time, and
 # learners do not start within their 60 s.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+@pytest.fixture(autouse=True)
+def seeds_of_collectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectors without a seed play other episodes than one another, but a test plays the same in each run."""
+    monkeypatch.setattr(secrets, "randbits", random.Random(request.node.name).getrandbits)
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,9 +181,21 @@ def policy_from_checkpoint(path: str | Path, *, policy_mapping_fn: Callable[...,
     if policy_mapping_fn is not None:
         config.multi_agent(policy_mapping_fn=policy_mapping_fn)
     spaces = _space_of(saved["observation_space"]), _space_of(saved["action_space"])
-    policy: AnyPolicy = config.learners(num_learners=0).build_policy(spaces=spaces)
-    policy.set_checkpoint_folders(folders)
+    with _same_threads():
+        policy: AnyPolicy = config.learners(num_learners=0).build_policy(spaces=spaces)
+        policy.set_checkpoint_folders(folders)
     return policy
+
+
+@contextmanager
+def _same_threads() -> Iterator[None]:
+    """Leave torch's threads as they are: a policy that is loaded acts in somebody else's process."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 def _told(folders: Mapping[str, Any]) -> str:

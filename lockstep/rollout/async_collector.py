@@ -48,6 +48,7 @@ class AsyncCollector(Collector):
         raise_on_nan_in_buffer: bool = True,
         *,
         num_envs: int = 1,
+        seed: int | None = None,
         streams: RandomStreams | None = None,
     ) -> None:
         if isinstance(env, str) or callable(env):
@@ -65,7 +66,9 @@ class AsyncCollector(Collector):
                 "environments that stack them (gymnasium.wrappers.FrameStackObservation)"
             )
         hooks = (on_step_hook, on_episode_done_hook)
-        super().__init__(policy, env, None, exploration_noise, *hooks, raise_on_nan_in_buffer, streams=streams)
+        super().__init__(
+            policy, env, None, exploration_noise, *hooks, raise_on_nan_in_buffer, seed=seed, streams=streams
+        )
         self.vector: WorkerVectorEnv = env
         self._known = map_tree(np.copy, env_trees.allocate(env.observation_space, env.num_envs))
         self._actions: np.ndarray | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
@@ -13,6 +14,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import named_leaves
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.copies import no_copies
+from lockstep.state.streams import RandomStreams
 
 LONG, NEVER_ENDS = 50_000, 1_000_000
 """steps after which a collect by episodes tells of an episode, and gives up on it"""
@@ -34,6 +36,18 @@ def check_collector(policy: Any, flags: Mapping[str, Any], hooks: Mapping[str, A
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):
             raise ValueError(f"{name}={hook!r} is not allowed; it must be a function, or None")
+
+
+def chosen_streams(seed: int | None, streams: RandomStreams | None) -> RandomStreams:
+    """The random streams of a collector; without a seed they are others each time, as gymnasium's are.
+
+    `ValueError` where both are given.
+    """
+    if streams is None:
+        return RandomStreams(secrets.randbits(63) if seed is None else seed)
+    if seed is not None:
+        raise ValueError(f"seed={seed} and streams are not allowed together; the streams have a seed of their own")
+    return streams
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:

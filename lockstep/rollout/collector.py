@@ -21,6 +21,7 @@ from lockstep.rollout.checks import (
     check_finite,
     checked_amount,
     checked_epsilon,
+    chosen_streams,
     no_copies_of_collectors,
 )
 from lockstep.rollout.memory import Memory, RememberingPolicy
@@ -84,9 +85,10 @@ class Collector:
     everywhere where `exploration_noise` is set, or `epsilon`: with it a policy of action values takes any action with
     that probability, whatever it does in training. `on_step_hook(step_result)` and
     `on_episode_done_hook(env_index, episode_return, length)` observe. It stacks as many frames as the policy takes
-    (`frame_stack=None`). `place`: `(first, number of all)` where several collectors have a part of the environments
-    each. A collect that fails leaves no row behind (of a `ReplayBuffer`, which gets pieces of 128 vector steps: no
-    row of the piece); the next one begins new episodes.
+    (`frame_stack=None`). `seed`: of its own random streams (episodes, exploration, random actions); without one each
+    collector plays other episodes, and a trainer gives it the streams of the policy's seed. `place`: `(first, number of
+    all)` where several collectors have a part of the environments each. A collect that fails leaves no row behind (of a
+    `ReplayBuffer`, which gets pieces of 128 vector steps: no row of the piece); the next one begins new episodes.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Collector:
         *,
         frame_stack: int | None = None,
         epsilon: float = 0.0,
+        seed: int | None = None,
         streams: RandomStreams | None = None,
         place: tuple[int, int] | None = None,
     ) -> None:
@@ -119,7 +122,7 @@ class Collector:
         self.exploration_noise, self.epsilon = exploration_noise, checked_epsilon(epsilon)
         self.on_step_hook = on_step_hook
         self.on_episode_done_hook = on_episode_done_hook
-        self.streams = streams or RandomStreams(0)
+        self.streams, self.is_seeded = chosen_streams(seed, streams), seed is not None or streams is not None
         first, self.num_envs_in_all = place or (0, self.num_envs)
         self.rows = slice(first, first + self.num_envs)
         """which of all environments these are; each has the random numbers that it has where one collector has all"""
@@ -162,6 +165,10 @@ class Collector:
         )
         if is_other and self._obs is not None:
             begin_in_mid_episode(buffer, self._lengths == 0)
+
+    def reseed(self, streams: RandomStreams) -> None:
+        """Take these random streams from now on, beginning with their first reset."""
+        self.streams, self.num_resets, self.is_seeded = streams, 0, True
 
     # -- resets ---
 

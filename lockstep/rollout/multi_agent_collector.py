@@ -24,6 +24,7 @@ from lockstep.rollout.checks import (
     check_flags,
     checked_amount,
     checked_epsilon,
+    chosen_streams,
     no_copies_of_collectors,
     not_finite,
 )
@@ -71,7 +72,8 @@ class MultiAgentCollector:
     A step is one of the environment, however many agents act in it; in a turn-based environment one agent does. The
     steps that an agent has not closed when a collect ends (it waits for its next observation) come with the next piece
     of its episode. Returns are those of each agent; an episode's is their sum (a trainer's `reward_metric` may say
-    otherwise). Each episode is seeded from the collector's own streams. A collect that fails leaves nothing behind; the
+    otherwise). Each episode is seeded from the collector's own streams, and these from `seed`; without one every
+    collector plays other episodes. A collect that fails leaves nothing behind; the
     next one begins new episodes.
     """
 
@@ -85,6 +87,7 @@ class MultiAgentCollector:
         *,
         num_envs: int = 1,
         epsilon: float = 0.0,
+        seed: int | None = None,
         streams: RandomStreams | None = None,
     ) -> None:
         if not isinstance(getattr(policy, "acting", None), Mapping):
@@ -99,7 +102,7 @@ class MultiAgentCollector:
             raise ValueError(f"num_envs={num_envs}, but env has {self.env.num_envs} environments; leave num_envs out")
         self.exploration_noise, self.raise_on_nan_in_buffer = exploration_noise, raise_on_nan_in_buffer
         self.epsilon = checked_epsilon(epsilon)
-        self.streams = streams or RandomStreams(0)
+        self.streams, self.is_seeded = chosen_streams(seed, streams), seed is not None or streams is not None
         self.num_resets = 0
         """episodes begun so far; the seed of each depends on it"""
         self.episodes_cut = 0
@@ -180,6 +183,10 @@ class MultiAgentCollector:
                 f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(self.policy.acting)}"
             )
         return self.policy.acting[module_id]
+
+    def reseed(self, streams: RandomStreams) -> None:
+        """Take these random streams from now on, beginning with their first episode."""
+        self.streams, self.num_resets, self.is_seeded = streams, 0, True
 
     # -- resets ---
 

@@ -147,8 +147,7 @@ class BaseTrainer:
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last(callbacks)]
         self.callbacks += [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         self.nan_policy, self.resume_from_log = nan_policy, resume_from_log
-        if seed is not None:
-            seed_run(self, seed)
+        seed_run(self, seed)
         self._interrupt = DeferredInterrupt()
         self._iterator: Iterator[EpochStats] | None = None
         self._ready = False  # reset or restored, and not run since

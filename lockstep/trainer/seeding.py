@@ -13,22 +13,28 @@ if TYPE_CHECKING:
     from lockstep.trainer.base import BaseTrainer
 
 
-def seed_run(trainer: BaseTrainer, seed: int) -> None:
+def seed_run(trainer: BaseTrainer, seed: int | None) -> None:
     """Streams of environments, exploration, evaluation, samples and minibatches, each from the seed and its name.
+
+    Without one all have theirs already but collectors made by hand without a seed: those get the policy's, so that the
+    run can be repeated.
 
     `ValueError` for env runners, whose environments have the streams of their own configuration. The initial weights
     are drawn when the policy is built and stay as they are.
     """
-    streams = RandomStreams(seed)
+    streams = RandomStreams(trainer.policy.config.seed if seed is None else seed)
     for name in ("train_collector", "test_collector"):
         collector = getattr(trainer, name)
         if isinstance(collector, Collector | MultiAgentCollector):
-            collector.streams, collector.num_resets = streams.child(name), 0
-        elif collector is not None:
+            if seed is not None or not collector.is_seeded:
+                collector.reseed(streams.child(name))
+        elif seed is not None and collector is not None:
             raise ValueError(
                 f"seed={seed} does not reach the env runners of {name}, which have that of their configuration; "
                 "leave it out and set debugging(seed=...)"
             )
+    if seed is None:
+        return
     if trainer.train_collector is not None:
         seed_buffer(trainer.train_collector.buffer, seed)
     policy = trainer.policy

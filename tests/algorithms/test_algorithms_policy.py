@@ -1,5 +1,6 @@
 """`Policy`: acting for every action space, learning only in a training step, checkpoints, bad input."""
 
+import random
 import warnings
 
 import numpy as np
@@ -10,6 +11,7 @@ from space_envs import BOX, SpaceEnv
 
 from lockstep import (
     A2CConfig,
+    Collector,
     DQNConfig,
     Policy,
     PPOConfig,
@@ -322,6 +324,27 @@ def test_saved_policy_is_restored_and_goes_on_drawing_where_it_was(config, tmp_p
         np.testing.assert_array_equal(each.compute_actions(OBS), policy.compute_actions(OBS))
         with policy_within_training_step(each):
             np.testing.assert_array_equal(each.compute_actions(OBS), expected)
+
+
+def test_loading_and_using_a_policy_changes_nothing_for_the_process(tmp_path):
+    path = trained().save_to_path(tmp_path / "policy")
+    before = torch.get_num_threads()
+
+    def process():
+        numpys = np.random.get_state()[1].tolist()  # noqa: NPY002
+        return torch.get_num_threads(), torch.get_rng_state().tolist(), numpys, random.getstate(), warnings.filters[:]
+
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found = process()
+            for load in (load_policy, Policy.from_checkpoint):
+                policy = load(path)
+                policy.compute_actions(OBS, explore=True)
+                Collector(policy, SpaceEnv(action_space=ACTIONS[0])).collect(n_episode=2)
+                assert process() == found
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_state_of_a_policy_round_trips():

@@ -13,6 +13,7 @@ from lockstep import RolloutStore
 from lockstep.envs import LightSyncVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError
+from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import Collector, MalformedBufferError
 from lockstep.state.streams import RandomStreams
 
@@ -199,6 +200,23 @@ def test_equal_streams_give_equal_rollouts_and_other_seeds_others():
 
     np.testing.assert_array_equal(rewards(1), rewards(1))
     assert (rewards(1) != rewards(2)).any()
+
+
+def test_without_a_seed_each_collector_plays_other_episodes_and_with_one_the_same():
+    def evaluated(**seed):
+        with make_vector("CartPole-v1", num_envs=2) as envs:
+            buffer = VectorReplayBuffer(400, 2)
+            collector = Collector(Acting(), envs, buffer, **seed)
+            collector.collect(n_episode=2)
+            collector.collect(n_step=20, random=True)
+            return buffer.all()["obs"].tolist()
+
+    assert evaluated() != evaluated()
+    assert evaluated(seed=3) == evaluated(seed=3) == evaluated(streams=RandomStreams(3)) != evaluated(seed=4)
+    with pytest.raises(ValueError, match="seed=3 and streams are not allowed together"):
+        evaluated(seed=3, streams=RandomStreams(3))
+    with pytest.raises(ValueError, match="seed must be zero or larger"):
+        evaluated(seed=-1)
 
 
 def test_hooks_see_every_step_and_every_episode_that_counts():

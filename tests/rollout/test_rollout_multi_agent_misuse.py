@@ -88,7 +88,7 @@ def test_observations_are_taken_in_the_form_of_their_space_from_the_first_on(pol
         def _obs(self, agents):
             return {agent: obs.astype(np.float64).tolist() for agent, obs in super()._obs(agents).items()}
 
-    plain, doubles = (MultiAgentCollector(policy, env, EpisodeStore()) for env in (CountingGame, Doubles))
+    plain, doubles = (MultiAgentCollector(policy, env, EpisodeStore(), seed=1) for env in (CountingGame, Doubles))
     for one in (plain, doubles):
         one.collect(n_step=20)
     for piece, other in zip(plain.buffer.episodes(), doubles.buffer.episodes(), strict=True):

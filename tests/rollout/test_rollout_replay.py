@@ -26,7 +26,7 @@ NAMES = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
 
 def collector_of(env, size=4000, frame_stack=1, buffer=None, **options):
     chosen = VectorReplayBuffer(size, NUM_ENVS, **options) if buffer is None else buffer
-    return Collector(Exploring(), make_vector(env), buffer=chosen, frame_stack=frame_stack)
+    return Collector(Exploring(), make_vector(env), buffer=chosen, frame_stack=frame_stack, seed=1)
 
 
 def rows_by_env(buffer):

@@ -3,7 +3,7 @@
 import pytest
 from trainer_tools import collected, digest, learned, smallest_config
 
-from lockstep import ALGORITHMS, get_config
+from lockstep import ALGORITHMS, Collector, OnpolicyTrainer, get_config
 from lockstep.tracking import TraceLogger
 from lockstep.trainer import restore_trainer, save_trainer
 
@@ -56,3 +56,25 @@ def test_every_algorithm_goes_on_bit_by_bit_from_a_checkpoint(algorithm, folder)
     assert bits(again) == bits(straight)
     if get_config(algorithm).is_off_policy:
         assert digest(again.buffer.get_state()) == digest(straight.buffer.get_state())
+
+
+def test_collectors_made_by_hand_without_a_seed_have_that_of_the_policy_in_training():
+    def weights(policy_seed, **seed):
+        config = smallest_config("ppo", seed=policy_seed)
+        policy = config.build_policy()
+        sizes = {"max_epoch": 2, "step_per_epoch": 40, "step_per_collect": 20, "repeat_per_collect": 1}
+        trainer = OnpolicyTrainer(
+            policy=policy,
+            train_collector=Collector(policy, "CartPole-v1"),
+            test_collector=Collector(policy, "CartPole-v1", **seed),
+            batch_size=10,
+            episode_per_test=2,
+            **sizes,
+        )
+        trainer.run()
+        return learned(trainer), list(trainer.history[-1].test_collect_stat.lens)
+
+    assert weights(3) == weights(3)
+    assert weights(3)[0] != weights(4)[0]
+    assert weights(3, seed=5)[1] != weights(3)[1]
+    assert weights(3, seed=5)[0] == weights(3)[0]
