@@ -164,7 +164,7 @@ DEEDS = {
     "set trainer.max_epoch": lambda trainer: setattr(trainer, "max_epoch", 9),
     "set trainer.stop_fn": lambda trainer: setattr(trainer, "stop_fn", None),
     "delete trainer.logger": lambda trainer: delattr(trainer, "logger"),
-    **{f"call trainer.{name}()": lambda trainer, name=name: getattr(trainer, name)() for name in CHANGING},
+    **{f"call trainer.{name}()": lambda trainer, name=name: getattr(trainer, name)() for name in sorted(CHANGING)},
 }
 
 
