@@ -51,8 +51,9 @@ class Happened:
     memory: str | None = None
     rates: dict[str, list[float]] = field(default_factory=dict)
     """by optimizer: of the first update, and later ones up to the last"""
-    earlier: dict[str, float] = field(default_factory=dict)
-    """by optimizer: of the last record before; the first one of a run that goes on is a mean that reaches back to it"""
+    earlier: dict[str, list[float]] = field(default_factory=dict)
+    """by optimizer: of the last record before, and where an earlier schedule ended; the first record of a run that goes
+    on is a mean that reaches back to these"""
     episodes: set[int] = field(default_factory=set)
     """in each evaluation"""
     is_whole: bool = True
@@ -130,7 +131,8 @@ def differences(announced: Announced, happened: Happened) -> list[str]:
             found.append(f"the learning rate of {optimizer} is not announced, only of {list(announced.rates)}")
             continue
         (start, end), first, last = named[0], records[0], records[-1]
-        low, high = sorted((start, happened.earlier.get(optimizer, start)))
+        reached = [start, *happened.earlier.get(optimizer, [])]
+        low, high = min(reached), max(reached)
         if not low * (1 - DIGITS) <= first <= high * (1 + DIGITS):
             found.append(f"first learning rate of {optimizer}: {start} announced, {first} taken")
         if happened.is_whole and not math.isclose(end, last, rel_tol=DIGITS, abs_tol=1e-12):

@@ -142,7 +142,7 @@ def checkpoint_folders(policy: AnyPolicy) -> dict[str, dict[str, Any]]:
 def set_checkpoint_folders(policy: AnyPolicy, folders: Mapping[str, dict[str, Any]]) -> None:
     """Restores from the folders of a checkpoint; `ValueError` where there is no policy in it."""
     if "policy" not in folders:
-        raise ValueError(f"there is no policy, but {_told(folders)}; give what Policy.save_to_path wrote")
+        raise ValueError(f"there is no policy, but {told_of(folders)}; give what Policy.save_to_path wrote")
     policy.learner_group.set_checkpoint_folders(folders)
     policy._set_own_state(folders["policy"]["state"])
 
@@ -175,12 +175,12 @@ def policy_from_checkpoint(path: str | Path, *, policy_mapping_fn: Callable[...,
             ) from error
         raise
     if "policy" not in folders:
-        raise ValueError(f"{path} holds no policy, but {_told(folders)}; give what Policy.save_to_path wrote")
+        raise ValueError(f"{path} holds no policy, but {told_of(folders)}; give what Policy.save_to_path wrote")
     saved = folders["policy"]["state"]
     config = get_config(saved["config"]["algorithm"]).update_from_dict(saved["config"])
     if policy_mapping_fn is not None:
         config.multi_agent(policy_mapping_fn=policy_mapping_fn)
-    spaces = _space_of(saved["observation_space"]), _space_of(saved["action_space"])
+    spaces = space_of(saved["observation_space"]), space_of(saved["action_space"])
     with _same_threads():
         policy: AnyPolicy = config.learners(num_learners=0).build_policy(spaces=spaces)
         policy.set_checkpoint_folders(folders)
@@ -198,7 +198,7 @@ def _same_threads() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def _told(folders: Mapping[str, Any]) -> str:
+def told_of(folders: Mapping[str, Any]) -> str:
     """What a checkpoint holds that is not of a policy."""
     if {"weights", "spec"} <= set(folders.get("", {})):
         return "an RLModule (RLModule.from_checkpoint reads it)"
@@ -228,7 +228,8 @@ def _described(space: Any) -> Any:
     return describe_space(space)
 
 
-def _space_of(described: Any) -> Any:
+def space_of(described: Any) -> Any:
+    """Return the space, or the spaces by module id, that a checkpoint describes."""
     if isinstance(described, Mapping) and "modules" in described:
         return {module_id: space_from(own) for module_id, own in described["modules"].items()}
     return space_from(described)

@@ -75,6 +75,8 @@ class Train:
     """Any option: section.option=value with a JSON value, e.g. training.lr=3e-4. May be repeated."""
     config: MaybePath = None
     """JSON file of options by section, or the config.json of a run."""
+    init_from: Annotated[MaybePath, arg(name="from")] = None
+    """A run (its best policy) or a checkpoint: begin with its weights and connectors' statistics; all else is new."""
     stop_return: MaybeNumber = None
     """End the run when an evaluation's mean return reaches this."""
     logger: UseAppendAction[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...]] = ()

@@ -34,7 +34,7 @@ def train_command(command: Train) -> int:
     for seed in range(first, first + command.seeds):
         config = settings.config.copy().debugging(seed=seed)
         say(f"{config.algorithm.upper()} on {command.env}, seed {seed}")
-        code, folder = run(config, settings.sources, root=command.root)
+        code, folder = run(config, settings.sources, root=command.root, init_from=command.init_from)
         folders.append(folder)
         if code:
             return code
@@ -65,11 +65,15 @@ def resume_command(command: Resume) -> int:
         return _run(trainer, folder, resumption.config, resumption.sources, interruption)
 
 
-def run(config: AlgorithmConfig, sources: Sequence[str], *, root: Path) -> tuple[int, Path]:
+def run(
+    config: AlgorithmConfig, sources: Sequence[str], *, root: Path, init_from: Path | None = None
+) -> tuple[int, Path]:
     """Plan, training, short table. Returns the exit code and the run's folder."""
     display = ProgressDisplay(make_console(), title=f"{config.algorithm.upper()} on {config.env}, seed {config.seed}")
     with Interruption(display) as interruption:
-        trainer, folder = prepare_run(config, root, callbacks=[display, interruption])
+        trainer, folder = prepare_run(config, root, callbacks=[display, interruption], init_from=init_from)
+        if init_from is not None:
+            sources = [*sources, f"weights of {shown_path(folder.info['init_from'])}"]
         return _run(trainer, folder, config, sources, interruption), folder.path
 
 

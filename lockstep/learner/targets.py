@@ -87,6 +87,11 @@ class TargetNetwork:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._followed_buffers[name])
 
+    def begin_anew(self, optimizers: OptimizerSet) -> None:
+        """Become a copy of what learns, with no gradient steps counted."""
+        self.after_gradient_step(optimizers, 1, 1.0)
+        self.num_steps = 0
+
     def _paired(self, flats: Sequence[FlatParameters]) -> list[tuple[Tensor, Tensor]]:
         """Pieces as long as can be: what lies side by side here and in an optimizer's flat tensor is one."""
         places: dict[int, tuple[Tensor, int]] = {}

@@ -96,6 +96,7 @@ def train(
     root: str | Path = "runs",
     callbacks: Sequence[Callback] = (),
     settings: Mapping[str, Any] | None = None,
+    init_from: str | Path | None = None,
 ) -> TrainResult:
     """Train and return the policy, the history and the run's folder.
 
@@ -103,12 +104,15 @@ def train(
     begins with the recipe for this algorithm and environment where there is one (`recipe=False`: with the algorithm's
     defaults), as the command `lockstep train` does; `result.sources` says with which. A configuration is taken as it
     is. `num_envs`: environments in all, however many env runners share them. `settings`: more options by path,
-    `{"training.lr": 1e-3}`. Raises `ValueError` for unknown names (with a suggestion).
+    `{"training.lr": 1e-3}`. `init_from`: a run or a checkpoint to begin with the weights and the connectors' statistics
+    of; everything else is new. Raises `ValueError` for unknown names (with a suggestion).
     """
     named = {"reporting.total_steps": total_steps, "debugging.seed": seed}
     options = {path: value for path, value in named.items() if value is not None}
     chosen = find_settings(algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **(settings or {})})
-    trainer, folder = prepare_run(chosen.config, root, callbacks=callbacks)
+    if init_from is not None:
+        chosen.sources.append(f"weights of {init_from}")
+    trainer, folder = prepare_run(chosen.config, root, callbacks=callbacks, init_from=init_from)
     return replace(run_in_folder(trainer, folder), sources=tuple(chosen.sources))
 
 

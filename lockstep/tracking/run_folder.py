@@ -83,6 +83,7 @@ class RunFolder:
         env: str,
         seed: int | None,
         config: Mapping[str, Any],
+        init_from: str | None = None,
     ) -> "RunFolder":
         """Make `root/<algo>_<env>_s<seed>_<time>/` with its config.json and return it.
 
@@ -106,6 +107,8 @@ class RunFolder:
             "versions": versions(),
             "config": dict(config),
         }
+        if init_from is not None:
+            info["init_from"] = init_from
         try:
             parent.mkdir(parents=True, exist_ok=True)
             path = _make_unused(parent, f"{name}_s{seed}_{stamp}")

@@ -15,6 +15,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.learning import policy_from_checkpoint
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.algorithms.plain_values import named_options
+from lockstep.algorithms.starting import start_from
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.state.values import check_whole
@@ -52,15 +53,31 @@ class TrainResult:
 
 
 def prepare_run(
-    config: AlgorithmConfig, root: str | Path = "runs", *, callbacks: Sequence[Callback] = ()
+    config: AlgorithmConfig,
+    root: str | Path = "runs",
+    *,
+    callbacks: Sequence[Callback] = (),
+    init_from: str | Path | None = None,
 ) -> tuple[Trainer, RunFolder]:
-    """The trainer of a new run and its folder. Where the trainer cannot be built, no folder is left."""
+    """Return the trainer of a new run and its folder. Where the trainer cannot be built, no folder is left.
+
+    `init_from`: a run (its best policy, as for `load_policy`) or a checkpoint whose weights and connectors' statistics
+    the policy begins with; all else is new.
+    """
     config.validate()
     parents = [Path(root).absolute(), *Path(root).absolute().parents]
     made = [one for one in parents if not one.exists()]
-    folder = new_folder(config, root)
+    source = None if init_from is None else find_policy(init_from).absolute()
+    folder = new_folder(config, root, init_from=source)
     try:
-        return build_trainer(config, folder=folder, callbacks=callbacks), folder
+        trainer = build_trainer(config, folder=folder, callbacks=callbacks)
+        if source is not None:
+            try:
+                start_from(trainer.policy, source)
+            except BaseException:
+                close_environments(trainer)
+                raise
+        return trainer, folder
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run has begun in it
@@ -69,11 +86,12 @@ def prepare_run(
         raise
 
 
-def new_folder(config: AlgorithmConfig, root: str | Path) -> RunFolder:
+def new_folder(config: AlgorithmConfig, root: str | Path, *, init_from: Path | None = None) -> RunFolder:
     """A new run's folder with its `config.json`."""
     env = config.env
     name = "offline" if env is None else env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    return RunFolder.create(root, algo=config.algorithm, env=name, seed=config.seed, config=named_options(config))
+    options, source = named_options(config), None if init_from is None else str(init_from)
+    return RunFolder.create(root, algo=config.algorithm, env=name, seed=config.seed, config=options, init_from=source)
 
 
 def run_in_folder(trainer: Trainer, folder: RunFolder) -> TrainResult:

@@ -133,7 +133,9 @@ def happened_in(run: Path, gradient_steps: int, steps: int) -> Happened:
             earlier.note_rates(record["data"])
         if record["scope"] == "test" and record["step"] > steps:
             happened.episodes.add(int(record["data"]["n_collected_episodes"]))
-    happened.earlier = {name: rates[-1] for name, rates in earlier.rates.items()}
+    changes = [entry["changes"].get("training.lr", {}) for entry in RunFolder.open(run).info.get("history", [])]
+    ends = [change["before"][-1][1] for change in changes if isinstance(change.get("before"), list)]
+    happened.earlier = {name: [rates[-1], *ends] for name, rates in earlier.rates.items()}
     for key, optimizer in checkpoint["learner/optimizer"].items():  # a record may be the mean over several updates
         happened.rates[key.rpartition(".")[2]].append(optimizer["param_groups"][0]["lr"])
     return happened

@@ -50,6 +50,7 @@ NOT_AN_ALGORITHM = (
     "plain_values",
     "policy",
     "replaying",
+    "starting",
     "state_dicts",
 )
 ALGORITHM_FILES = sorted(

@@ -180,6 +180,21 @@ def test_resume_goes_on_with_more_steps(lockstep: Command, trained: Trained, tmp
     assert [entry["step"] for entry in RunFolder.open(run).info["history"]] == [1024]
 
 
+def test_train_from_a_run_begins_with_its_weights(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+    words = ("train", "ppo", "CartPole-v1", *SMALL[1:], "--no-check", "--total-steps", "256")
+    said = lockstep(*words, "--from", str(trained.runs[0]))
+    assert said.code == 0, said.err
+    plan = said.out.partition("\n\n")[0]
+    assert f"weights of {trained.runs[0] / 'best' / 'policy'}" in plan
+    assert "1 of 256 environment steps" in plan
+    (run,) = (tmp_path / "runs").iterdir()
+    assert RunFolder.open(run).info["init_from"] == str(trained.runs[0] / "best" / "policy")
+    wrong = lockstep(*words, "--from", str(trained.runs[0]), "--set", "rl_module.model_config.hiddens=[8]")
+    assert wrong.code == 2
+    assert "rl_module.model_config.hiddens=[64, 64] there, [8] here" in wrong.err
+    assert list((tmp_path / "runs").iterdir()) == [run]
+
+
 LONG = (
     "--total-steps=8192",
     "--set=training.train_batch_size=512",
