@@ -38,7 +38,7 @@ def with_buffer(buffer, env=Paying, **options):
 
 def with_test_environments(number):
     trainer = trainer_of("off")
-    trainer.test_collector = Collector(trainer.policy, vector(number))
+    trainer.test_collector = Collector(trainer.policy, vector(number), seed=1)
     return trainer
 
 
