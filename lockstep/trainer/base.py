@@ -246,7 +246,7 @@ class BaseTrainer:
             self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
             if self.epoch_end_due:
                 self._end_epoch()
-            begins = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason is None
+            begins = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
             if self.test_collector is not None and begins and self.last_test is None:
                 with self._interrupt:
                     self._test()
