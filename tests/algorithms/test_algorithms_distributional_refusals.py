@@ -10,7 +10,7 @@ from lockstep import C51Config, QRDQNConfig
 BOTH, NAN, INF = (C51Config, QRDQNConfig), math.nan, math.inf
 SPACES = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 VALUES = [
-    ({"lr": -1e-3}, "lr=-0.001 is not allowed; it must be at least 0"),
+    ({"lr": -1e-3}, "lr=-0.001 is not allowed; it must be a finite number, at least 0"),
     ({"lr": NAN}, "lr=nan is not allowed"),
     ({"gamma": 1.5}, "gamma=1.5 is not allowed; it must be between 0 and 1"),
     ({"gamma": NAN}, "gamma=nan is not allowed"),

@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,8 @@ NOT_RUN = {
 """commands that need what is not there, and why"""
 NEEDS_RAY = ("--num-learners", "--num-env-runners")
 """what starts processes on Ray: half a minute each, so these commands are marked `faults`"""
+ALWAYS = ("README.md",)
+"""pages whose other commands belong to the fast suite; those of the rest are marked `faults`, too"""
 OFF_THE_PAGES = (
     "lockstep train dqn CartPole-v1 --no-recipe --seed 1 --set replay.learning_starts=500",
     "lockstep train dqn CartPole-v1 --no-recipe --seed 2 --set training.lr='[[0, 1e-3], [2_048, 1e-4]]'",
@@ -148,14 +149,22 @@ def run_all(folder: Path, commands: list[str]) -> Iterator[tuple[str, Ran]]:
             yield command, run_in(folder, command)
 
 
+class Pages:
+    """The commands of each page as they were run, each page's in a directory of its own when it is first asked for."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self.folders = folders
+        self._ran: dict[str, dict[str, Ran]] = {}
+
+    def __getitem__(self, page: str) -> dict[str, Ran]:
+        if page not in self._ran:
+            self._ran[page] = dict(run_all(self.folders.mktemp("page"), COMMANDS[page]))
+        return self._ran[page]
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[dict[str, Ran]]]]:
-    """By page: its commands as they were run, each page's in a directory of its own, two pages at a time."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            page: pool.submit(lambda p, c: dict(run_all(p, c)), tmp_path_factory.mktemp("page"), commands)
-            for page, commands in COMMANDS.items()
-        }
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    return Pages(tmp_path_factory)
 
 
 def assert_true(run: Ran) -> None:
@@ -174,14 +183,17 @@ def assert_true(run: Ran) -> None:
         assert run.out.strip()
 
 
-FAST = [pytest.param(page, one, id=f"{page}: {one}") for page, all_ in COMMANDS.items() for one in all_]
+IN_PROCESS = [
+    pytest.param(page, one, id=f"{page}: {one}", marks=[] if page in ALWAYS else pytest.mark.faults)
+    for page, all_ in COMMANDS.items()
+    for one in all_
+    if one not in NOT_RUN and not is_slow(one)
+]
 
 
-@pytest.mark.parametrize(
-    ("page", "command"), [p for p in FAST if p.values[1] not in NOT_RUN and not is_slow(p.values[1])]
-)
+@pytest.mark.parametrize(("page", "command"), IN_PROCESS)
 def test_a_command_of_the_pages_does_what_it_announces(page, command, ran):
-    assert_true(ran[page].result()[command])
+    assert_true(ran[page][command])
 
 
 SLOW = sorted({one for all_ in COMMANDS.values() for one in all_ if is_slow(one) and one not in NOT_RUN})
@@ -211,6 +223,6 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_plan_that_lies_is_found(lie, ran):
-    (announced, happened), *_ = next(iter(ran["README.md"].result().values())).plans
+    (announced, happened), *_ = next(iter(ran["README.md"].values())).plans
     changed = {name: value if name == "rates" else getattr(announced, name) + value for name, value in lie.items()}
     assert differences(replace(announced, **changed), happened)
