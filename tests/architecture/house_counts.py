@@ -131,7 +131,11 @@ def assigned_methods(sources: Sources) -> list[Found]:
         for node in ast.walk(parsed(text)):
             for line in node.body if isinstance(node, ast.ClassDef) else ():
                 value = line.value if isinstance(line, ast.Assign) else None
-                if isinstance(value, ast.Call) and ast.unparse(value.func) in ("classmethod", "staticmethod", "property"):
+                if isinstance(value, ast.Call) and ast.unparse(value.func) in (
+                    "classmethod",
+                    "staticmethod",
+                    "property",
+                ):
                     value = value.args[0]
                 owner = value.value if isinstance(value, ast.Attribute) else None
                 if isinstance(owner, ast.Name) and owner.id in modules and owner.id.islower():
