@@ -164,7 +164,7 @@ def operations_on_episodes() -> dict[str, Any]:
         acting = ["x"] if step % 3 else ["x", "y"]
         several.add_env_step(
             {agent: observing.normal(size=2) for agent in (["x"] if (step + 1) % 3 else ["x", "y"])},
-            {agent: step for agent in acting},
+            dict.fromkeys(acting, step),
             {agent: float(step) for agent in ("x", "y")},
         )
     parts = several.get_sample_batch().policy_batches

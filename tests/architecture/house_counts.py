@@ -14,6 +14,9 @@ CHECKS = ("check", "validate", "refuse")
 """A function whose name begins so (`_` aside) only checks."""
 
 
+WRAPPERS = ("classmethod", "staticmethod", "property")
+
+
 # -- circles ---
 
 
@@ -148,9 +151,11 @@ def forwarding_methods(sources: Sources) -> list[Found]:
     found = []
     for path, text in sources.items():
         for node in ast.walk(parsed(text)):
-            for method in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(method, ast.FunctionDef) and _hands_on(method):
-                    found.append(Found(path, method.lineno, f"{node.name}.{method.name}"))
+            found += [
+                Found(path, method.lineno, f"{node.name}.{method.name}")
+                for method in (node.body if isinstance(node, ast.ClassDef) else ())
+                if isinstance(method, ast.FunctionDef) and _hands_on(method)
+            ]
     return found
 
 
@@ -184,9 +189,11 @@ def checking_lines(sources: Sources) -> int:
         for name, function in functions_in(text):
             if name.rpartition(".")[2].lstrip("_").startswith(CHECKS):
                 spans.append((function.lineno, function.end_lineno or function.lineno))
-        for node in ast.walk(parsed(text)):
-            if isinstance(node, ast.Raise) or (isinstance(node, ast.If) and _raises(node)):
-                spans.append((node.lineno, node.end_lineno or node.lineno))
+        spans += [
+            (node.lineno, node.end_lineno or node.lineno)
+            for node in ast.walk(parsed(text))
+            if isinstance(node, ast.Raise) or (isinstance(node, ast.If) and _raises(node))
+        ]
         total += len({line for start, end in spans for line in range(start, end + 1)})
     return total
 
