@@ -6,13 +6,16 @@
     python benchmarks/revisions.py ../before --name issue_24       # also writes results/issue_24.md and .json
 
 Each checkout has a process of its own for each work; a round asks both in turn, and each round begins with the other
-one. What is quoted is the ratio of the medians of the seconds, before / after: above 1, this checkout is faster.
+one. Two processes of the same code differ by several percent for as long as they live, so there are several pairs of
+them. What is quoted is the median over the pairs of the ratio of the medians, before / after (lowest-highest): above 1,
+this checkout is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import subprocess
@@ -264,7 +267,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="the other checkout")
     parser.add_argument("--works", nargs="*", default=[""], help="beginnings of names")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each process")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of processes")
     parser.add_argument("--name", help="write results/NAME.md and .json")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -276,11 +280,13 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     for work in WORKS:
         if work.startswith(tuple(options.works)):
-            old, new = measure(options.before, work, options.rounds)
-            raw[work] = {"before": old, "after": new}
-            medians = statistics.median(old), statistics.median(new)
-            shown = (f"{1e3 * median:.1f}" for median in medians)
-            lines.append(f"| {work} | {' | '.join(shown)} | {medians[0] / medians[1]:.3f} |")
+            pairs = [measure(options.before, work, options.rounds) for _ in range(options.pairs)]
+            raw[work] = [{"before": old, "after": new} for old, new in pairs]
+            old, new = ([statistics.median(pair[which]) for pair in pairs] for which in (0, 1))
+            ratios = sorted(map(operator.truediv, old, new))
+            shown = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})"
+            seconds = " | ".join(f"{1e3 * statistics.median(each):.1f}" for each in (old, new))
+            lines.append(f"| {work} | {seconds} | {shown} |")
             print(lines[-1], flush=True)
     if options.name:
         (RESULTS / f"{options.name}.json").write_text(json.dumps(raw) + "\n")
