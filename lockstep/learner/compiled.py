@@ -31,8 +31,8 @@ MAX_SHAPES = 4
 NOT_TRACED = ("compute_gradients", "apply_gradients")
 """methods of the learner in whose place a compiled step has operations of its own"""
 Metric = tuple[str, str, int]
-Step = tuple[CompiledCode, list[Metric], list[str]]
-"""what is compiled, the metrics it gives out as one tensor, and the modules whose row errors come after it"""
+Step = tuple[CompiledCode, list[Metric], list[str], list[str]]
+"""what is compiled, the metrics it gives out as one tensor, and the modules whose row errors and row values follow"""
 
 
 class CompiledUpdate:
@@ -63,19 +63,20 @@ class CompiledUpdate:
             self._last_inputs = _leaves_of(padded) + state
         if self._last_step is None:
             return False
-        function, metrics, with_errors = self._last_step
+        function, metrics, with_errors, with_values = self._last_step
         for entry in self.learner.optimizers:
             entry.has_loss = self.learner.has_loss(entry, indices)
             self._rates[entry.key].set_()
         rows = [index for index in indices.values() if index is not None]
-        values, *errors = function([*rows, *self._last_inputs])
+        values, *found = function([*rows, *self._last_inputs])
         for entry in self.learner.optimizers:
             if self._rates[entry.key].bad_on_host():
                 entry.keep_bad_gradient()
-        if self.learner.gradient_watch.is_looking:
+        if self.learner.gradient_watch.missing:
             self.learner.gradient_watch.see(self.learner.optimizers)
         self.learner.metrics.log_many(metrics, values)
-        self.learner.row_errors.update(zip(with_errors, errors))
+        self.learner.row_errors.update(zip(with_errors, found))
+        self.learner.row_values = dict(zip(with_values, found[len(with_errors) :]))
         return True
 
     def _find(
@@ -138,28 +139,29 @@ class CompiledUpdate:
         inputs = rows + _leaves_of(columns) + self._state
         names: list[Metric] = []
         with_errors: list[str] = []
+        with_values: list[str] = []
 
         def step(*_: Tensor) -> tuple[Tensor, ...]:
             values = self._traced_step(columns, indices, names)
-            with_errors[:] = learner.row_errors
-            return values, *learner.row_errors.values()
+            with_errors[:], with_values[:] = learner.row_errors, learner.row_values
+            return values, *learner.row_errors.values(), *learner.row_values.values()
 
         saved = [tensor.clone() for tensor in inputs]
         outer, learner.metrics = learner.metrics, type(learner.metrics)()
-        learner.row_errors = {}
+        learner.row_errors, learner.row_values = {}, {}
         streams = learner.streams.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
                 graph = make_fx(step, decomposition_table=PRODUCTS)(*inputs)
         finally:
-            learner.metrics, learner.row_errors = outer, {}
+            learner.metrics, learner.row_errors, learner.row_values = outer, {}, {}
             learner.streams.set_state(streams)
             for tensor, before in zip(inputs, saved):
                 tensor.copy_(before)
         if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
             _tell_eager("it draws random numbers, and compiled code would not draw them from their streams")
             return None
-        return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors
+        return compile_graph(graph, inputs, learner.device.type == "cpu"), names, with_errors, with_values
 
     def _refusal(self) -> str | None:
         from lockstep.learner.learner import Learner

@@ -98,6 +98,8 @@ class Learner:
         """value of each metric at each gradient step of the last update"""
         self.row_errors: dict[str, Tensor] = {}
         """by module: error [N] of each own row of the last gradient step, where the loss leaves them for priorities"""
+        self.row_values: dict[str, Tensor] = {}
+        """by module: value [N] of each own row of the last gradient step, where its batch has value targets"""
         self.first_bad_tensor: str | None = None
         """name of the tensor whose gradient was not finite last, see `nan_policy`"""
         self.compiled: CompiledUpdate | None = None
@@ -342,7 +344,7 @@ class Learner:
         for entry in self.optimizers:
             self.reducer.sum_(entry.flat.grad)
         self.seconds.reduction += time.perf_counter() - started
-        if self.gradient_watch.is_looking:
+        if self.gradient_watch.missing:
             self.gradient_watch.see(self.optimizers, total)
         return self.optimizers.gradients()
 
@@ -364,7 +366,7 @@ class Learner:
         """Clips what the optimizers registered under `module_id` step (`ALL_MODULES` too); returns all of it."""
         for entry in self.optimizers.of_module(module_id):
             own = entry.flat.take(module_gradients_dict)
-            whole = [entry.flat.grad] if entry.flat.are_views(own) else own
+            whole = [entry.flat.grad] if own is entry.flat.grad_views else own
             norm = global_norm(whole)
             self.log(module_id, **{f"gradients_{entry.name}_global_norm": norm})
             if config.grad_clip is not None:

@@ -15,7 +15,7 @@ from lockstep.data.trajectories import Trajectories, num_rows_of
 from lockstep.learner.means import any_learner, counts_over_learners
 from lockstep.learner.minibatches import gather, module_minibatches, num_rows_in, step_counter
 from lockstep.learner.noise import with_noise
-from lockstep.learner.onpolicy import BatchValues
+from lockstep.learner.onpolicy import FirstValues
 from lockstep.learner.plan import Agreement, plan_update
 from lockstep.learner.results import Results
 from lockstep.learner.summary import StepCounts, summarize_update, tell_rows_left_out
@@ -110,12 +110,14 @@ def run_update(
     rng = learner.streams.numpy("minibatches")
     num_steps = step_counter(columns, plan.num_own_rows)
     passes, num_minibatches, before, num_rows_used = 0, 0, 0, 0
-    values = BatchValues(learner, {} if trajectories else columns, plan, options.minibatch_size)
+    values = FirstValues(learner, {} if trajectories else columns)
     for indices, ends_pass in module_minibatches(
         plan.num_rows, options.minibatch_size, options.num_epochs, shuffle, rng
     ):
         rows, stand_ins = plan.own_rows(indices)
-        run_minibatch(learner, columns, rows, stand_ins, None if num_minibatches else values)
+        run_minibatch(learner, columns, rows, stand_ins)
+        if passes == 0:
+            values.add(rows, stand_ins)
         learner.metrics.end_step()
         num_minibatches += 1
         num_rows_used += num_rows_in(indices, plan.num_rows)
@@ -145,12 +147,10 @@ def run_minibatch(
     columns: dict[str, TensorColumns],
     indices: Mapping[str, np.ndarray | None],
     stand_ins: frozenset[str],
-    values: BatchValues | None = None,
 ) -> None:
     """One gradient step on the learner's rows `indices`, compiled where that was asked for.
 
-    `stand_ins`: modules whose row is there only to keep the learner in step with the others. `values`: what takes in
-    the values that the step finds.
+    `stand_ins`: modules whose row is there only to keep the learner in step with the others.
     """
     learner.stand_ins = stand_ins
     learner.rows_in_step = 0
@@ -164,8 +164,5 @@ def run_minibatch(
     if learner.compiled is not None and learner.compiled.run(columns, tensors):
         learner.seconds.forward_backward += time.perf_counter() - started
     else:
-        batch = gather(columns, tensors)
-        found = learner._update(batch)
-        if values is not None and found:
-            values.add(found[0], batch, stand_ins)
+        learner._update(gather(columns, tensors))
     learner.after_gradient_step()

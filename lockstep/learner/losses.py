@@ -55,9 +55,14 @@ def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[s
         check_read(learner, fwd_out, batch, error.args[0] if error.args else None)
         raise
     learner.modules_in_step = tuple(batch)
+    learner.row_values = {
+        module_id: outputs[Columns.VF_PREDS].detach()
+        for module_id, outputs in fwd_out.items()
+        if Columns.VALUE_TARGETS in batch.get(module_id, ()) and Columns.VF_PREDS in outputs
+    }
     rows_in_all = learner.rows_in_step
     for module_id, loss in losses.items():
-        if module_id not in learner.module and module_id != ALL_MODULES:
+        if module_id not in batch and module_id != ALL_MODULES and module_id not in learner.module:
             raise ValueError(
                 f"compute_losses gave a loss for {module_id!r}; there are the modules {sorted(learner.module)}, and "
                 f"{ALL_MODULES!r} for one loss of all"

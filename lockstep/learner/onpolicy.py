@@ -23,7 +23,6 @@ from lockstep.ops import gae
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner
-    from lockstep.learner.plan import UpdatePlan
 
 
 def load_kernels(learner: Learner) -> None:
@@ -211,50 +210,36 @@ def log_explained_variance(
     learner.metrics.set(module_id, vf_explained_var=explained)
 
 
-class BatchValues:
-    """The values of a batch's rows before the first gradient step, for `vf_explained_var`.
+class FirstValues:
+    """The values that the first pass over a batch finds, each row's before it is trained on: for `vf_explained_var`."""
 
-    Where that step sees all rows it hands over the values that it finds (`add`); else they are computed here, once.
-    """
+    def __init__(self, learner: Learner, columns: Mapping[str, Any]) -> None:
+        self._learner = learner
+        self._columns = {module_id: part for module_id, part in columns.items() if Columns.VALUE_TARGETS in part}
+        self._found: dict[str, list[tuple[Tensor, np.ndarray | None]]] = {}
+        """by module: the values of some rows, and which these are (None: all)"""
 
-    def __init__(
-        self, learner: Learner, columns: Mapping[str, Any], plan: UpdatePlan, minibatch_size: int | None
-    ) -> None:
-        self._learner, self._pairs = learner, dict[str, tuple[Tensor, Tensor]]()
-        self._wanted = [module_id for module_id, part in columns.items() if Columns.VALUE_TARGETS in part]
-        if learner.compiled is not None or (minibatch_size or np.inf) < max(plan.num_rows.values()):
-            for module_id in self._wanted:
-                part = columns[module_id]
-                self._keep(module_id, self._values(module_id, part), part, module_id in plan.stand_ins)
-            self._wanted = []
-
-    def add(self, fwd_out: Any, batch: Mapping[str, Any], stand_ins: Collection[str]) -> None:
-        """Take the values that the first gradient step found, unless they are known already."""
-        for module_id in self._wanted:
-            outputs = fwd_out.get(module_id)
-            if isinstance(outputs, Mapping):
-                self._keep(module_id, outputs.get(Columns.VF_PREDS), batch[module_id], module_id in stand_ins)
-
-    @torch.no_grad()
-    def _values(self, module_id: str, part: Mapping[str, Any]) -> Tensor | None:
-        module = self._learner.module[module_id]
-        with self._learner.mixed_precision():
-            if type(module).compute_values is not RLModule.compute_values and not module.is_stateful():
-                return self._learner.to_tensor(module.compute_values(part))
-            found = module.forward_train(part).get(Columns.VF_PREDS)
-        return None if found is None else self._learner.to_tensor(found)
-
-    def _keep(self, module_id: str, values: Tensor | None, part: Mapping[str, Any], is_stand_in: bool) -> None:
-        targets, mask = part[Columns.VALUE_TARGETS], part.get(Columns.LOSS_MASK)
-        if values is None or values.shape != targets.shape:
-            return  # a loss of one's own may mean anything by these names
-        rows = slice(0) if is_stand_in else slice(None) if mask is None else mask
-        self._pairs[module_id] = values.detach()[rows], targets[rows]
+    def add(self, rows: Mapping[str, np.ndarray | None], stand_ins: Collection[str]) -> None:
+        """Take what the last gradient step found for its `rows`."""
+        for module_id, values in self._learner.row_values.items():
+            if module_id in self._columns:
+                found = self._found.setdefault(module_id, [])
+                if module_id not in stand_ins:
+                    found.append((values, rows[module_id]))
 
     def log_explained_variance(self) -> None:
         """Report the share of the targets' variance that the values explain, over the rows of all learners."""
-        for module_id, pair in self._pairs.items():
-            pred, target = (each.cpu().numpy().reshape(-1) for each in pair)
-            reducer = self._learner.reducer
-            explained = explained_variance_over_learners(reducer, pred, target, counts=len(pred) > 0)
+        for module_id, found in self._found.items():
+            targets, mask = (self._columns[module_id].get(n) for n in (Columns.VALUE_TARGETS, Columns.LOSS_MASK))
+            values, target = targets.new_empty(0), targets[:0]
+            if found:
+                indices = [np.arange(len(targets)) if index is None else index for _, index in found]
+                rows = torch.from_numpy(np.concatenate(indices)).to(targets.device)
+                values, target = torch.cat([each for each, _ in found]), targets[rows]
+                if values.shape != target.shape:
+                    continue  # a loss of one's own may mean anything by these names
+                if mask is not None:
+                    values, target = values[mask[rows]], target[mask[rows]]
+            pred, target = (each.cpu().numpy().reshape(-1) for each in (values, target))
+            explained = explained_variance_over_learners(self._learner.reducer, pred, target, counts=len(pred) > 0)
             self._learner.metrics.set(module_id, vf_explained_var=explained)

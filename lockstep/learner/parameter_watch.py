@@ -120,7 +120,7 @@ class GradientWatch:
         self._named: set[nn.Parameter] = set()
         """those told of already"""
         self._steps_to_go = 0
-        self._missing: dict[nn.Parameter, RegisteredOptimizer] = {}
+        self.missing: dict[nn.Parameter, RegisteredOptimizer] = {}
         """while it looks: those without a gradient so far"""
         self._connected: set[nn.Parameter] = set()
         """those of them that a loss depends on all the same: their gradient is 0"""
@@ -131,30 +131,25 @@ class GradientWatch:
         """An update begins."""
         if self._steps_to_go <= 0:
             learning = {p: entry for entry in entries for p in entry.flat.params if p.requires_grad}
-            self._missing = {p: entry for p, entry in learning.items() if p not in self._named}
+            self.missing = {p: entry for p, entry in learning.items() if p not in self._named}
             self._steps_to_go = STEPS_BETWEEN_LOOKS
             self._connected.clear()
             self._steps.clear()
 
     def forget(self) -> None:
         """Looks anew, after parameters have come, gone or changed."""
-        self._missing, self._steps_to_go = {}, 0
-
-    @property
-    def is_looking(self) -> bool:
-        """Are there parameters that had no gradient so far?"""
-        return bool(self._missing)
+        self.missing, self._steps_to_go = {}, 0
 
     def see(self, entries: Iterable[RegisteredOptimizer], loss: Tensor | None = None) -> None:
         """Takes note of the flat gradients after a backward pass. `loss`: what it was of, where its graph is known."""
         self._steps.update(["", *(entry.key for entry in entries if entry.has_loss)])
-        params = list(self._missing)
+        params = list(self.missing)
         nodes = None if loss is None else _nodes_of(loss)
         node_of = torch.autograd.graph.get_gradient_edge
         self._connected.update(p for p in params if nodes is None or (p.requires_grad and node_of(p).node in nodes))
-        gradients = [entry.flat.grad_by_param[p] for p, entry in self._missing.items()]
+        gradients = [entry.flat.grad_by_param[p] for p, entry in self.missing.items()]
         largest = torch.stack([torch.linalg.vector_norm(gradient, math.inf) for gradient in gradients]).tolist()
-        self._missing = {p: self._missing[p] for p, size in zip(params, largest) if size == 0.0}
+        self.missing = {p: self.missing[p] for p, size in zip(params, largest) if size == 0.0}
 
     def end(self, learner: Learner, module_ids: Collection[str], num_steps: int) -> int:
         """An update of `num_steps` gradient steps ends. Names what was found, once (on one learner); returns how many
@@ -162,13 +157,13 @@ class GradientWatch:
         """
         starts_anew = self._steps_to_go == STEPS_BETWEEN_LOOKS
         self._steps_to_go -= num_steps
-        if not starts_anew and not self._missing:
+        if not starts_anew and not self.missing:
             return 0
         # Of a network that begins with weights of 0, the layers before them have a gradient of 0 in the first step.
-        found = [p for p, e in self._missing.items() if self._steps[e.key] >= (2 if p in self._connected else 1)]
+        found = [p for p, e in self.missing.items() if self._steps[e.key] >= (2 if p in self._connected else 1)]
         self._named.update(found)
         goes_on = self._steps[""] < STEPS_OF_A_LOOK
-        self._missing = {p: e for p, e in self._missing.items() if goes_on and p not in self._named}
+        self.missing = {p: e for p, e in self.missing.items() if goes_on and p not in self._named}
         names = {p: name for name, p in learner.module.named_parameters()}
         names |= {value: name for name, value in learner.registered.items() if isinstance(value, nn.Parameter)}
         without = [names.get(p, f"a parameter of shape {tuple(p.shape)}") for p in found]

@@ -53,13 +53,14 @@ class DefaultActorCriticModule(RLModule):
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """`"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
-        if self.value_head is None:
+        value_encoder, value_head = self.value_encoder, self.value_head
+        if value_head is None:
             raise RuntimeError(NO_VALUES)
-        if self.value_encoder is None:
+        if value_encoder is None:
             features = self.encoder(*self._inputs(batch))
-            inputs, values = self.policy_head(features), self.value_head(features)
+            inputs, values = self.policy_head(features), value_head(features)
         else:
-            inputs, values = self._run(batch, (self.encoder, self.policy_head), (self.value_encoder, self.value_head))
+            inputs, values = self._run(batch, (self.encoder, self.policy_head), (value_encoder, value_head))
         return {"action_dist_inputs": self._policy(batch, inputs), "vf_preds": values.squeeze(-1)}
 
     def compute_values(self, batch: Batch) -> Tensor:

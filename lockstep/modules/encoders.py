@@ -197,7 +197,7 @@ class Encoder(nn.Module):
 
     def _rest(self, obs: Any, dtype: torch.dtype, *head: nn.Module) -> Network:
         """The features, and the layers that they still have to go through."""
-        features = self.features(obs).to(dtype)
-        if is_watched(self.mlp) or type(self.mlp) is not nn.Sequential:
-            return self.mlp(features), head
-        return features, (*self.mlp._modules.values(), *head)
+        features, mlp = self.features(obs).to(dtype), self.mlp
+        if is_watched(mlp) or type(mlp) is not nn.Sequential:
+            return mlp(features), head
+        return features, (*mlp._modules.values(), *head)

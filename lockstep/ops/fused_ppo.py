@@ -9,6 +9,7 @@ two 64 x 64 networks on 256 rows: 1,010 us without it, 800 us with it. The numbe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +33,16 @@ class Others(NamedTuple):
     """the sum over all learners, in place"""
 
 
+@cache
+def _kernels() -> Any:
+    from lockstep.ops import _fused_ppo_kernels  # when first needed: numba takes its time to load
+
+    return _fused_ppo_kernels
+
+
 def moments(values: Tensor) -> Tensor:
     """`[3]` float64: the number of `values` `[N]`, their mean, and the sum of their squared distances from it."""
-    from lockstep.ops import _fused_ppo_kernels as kernels
-
+    kernels = _kernels()
     found = torch.empty(3, dtype=torch.float64)
     kernels.moments(values.detach().contiguous().numpy(), found.numpy())
     return found
@@ -127,8 +134,7 @@ class _PpoLoss(torch.autograd.Function):
         settings: Any,
         others: Others | None,
     ) -> tuple[Tensor, Tensor]:
-        from lockstep.ops import _fused_ppo_kernels as kernels
-
+        kernels = _kernels()
         kernel = kernels.categorical if distribution is Categorical else kernels.diag_gaussian
         # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
         if not all(map(Tensor.is_contiguous, (inputs, values, *rows))):

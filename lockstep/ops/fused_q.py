@@ -7,6 +7,7 @@ writes out (the tests compare them), summed in float64.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 _NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 _NO_VALUES = {dtype: torch.empty(0, 0, dtype=dtype) for dtype in _NONE}
 _WHOLE = (torch.int64, torch.int32)
+
+
+@cache
+def _kernels() -> Any:
+    from lockstep.ops import _fused_q_kernels  # when first needed: numba takes its time to load
+
+    return _fused_q_kernels
 
 
 def can_fuse(values: Tensor, actions: Tensor, *columns: Tensor) -> bool:
@@ -84,8 +92,7 @@ class _QLoss(torch.autograd.Function):
     def forward(
         ctx: Any, values: Tensor, columns: tuple[Tensor, ...], gamma: float, delta: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from lockstep.ops import _fused_q_kernels as kernels
-
+        kernels = _kernels()
         # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
         values, columns = values.contiguous(), tuple(column.contiguous() for column in columns)
         of_values, errors, terms = torch.empty_like(values), values.new_empty(len(values)), values.new_empty(3)

@@ -132,6 +132,12 @@ class RunningMoments:
         self._scale_cache.clear()
 
 
+def _squares(values: np.ndarray) -> float:
+    """Sum of squared distances from the mean (faster than `np.var` for the few numbers of a rollout)."""
+    apart = (values - values.sum() / values.size).reshape(-1)
+    return float(apart @ apart)
+
+
 @overload
 def explained_variance(pred: Tensor, target: Tensor) -> Tensor: ...
 @overload
@@ -162,4 +168,4 @@ def explained_variance(pred: Any, target: Any) -> Tensor | float:
         return torch.where(target.max() > target.min(), ratio, torch.nan)
     if target.size == 0 or not target.max() > target.min():
         return float("nan")
-    return float(1.0 - np.var(target - pred) / np.var(target))
+    return float(1.0 - _squares(target - pred) / _squares(target))
