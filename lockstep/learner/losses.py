@@ -58,7 +58,9 @@ def losses_of(learner: Learner, batch: dict[str, TensorColumns]) -> tuple[dict[s
     learner.row_values = {
         module_id: outputs[Columns.VF_PREDS].detach()
         for module_id, outputs in fwd_out.items()
-        if Columns.VALUE_TARGETS in batch.get(module_id, ()) and Columns.VF_PREDS in outputs
+        if Columns.VALUE_TARGETS in batch.get(module_id, ())
+        and isinstance(outputs, dict)
+        and Columns.VF_PREDS in outputs
     }
     rows_in_all = learner.rows_in_step
     for module_id, loss in losses.items():
