@@ -47,8 +47,8 @@ from lockstep.modules.model_config import ModelConfig
 from lockstep.replay.config import ReplaySection
 from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
+from lockstep.state.checks import suggestion
 from lockstep.state.sections import FROZEN
-from lockstep.state.values import suggestion
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from lockstep.state.values import check_whole
+from lockstep.state.checks import check_whole
 
 GoalFunction = Callable[[Any, Any, Any], Any]
 """`f(achieved_goal [N, ...], desired_goal [N, ...], info) -> [N]`"""

@@ -16,8 +16,8 @@ from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envp
 from lockstep.envs.names import known_id, named_environment, suggestion
 from lockstep.envs.sync import LightSyncVectorEnv, single
 from lockstep.envs.workers import WorkerVectorEnv
+from lockstep.state.checks import check_whole
 from lockstep.state.restarts import RestartLimits
-from lockstep.state.values import check_whole
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.envs.pettingzoo_play import AgentID, play_of
-from lockstep.state.values import check_whole
+from lockstep.state.checks import check_whole
 
 
 class PettingZooEnvs:

@@ -20,9 +20,9 @@ from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.env_state import check_rows
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.envs.worker import shared_tree, work
+from lockstep.state.checks import is_number
 from lockstep.state.copies import no_copies
 from lockstep.state.restarts import RestartBudget, RestartLimits
-from lockstep.state.values import is_number
 
 _GRACE = 1.0
 """seconds that a worker is given to end by itself"""

@@ -68,10 +68,3 @@ def checked_names(what: str, names: Any) -> list[str] | None:
     if isinstance(given, Mapping) or not isinstance(given, Collection) or not all(isinstance(n, str) for n in given):
         raise TypeError(f"{what}={names!r} must be one name, a list of names, or None")
     return list(given)
-
-
-def check_flags(**flags: Any) -> None:
-    """Raises `TypeError` for a value that is neither True nor False."""
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}={value!r} must be True or False")

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from lockstep.learner.option_types import takes_batch
+from lockstep.state.checks import is_number
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.sections import Section
-from lockstep.state.values import is_number
 
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]

@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.learner.argument_checks import check_batch, check_episodes, check_flags, checked_names
+from lockstep.learner.argument_checks import check_batch, check_episodes, checked_names
 from lockstep.learner.backend import LearnerBackend, LocalBackend
 from lockstep.learner.checkpointing import checkpoint_folders, learner_from_folders, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
@@ -24,6 +24,7 @@ from lockstep.learner.requests import OnFull, RequestQueue, UpdateRequest, num_s
 from lockstep.learner.results import Results
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.checks import check_flags
 
 Updated = Results | list[Results] | list[list[Results]]
 WhoLearns = Collection[str] | Callable[..., bool] | None

@@ -19,13 +19,13 @@ from lockstep.learner.onpolicy import FirstValues
 from lockstep.learner.plan import Agreement, plan_update
 from lockstep.learner.results import Results
 from lockstep.learner.summary import StepCounts, summarize_update, tell_rows_left_out
-from lockstep.state.values import suggestion
+from lockstep.state.checks import check_flags, check_whole, suggestion
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
 
 
-WHOLE, NUMBERS = (int, np.integer), (int, float, np.integer)
+NUMBERS = (int, float, np.integer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,9 @@ class UpdateOptions:
     """a new permutation for each pass; ignored where `minibatch_size` is None"""
 
     def __post_init__(self) -> None:
-        for name, value in (("num_epochs", self.num_epochs), ("minibatch_size", self.minibatch_size)):
-            whole = isinstance(value, WHOLE) and not isinstance(value, bool) and value >= 1
-            if not whole and not (value is None and name == "minibatch_size"):
-                allowed = "at least 1" + (", or None for the whole batch" if name == "minibatch_size" else "")
-                raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, {allowed}")
-        if not isinstance(self.shuffle_batch_per_epoch, bool | np.bool_):
-            raise TypeError(f"shuffle_batch_per_epoch={self.shuffle_batch_per_epoch!r} must be True or False")
+        check_whole("num_epochs", self.num_epochs, 1)
+        check_whole("minibatch_size", self.minibatch_size, 1, optional=True)
+        check_flags(shuffle_batch_per_epoch=self.shuffle_batch_per_epoch)
         steps: Mapping[Any, Any] = self.timesteps if isinstance(self.timesteps, (dict, Mapping)) else {"": None}
         for name, value in steps.items():
             if not isinstance(value, NUMBERS) or value is True or not isinstance(name, str):

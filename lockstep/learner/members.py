@@ -20,8 +20,8 @@ from lockstep.modules import (
     RLModuleSpec,
     check_module_id,
 )
+from lockstep.state.checks import suggestion
 from lockstep.state.schedules import Schedule
-from lockstep.state.values import suggestion
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner

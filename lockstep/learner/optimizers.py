@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lockstep.learner.config import NanPolicy
 from lockstep.learner.flat import FlatParameters
+from lockstep.state.checks import is_number
 from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
-from lockstep.state.values import is_number
 
 ALL_MODULES = "__all_modules__"
 DEFAULT_OPTIMIZER = "default_optimizer"

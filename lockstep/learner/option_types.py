@@ -11,8 +11,8 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
+from lockstep.state.checks import suggestion
 from lockstep.state.schedules import Schedule
-from lockstep.state.values import suggestion
 
 ELSEWHERE = {
     "learning_rate": "lr",

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from lockstep.state.values import suggestion
+from lockstep.state.checks import suggestion
 
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")

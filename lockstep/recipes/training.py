@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.algorithms import AlgorithmConfig, get_config
 from lockstep.envs.names import named_environment
 from lockstep.recipes import Recipe, find_recipe
-from lockstep.state.values import check_whole
+from lockstep.state.checks import check_whole
 from lockstep.trainer.build import stretch_schedules
 from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.run import TrainResult, prepare_run, run_in_folder

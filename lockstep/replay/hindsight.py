@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.replay.ring import Ring
-from lockstep.state.values import is_number
+from lockstep.state.checks import is_number
 
 STRATEGIES = ("future", "final", "episode")
 KEYS = ("observation", "achieved_goal", "desired_goal")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.state.values import is_number
+from lockstep.state.checks import is_number
 
 
 @dataclass(frozen=True)

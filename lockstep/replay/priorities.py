@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.ops import SumTree
 from lockstep.state import Schedule, ScheduleLike
-from lockstep.state.values import is_number
+from lockstep.state.checks import is_number
 
 
 def schedule_of_beta(beta: ScheduleLike, name: str = "beta") -> Schedule:

@@ -15,9 +15,10 @@ from lockstep.envs import WorkerVectorEnv, make_vector
 from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_ends, checked_count, first_not_finite, refuse_row
+from lockstep.rollout.checks import check_ends, first_not_finite, refuse_row
 from lockstep.rollout.collector import ActingPolicy, Collector
 from lockstep.rollout.replay_writer import begin_in_mid_episode, leave_out, take_actions_of
+from lockstep.state.checks import check_whole
 from lockstep.state.streams import RandomStreams
 
 
@@ -113,7 +114,7 @@ class AsyncCollector(Collector):
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
         if n_step is not None and n_episode is None:
-            return checked_count("n_step", n_step)  # exact, whatever the number of environments
+            return check_whole("n_step", n_step, 1)  # exact, whatever the number of environments
         return super()._checked_amount(n_step, n_episode)
 
     def _begin_collect(self) -> int:

@@ -14,6 +14,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.group_collector import GroupCollector, PublishingPolicy, merged_stats
 from lockstep.rollout.runner_group import EnvRunnerGroup
+from lockstep.state.checks import check_whole, check_wholes
 from lockstep.tracking.statistics import CollectStats
 
 WAIT_S = 1.0
@@ -69,13 +70,8 @@ class AsyncGroupCollector(GroupCollector):
         fragments_per_batch: int,
         max_lag: int,
     ) -> None:
-        for name, value, least in (
-            ("fragment_length", fragment_length, 1),
-            ("fragments_per_batch", fragments_per_batch, 1),
-            ("max_lag", max_lag, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}")
+        check_wholes(fragment_length=fragment_length, fragments_per_batch=fragments_per_batch)
+        check_whole("max_lag", max_lag, 0)
         self.fragment_length, self.fragments_per_batch, self.max_lag = fragment_length, fragments_per_batch, max_lag
         self.counts = StepCounts()
         self._versioned = policy

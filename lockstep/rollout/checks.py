@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import named_leaves
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.checks import check_flags, check_functions, check_whole
 from lockstep.state.copies import no_copies
 from lockstep.state.streams import RandomStreams
 
@@ -32,10 +33,8 @@ def check_collector(policy: Any, flags: Mapping[str, Any], hooks: Mapping[str, A
     """Raises `ValueError` for something that cannot act, that is neither True nor False, or that is no function."""
     if not callable(getattr(policy, "act", None)) or not callable(getattr(policy, "check_spaces", None)):
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
-    check_flags(flags)
-    for name, hook in hooks.items():
-        if hook is not None and not callable(hook):
-            raise ValueError(f"{name}={hook!r} is not allowed; it must be a function, or None")
+    check_flags(**flags)
+    check_functions(**hooks)
 
 
 def chosen_streams(seed: int | None, streams: RandomStreams | None) -> RandomStreams:
@@ -48,13 +47,6 @@ def chosen_streams(seed: int | None, streams: RandomStreams | None) -> RandomStr
     if seed is not None:
         raise ValueError(f"seed={seed} and streams are not allowed together; the streams have a seed of their own")
     return streams
-
-
-def check_flags(flags: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for one that is neither True nor False."""
-    for name, flag in flags.items():
-        if not isinstance(flag, bool | np.bool_):
-            raise ValueError(f"{name}={flag!r} is not allowed; it must be True or False")
 
 
 def checked_epsilon(epsilon: float) -> float:
@@ -74,7 +66,7 @@ def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int, *, 
     if len(given) != 1:
         raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
     name, amount = given[0]
-    checked_count(name, amount)
+    check_whole(name, amount, 1)
     if name == "n_step" and amount % num_envs:
         rounded = -(-amount // num_envs) * num_envs
         warnings.warn(
@@ -82,13 +74,6 @@ def checked_amount(n_step: int | None, n_episode: int | None, num_envs: int, *, 
             f"the {num_envs} environments: {rounded} are collected",
             stacklevel=depth,
         )
-    return int(amount)
-
-
-def checked_count(name: str, amount: int) -> int:
-    """Raises `ValueError` for what is no whole number of at least 1."""
-    if isinstance(amount, bool) or not isinstance(amount, int | np.integer) or amount < 1:
-        raise ValueError(f"{name}={amount!r} is not allowed; it must be a whole number, at least 1")
     return int(amount)
 
 

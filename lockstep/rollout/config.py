@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lockstep.state.checks import check_whole
 from lockstep.state.sections import Section
-from lockstep.state.values import check_whole
 
 VECTORIZE_MODES = ("auto", "sync", "async", "vector", "envpool")
 BATCH_MODES = ("truncate_episodes", "complete_episodes")

@@ -21,7 +21,6 @@ from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.checks import (
     check_ends,
-    check_flags,
     checked_amount,
     checked_epsilon,
     chosen_streams,
@@ -31,6 +30,7 @@ from lockstep.rollout.checks import (
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.random_actions import random_actions
 from lockstep.rollout.replay_writer import take_actions_of
+from lockstep.state.checks import check_flags
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
@@ -95,7 +95,7 @@ class MultiAgentCollector:
                 f"policy={policy!r} is not allowed; it must be a MultiAgentPolicy (build_policy() of a configuration "
                 "with multi_agent(policies=...))"
             )
-        check_flags({"exploration_noise": exploration_noise, "raise_on_nan_in_buffer": raise_on_nan_in_buffer})
+        check_flags(exploration_noise=exploration_noise, raise_on_nan_in_buffer=raise_on_nan_in_buffer)
         self.policy = policy
         self.env = env if isinstance(env, PettingZooEnvs) else PettingZooEnvs(env, num_envs)
         if num_envs not in (1, self.env.num_envs):

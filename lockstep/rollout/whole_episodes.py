@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.rollout.checks import checked_count
 from lockstep.rollout.collector import Collector
+from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStats
 
 
@@ -30,7 +30,7 @@ class WholeEpisodeCollector(Collector):
             return super().collect(n_step, n_episode, random=random, reset_before_collect=reset_before_collect)
         if reset_before_collect is False:
             raise ValueError("reset_before_collect=False: whole episodes begin with the collect; leave it out")
-        amount = checked_count("n_step", n_step)
+        amount = check_whole("n_step", n_step, 1)
         first = 0 if self.store is None else self.store.size
         stats = CollectStats()
         try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from lockstep.state.values import check_whole, is_number
+from lockstep.state.checks import check_whole, is_number
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.state.checks import check_whole, suggestion
 from lockstep.state.sections import Section
-from lockstep.state.values import check_whole, suggestion
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
 from lockstep.tracking.mlflow import MLflowLogger

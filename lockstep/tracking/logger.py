@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from lockstep.state.values import check_whole
+from lockstep.state.checks import check_whole
 from lockstep.tracking.records import REDUCTIONS, aggregate, flatten
 
 SaveCheckpointFn = Callable[[int, int, int], Any]

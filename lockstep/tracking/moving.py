@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from lockstep.ops.statistics import RunningMoments
-from lockstep.state.values import check_whole, is_number
+from lockstep.state.checks import check_whole, is_number
 
 
 class MovAvg:

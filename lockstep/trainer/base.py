@@ -13,8 +13,8 @@ from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout import CollectorLike
+from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes
 from lockstep.state.copies import no_copies
-from lockstep.state.values import check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -29,10 +29,7 @@ from lockstep.trainer.callbacks import Callback, LoggingCallback, have_saver, sa
 from lockstep.trainer.checkpoints import resume_from_logger
 from lockstep.trainer.checks import (
     can_test_in_train,
-    check_choice,
     check_evaluation,
-    check_flags,
-    check_functions,
     check_observers,
     check_parts,
     check_reset,
@@ -134,10 +131,10 @@ class BaseTrainer:
         self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
         self.total_steps: int | None = check_whole("total_steps", total_steps, 1, optional=True)
         seed = check_whole("seed", seed, 0, optional=True)
-        check_functions({**evaluated, "train_fn": train_fn, "save_checkpoint_fn": save_checkpoint_fn})
+        check_functions(**evaluated, train_fn=train_fn, save_checkpoint_fn=save_checkpoint_fn)
         self.episode_per_test = check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
         check_observers(logger, callbacks, resume_from_log)
-        check_flags({**flags, "test_in_train": test_in_train})
+        check_flags(**flags, test_in_train=test_in_train)
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
         self.policy, self.train_collector, self.test_collector = policy, train_collector, test_collector
         self.train_fn, self.test_fn, self.stop_fn = train_fn, test_fn, stop_fn

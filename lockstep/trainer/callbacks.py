@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.values import check_number, check_whole, check_wholes
+from lockstep.state.checks import check_number, check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
 from lockstep.trainer.checkpoints import save_trainer
 from lockstep.trainer.events import (

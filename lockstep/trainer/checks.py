@@ -14,7 +14,7 @@ from lockstep.replay import ReplayBuffer
 from lockstep.replay.storage import shapes_of_space
 from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.async_group import AsyncGroupCollector
-from lockstep.state.values import check_whole, suggestion
+from lockstep.state.checks import check_flags, check_functions, check_whole, suggestion
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.trainer.callbacks import Callback
 
@@ -116,19 +116,6 @@ def check_amount(step_per_collect: Any, episode_per_collect: Any) -> tuple[int |
     )
 
 
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Raises `ValueError` unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not allowed; choose one of {', '.join(map(repr, allowed))}")
-
-
-def check_functions(functions: dict[str, Any]) -> None:
-    """Raises `ValueError` for one that is neither None nor callable."""
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
-
-
 def can_test_in_train(wanted: bool, stop_fn: Any) -> bool:
     """Whether an evaluation inside an epoch could stop the run; a warning where it is wanted in vain."""
     if wanted and stop_fn is None:
@@ -136,16 +123,9 @@ def can_test_in_train(wanted: bool, stop_fn: Any) -> bool:
     return wanted and stop_fn is not None
 
 
-def check_flags(flags: dict[str, Any]) -> None:
-    """Raises `ValueError` for one that is neither True nor False."""
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r} is not allowed; it must be True or False")
-
-
 def check_reset(reset_collectors: Any, reset_buffer: Any) -> None:
     """Raises `ValueError` for what is neither True nor False, and for a buffer that is to be emptied alone."""
-    check_flags({"reset_collectors": reset_collectors, "reset_buffer": reset_buffer})
+    check_flags(reset_collectors=reset_collectors, reset_buffer=reset_buffer)
     if reset_buffer and not reset_collectors:
         raise ValueError(
             "reset_buffer=True is not allowed with reset_collectors=False; a buffer is emptied where its collector "
@@ -156,7 +136,7 @@ def check_reset(reset_collectors: Any, reset_buffer: Any) -> None:
 def check_parts(policy: Any, train_collector: Any, test_collector: Any, reward_metric: Any) -> None:
     """Raises `ValueError` for something that is no policy or no collector, for collectors of another policy, and for a
     `reward_metric` where there is one agent."""
-    check_functions({"reward_metric": reward_metric})
+    check_functions(reward_metric=reward_metric)
     if not isinstance(policy, AnyPolicy):
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
     for name, collector in (("train_collector", train_collector), ("test_collector", test_collector)):

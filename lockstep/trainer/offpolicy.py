@@ -18,7 +18,7 @@ from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.transfer import join
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.values import check_whole, is_number
+from lockstep.state.checks import check_whole, is_number
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer
 from lockstep.trainer.checks import check_amount, check_discounts, check_foreign, check_online, check_stacks

@@ -12,7 +12,7 @@ from lockstep.data.episode_store import EpisodeStore
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.rollout import CollectorLike, MultiAgentCollector
-from lockstep.state.values import check_whole
+from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.checks import check_amount, check_foreign, check_online

@@ -17,8 +17,8 @@ from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.algorithms.plain_values import named_options
 from lockstep.algorithms.starting import start_from
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
+from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
-from lockstep.state.values import check_whole
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
 from lockstep.trainer.build import Trainer, build_trainer, epoch_length, restore_trainer, steps_per_update

@@ -17,7 +17,11 @@ from lockstep.modules import RLModule
     [
         ({"timesteps": 5}, TypeError, "timesteps must be a dict"),
         ({"timesteps": {"num_env_steps_sampled_lifetime": "x"}}, TypeError, "timesteps must be a dict"),
-        ({"shuffle_batch_per_epoch": "yes"}, TypeError, "shuffle_batch_per_epoch='yes' must be True or False"),
+        (
+            {"shuffle_batch_per_epoch": "yes"},
+            ValueError,
+            "shuffle_batch_per_epoch='yes' is not allowed",
+        ),
         ({"num_epochs": 0}, ValueError, "num_epochs=0 is not allowed"),
         ({"minibatch_size": 2.5}, ValueError, "minibatch_size=2.5 is not allowed"),
     ],

@@ -1,0 +1,74 @@
+"""Checks of arguments: each message names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is an int or a float, Python's or NumPy's, and not True or False."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """Return whether `value` is a whole number, Python's or NumPy's, and not True or False."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def suggestion(name: object, known: Iterable[str], *, elsewhere: Sequence[str] = (), most: int = 1) -> str:
+    """Return "did you mean ...?" with up to `most` of the known names near to `name`, or a list of all of them.
+
+    `elsewhere`: known names that mean the same as `name` does in other libraries; they come first.
+    """
+    names = list(dict.fromkeys(known))
+    near = elsewhere or get_close_matches(str(name), names, n=most, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names)}"
+
+
+def check_whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:
+    """Return `value` as Python's int; `ValueError` unless it is whole and at least `least` (or None if `optional`)."""
+    if optional and value is None:
+        return None
+    if not is_whole(value) or value < least:
+        none = ", or None" if optional else ""
+        raise ValueError(f"{name}={value!r} is not allowed; it must be a whole number, at least {least}{none}")
+    return int(value)
+
+
+def check_wholes(**values: Any) -> list[int]:
+    """Return the values as Python's ints; `ValueError` unless each is a whole number of at least 1."""
+    return [check_whole(name, value, 1) for name, value in values.items()]
+
+
+def check_number(name: str, value: Any, *, above: float = -math.inf) -> None:
+    """Raise `ValueError` unless `value` is None or a finite number larger than `above`."""
+    if value is None:
+        return
+    if not is_number(value) or not math.isfinite(value) or value <= above:
+        limit = "" if above == -math.inf else f" above {above:g}"
+        raise ValueError(f"{name}={value!r} is not allowed; it must be a number{limit}, or None")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise `ValueError` unless each value is True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{name}={value!r} is not allowed; it must be True or False")
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raise `ValueError` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not allowed; choose one of {', '.join(map(repr, allowed))}")
+
+
+def check_functions(**functions: Any) -> None:
+    """Raise `ValueError` unless each value is None or can be called."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
