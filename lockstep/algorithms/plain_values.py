@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.spaces import Space
 
+from lockstep.data.space_codec import describe_space, space_from
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
-from lockstep.modules.spaces import space_from_dict, space_to_dict
 
 if TYPE_CHECKING:
     from lockstep.algorithms.config import AlgorithmConfig
@@ -27,7 +27,7 @@ def to_plain(path: str, value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return to_plain(path, asdict(value))
     if isinstance(value, Space):  # before Mapping, which a Dict space is too
-        return {"__space__": space_to_dict(value)}
+        return {"__space__": describe_space(value)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(f"{path}.{key}", part) for key, part in value.items()}
     if isinstance(value, set | frozenset):
@@ -78,7 +78,7 @@ def from_plain(value: Any) -> Any:
     if set(value) == {"__path__"}:
         return Path(value["__path__"])
     if set(value) == {"__space__"}:
-        return space_from_dict(value["__space__"])
+        return space_from(value["__space__"])
     if set(value) == {"__set__"}:
         return set(value["__set__"])
     if set(value) == {"__spec__"}:

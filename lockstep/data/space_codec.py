@@ -1,4 +1,4 @@
-"""Spaces as plain data (dicts, numbers, arrays), so that the state of an episode can be written to a checkpoint."""
+"""Spaces as plain values that JSON can hold, for specs, configurations and the state of episodes."""
 
 from __future__ import annotations
 
@@ -6,56 +6,63 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import Space
 
-_KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple")
 
+def describe_space(space: Space[Any] | None) -> dict[str, Any] | None:
+    """Return a space as plain values; `space_from` gives back an equal one. None for None.
 
-def describe_space(space: Any) -> dict[str, Any] | None:
-    """A dict for Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple spaces; None for None.
-
-    Raises `ValueError` for another kind of space.
+    Raises:
+        ValueError: a space other than Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple.
     """
     if space is None:
         return None
-    kind = next((base.__name__ for base in type(space).__mro__ if base.__name__ in _KINDS), "")
-    if kind == "Box":
-        return {"type": kind, "low": space.low.copy(), "high": space.high.copy(), "dtype": str(space.dtype)}
-    if kind == "Discrete":
-        return {"type": kind, "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
-    if kind == "MultiDiscrete":
-        start = np.array(space.start)
-        return {"type": kind, "nvec": np.array(space.nvec), "start": start, "dtype": str(space.dtype)}
-    if kind == "MultiBinary":
-        return {"type": kind, "shape": [int(size) for size in space.shape]}
-    if kind == "Text":
+    if isinstance(space, spaces.Box):
+        low, high = _plain_bounds(space.low), _plain_bounds(space.high)
+        return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), "low": low, "high": high}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, start = space.nvec.tolist(), space.start.tolist()
+        return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": list(space.shape)}
+    if isinstance(space, spaces.Text):
         characters = "".join(sorted(space.character_set))
-        return {"type": kind, "min": space.min_length, "max": space.max_length, "characters": characters}
-    if kind == "Dict":
-        return {"type": kind, "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
-    if kind == "Tuple":
-        return {"type": kind, "spaces": [describe_space(part) for part in space.spaces]}
+        return {"type": "Text", "min": space.min_length, "max": space.max_length, "characters": characters}
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [describe_space(part) for part in space.spaces]}
     raise ValueError(
-        f"the space {space} cannot be written; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Text, "
-        "Dict and Tuple"
+        f"the space {space} cannot be written; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and "
+        "Tuple"
     )
 
 
 def space_from(described: Mapping[str, Any] | None) -> Any:
-    """The space that `describe_space` described."""
+    """Return the space that `describe_space` described, in this version or an earlier one.
+
+    Raises:
+        ValueError: an unknown type.
+    """
     if described is None:
         return None
-    from gymnasium import spaces
-
-    kind = described["type"]
+    kind = described.get("type")
     if kind == "Box":
-        return spaces.Box(described["low"], described["high"], dtype=np.dtype(described["dtype"]).type)
+        dtype = np.dtype(described["dtype"])
+        low, high = (np.array(described[name], dtype) for name in ("low", "high"))
+        shape = tuple(described.get("shape", low.shape))  # earlier versions wrote arrays, and no shape
+        low, high = (np.broadcast_to(bound, shape).copy() for bound in (low, high))
+        return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         return spaces.Discrete(described["n"], start=described["start"], dtype=np.dtype(described["dtype"]).type)
     if kind == "MultiDiscrete":
-        dtype = np.dtype(described["dtype"]).type
-        return spaces.MultiDiscrete(described["nvec"], dtype=dtype, start=described["start"])
+        nvec, start = np.array(described["nvec"]), np.array(described["start"])
+        return spaces.MultiDiscrete(nvec, dtype=np.dtype(described["dtype"]).type, start=start)
     if kind == "MultiBinary":
-        shape = described["shape"]
+        shape = tuple(described["n"] if "n" in described else described["shape"])
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     if kind == "Text":
         return spaces.Text(described["max"], min_length=described["min"], charset=described["characters"])
@@ -64,3 +71,10 @@ def space_from(described: Mapping[str, Any] | None) -> Any:
     if kind == "Tuple":
         return spaces.Tuple([space_from(part) for part in described["spaces"]])
     raise ValueError(f"unknown kind of space {kind!r}")
+
+
+def _plain_bounds(bounds: np.ndarray) -> Any:
+    """Return one number where all bounds are equal (the file of an image stays small), else nested lists."""
+    if bounds.size > 1 and (bounds == bounds.flat[0]).all():
+        return bounds.flat[0].item()
+    return bounds.tolist()

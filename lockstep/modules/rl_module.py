@@ -14,9 +14,9 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from lockstep.data.space_codec import describe_space, space_from
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.spaces import space_from_dict, space_to_dict
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 
 Batch = Mapping[str, Any]
@@ -262,8 +262,8 @@ class RLModuleSpec:
         cls = self.module_class
         return {
             "module_class": None if cls is None else f"{cls.__module__}:{cls.__qualname__}",
-            "observation_space": None if self.observation_space is None else space_to_dict(self.observation_space),
-            "action_space": None if self.action_space is None else space_to_dict(self.action_space),
+            "observation_space": describe_space(self.observation_space),
+            "action_space": describe_space(self.action_space),
             "inference_only": self.inference_only,
             "model_config_class": "ModelConfig" if known else None,
             "model_config": config.to_dict() if isinstance(config, ModelConfig) else config and dict(config),
@@ -279,11 +279,10 @@ class RLModuleSpec:
             config = ModelConfig.of(config)
         if module_class is None and data["module_class"] is not None:
             module_class = _import_module_class(data["module_class"])
-        observation, action = data["observation_space"], data["action_space"]
         return cls(
             module_class,
-            None if observation is None else space_from_dict(observation),
-            None if action is None else space_from_dict(action),
+            space_from(data["observation_space"]),
+            space_from(data["action_space"]),
             bool(data["inference_only"]),
             config,
         )

@@ -1,6 +1,4 @@
-"""What the modules need to know about gymnasium spaces: trees of leaves, images, and a form that JSON can
-hold.
-"""
+"""What the networks need to know about spaces: leaves of observations, images and action masks."""
 
 from __future__ import annotations
 
@@ -76,66 +74,3 @@ def split_action_mask(space: Space[Any], action_dist: ActionDist) -> tuple[Space
             f"of {action_dist.action_space}"
         )
     return without_mask(space), True
-
-
-def space_to_dict(space: Space[Any]) -> dict[str, Any]:
-    """A space as plain JSON values; :func:`space_from_dict` gives back an equal one.
-
-    Raises:
-        ValueError: a space other than Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple.
-    """
-    if isinstance(space, spaces.Box):
-        return {
-            "type": "Box",
-            "shape": list(space.shape),
-            "dtype": str(space.dtype),
-            "low": _bounds_to_list(space.low),
-            "high": _bounds_to_list(space.high),
-        }
-    if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
-    if isinstance(space, spaces.MultiDiscrete):
-        return {
-            "type": "MultiDiscrete",
-            "nvec": space.nvec.tolist(),
-            "start": space.start.tolist(),
-            "dtype": str(space.dtype),
-        }
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": list(space.shape)}
-    if isinstance(space, spaces.Dict):
-        return {"type": "Dict", "spaces": {key: space_to_dict(part) for key, part in space.spaces.items()}}
-    if isinstance(space, spaces.Tuple):
-        return {"type": "Tuple", "spaces": [space_to_dict(part) for part in space.spaces]}
-    raise ValueError(
-        f"space {space} cannot be written to a file; Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple can"
-    )
-
-
-def space_from_dict(data: Mapping[str, Any]) -> Space[Any]:
-    """The space that :func:`space_to_dict` wrote. `ValueError` for an unknown type."""
-    kind = data.get("type")
-    if kind == "Box":
-        dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
-        low, high = (np.broadcast_to(np.array(data[name], dtype=dtype), shape) for name in ("low", "high"))
-        return spaces.Box(low.copy(), high.copy(), shape=shape, dtype=dtype.type)
-    if kind == "Discrete":
-        return spaces.Discrete(data["n"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
-    if kind == "MultiDiscrete":
-        start, dtype = np.array(data["start"]), np.dtype(data["dtype"])
-        return spaces.MultiDiscrete(np.array(data["nvec"]), dtype=dtype.type, start=start)
-    if kind == "MultiBinary":
-        shape = tuple(data["n"])
-        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
-    if kind == "Dict":
-        return spaces.Dict([(key, space_from_dict(part)) for key, part in data["spaces"].items()])
-    if kind == "Tuple":
-        return spaces.Tuple([space_from_dict(part) for part in data["spaces"]])
-    raise ValueError(f"unknown type of space {kind!r}")
-
-
-def _bounds_to_list(bounds: np.ndarray) -> Any:
-    """One number where all bounds are equal (an image's file stays small), else nested lists."""
-    if bounds.size > 1 and (bounds == bounds.flat[0]).all():
-        return bounds.flat[0].item()
-    return bounds.tolist()

@@ -8,7 +8,7 @@ from torch import nn
 
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec, wrap_module
 from lockstep.modules.encoders import ImageFeatures
-from lockstep.modules.spaces import map_leaves, space_from_dict, space_to_dict
+from lockstep.modules.spaces import map_leaves
 
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 THREE = spaces.Discrete(3)
@@ -347,27 +347,6 @@ def test_an_inference_only_module_has_no_critic():
     assert module.forward_inference({"obs": torch.randn(2, 4)})["action_dist_inputs"].shape == (2, 2)
     with pytest.raises(RuntimeError, match="inference_only"):
         module.compute_values({"obs": torch.randn(2, 4)})
-
-
-@pytest.mark.parametrize("name", OBSERVATIONS)
-def test_spaces_survive_the_way_through_plain_values(name):
-    import json
-
-    space = OBSERVATIONS[name]
-    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
-
-
-def test_bounds_that_differ_and_starts_survive_too():
-    for space in (
-        spaces.Box(np.array([-1.5, 0.1], np.float32), np.array([np.inf, 0.2], np.float32)),
-        spaces.Discrete(3, start=-2),
-        spaces.MultiDiscrete([2, 3], start=[1, 4]),
-    ):
-        assert space_from_dict(space_to_dict(space)) == space
-    with pytest.raises(ValueError, match="cannot be written"):
-        space_to_dict(spaces.Text(3))
-    with pytest.raises(ValueError, match="unknown type"):
-        space_from_dict({"type": "Sphere"})
 
 
 def test_actions_have_the_form_of_the_environment_and_back():
