@@ -19,7 +19,7 @@ from lockstep.algorithms.replaying import update_modules_from_replay
 from lockstep.algorithms.state_dicts import IncompatibleKeys, load_state_dict_of, state_dict_of
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode
-from lockstep.data.episode_store import EpisodeStore
+from lockstep.data.rollout import EpisodeStore
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED

@@ -10,8 +10,7 @@ import numpy as np
 from gymnasium.vector.utils import create_empty_array
 
 from lockstep.data.columns import Columns
-from lockstep.data.multi_agent_batch import MultiAgentBatch
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trees import leaves
 from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID

@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.data.action_masks import ACTION_MASK, carries_mask
+from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.ops.statistics import RunningMoments
 
 Leaf = Callable[[Any], Any]

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors.base import Connector, Join, Leaf, LeafConnector, walk
-from lockstep.data.action_masks import carries_mask
+from lockstep.data.actions import carries_mask
 from lockstep.modules.spaces import is_image, map_leaves
 from lockstep.ops.statistics import RunningMoments
 

@@ -10,17 +10,18 @@ from lockstep.data.minibatch import (
     shard_batch,
     shard_episodes,
 )
-from lockstep.data.multi_agent_batch import (
-    MultiAgentBatch,
-    concat_samples_into_ma_batch,
-    convert_ma_batch_to_sample_batch,
-)
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.multi_agent_episode_step import MultiAgentEnvError
 from lockstep.data.offline import OfflineDataset, OfflineMinibatches
 from lockstep.data.parquet import parquet_batches
 from lockstep.data.row_files import write_rows
-from lockstep.data.sample_batch import SampleBatch, concat_samples
+from lockstep.data.sample_batch import (
+    MultiAgentBatch,
+    SampleBatch,
+    concat_samples,
+    concat_samples_into_ma_batch,
+    convert_ma_batch_to_sample_batch,
+)
 
 __all__ = [
     "DEFAULT_MODULE_ID",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.batch_layout import is_per_sequence, num_sequences_of
+from lockstep.data.codec import plain_array, plain_dtype, restored_leaf
 from lockstep.data.columns import Columns
-from lockstep.data.leaf_codec import plain_array, plain_dtype, restored_leaf
 from lockstep.data.trees import map_tree, named_leaves
 from lockstep.state.extras import install_hint
 

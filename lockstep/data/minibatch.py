@@ -10,9 +10,8 @@ import numpy as np
 
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 
 EpisodeT = TypeVar("EpisodeT", SingleAgentEpisode, MultiAgentEpisode)
 

@@ -10,7 +10,6 @@ from uuid import uuid4
 from lockstep.data import multi_agent_episode_edit as edit
 from lockstep.data.columns import DEFAULT_MODULE_ID
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.multi_agent_episode_columns import MultiAgentColumns
 from lockstep.data.multi_agent_episode_step import (
     ALL,
@@ -25,6 +24,7 @@ from lockstep.data.multi_agent_episode_step import (
     check_step,
     problem,
 )
+from lockstep.data.sample_batch import MultiAgentBatch
 
 Slice = slice  # the method of this name hides the type in the class
 MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]

@@ -14,9 +14,8 @@ from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.episode_access import trees_equal
 from lockstep.data.episode_edit import check_contiguous
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.multi_agent_episode_step import ALL, AgentDict, AgentID, AgentTrack, Waiting, as_agent_dict
-from lockstep.data.sample_batch import SampleBatch, concat_samples
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from lockstep.data.space_codec import describe_space, space_from
 from lockstep.data.trees import row_of
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.data.batch_files import DAMAGE
-from lockstep.data.leaf_codec import (
+from lockstep.data.codec import (
     decode_column,
     decode_object,
     encode_column,
@@ -25,6 +24,7 @@ from lockstep.data.leaf_codec import (
     objects_to_text,
     plain_dtype,
 )
+from lockstep.data.npz import DAMAGE
 from lockstep.state.extras import install_hint
 from lockstep.state.replace import replacing_file
 

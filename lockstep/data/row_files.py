@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from lockstep.data.leaf_codec import decode_column, encode_column, plain_dtype
+from lockstep.data.codec import decode_column, encode_column, plain_dtype
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.state.replace import replacing_file
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lockstep.data.leaf_codec import object_rows
+from lockstep.data.codec import object_rows
 from lockstep.data.trees import is_numeric, to_torch_leaf
 from lockstep.state.extras import install_hint
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.data.action_masks import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
+from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
 from lockstep.envs.make import single_env_factory

@@ -7,9 +7,8 @@ from typing import Any
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.state.streams import RandomStreams
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.data.columns import Columns, is_state_column
-from lockstep.data.multi_agent_batch import MultiAgentBatch
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import is_numeric, leaves, map_tree
 from lockstep.learner.argument_checks import check_batch

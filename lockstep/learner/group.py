@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from lockstep.data.multi_agent_batch import MultiAgentBatch
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.learner.argument_checks import check_batch, check_episodes, checked_names
 from lockstep.learner.backend import LearnerBackend, LocalBackend
 from lockstep.learner.checkpointing import checkpoint_folders, learner_from_folders, state_to_restore

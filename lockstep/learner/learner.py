@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns
-from lockstep.data.multi_agent_batch import MultiAgentBatch
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner import checkpointing, members, optimizer_methods

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.rollout import RolloutEpisodes
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 
 OnFull = Literal["wait", "drop"]
 

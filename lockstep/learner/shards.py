@@ -12,12 +12,10 @@ import numpy as np
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.minibatch import shard_batch
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes
-from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
-from lockstep.data.trajectory_shards import shard_trajectories
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
+from lockstep.data.trajectories import Trajectories, shard_trajectories, trajectories_from_episodes
 from lockstep.learner.argument_checks import check_episodes
 
 

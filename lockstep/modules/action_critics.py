@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.data.action_masks import ACTION_MASK, without_mask
+from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.batched import BatchedMLP
 from lockstep.modules.encoders import make_features

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from lockstep.data.action_masks import ACTION_MASK
+from lockstep.data.actions import ACTION_MASK
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.layers import initialise, mask_logits
 from lockstep.modules.model_config import ModelConfig

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.data.action_masks import ACTION_MASK, without_mask
+from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import initialise, mask_logits, policy_head, run_networks
 from lockstep.modules.model_config import ModelConfig

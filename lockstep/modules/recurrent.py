@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from lockstep.data.action_masks import ACTION_MASK, without_mask
+from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.actor_critic import DefaultActorCriticModule
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import initialise, mask_logits, policy_head

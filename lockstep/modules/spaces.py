@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.data.action_masks import ACTION_MASK, carries_mask, without_mask
+from lockstep.data.actions import ACTION_MASK, carries_mask, without_mask
 from lockstep.modules.action_dist import ActionDist
 
 

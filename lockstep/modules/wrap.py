@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.data.action_masks import ACTION_MASK, carries_mask
+from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from lockstep.connectors import FrameStack
-from lockstep.data.action_masks import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
+from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
-from lockstep.data.action_masks import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
+from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
 from lockstep.data.columns import Columns
-from lockstep.data.episode_store import EpisodeStore
+from lockstep.data.rollout import EpisodeStore
 from lockstep.data.trees import named_leaves
 from lockstep.envs.errors import step_error
 from lockstep.envs.pettingzoo_envs import PettingZooEnvs

@@ -8,8 +8,7 @@ import numpy as np
 
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
 from lockstep.algorithms.policy import policy_within_training_step
-from lockstep.data.episode_store import EpisodeStore
-from lockstep.data.rollout import RolloutStore
+from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.state.checks import check_whole

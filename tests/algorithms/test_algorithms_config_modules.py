@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from lockstep import A2CConfig, PPOConfig, SampleBatch
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.modules import ModelConfig, MultiRLModule, MultiRLModuleSpec, RLModuleSpec
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -18,7 +18,7 @@ from lockstep import (
     policy_within_training_step,
 )
 from lockstep.algorithms.build import build_test_collector
-from lockstep.data.episode_store import EpisodeStore
+from lockstep.data.rollout import EpisodeStore
 
 OBSERVATIONS = {agent: np.array([3.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
 

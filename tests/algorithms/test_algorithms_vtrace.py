@@ -10,8 +10,7 @@ from test_algorithms_losses import some_episodes
 from torch.distributions import Categorical, kl_divergence
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, SampleBatch
-from lockstep.data.trajectories import trajectories_from_episodes
-from lockstep.data.trajectory_shards import shard_trajectories
+from lockstep.data.trajectories import shard_trajectories, trajectories_from_episodes
 
 MODULE = "default_policy"
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -56,7 +56,7 @@ from lockstep import (
 from lockstep.algorithms import ALGORITHMS
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.algorithms.replaying import _row_errors
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
 from lockstep.learner.errors import LearnerError
 from lockstep.modules import RLModule

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lockstep import PPOConfig, SampleBatch
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 
 HOOKS = Path(__file__).parents[2] / "examples" / "hooks"
 NAMES = [

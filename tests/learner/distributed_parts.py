@@ -24,8 +24,8 @@ from lockstep.algorithms.td3 import TD3Learner, TD3Training
 from lockstep.algorithms.td3_bc import TD3BCLearner, TD3BCTraining
 from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import FrameworkSection
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
 from lockstep.modules import (

@@ -16,7 +16,7 @@ from learner_parts import (
 )
 
 from lockstep import A2CConfig, SampleBatch
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 
 ROWS = 24

@@ -18,7 +18,7 @@ from lockstep import (
     TD3Config,
 )
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 
 
 def episode(steps=12, seed=0, **more):

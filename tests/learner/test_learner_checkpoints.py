@@ -28,7 +28,7 @@ from learner_parts import (
 
 from lockstep import A2CConfig, LearnerGroup
 from lockstep.algorithms import A2CLearner, PPOLearner
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.modules import MultiRLModule, wrap_module

@@ -21,7 +21,7 @@ from learner_parts import (
 )
 
 from lockstep import LearnerGroup, RolloutStore
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.backend import LearnerBackend, modules_with_memory, update_learner
 from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer

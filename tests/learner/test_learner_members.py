@@ -20,7 +20,7 @@ from learner_parts import (
 )
 from torch import nn
 
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 from lockstep.modules import MultiRLModule, MultiRLModuleSpec, RLModuleSpec, wrap_module
 

@@ -24,8 +24,8 @@ from torch import nn
 
 from lockstep import PPOConfig, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_batch import MultiAgentBatch
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 
 NAN = float("nan")

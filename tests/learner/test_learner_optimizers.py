@@ -5,7 +5,7 @@ import torch
 from learner_parts import ALL, MODULE, ValueLearner, assert_same, differs, parameters, spec, value_batch, value_learner
 from torch import nn
 
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
 from lockstep.modules import MultiRLModule
 

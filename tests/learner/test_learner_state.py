@@ -20,7 +20,7 @@ from learner_parts import (
     value_learner,
 )
 
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.modules import RLModule
 from lockstep.state.checkpoint import CheckpointError
 

@@ -20,7 +20,7 @@ from learner_parts import (
 from torch import nn
 
 from lockstep import SampleBatch
-from lockstep.data.multi_agent_batch import MultiAgentBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.learner import Learner
 
 # -- the loop by hand ---

@@ -9,7 +9,7 @@ from agent_games import CountingGame, TurnGame, game_config
 
 from lockstep import MultiAgentCollector, PPOConfig
 from lockstep.algorithms.acting import ActingPolicy
-from lockstep.data.episode_store import EpisodeStore
+from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.rollout import CollectorLike, MalformedBufferError
 from lockstep.state.streams import RandomStreams

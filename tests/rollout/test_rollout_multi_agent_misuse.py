@@ -6,7 +6,7 @@ from agent_games import TWO, CountingGame, TurnGame, game_config
 
 from lockstep import MultiAgentCollector, PPOConfig
 from lockstep.data import MultiAgentEpisode
-from lockstep.data.episode_store import EpisodeStore
+from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.envs.pettingzoo_envs import PettingZooEnvs
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer

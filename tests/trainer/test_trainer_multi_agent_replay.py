@@ -6,7 +6,7 @@ from agent_games import BitGame, CountingGame, TurnGame, game_config
 from trainer_tools import digest, learned
 
 from lockstep import DQNConfig, MultiAgentCollector, OffpolicyTrainer
-from lockstep.data.episode_store import EpisodeStore
+from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.replay import MultiAgentReplayBuffer, VectorReplayBuffer
 from lockstep.trainer import restore_trainer, save_trainer

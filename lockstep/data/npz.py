@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.data.leaf_codec import (
+from lockstep.data.codec import (
     decode_column,
     decode_object,
     encode_column,

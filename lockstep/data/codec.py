@@ -1,9 +1,4 @@
-"""Columns as plain arrays and JSON, for files. Nothing is pickled, and nothing is lost on the way back.
-
-A column becomes a tree of JSON whose leaves name arrays that the file holds in its own way. Tensors become arrays
-of the same bits. Rows of objects (`infos`) may be None, bool, int, float, str, arrays, numpy scalars, and dicts,
-lists and tuples of them.
-"""
+"""Columns and objects as plain arrays and JSON, for files. Nothing is pickled, and nothing is lost on the way back."""
 
 from __future__ import annotations
 
