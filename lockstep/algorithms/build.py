@@ -53,7 +53,7 @@ from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.runner_backend import LocalRunner
 from lockstep.rollout.whole_episodes import WholeEpisodeCollector
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams
 

@@ -13,7 +13,7 @@ from lockstep.data.batch_layout import is_per_sequence, num_sequences_of
 from lockstep.data.codec import plain_array, plain_dtype, restored_leaf
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree, named_leaves
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 
 DEFAULT_COLUMNS = frozenset({Columns.OBS, Columns.NEXT_OBS})
 

@@ -25,7 +25,7 @@ from lockstep.data.codec import (
     plain_dtype,
 )
 from lockstep.data.npz import DAMAGE
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 from lockstep.state.replace import replacing_file
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 
 from lockstep.data.codec import object_rows
 from lockstep.data.trees import is_numeric, to_torch_leaf
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 
 if TYPE_CHECKING:
     from lockstep.data.sample_batch import SampleBatch

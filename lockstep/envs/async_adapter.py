@@ -21,7 +21,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from lockstep.envs.adapters import VectorEnvBoundary, _row_of
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
-from lockstep.state.copies import no_copies
+from lockstep.state.messages import no_copies
 
 _REPORT_TIMEOUT = 5.0
 """Seconds to wait for the report of a worker that has said that it failed."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.envs.adapters import VectorEnvBoundary
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 
 _LARGEST_SEED = 2**31 - 1
 

@@ -21,7 +21,7 @@ from lockstep.envs.env_state import check_rows
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
 from lockstep.envs.worker import shared_tree, work
 from lockstep.state.checks import is_number
-from lockstep.state.copies import no_copies
+from lockstep.state.messages import no_copies
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
 _GRACE = 1.0

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from lockstep.learner.errors import LearnerError
 from lockstep.learner.shared_memory import SharedMemory, share_memory
-from lockstep.state.tensorfile import Array, parse_tensor_file, tensor_file_chunks
-from lockstep.state.tree import decode, encode
+from lockstep.state.tree import Array, decode, encode, parse_tensor_file, tensor_file_chunks
 
 distributed: Any = torch.distributed  # its stores and process groups are not in torch's type hints
 

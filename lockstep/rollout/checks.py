@@ -14,7 +14,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import named_leaves
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checks import check_flags, check_functions, check_whole
-from lockstep.state.copies import no_copies
+from lockstep.state.messages import no_copies
 from lockstep.state.streams import RandomStreams
 
 LONG, NEVER_ENDS = 50_000, 1_000_000

@@ -2,13 +2,13 @@
 
 from lockstep.state.checkpoint import (
     CheckpointError,
+    SealedArrays,
     newest_checkpoint,
     read_checkpoint,
     verify_checkpoint,
     write_checkpoint,
 )
 from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
-from lockstep.state.sealed import SealedArrays
 from lockstep.state.streams import RandomStreams
 from lockstep.state.tree import StateTree
 

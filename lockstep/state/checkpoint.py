@@ -23,9 +23,17 @@ from typing import Any
 
 from lockstep._version import __version__
 from lockstep.state.replace import clear_stale, move_into_place, sync_directory, temporary_sibling
-from lockstep.state.sealed import SealedArrays
-from lockstep.state.tensorfile import Array, is_array, parse_tensor_file, tensor_file_chunks, why_not_storable
-from lockstep.state.tree import StateTree, StateTypeError, decode, encode
+from lockstep.state.tree import (
+    Array,
+    StateTree,
+    StateTypeError,
+    decode,
+    encode,
+    is_array,
+    parse_tensor_file,
+    tensor_file_chunks,
+    why_not_storable,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -33,6 +41,45 @@ MANIFEST = "manifest.json"
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be written, or is missing, damaged, foreign, or too new. The message says which."""
+
+
+class SealedArrays(dict[str, Any]):
+    """A flat dict of arrays of which the owner says: as long as this object is used, they do not change.
+
+    When it is written to a checkpoint as a top-level key, it remembers the file. The next checkpoint on the same
+    file system gets that file under a second name (a hard link), which costs next to nothing. Where that does not
+    work (the older checkpoint is gone, or on another disk) the arrays are written again. It is read as a dict.
+    """
+
+    __slots__ = ("_entry", "_home")
+
+    def __init__(self, *arrays: Any, **more: Any) -> None:
+        super().__init__(*arrays, **more)
+        self._home: tuple[Path, int, int] | None = None
+        self._entry: dict[str, Any] = {}
+
+    def link_to(self, path: Path) -> dict[str, Any] | None:
+        """Puts the file written before at `path` too; its size and SHA-256, or None where that does not work."""
+        if self._home is None:
+            return None
+        home, inode, changed = self._home
+        try:
+            os.link(home, path)
+        except OSError:
+            self._home = None
+            return None
+        found = path.stat()
+        if (found.st_ino, found.st_mtime_ns) != (inode, changed):  # another file has taken its place
+            path.unlink()
+            self._home = None
+            return None
+        return dict(self._entry)
+
+    def written_to(self, path: Path, entry: dict[str, Any]) -> None:
+        """The file at `path` now holds these arrays."""
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            self._home, self._entry = (path, found.st_ino, found.st_mtime_ns), dict(entry)
 
 
 def write_checkpoint(

@@ -30,19 +30,20 @@ class RandomStreams:
 
     Args:
         seed: a whole number of any size, zero or larger.
+        key: of a child; None at the root.
 
     Raises:
         TypeError: the seed is no whole number.
         ValueError: the seed is negative.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, key: bytes | None = None) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise TypeError(f"seed must be a whole number, got {seed!r} of type {type(seed).__name__}")
         if seed < 0:
             raise ValueError(f"seed must be zero or larger, got {seed}")
         self.root_seed = int(seed)
-        self._key = hashlib.sha256(b"lockstep streams" + str(self.root_seed).encode()).digest()
+        self._key = key or hashlib.sha256(b"lockstep streams" + str(self.root_seed).encode()).digest()
         self._numpy: dict[str, np.random.Generator] = {}
         self._torch: dict[tuple[str, str], torch.Generator] = {}
         self._children: dict[str, RandomStreams] = {}
@@ -83,9 +84,7 @@ class RandomStreams:
     def child(self, name: str) -> "RandomStreams":
         """The tree of streams below this name (part of this tree's state)."""
         if name not in self._children:
-            child = RandomStreams(self.root_seed)
-            child._key = _derive(self._key, "child", name)
-            self._children[name] = child
+            self._children[name] = RandomStreams(self.root_seed, _derive(self._key, "child", name))
         return self._children[name]
 
     def get_state(self) -> dict[str, Any]:
@@ -113,7 +112,22 @@ class RandomStreams:
             ValueError: fields are missing or unknown, or a position does not fit; nothing is changed then.
         """
         self._check(state, "")
-        self._apply(state)
+        self.root_seed = int(state["root_seed"])
+        self._key = bytes.fromhex(state["key"])
+        for name in {*self._numpy, *state["numpy"]}:
+            position = state["numpy"].get(name) or self._new_numpy(name).bit_generator.state
+            self.numpy(name).bit_generator.state = position
+        saved = {(name, device): at for name, devices in state["torch"].items() for device, at in devices.items()}
+        for name, device in {*self._torch, *saved}:
+            generator = self.torch(name, device)
+            if (name, device) in saved:
+                generator.set_state(saved[name, device])
+            else:
+                generator.manual_seed(self._torch_seed(name))
+        for name in {*self._children, *state["children"]}:
+            key = _derive(self._key, "child", name)
+            unused = {"root_seed": self.root_seed, "key": key.hex(), "numpy": {}, "torch": {}, "children": {}}
+            self.child(name).set_state(state["children"].get(name, unused))
 
     def _check(self, state: Mapping[str, Any], where: str) -> None:
         if not isinstance(state, Mapping) or set(state) != set(_FIELDS):
@@ -132,30 +146,6 @@ class RandomStreams:
             raise ValueError(f"state of random streams {where!r} does not fit: {error}") from error
         for name, child in state["children"].items():
             self._check(child, f"{where}/{name}")
-
-    def _apply(self, state: Mapping[str, Any]) -> None:
-        self.root_seed = int(state["root_seed"])
-        self._key = bytes.fromhex(state["key"])
-        for name in {*self._numpy, *state["numpy"]}:
-            position = state["numpy"].get(name) or self._new_numpy(name).bit_generator.state
-            self.numpy(name).bit_generator.state = position
-        saved = {(name, device): at for name, devices in state["torch"].items() for device, at in devices.items()}
-        for name, device in {*self._torch, *saved}:
-            generator = self.torch(name, device)
-            if (name, device) in saved:
-                generator.set_state(saved[name, device])
-            else:
-                generator.manual_seed(self._torch_seed(name))
-        for name in {*self._children, *state["children"]}:
-            child = self.child(name)
-            if name in state["children"]:
-                child._apply(state["children"][name])
-            else:
-                child._restart(self.root_seed, _derive(self._key, "child", name))
-
-    def _restart(self, root_seed: int, key: bytes) -> None:
-        fresh = {"root_seed": root_seed, "key": key.hex(), "numpy": {}, "torch": {}, "children": {}}
-        self._apply(fresh)
 
     def _new_numpy(self, name: str) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(int.from_bytes(_derive(self._key, "numpy", name), "little")))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 from lockstep.tracking.logger import RestoredData
 from lockstep.tracking.numbered import NumberedLogger
 from lockstep.tracking.records import flatten

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder
 from lockstep.tracking.stats import iqm_bootstrap

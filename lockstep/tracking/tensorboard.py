@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 from lockstep.tracking.logger import BaseLogger, RestoredData
 from lockstep.tracking.records import flatten
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 from lockstep.tracking.numbered import NumberedLogger, new_run_id
 
 _AXES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch", "save": "env_step"}

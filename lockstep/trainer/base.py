@@ -14,7 +14,7 @@ from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.rollout import CollectorLike
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes
-from lockstep.state.copies import no_copies
+from lockstep.state.messages import no_copies
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,

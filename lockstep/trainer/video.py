@@ -15,7 +15,7 @@ from lockstep.algorithms.build import make_envs
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
 from lockstep.state.checks import check_wholes
-from lockstep.state.extras import install_hint
+from lockstep.state.messages import install_hint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, Stop

@@ -1,8 +1,10 @@
-"""How to install the packages of an extra, in words that work today: by their own names."""
+"""Messages that several parts share: how to install an extra, why an object is not copied."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any, NoReturn
 
 DISTRIBUTION = "lockstep-rl"
 
@@ -19,3 +21,12 @@ def install_hint(extra: str) -> str:
     parts = [text.partition(";") for text in found]
     packages = [name.strip() for name, _, marker in parts if marker.replace('"', "'").strip() == f"extra == '{extra}'"]
     return f"pip install {' '.join(map(repr, packages))}"
+
+
+def no_copies(holds: str, instead: str) -> Callable[..., Any]:
+    """A `__reduce__` for a class whose objects hold what cannot be copied: `copy` and `pickle` raise `TypeError`."""
+
+    def __reduce__(self: object) -> NoReturn:
+        raise TypeError(f"this {type(self).__name__} holds {holds} and is neither copied nor pickled; {instead}")
+
+    return __reduce__
