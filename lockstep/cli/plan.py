@@ -169,7 +169,7 @@ def _rates(learner: Learner, first: int, last: int) -> dict[str, str]:
     found = {}
     for entry in learner.optimizers:
         schedule, groups = entry.schedule, entry.optimizer.param_groups
-        if schedule.constant:
+        if schedule is None or schedule.constant:
             found[entry.key] = ", ".join(dict.fromkeys(f"{group['lr']:g}" for group in groups)) + " throughout"
         else:
             found[entry.key] = f"{schedule.at(first):g} at the first update, {schedule.at(last):g} at the last"

@@ -76,7 +76,7 @@ def piece(episode: SingleAgentEpisode, start: int, stop: int, lookback: int) -> 
     new.id_, new.agent_id, new.module_id = episode.id_, episode.agent_id, episode.module_id
     new.multi_agent_episode_id = episode.multi_agent_episode_id
     new.observation_space, new.action_space = episode.observation_space, episode.action_space
-    new.custom_data = deepcopy(episode.custom_data) if episode.custom_data else {}
+    new.custom_data = _copied(episode.custom_data) if episode.custom_data else {}
     at_end = stop == len(episode)
     new.is_terminated = at_end and episode.is_terminated
     new.is_truncated = at_end and episode.is_truncated
@@ -112,7 +112,24 @@ def _copied_infos(infos: list[Any] | None) -> list[Any] | None:
     """Infos of their own; None, which stands for empty ones, where all are empty."""
     if infos is None or infos.count({}) == len(infos):
         return None
-    return deepcopy(infos)
+    return list(map(_copied, infos))
+
+
+def _copied(value: Any) -> Any:
+    """A copy that shares no dict, list or array; what cannot be copied (a lock, a handle) is shared."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    if kind is list or kind is tuple:
+        return kind(map(_copied, value))
+    if kind in (int, float, bool, str, type(None)):
+        return value
+    if kind is np.ndarray and value.dtype != object:
+        return value.copy()
+    try:
+        return deepcopy(value)
+    except TypeError:
+        return value
 
 
 def concat(episode: SingleAgentEpisode, other: SingleAgentEpisode) -> None:

@@ -189,6 +189,8 @@ class RolloutStore:
         self.size = size
         self.valid[size:] = True
         self.all_valid = bool(self.valid[:size].all())
+        if self.action_logp is not None:
+            self.action_logp[size:] = np.nan
 
     def cut(self, envs: np.ndarray | None = None) -> None:
         """Leaves the episodes under way after the last row: what follows are new ones, nothing reaches across.

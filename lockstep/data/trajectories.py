@@ -172,7 +172,7 @@ NOT_RECORDED = {
 
 def _recorded(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
     """`{name: [T, 1, ...]}` of the extra model outputs that all pieces have; of those that a loss compares with, NaN
-    in pieces without one.
+    in pieces without one. What cannot be joined, and is compared with nothing, is passed over.
     """
     names = [name for name in dict.fromkeys(name for item in data for name in item) if name not in NOT_RECORDED]
     joined: dict[str, Tree] = {}
@@ -182,8 +182,13 @@ def _recorded(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
             like = np.asarray(next(part for part in parts if part is not None))
             lengths = [len(item[Columns.REWARDS]) for item in data]
             parts = [np.full((n, *like.shape[1:]), np.nan) if p is None else p for n, p in zip(lengths, parts)]
-        if not is_state_column(name) and all(part is not None for part in parts):
+        if is_state_column(name) or any(part is None for part in parts):
+            continue
+        try:
             joined[name] = zip_trees(lambda leaves_: np.concatenate(leaves_)[:, None], parts, name)
+        except ValueError:
+            if name in COMPARED_WITH:
+                raise
     return joined
 
 

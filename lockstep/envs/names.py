@@ -78,10 +78,12 @@ def _register(namespace: str) -> str:
         register_environments()
         return ""
     module_name, to_install = PACKAGES.get(namespace, (namespace, ""))
+    if not module_name:
+        return ""
     try:
         gym.register_envs(importlib.import_module(module_name))
     except ModuleNotFoundError as error:
-        if error.name != module_name:
+        if error.name not in (module_name, module_name.partition(".")[0]):
             raise
         return f"Install the package of {namespace}/ environments: pip install {to_install}" if to_install else ""
     return ""

@@ -154,6 +154,8 @@ class RegisteredOptimizer:
 
     def step(self, nan_policy: NanPolicy) -> None:
         """One step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
+        if not self.flat.is_bound():  # moved within the forward pass, as `LSTM.flatten_parameters` does on CUDA
+            self.flat.bind({})
         skip = None
         if not self.on_host:
             skip = self._look_on_device(nan_policy)

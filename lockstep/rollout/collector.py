@@ -291,7 +291,8 @@ class Collector:
         """The policy's `act` and the environments' `step`; of a recurrent policy, with its memory around them."""
         if self.memory is None:
             store = self.store
-            if isinstance(store, RolloutStore) and getattr(self.policy, "learns_meanwhile", False):
+            meanwhile = getattr(self.policy, "learns_meanwhile", False)
+            if meanwhile and isinstance(store, RolloutStore) and not isinstance(store, ReplayWriter):
                 return self._recording_act(store), self.env.step
             return self.policy.act, self.env.step
         return self.memory.act, self.memory.watched(self.env.step)

@@ -74,6 +74,12 @@ class Fragment:
         ended[last[last >= 0]] = True
         return ended
 
+    @property
+    def still_open(self) -> np.ndarray:
+        """Environments whose last row is a transition of an episode that goes on after it."""
+        counts = ~self.ended if self.valid is None else self.valid[-1] & ~self.ended
+        return np.flatnonzero(counts)
+
     @classmethod
     def of(cls, store: RolloutStore, runner: int, begins: np.ndarray, stats: CollectStats) -> Fragment:
         """What is in `store`, as views on it."""
@@ -191,11 +197,18 @@ def _pass_over(store: RolloutStore, rows: slice, envs: slice) -> None:
 def _add_finals(store: RolloutStore, fragments: Sequence[Fragment], columns: Sequence[slice], first: int) -> None:
     """One piece for each vector step, environments ascending, as one collector of all environments writes them."""
     pieces_index, pieces_obs = [], []
+    longest = max(fragment.num_steps for fragment in fragments)
     for fragment, envs in zip(fragments, columns):
-        if fragment.final_index.size:
-            t, b = np.divmod(fragment.final_index, fragment.num_envs)
-            pieces_index.append((first + t) * store.num_envs + envs.start + b)
-            pieces_obs.append(fragment.final_obs)
+        left_open = fragment.still_open if fragment.num_steps < longest else np.empty(0, np.int64)
+        for index, obs in (
+            (fragment.final_index, fragment.final_obs),
+            # No row of a shorter fragment follows its last one here: what is under way there is cut, not run on.
+            ((fragment.num_steps - 1) * fragment.num_envs + left_open, rows_of(fragment.obs, (-1, left_open))),
+        ):
+            if index.size:
+                t, b = np.divmod(index, fragment.num_envs)
+                pieces_index.append((first + t) * store.num_envs + envs.start + b)
+                pieces_obs.append(obs)
     if not pieces_index:
         return
     index, obs = np.concatenate(pieces_index), zip_trees(np.concatenate, pieces_obs, "obs")

@@ -5,9 +5,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from agent_games import CountingGame, game_config
 
 from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch
+from lockstep.algorithms.ppo import PPOLearner
 from lockstep.cli.plan import plan_of, size_text
 from lockstep.trainer.run import prepare_run
 
@@ -156,3 +158,16 @@ def test_the_announced_gradient_steps_are_made_by_two_learners():
     pytest.importorskip("ray")
     announced, made, _ = announced_and_made(ppo(num_learners=2))
     assert announced == made == 12
+
+
+class WithOwnRate(PPOLearner):
+    """Registers an optimizer without a rate: its own stays."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        params = list(self.module[module_id].parameters())
+        self.register_optimizer(module_id=module_id, optimizer=torch.optim.Adam(params, lr=2e-3), params=params)
+
+
+def test_an_optimizer_with_a_rate_of_its_own_has_a_plan():
+    config = ppo(learner_class=WithOwnRate)
+    assert "0.002 throughout" in str(plan_of(config.build_trainer(), config, ["test"]))

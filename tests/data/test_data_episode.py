@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -58,6 +59,18 @@ def test_pieces_share_no_custom_data_and_no_info_with_their_source(make):
     part.get_infos(-1)["at"] = "elsewhere"
     assert episode.custom_data == {"seen": {"rooms": [1]}}
     assert episode.get_infos() == [{"at": t} for t in range(6)]
+
+
+def test_what_cannot_be_copied_is_shared_by_pieces():
+    lock = threading.Lock()
+    episode = SingleAgentEpisode(
+        observations=[0, 1, 2], actions=[0, 1], rewards=[1.0, 1.0], infos=[{"lock": lock, "at": [t]} for t in range(3)]
+    )
+    episode.custom_data["lock"] = lock
+    part = episode[1:2]
+    part.get_infos(0)["at"].append(9)
+    assert part.get_infos(0)["lock"] is part.custom_data["lock"] is lock
+    assert episode.get_infos(1)["at"] == [1]
 
 
 def test_cut_and_states_have_arrays_of_their_own():

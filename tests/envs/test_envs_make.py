@@ -26,6 +26,8 @@ def counting_vector(**kwargs):
         ("Cartpole-v1", "CartPole-v1"),
         ("CartPole-v7", "CartPole-v1"),
         ("nowhere/Env-v0", "unknown"),
+        ("no.where/CartPole-v1", "CartPole-v1"),
+        ("/Env-v0", "unknown"),
     ],
 )
 def test_an_unknown_id_says_what_may_have_been_meant(env_id, suggestion):

@@ -175,6 +175,28 @@ def test_extra_model_outputs_reach_the_loss_of_stateless_and_recurrent_modules()
         assert "note" not in learner.got
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        lambda n: np.zeros((n, n)),  # another width in each episode
+        lambda n: np.array([{n: 1}] * n, dtype=object),
+        lambda n: {str(n): np.zeros(n)},
+    ],
+)
+def test_extra_model_outputs_that_cannot_be_joined_are_passed_over(extra):
+    learner = cartpole().build_learner()
+    given = [
+        SingleAgentEpisode(
+            observations=np.zeros((n + 1, 4), np.float32),
+            actions=np.zeros(n, np.int64),
+            rewards=np.ones(n, np.float32),
+            extra_model_outputs={"attention": extra(n)},
+        )
+        for n in (5, 7)
+    ]
+    assert learner.update_from_episodes(given)[ALL]["num_env_steps_trained"] == 12
+
+
 def test_bc_learns_from_episodes_what_it_learns_from_their_batch():
     _, store = collected(cartpole(), num_steps=40)
     learners = [BCConfig().environment("CartPole-v1").build_learner() for _ in range(2)]

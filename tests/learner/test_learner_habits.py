@@ -107,6 +107,21 @@ def test_gradients_zeroed_in_the_midst_of_an_update_are_bound_again():
 # -- memory and objects replaced ---
 
 
+class Moving(WholeLearner):
+    """Its networks lie elsewhere after each forward pass, as `LSTM.flatten_parameters` does on CUDA."""
+
+    def forward_train(self, batch):
+        replace_all(self.module[MODULE])
+        return super().forward_train(batch)
+
+
+def test_parameters_moved_within_an_update_learn():
+    learners = [value_learner(cls) for cls in (Moving, WholeLearner)]
+    for learner in learners:
+        learner.update_from_batch(value_batch(), minibatch_size=2)
+    assert_same(*map(parameters, learners))
+
+
 def replace_one(module):
     module.value_head.weight.data = module.value_head.weight.data.clone()
 

@@ -530,3 +530,13 @@ def test_a_wrong_option_of_a_collector_is_refused_with_name_value_and_what_is_al
 def test_fewer_frames_than_one_are_refused(frames):
     with pytest.raises(ValueError, match=f"frames of at least 1, got {frames}"):
         Collector(Acting(), light(ENDLESS), frame_stack=frames)
+
+
+def test_rows_that_are_dropped_leave_no_log_probability_behind():
+    space = spaces.Box(-1, 1, (1,))
+    store = RolloutStore(2, 1, space, spaces.Discrete(2))
+    store.record_logp()
+    store.write_logp(0, np.float32([-1.0]))
+    store.write_logp(1, np.float32([-9.0]))
+    store.drop_after(1)
+    np.testing.assert_array_equal(store.action_logp, np.float32([[-1.0], [np.nan]]))

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from runner_tools import ManyRunners, config_of, runner_count
 
-from lockstep import DQNConfig, OffpolicyTrainer, RolloutStore
+from lockstep import DQNConfig, OffpolicyTrainer, PPOConfig, RolloutStore
+from lockstep.algorithms import get_config
 from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.data.trees import leaves
+from lockstep.envs import make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.modules import flatten_module, load_flat
@@ -281,3 +283,43 @@ def test_a_seed_of_a_trainer_that_does_not_reach_env_runners_is_refused():
         collector = GroupCollector(policy, group, VectorReplayBuffer(400, 4))
         with pytest.raises(ValueError, match=r"seed=3 does not reach the env runners of train_collector.*debugging"):
             OffpolicyTrainer(policy, train_collector=collector, seed=3, **amounts)
+
+
+def test_episodes_under_way_at_the_end_of_a_shorter_fragment_are_bootstrapped_from_their_true_next_observation():
+    policy = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=2).build_policy()
+    runners = [
+        EnvRunner(policy, make_vector("CartPole-v1", num_envs=2, mode="vector"), index=i, num_runners=2)
+        for i in range(2)
+    ]
+    found = 0
+    for _ in range(6):  # rows that only reset count for nothing, so that some take one vector step more
+        fragments = [runner.sample(100) for runner in runners]
+        rollout = rollout_of(fragments, *runners[0].spaces()).trajectories()
+        last = dict(zip(rollout.bootstrap_index.tolist(), rollout.bootstrap_obs))
+        longest = max(fragment.num_steps for fragment in fragments)
+        for i, fragment in enumerate(fragments):
+            t = fragment.num_steps - 1
+            for b in fragment.still_open if t + 1 < longest else ():
+                assert rollout.cuts[t, 2 * i + b]
+                np.testing.assert_array_equal(last[t * 4 + 2 * i + b], fragment.obs[-1, b])
+                found += 1
+    for runner in runners:
+        runner.close()
+    assert found
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "dqn"])
+def test_a_replay_buffer_is_filled_while_an_asynchronous_update_is_under_way(algorithm):
+    env = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"
+    config = get_config(algorithm).environment(env).replay(learning_starts=0, capacity=500)
+    policy = config.rl_module(model_config={"hiddens": (8,)}).build_policy()
+    collector = config.build_collector(policy)
+    with policy.within_training_step():
+        collector.collect(n_step=64, random=True)
+        batch = collector.buffer.sample(64)
+        policy.learner_group.update_from_batch(batch, async_update=True, num_epochs=40, minibatch_size=8)
+        assert policy.learns_meanwhile
+        collector.collect(n_step=16)
+        policy.learner_group.drain()
+    assert len(collector.buffer) == 80
+    collector.close()
