@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection, require
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import (
     evaluate_trajectories,
@@ -23,6 +23,7 @@ from lockstep.learner.onpolicy import (
     train_columns,
 )
 from lockstep.ops import gae
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
@@ -34,17 +35,11 @@ class A2CTraining(TrainingSection):
     train_batch_size: int = 40
     grad_clip: float | None = 0.5
     adam_epsilon: float = 1e-5
-    lambda_: float = 1.0
+    lambda_: float = option(1.0, ge=0, le=1)
     """lambda of GAE; 1: n-step advantages"""
-    vf_loss_coeff: float = 0.5
+    vf_loss_coeff: float = option(0.5, ge=0)
     entropy_coeff: ScheduleLike = 0.01
     normalize_advantages: bool = False
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        require("lambda_", self.lambda_, 0.0 <= self.lambda_ <= 1.0, "between 0 and 1")
-        require("vf_loss_coeff", self.vf_loss_coeff, self.vf_loss_coeff >= 0, "at least 0")
 
 
 class A2CLearner(Learner):

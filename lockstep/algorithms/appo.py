@@ -19,12 +19,13 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection, require
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import adapt_kl_coefficient, evaluate_trajectories, inputs_under, train_columns
 from lockstep.learner.targets import TargetNetwork
-from lockstep.learner.vtrace import check_vtrace_options, correct, load_vtrace
+from lockstep.learner.vtrace import correct, load_vtrace
 from lockstep.ops import clipped_surrogate_loss
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
@@ -34,48 +35,34 @@ class APPOTraining(TrainingSection):
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
-    max_lag: int = 2
+    max_lag: int = option(2, ge=0)
     """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
     0: they take turns"""
     grad_clip: float | None = 40.0
     vtrace: bool = True
     """correct for the policy that acted; `False`: GAE, as if the target network had acted"""
-    vtrace_clip_rho_threshold: float | None = 1.0
+    vtrace_clip_rho_threshold: float | None = option(1.0, gt=0)
     """upper limit of the importance weights of the value targets; `None`: no limit"""
-    vtrace_clip_pg_rho_threshold: float | None = 1.0
+    vtrace_clip_pg_rho_threshold: float | None = option(1.0, gt=0)
     """the same in the advantages"""
-    lambda_: float = 1.0
+    lambda_: float = option(1.0, ge=0, le=1)
     """how far the corrections reach; lambda of GAE with `vtrace=False`"""
-    clip_param: ScheduleLike = 0.4
+    clip_param: ScheduleLike = option(0.4, gt=0)
     """epsilon of the clipped surrogate"""
-    target_worker_clipping: float = 2.0
+    target_worker_clipping: float = option(2.0, ge=1)
     """upper limit of the ratio between the policy that acted and the target network (the paper's rho)"""
-    vf_loss_coeff: float = 0.5
+    vf_loss_coeff: float = option(0.5, ge=0)
     entropy_coeff: ScheduleLike = 0.01
     use_kl_loss: bool = False
     """penalise the KL divergence from the target network"""
-    kl_coeff: float = 1.0
+    kl_coeff: float = option(1.0, ge=0)
     """start of the adaptive penalty"""
-    kl_target: float = 0.01
+    kl_target: float = option(0.01, gt=0)
     """the penalty's target"""
-    target_network_update_freq: int = 2
+    target_network_update_freq: int = option(2, ge=1)
     """updates between two of the target network"""
-    tau: float = 1.0
+    tau: float = option(1.0, gt=0, le=1)
     """how far an update takes the target network towards the one that learns; 1: all the way"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        check_vtrace_options(self)
-        clip = self.clip_param
-        require("clip_param", clip, not isinstance(clip, int | float) or clip > 0, "above 0")
-        limit = self.target_worker_clipping
-        require("target_worker_clipping", limit, limit >= 1, "at least 1")
-        require("kl_coeff", self.kl_coeff, self.kl_coeff >= 0, "at least 0")
-        require("kl_target", self.kl_target, self.kl_target > 0, "above 0")
-        every = self.target_network_update_freq
-        require("target_network_update_freq", every, every >= 1, "at least 1")
-        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
 
 
 class APPOLearner(Learner):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
-from lockstep.learner.config import TrainingSection, choice, whole_samples
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.modules import DefaultPolicyModule
 from lockstep.ops.losses import imitation_loss
@@ -24,7 +24,7 @@ from lockstep.state.schedules import ScheduleLike
 
 
 @dataclass
-class BCTraining(TrainingSection):
+class BCTraining(SampledTraining):
     """Options of `BCConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
@@ -35,12 +35,6 @@ class BCTraining(TrainingSection):
     the most likely ones"""
     entropy_coeff: ScheduleLike = 0.0
     """how much the entropy counts that keeps a policy from being surer than the data"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        whole_samples(self)
-        choice("loss", self.loss, ("log_prob", "mse"))
 
 
 class BCLearner(Learner):

@@ -11,7 +11,6 @@ whose rewards are clipped) is not. Returns outside of it are taken for its ends:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,32 +21,32 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import action_values
 from lockstep.learner.action_values import ActionValueTraining
-from lockstep.learner.config import require
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import project_on_atoms
+from lockstep.state.options import option
 
 
 @dataclass
 class C51Training(ActionValueTraining):
     """Options of `C51Config.training(...)`."""
 
-    num_atoms: int = 51
+    num_atoms: int = option(51, ge=2)
     """returns that have a probability"""
-    v_min: float = -100.0
+    v_min: float = option(-100.0, finite=True)
     """the lowest of them"""
-    v_max: float = 100.0
+    v_max: float = option(100.0, finite=True)
     """the highest of them"""
 
     def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
+        """Refuse bounds of the returns that are the wrong way round."""
         super().validate()
-        require("num_atoms", self.num_atoms, self.num_atoms >= 2, "at least 2")
-        require("v_min", self.v_min, math.isfinite(self.v_min), "a finite number")
-        finite = math.isfinite(self.v_max) and self.v_max > self.v_min
-        require("v_max", self.v_max, finite, f"a finite number above v_min={self.v_min}")
+        if self.v_max <= self.v_min:
+            raise ValueError(
+                f"training.v_max={self.v_max} is not allowed; it must be a finite number above v_min={self.v_min}"
+            )
 
 
 class C51Learner(Learner):

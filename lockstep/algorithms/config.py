@@ -39,7 +39,6 @@ from lockstep.learner.config import (
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
-from lockstep.learner.option_types import ELSEWHERE, check_schedules, check_types, meant
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID, Exploration, RLModule, default_module_class
 from lockstep.modules.config import RLModuleSection
@@ -48,10 +47,67 @@ from lockstep.replay.config import ReplaySection
 from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
 from lockstep.state.checks import suggestion
-from lockstep.state.sections import FROZEN
+from lockstep.state.options import FROZEN
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
+
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "n_steps": "train_batch_size rollout_fragment_length",
+    "num_steps": "rollout_fragment_length",
+    "n_envs": "num_envs_per_env_runner",
+    "num_envs": "num_envs_per_env_runner",
+    "batch_size": "minibatch_size train_batch_size",
+    "train_batch_size_per_learner": "train_batch_size",
+    "sgd_minibatch_size": "minibatch_size",
+    "n_epochs": "num_epochs",
+    "num_sgd_iter": "num_epochs",
+    "update_epochs": "num_epochs",
+    "repeat_per_collect": "num_epochs",
+    "discount_factor": "gamma",
+    "gae_lambda": "lambda_",
+    "lambda": "lambda_",
+    "clip_range": "clip_param",
+    "clip_coef": "clip_param",
+    "eps_clip": "clip_param",
+    "clip_range_vf": "vf_clip_param",
+    "value_clip": "vf_clip_param",
+    "use_kl_loss": "kl_coeff",
+    "advantage_normalization": "normalize_advantages",
+    "ent_coef": "entropy_coeff alpha",
+    "vf_coef": "vf_loss_coeff",
+    "max_grad_norm": "grad_clip",
+    "exploration_fraction": "epsilon",
+    "exploration_initial_eps": "epsilon",
+    "exploration_final_eps": "epsilon",
+    "estimation_step": "n_step",
+    "polyak": "tau",
+    "policy_freq": "policy_delay",
+    "action_noise": "exploration_noise",
+    "target_policy_noise": "target_noise",
+    "target_noise_clip": "noise_clip",
+    "q_lr": "critic_lr",
+    "policy_lr": "actor_lr",
+    "critic_learning_rate": "critic_lr",
+    "actor_learning_rate": "actor_lr",
+    "alpha_learning_rate": "alpha_lr",
+    "buffer_size": "capacity",
+    "train_freq": "update_per_step",
+    "gradient_steps": "update_per_step",
+    "num_steps_sampled_before_learning_starts": "learning_starts",
+    "total_timesteps": "total_steps",
+    "net_arch": "model_config",
+    "policy_kwargs": "model_config",
+    "model": "model_config",
+    "eval_freq": "evaluation_interval",
+    "n_eval_episodes": "evaluation_episodes",
+    "evaluation_duration": "evaluation_episodes",
+    "normalize_actions": "rescale_actions",
+    "max_num_env_runner_restarts": "max_env_runner_restarts",
+    "restart_failed_sub_environments": "restart_failed_envs",
+}
+"""name of an option in other libraries -> its names here, of which an algorithm has one"""
 
 
 class AlgorithmConfig:
@@ -196,12 +252,11 @@ class AlgorithmConfig:
         """Sets options of one section; unknown names raise `ValueError` with a suggestion."""
         self._check_not_frozen()
         section = self.sections[name]
-        known = [f.name for f in fields(section)]
+        known = section.options()
         for option in options:
             if option not in known:
-                raise ValueError(f"{name} has no option {option!r}; {meant(option, name, self.sections)}")
-        for option, value in options.items():
-            setattr(section, option, value)
+                raise ValueError(f"{name} has no option {option!r}; {self._meant(option, name)}")
+        section.set_options(options)
         return self
 
     def set_path(self, path: str, value: Any) -> Self:
@@ -317,10 +372,9 @@ class AlgorithmConfig:
 
     def validate(self) -> None:
         """Refuses mistakes within and across sections; every build calls it. Raises `ValueError`."""
-        for name, section in self.sections.items():
-            check_types(name, section)
+        for section in self.sections.values():
             section.validate()
-            check_schedules(name, section, (1, self.train_batch_size))
+            section.check_schedules((1, self.train_batch_size))
         check_multi_agent(self)
         if self.sections["evaluation"].epsilon and not hasattr(self.sections["training"], "epsilon"):
             raise ValueError(
@@ -441,6 +495,14 @@ class AlgorithmConfig:
         section, default = given.sections["training"], type(given)().sections["training"]
         changed = {f.name: getattr(section, f.name) for f in fields(section)}
         return {name: value for name, value in changed.items() if value != getattr(default, name)}
+
+    def _meant(self, option: str, section: str) -> str:
+        """Suggest options of the section, else of others, that are called so or that other libraries call so."""
+        names = [option, *ELSEWHERE.get(option, "").split()]
+        known = {name: list(each.options()) for name, each in self.sections.items()}
+        here = [name for name in names if name in known[section]]
+        there = [f"{other}.{name}" for other in known for name in names if name in known[other]]
+        return suggestion(option, sorted(known[section]), elsewhere=here or there, most=3)
 
     def _all_names(self) -> list[str]:
         methods = [name for name in dir(type(self)) if not name.startswith("_")]

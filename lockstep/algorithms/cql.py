@@ -25,12 +25,13 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner import soft
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultSACModule, ModelConfig
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 CQL_NOISE = "cql_noise"
@@ -39,52 +40,41 @@ LARGEST_MULTIPLIER = 1e6
 
 
 @dataclass
-class CQLTraining(TrainingSection):
+class CQLTraining(SampledTraining):
     """Options of `CQLConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
     """learning rate of all optimizers that have none of their own"""
-    actor_lr: ScheduleLike | None = 1e-4
+    actor_lr: ScheduleLike | None = option(1e-4, ge=0, finite=True)
     """of the policy; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = None
+    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the critics; `None`: `lr`"""
-    alpha_lr: ScheduleLike | None = None
+    alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the temperature; `None`: `lr`"""
     train_batch_size: int = 256
-    """transitions in one gradient step, over all learners"""
-    tau: float = 0.005
+    tau: float = option(0.005, gt=0, le=1)
     """how far the target critics go towards those that learn, in each update of them"""
-    target_update_interval: int = 1
+    target_update_interval: int = option(1, ge=1)
     """gradient steps between two updates of the target critics"""
-    alpha: float | Literal["auto"] = "auto"
+    alpha: float | Literal["auto"] = option("auto", ge=0)
     """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
-    initial_alpha: float = 1.0
+    initial_alpha: float = option(1.0, gt=0)
     """where a learned temperature begins"""
-    target_entropy: float | Literal["auto"] = "auto"
+    target_entropy: float | Literal["auto"] = option("auto", finite=True)
     """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
-    min_q_weight: float = 5.0
+    min_q_weight: float = option(5.0, ge=0)
     """how much the conservative term counts; 0: SAC on the data"""
-    num_actions: int = 10
+    num_actions: int = option(10, ge=1)
     """of a Box: actions of each of the three kinds in the estimated sum"""
-    temperature: float = 1.0
+    temperature: float = option(1.0, gt=0)
     """of the sum of exponentials: near 0 it is the largest value"""
     deterministic_backup: bool = True
     """targets without the entropy of the next action"""
-    bc_iters: int = 0
+    bc_iters: int = option(0, ge=0)
     """gradient steps at the beginning in which the policy imitates the data (the paper's code: up to 20,000)"""
     lagrangian: bool = False
     """learn the weight of the conservative term, so that it becomes `lagrangian_thresh` (appendix F)"""
     lagrangian_thresh: float = 5.0
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        whole_samples(self)
-        soft.check_options(self)
-        require("min_q_weight", self.min_q_weight, self.min_q_weight >= 0, "at least 0")
-        require("num_actions", self.num_actions, self.num_actions >= 1, "at least 1")
-        require("temperature", self.temperature, self.temperature > 0, "above 0")
-        require("bc_iters", self.bc_iters, self.bc_iters >= 0, "at least 0")
 
 
 class CQLLearner(Learner):

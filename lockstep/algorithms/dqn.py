@@ -21,25 +21,19 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import action_values
 from lockstep.learner.action_values import ActionValueTraining
-from lockstep.learner.config import require
 from lockstep.learner.fused import fused_q_loss, load_fused_q
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultQModule, EpsilonGreedy
+from lockstep.state.options import option
 
 
 @dataclass
 class DQNTraining(ActionValueTraining):
     """Options of `DQNConfig.training(...)`."""
 
-    huber_delta: float | None = 1.0
+    huber_delta: float | None = option(1.0, gt=0)
     """errors count by their square up to here, and linearly beyond; `None`: always by their square"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        delta = self.huber_delta
-        require("huber_delta", delta, delta is None or delta > 0, "above 0, or None")
 
 
 class DQNLearner(Learner):

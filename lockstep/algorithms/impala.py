@@ -20,7 +20,8 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import evaluate_trajectories, train_columns
-from lockstep.learner.vtrace import check_vtrace_options, correct, load_vtrace
+from lockstep.learner.vtrace import correct, load_vtrace
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
@@ -30,25 +31,20 @@ class IMPALATraining(TrainingSection):
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
-    max_lag: int = 2
+    max_lag: int = option(2, ge=0)
     """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
     0: they take turns"""
     grad_clip: float | None = 40.0
     vtrace: bool = True
     """correct for the policy that acted; `False`: take its steps for those of the policy that learns"""
-    vtrace_clip_rho_threshold: float | None = 1.0
+    vtrace_clip_rho_threshold: float | None = option(1.0, gt=0)
     """upper limit of the importance weights of the value targets (the paper's rho-bar); `None`: no limit"""
-    vtrace_clip_pg_rho_threshold: float | None = 1.0
+    vtrace_clip_pg_rho_threshold: float | None = option(1.0, gt=0)
     """the same in the policy gradient"""
-    lambda_: float = 1.0
+    lambda_: float = option(1.0, ge=0, le=1)
     """how far the corrections reach (remark 2 of the paper)"""
-    vf_loss_coeff: float = 0.5
+    vf_loss_coeff: float = option(0.5, ge=0)
     entropy_coeff: ScheduleLike = 0.01
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        check_vtrace_options(self)
 
 
 class IMPALALearner(Learner):

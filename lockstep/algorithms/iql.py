@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
@@ -31,40 +31,31 @@ from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import TargetNetwork, follow, modules_with_loss
 from lockstep.modules import DefaultIQLModule
 from lockstep.ops.losses import expectile_loss, exponential_weights
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
 @dataclass
-class IQLTraining(TrainingSection):
+class IQLTraining(SampledTraining):
     """Options of `IQLConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
     """learning rate of all three optimizers that have none of their own"""
-    actor_lr: ScheduleLike | None = None
+    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the policy; `None`: `lr`"""
-    value_lr: ScheduleLike | None = None
+    value_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the state value; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = None
+    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the critics; `None`: `lr`"""
     train_batch_size: int = 256
-    """transitions in one gradient step, over all learners"""
-    expectile: float = 0.7
+    expectile: float = option(0.7, gt=0, lt=1)
     """which expectile of the critics' values the state value is: 0.5 their mean, near 1 the best action in the data"""
-    beta: float = 3.0
+    beta: float = option(3.0, ge=0)
     """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
-    exp_adv_max: float = 100.0
+    exp_adv_max: float = option(100.0, gt=0)
     """no action counts more than this"""
-    tau: float = 0.005
+    tau: float = option(0.005, gt=0, le=1)
     """how far the target critics go towards those that learn, in each gradient step"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        whole_samples(self)
-        require("expectile", self.expectile, 0.0 < self.expectile < 1.0, "between 0 and 1, both excluded")
-        require("beta", self.beta, self.beta >= 0, "at least 0")
-        require("exp_adv_max", self.exp_adv_max, self.exp_adv_max > 0, "above 0")
-        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
 
 
 class IQLLearner(Learner):

@@ -22,7 +22,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.action_values import COLUMNS, discounts_of
-from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.minibatches import take_rows
 from lockstep.learner.onpolicy import columns_to_train, recorded_columns
@@ -31,40 +31,29 @@ from lockstep.ops.losses import exponential_weights
 from lockstep.replay import ReplayBuffer
 from lockstep.replay.views import with_whole_returns
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
 @dataclass
-class MARWILTraining(TrainingSection):
+class MARWILTraining(SampledTraining):
     """Options of `MARWILConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
     train_batch_size: int = 256
     """rows in one gradient step, over all learners"""
-    beta: float = 1.0
+    beta: float = option(1.0, ge=0)
     """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
-    vf_coeff: float = 1.0
+    vf_coeff: float = option(1.0, ge=0)
     """how much the value error counts"""
-    moving_average_sqd_adv_norm_start: float = 100.0
+    moving_average_sqd_adv_norm_start: float = option(100.0, gt=0)
     """c^2 before the first gradient step"""
-    moving_average_sqd_adv_norm_update_rate: float = 1e-2
+    moving_average_sqd_adv_norm_update_rate: float = option(1e-2, ge=0, le=1)
     """how far c^2 goes towards the mean of A^2 in each gradient step (the paper: 1e-8, which leaves it as it is)"""
-    max_weight: float | None = 100.0
+    max_weight: float | None = option(100.0, gt=0)
     """no action counts more than this; None: the paper, without a limit"""
-    bc_logstd_coeff: float = 0.0
+    bc_logstd_coeff: float = option(0.0, ge=0)
     """how much large deviations of a Gaussian are rewarded, so that it does not collapse onto few data"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        whole_samples(self)
-        for name in ("beta", "vf_coeff", "bc_logstd_coeff"):
-            require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        start, rate = self.moving_average_sqd_adv_norm_start, self.moving_average_sqd_adv_norm_update_rate
-        require("moving_average_sqd_adv_norm_start", start, start > 0, "above 0")
-        require("moving_average_sqd_adv_norm_update_rate", rate, 0 <= rate <= 1, "between 0 and 1")
-        limit = self.max_weight
-        require("max_weight", limit, limit is None or limit > 0, "above 0, or None")
 
 
 class MARWILLearner(Learner):

@@ -8,7 +8,7 @@ details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection, choice, require, values_of
+from lockstep.learner.config import TrainingSection
 from lockstep.learner.fused import fused_loss, load_fused_loss
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import (
@@ -27,6 +27,7 @@ from lockstep.learner.onpolicy import (
     train_columns,
 )
 from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss, gae
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
@@ -38,40 +39,24 @@ class PPOTraining(TrainingSection):
     num_epochs: int = 10
     grad_clip: float | None = 0.5
     adam_epsilon: float = 1e-5
-    lambda_: float = 0.95
+    lambda_: float = option(0.95, ge=0, le=1)
     """lambda of GAE (Schulman et al. 2016)"""
-    clip_param: ScheduleLike = 0.2
+    clip_param: ScheduleLike = option(0.2, gt=0)
     """epsilon of the clipped surrogate, equation 7"""
-    vf_clip_param: float | None = None
+    vf_clip_param: float | None = option(None, gt=0)
     """the new value may move this far from the old one; `None`: no clipping"""
-    vf_loss_coeff: float = 0.5
+    vf_loss_coeff: float = option(0.5, ge=0)
     entropy_coeff: ScheduleLike = 0.0
-    normalize_advantages: str | None = "minibatch"
-    """"minibatch", "batch" or None"""
-    dual_clip: float | None = None
+    normalize_advantages: Literal["minibatch", "batch"] | None = "minibatch"
+    """over which rows advantages are shifted and scaled to mean 0 and deviation 1; `None`: not at all"""
+    dual_clip: float | None = option(None, gt=1)
     """lower bound of the surrogate at negative advantages, as a multiple (Ye et al. 2020, equation 5)"""
-    target_kl: float | None = None
+    target_kl: float | None = option(None, gt=0)
     """stop the passes of an update when the mean KL of a pass exceeds this"""
-    kl_coeff: float = 0.0
+    kl_coeff: float = option(0.0, ge=0)
     """start of the adaptive KL penalty (equation 8); 0: no penalty"""
-    kl_target: float = 0.01
+    kl_target: float = option(0.01, gt=0)
     """the penalty's target"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        require("lambda_", self.lambda_, 0.0 <= self.lambda_ <= 1.0, "between 0 and 1")
-        require("vf_loss_coeff", self.vf_loss_coeff, self.vf_loss_coeff >= 0, "at least 0")
-        clip = self.clip_param
-        require("clip_param", clip, all(value > 0 for value in values_of(clip)), "above 0")
-        bound = self.vf_clip_param
-        require("vf_clip_param", bound, bound is None or bound > 0, "above 0, or None")
-        require("kl_target", self.kl_target, self.kl_target > 0, "above 0")
-        require("dual_clip", self.dual_clip, self.dual_clip is None or self.dual_clip > 1, "above 1, or None")
-        require("target_kl", self.target_kl, self.target_kl is None or self.target_kl > 0, "above 0, or None")
-        require("kl_coeff", self.kl_coeff, self.kl_coeff >= 0, "at least 0")
-        if self.normalize_advantages is not None:
-            choice("normalize_advantages", self.normalize_advantages, ("minibatch", "batch"))
 
 
 class PPOLearner(Learner):

@@ -19,28 +19,22 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import action_values
 from lockstep.learner.action_values import ActionValueTraining
-from lockstep.learner.config import require
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import quantile_huber_loss
+from lockstep.state.options import option
 
 
 @dataclass
 class QRDQNTraining(ActionValueTraining):
     """Options of `QRDQNConfig.training(...)`."""
 
-    num_quantiles: int = 50
+    num_quantiles: int = option(50, ge=2)
     """numbers that stand for the distribution of an action's return"""
-    kappa: float = 1.0
+    kappa: float = option(1.0, ge=0)
     """errors count by their square up to here, and linearly beyond; 0: always linearly"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        require("num_quantiles", self.num_quantiles, self.num_quantiles >= 2, "at least 2")
-        require("kappa", self.kappa, self.kappa >= 0, "at least 0")
 
 
 class QRDQNLearner(Learner):

@@ -20,44 +20,38 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.learner import soft
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import TrainingSection, whole_samples
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultSACModule
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
 @dataclass
-class SACTraining(TrainingSection):
+class SACTraining(SampledTraining):
     """Options of `SACConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
     """learning rate of all three optimizers that have none of their own"""
-    actor_lr: ScheduleLike | None = None
+    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the policy; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = None
+    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the critics; `None`: `lr`"""
-    alpha_lr: ScheduleLike | None = None
+    alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the temperature; `None`: `lr`"""
     train_batch_size: int = 256
-    """transitions in one gradient step, over all learners"""
-    tau: float = 0.005
+    tau: float = option(0.005, gt=0, le=1)
     """how far the target critics go towards those that learn, in each update of them"""
-    target_update_interval: int = 1
+    target_update_interval: int = option(1, ge=1)
     """gradient steps between two updates of the target critics"""
-    alpha: float | Literal["auto"] = "auto"
+    alpha: float | Literal["auto"] = option("auto", ge=0)
     """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
-    initial_alpha: float = 1.0
+    initial_alpha: float = option(1.0, gt=0)
     """where a learned temperature begins"""
-    target_entropy: float | Literal["auto"] = "auto"
+    target_entropy: float | Literal["auto"] = option("auto", finite=True)
     """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        whole_samples(self)
-        soft.check_options(self)
 
 
 class SACLearner(Learner):

@@ -21,46 +21,38 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import delayed_policy
-from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultTD3Module, GaussianNoise
-from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.options import option
+from lockstep.state.schedules import ScheduleLike
 
 
 @dataclass
-class TD3Training(TrainingSection):
+class TD3Training(SampledTraining):
     """Options of `TD3Config.training(...)`."""
 
     lr: ScheduleLike = 3e-4
     """learning rate of both optimizers where they have none of their own"""
-    actor_lr: ScheduleLike | None = None
+    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the policy; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = None
+    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the critics; `None`: `lr`"""
     train_batch_size: int = 256
-    """transitions in one gradient step, over all learners"""
-    tau: float = 0.005
+    tau: float = option(0.005, gt=0, le=1)
     """how far the target networks go towards those that learn, in each update of them"""
-    policy_delay: int = 2
+    policy_delay: int = option(2, ge=1)
     """gradient steps of the critics for one of the policy and one update of the target networks"""
-    target_noise: float = 0.2
+    target_noise: float = option(0.2, ge=0)
     """deviation of the noise on the target policy's action; 0: none"""
-    noise_clip: float = 0.5
+    noise_clip: float = option(0.5, ge=0)
     """limit of that noise"""
-    exploration_noise: ScheduleLike = 0.1
+    exploration_noise: ScheduleLike = option(0.1, ge=0)
     """deviation of the noise on actions while collecting: a number, or a schedule over sampled steps"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        whole_samples(self)
-        delayed_policy.check_options(self)
-        first = Schedule(self.exploration_noise, "exploration_noise").value
-        require("exploration_noise", self.exploration_noise, first >= 0, "at least 0")
 
 
 class TD3Learner(Learner):

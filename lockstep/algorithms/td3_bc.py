@@ -22,45 +22,38 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import delayed_policy
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import TrainingSection, require, whole_samples
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultTD3Module
+from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
 
 
 @dataclass
-class TD3BCTraining(TrainingSection):
+class TD3BCTraining(SampledTraining):
     """Options of `TD3BCConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
     """learning rate of both optimizers where they have none of their own"""
-    actor_lr: ScheduleLike | None = None
+    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the policy; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = None
+    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the critics; `None`: `lr`"""
     train_batch_size: int = 256
-    """transitions in one gradient step, over all learners"""
-    alpha: float = 2.5
+    alpha: float = option(2.5, ge=0)
     """how much the critics count beside the distance to the data's actions; 0: imitation of them"""
-    tau: float = 0.005
+    tau: float = option(0.005, gt=0, le=1)
     """how far the target networks go towards those that learn, in each update of them"""
-    policy_delay: int = 2
+    policy_delay: int = option(2, ge=1)
     """gradient steps of the critics for one of the policy and one update of the target networks"""
-    target_noise: float = 0.2
+    target_noise: float = option(0.2, ge=0)
     """deviation of the noise on the target policy's action; 0: none"""
-    noise_clip: float = 0.5
+    noise_clip: float = option(0.5, ge=0)
     """limit of that noise"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        whole_samples(self)
-        require("alpha", self.alpha, self.alpha >= 0, "at least 0")
-        delayed_policy.check_options(self)
 
 
 class TD3BCLearner(Learner):

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from lockstep.state.sections import Section
+from lockstep.state.options import Section, option
 
 
 @dataclass
 class OfflineDataSection(Section):
     """Where offline data is, and what of it is read."""
+
+    name = "offline_data"
 
     input_: Any = None
     """the id of a local Minari dataset; a file of `write_rows`, or several, which follow one another; an `.npz` or
@@ -20,7 +22,7 @@ class OfflineDataSection(Section):
     `ReplayBuffer`, which is shared by copies"""
     columns: Sequence[str] | Mapping[str, str] | None = None
     """columns to read; as a dict `{name here: name in the files}`; `None`: all"""
-    max_memory_bytes: int = 256 << 20
+    max_memory_bytes: int = option(256 << 20, ge=0)
     """size up to which the rows are held in memory; larger data is read from disk where it is needed"""
 
     def validate(self) -> None:
@@ -35,17 +37,6 @@ class OfflineDataSection(Section):
             )
         if not paths:
             raise ValueError(f"offline_data.input_={given!r} names no file; give one path or several, or None")
-        wanted: Any = self.columns
-        names = [*wanted, *wanted.values()] if isinstance(wanted, Mapping) else wanted
-        if names is not None and (
-            not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names)
-        ):
-            raise TypeError(
-                f"offline_data.columns={wanted!r} must be a list of names, a dict {{name here: name in the files}}, or "
-                "None"
-            )
-        if self.max_memory_bytes < 0:
-            raise ValueError(f"offline_data.max_memory_bytes={self.max_memory_bytes} must be at least 0")
 
     def freeze(self) -> None:
         """From now on setting an option raises; data that was given as it is stays the same object."""

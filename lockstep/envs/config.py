@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from lockstep.state.sections import Section
+from lockstep.state.options import Section, option
 
 
 @dataclass
 class EnvironmentSection(Section):
     """Which environment, and what its observations and actions go through."""
 
+    name = "environment"
     shared = ("env",)  # a finished one is the caller's: what a copy of the configuration builds steps that very one
 
     env: Any = None
     """id, class, function that makes one, or an environment"""
-    env_config: dict[str, Any] = field(default_factory=dict)
+    env_config: dict[str, Any] = option(factory=dict)
     """keyword arguments for making one environment"""
     observation_space: Any = None
     """`None`: asked of the environment"""
@@ -24,24 +25,20 @@ class EnvironmentSection(Section):
     """`None`: asked of the environment"""
     normalize_observations: bool = False
     """shift and scale by running statistics (part of the policy, frozen in evaluation)"""
-    clip_observations: float = 10.0
+    clip_observations: float = option(10.0, gt=0)
     """bound of normalised observations"""
     normalize_rewards: bool = False
     """scale by the running deviation of the discounted return, for learning only"""
-    clip_rewards: float | None = 10.0
+    clip_rewards: float | None = option(10.0, gt=0)
     """bound of normalised rewards"""
     rescale_actions: bool = False
     """the policy's [-1, 1] means the bounds of the action space; SAC, TD3, CQL, IQL and TD3+BC always act so"""
     clip_actions: bool = True
     """continuous actions are clipped to the bounds before the environment sees them"""
-    frame_stack: int = 1
+    frame_stack: int = option(1, ge=1)
     """last observations on a new first axis, oldest first (images with channels: side by side along these); 1: off"""
 
     def validate(self) -> None:
-        """Raises `ValueError` naming the option."""
+        """Refuse a section without an environment or spaces."""
         if self.env is None and self.observation_space is None:
             raise ValueError('environment.env is not set; give an id such as "CartPole-v1", a class or a function')
-        if not isinstance(self.frame_stack, int) or self.frame_stack < 1:
-            raise ValueError(f"environment.frame_stack={self.frame_stack!r} must be a whole number, at least 1")
-        if self.clip_observations <= 0:
-            raise ValueError(f"environment.clip_observations={self.clip_observations!r} must be above 0")

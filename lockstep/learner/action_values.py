@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
-from lockstep.learner.config import TrainingSection, require
+from lockstep.learner.config import SampledTraining
 from lockstep.learner.targets import TargetNetwork
-from lockstep.state.schedules import Schedule, ScheduleLike
+from lockstep.state.options import option
+from lockstep.state.schedules import ScheduleLike
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner, TensorColumns
@@ -21,33 +22,22 @@ COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, C
 
 
 @dataclass
-class ActionValueTraining(TrainingSection):
+class ActionValueTraining(SampledTraining):
     """Options that DQN, C51 and QR-DQN have in common."""
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 32
     """transitions in one gradient step, over all learners"""
     grad_clip: float | None = 10.0
-    epsilon: ScheduleLike = field(default_factory=lambda: [[0, 1.0], [10_000, 0.05]])
+    epsilon: ScheduleLike = option(factory=lambda: [[0, 1.0], [10_000, 0.05]], ge=0, le=1)
     """share of actions that are taken by chance while collecting: a number, or a schedule over sampled steps"""
     double_q: bool = True
     """the network that learns picks the next action, the target network says what it is worth"""
-    target_update_interval: int = 250
+    target_update_interval: int = option(250, ge=1)
     """gradient steps between two updates of the target network (not environment steps; with `tau=1` at 10 the values
     of CartPole grow without bound)"""
-    tau: float = 1.0
+    tau: float = option(1.0, gt=0, le=1)
     """how far an update takes the target network towards the one that learns; 1: all the way"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        super().validate()
-        require("minibatch_size", self.minibatch_size, self.minibatch_size is None, "None (use train_batch_size)")
-        require("num_epochs", self.num_epochs, self.num_epochs == 1, "1 (use replay.update_per_step)")
-        first = Schedule(self.epsilon, "epsilon").value
-        require("epsilon", self.epsilon, 0.0 <= first <= 1.0, "between 0 and 1")
-        require("tau", self.tau, 0.0 < self.tau <= 1.0, "above 0 and at most 1")
-        interval = self.target_update_interval
-        require("target_update_interval", interval, interval >= 1, "at least 1")
 
 
 def set_up_target(learner: Learner, module_id: str) -> None:

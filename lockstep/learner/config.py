@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
-from lockstep.learner.option_types import takes_batch
-from lockstep.state.checks import is_number
+from lockstep.state.options import Section, option
 from lockstep.state.restarts import RestartLimits
-from lockstep.state.schedules import Schedule, ScheduleLike
-from lockstep.state.sections import Section
+from lockstep.state.schedules import ScheduleLike
 
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]
@@ -23,29 +19,31 @@ NanPolicy = Literal["skip", "stop", "zero"]
 class TrainingSection(Section):
     """What every update needs; an algorithm's own section adds its coefficients."""
 
-    lr: ScheduleLike = 3e-4
+    name = "training"
+
+    lr: ScheduleLike = option(3e-4, ge=0, finite=True)
     """learning rate: a number, `[[0, v0], [t1, v1], ...]` over sampled environment steps, or a function of them"""
-    gamma: float = 0.99
+    gamma: float = option(0.99, ge=0, le=1)
     """discount"""
-    train_batch_size: int = 2048
+    train_batch_size: int = option(2048, ge=1)
     """environment steps in one update, over all learners"""
-    minibatch_size: int | None = None
+    minibatch_size: int | None = option(None, ge=1)
     """rows in one gradient step (sequences, where the module has memory), over all learners; `None`: the whole batch"""
-    num_epochs: int = 1
+    num_epochs: int = option(1, ge=1)
     """passes over the batch in one update"""
     shuffle_batch_per_epoch: bool = True
     """a new permutation for each pass"""
-    grad_clip: float | None = None
+    grad_clip: float | None = option(None, gt=0)
     """`None`: off"""
     grad_clip_by: GradClipBy = "global_norm"
     """clip each element, each tensor's norm, or the norm of all gradients of one optimizer"""
-    adam_epsilon: float = 1e-8
+    adam_epsilon: float = option(1e-8, gt=0)
     """epsilon of the default optimizer"""
     nan_policy: NanPolicy = "skip"
     """a gradient that is not finite: leave the parameters untouched and count it, raise, or set it to zero"""
     learner_class: type | None = None
     """a subclass of the algorithm's learner"""
-    learner_config_dict: dict[str, Any] = field(default_factory=dict)
+    learner_config_dict: dict[str, Any] = option(factory=dict)
     """free-form settings for a learner of your own"""
 
     of_whole_update: ClassVar[frozenset[str]] = frozenset(
@@ -54,80 +52,63 @@ class TrainingSection(Section):
     """options that hold for an update of all modules together, so that no module can have its own"""
 
     def validate(self) -> None:
-        """Raises `ValueError` naming the option, its value and what is allowed."""
-        for name in [option.name for option in fields(self) if option.name == "lr" or option.name.endswith("_lr")]:
-            rate = getattr(self, name)
-            allowed = "a finite number, at least 0"
-            require(name, rate, all(0 <= value < math.inf for value in values_of(rate)), allowed)
-        require("gamma", self.gamma, 0.0 <= self.gamma <= 1.0, "between 0 and 1")
-        require("train_batch_size", self.train_batch_size, self.train_batch_size >= 1, "at least 1")
-        require("num_epochs", self.num_epochs, self.num_epochs >= 1, "at least 1")
-        require("adam_epsilon", self.adam_epsilon, self.adam_epsilon > 0, "above 0")
-        if self.minibatch_size is not None:
-            require("minibatch_size", self.minibatch_size, self.minibatch_size >= 1, "at least 1, or None")
-            if self.minibatch_size > self.train_batch_size:
-                raise ValueError(
-                    f"training.minibatch_size={self.minibatch_size} is larger than "
-                    f"training.train_batch_size={self.train_batch_size}; make the minibatch at most the batch"
-                )
-        if self.grad_clip is not None:
-            require("grad_clip", self.grad_clip, self.grad_clip > 0, "above 0, or None to switch clipping off")
-        if self.learner_class is not None and not isinstance(self.learner_class, type):
-            raise TypeError(f"training.learner_class={self.learner_class!r} must be a subclass of Learner, or None")
-        if not isinstance(self.learner_config_dict, Mapping):
-            raise TypeError(f"training.learner_config_dict={self.learner_config_dict!r} must be a dict")
-        choice("grad_clip_by", self.grad_clip_by, ("value", "norm", "global_norm"))
-        choice("nan_policy", self.nan_policy, ("skip", "stop", "zero"))
+        """Refuse a minibatch that is larger than the batch."""
+        if self.minibatch_size is not None and self.minibatch_size > self.train_batch_size:
+            raise ValueError(
+                f"training.minibatch_size={self.minibatch_size} is larger than "
+                f"training.train_batch_size={self.train_batch_size}; make the minibatch at most the batch"
+            )
+
+
+@dataclass
+class SampledTraining(TrainingSection):
+    """Options of an update in which each gradient step takes a fresh sample, from a replay buffer or from data."""
+
+    train_batch_size: int = 256
+    """transitions in one gradient step, over all learners"""
+
+    def validate(self) -> None:
+        """Refuse passes and minibatches."""
+        super().validate()
+        for name, value, allowed in (
+            ("minibatch_size", None, "None (use train_batch_size)"),
+            ("num_epochs", 1, "1 (each gradient step draws a new sample; use replay.update_per_step)"),
+        ):
+            if getattr(self, name) != value:
+                raise ValueError(f"training.{name}={getattr(self, name)!r} is not allowed; it must be {allowed}")
 
 
 @dataclass
 class LearnersSection(Section):
     """Where learners run."""
 
-    num_learners: int = 0
+    name = "learners"
+
+    num_learners: int = option(0, ge=0)
     """0: one learner in this process; n: n processes (needs the extra `ray`)"""
-    num_cpus_per_learner: int = 1
-    num_gpus_per_learner: int = 0
-    custom_resources_per_learner: dict[str, float] = field(default_factory=dict)
+    num_cpus_per_learner: int = option(1, ge=0)
+    num_gpus_per_learner: int = option(0, ge=0)
+    custom_resources_per_learner: dict[str, float] = option(factory=dict, ge=0)
     """other resources of a cluster that each learner takes, by name"""
-    max_requests_in_flight_per_learner: int = 3
+    max_requests_in_flight_per_learner: int = option(3, ge=1)
     never_skip_update: bool = False
     """an empty update raises instead of being counted as skipped"""
-    learner_timeout_s: float = 300.0
+    learner_timeout_s: float = option(300.0, gt=0)
     """seconds that one call on learners in other processes may take; after that they count as hanging"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` for what this machine or this version cannot give."""
-        require("num_learners", self.num_learners, self.num_learners >= 0, "at least 0")
-        require("learner_timeout_s", self.learner_timeout_s, self.learner_timeout_s > 0, "above 0 seconds")
-        require("num_cpus_per_learner", self.num_cpus_per_learner, self.num_cpus_per_learner >= 0, "at least 0")
-        require("num_gpus_per_learner", self.num_gpus_per_learner, self.num_gpus_per_learner >= 0, "at least 0")
-        resources = self.custom_resources_per_learner
-        numbers = isinstance(resources, Mapping) and all(map(is_number, resources.values()))
-        if not numbers:
-            raise TypeError(f"learners.custom_resources_per_learner={resources!r} must be a dict {{name: amount}}")
-        for name, amount in resources.items():
-            require(f"custom_resources_per_learner[{name!r}]", amount, amount >= 0, "at least 0")
-        limit = self.max_requests_in_flight_per_learner
-        require("max_requests_in_flight_per_learner", limit, limit >= 1, "at least 1")
 
 
 @dataclass
 class ResourcesSection(Section):
     """What the main process of a run takes of a cluster."""
 
-    num_cpus_for_main_process: int = 1
+    name = "resources"
+
+    num_cpus_for_main_process: int = option(1, ge=0)
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """how workers are laid over the nodes: together or apart, as a wish or as a must"""
     ray_address: str | None = None
     """of a running Ray cluster that learners and env runners join ("auto": the one of this machine); `None`: Ray is
     started on this machine where it is needed"""
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option."""
-        cpus = self.num_cpus_for_main_process
-        require("num_cpus_for_main_process", cpus, cpus >= 0, "at least 0")
-        choice("placement_strategy", self.placement_strategy, ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
 
 
 @dataclass
@@ -138,24 +119,20 @@ class FaultToleranceSection(Section):
     a time counts each learner, env runner or vector of environments by itself.
     """
 
-    max_learner_restarts: int = 10
+    name = "fault_tolerance"
+
+    max_learner_restarts: int = option(10, ge=0)
     """of learners in other processes, in a run; 0: never"""
     restart_failed_env_runners: bool = True
-    max_env_runner_restarts: int = 10
+    max_env_runner_restarts: int = option(10, ge=0)
     """of env runners in other processes, in a run"""
     restart_failed_envs: bool = True
     """environments in processes of their own"""
-    max_env_restarts: int = 10
+    max_env_restarts: int = option(10, ge=0)
     """of environments in processes of their own, in a run; of each vector"""
-    max_restarts_in_window: int = 1
+    max_restarts_in_window: int = option(1, ge=0)
     """of the same learner, env runner or vector of environments within `restart_window_s`"""
-    restart_window_s: float = 60.0
-
-    def validate(self) -> None:
-        """Raises `ValueError` naming the option."""
-        for name in ("max_learner_restarts", "max_env_runner_restarts", "max_env_restarts", "max_restarts_in_window"):
-            require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        require("restart_window_s", self.restart_window_s, self.restart_window_s > 0, "above 0 seconds")
+    restart_window_s: float = option(60.0, gt=0)
 
     @property
     def learner_limits(self) -> RestartLimits:
@@ -179,6 +156,8 @@ class FaultToleranceSection(Section):
 class FrameworkSection(Section):
     """How the arithmetic is done."""
 
+    name = "framework"
+
     compile: bool = False
     """compile the whole gradient step (about 10-20 s once, then under 2 s from the compiler's cache)"""
     device: str = "cpu"
@@ -186,12 +165,11 @@ class FrameworkSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     mixed_precision: bool = False
     """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
-    num_threads: int | None = None
+    num_threads: int | None = option(None, ge=1)
     """threads of torch in this process; `None`: 1, which is fastest for small networks"""
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""
-        choice("dtype", self.dtype, ("float32", "float64"))
         kind, colon, number = self.device.lower().partition(":")
         if kind == "gpu":
             raise ValueError(
@@ -202,13 +180,13 @@ class FrameworkSection(Section):
             raise ValueError(
                 f"framework.mixed_precision=True needs framework.dtype='float32', not {self.dtype!r}; switch one off"
             )
-        if self.num_threads is not None:
-            require("num_threads", self.num_threads, self.num_threads >= 1, "at least 1, or None")
 
 
 @dataclass
 class MultiAgentSection(Section):
     """Who learns what."""
+
+    name = "multi_agent"
 
     policies: Any = None
     """module ids, or `{module_id: RLModuleSpec}` (its fields as a dict, or None: the default module); `None`: as
@@ -226,15 +204,7 @@ class MultiAgentSection(Section):
 
     def validate(self) -> None:
         """Raises `ValueError` or `TypeError` naming the option; how ids fit together is checked with the whole."""
-        choice("count_steps_by", self.count_steps_by, ("env_steps", "agent_steps"))
         check_policies_to_train(self.policies_to_train)
-        for name, what in (
-            ("policy_mapping_fn", "(agent_id, episode) -> module id"),
-            ("reward_metric", "(returns[episode, agent]) -> one number for each episode"),
-        ):
-            function = getattr(self, name)
-            if function is not None and not callable(function):
-                raise TypeError(f"{name}={function!r} must be a function {what}")
 
 
 def check_policies_to_train(allowed: object) -> None:
@@ -249,26 +219,16 @@ def check_policies_to_train(allowed: object) -> None:
         takes_batch(allowed)
 
 
-def values_of(schedule: ScheduleLike) -> list[float]:
-    """The values that a schedule names: its number, those of its points, none of a function."""
-    if isinstance(schedule, list | tuple | np.ndarray):
-        return [float(point[1]) for point in Schedule(schedule).specification]  # type: ignore[union-attr]
-    return [schedule] if isinstance(schedule, int | float | np.number) else []
-
-
-def whole_samples(section: TrainingSection) -> None:
-    """Raises `ValueError` for options of passes and minibatches, where each gradient step takes a sample of its own."""
-    require("minibatch_size", section.minibatch_size, section.minibatch_size is None, "None (use train_batch_size)")
-    require("num_epochs", section.num_epochs, section.num_epochs == 1, "1 (each gradient step draws a new sample)")
-
-
-def require(name: str, value: object, condition: bool, allowed: str) -> None:
-    """Raises `ValueError` unless `condition`."""
-    if not condition:
-        raise ValueError(f"{name}={value!r} is not allowed; it must be {allowed}")
-
-
-def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises `ValueError` unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not allowed; choose one of {', '.join(map(repr, allowed))}")
+def takes_batch(function: Callable[..., Any]) -> bool:
+    """Return whether `function` takes (module_id, batch), not (module_id) alone; `TypeError` where neither works."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not tell
+        return True
+    for arguments in (("id", None), ("id",)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise TypeError(f"policies_to_train{signature} must take (module_id), or (module_id, batch)")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
-from lockstep.learner.config import require
 from lockstep.learner.critics import ACTOR
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.targets import follow, modules_with_loss
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 
 NOISE = "target_noise"
 """column: what smooths the target policy's action"""
-
-
-def check_options(section: Any) -> None:
-    """Raises `ValueError` for `tau`, `policy_delay`, `target_noise` and `noise_clip` that cannot be."""
-    require("tau", section.tau, 0.0 < section.tau <= 1.0, "above 0 and at most 1")
-    require("policy_delay", section.policy_delay, section.policy_delay >= 1, "at least 1")
-    require("target_noise", section.target_noise, section.target_noise >= 0, "at least 0")
-    require("noise_clip", section.noise_clip, section.noise_clip >= 0, "at least 0")
 
 
 def noise_columns(learner: Learner, module_id: str) -> dict[str, int]:

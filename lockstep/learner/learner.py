@@ -20,14 +20,13 @@ from lockstep.learner import checkpointing, members, optimizer_methods
 from lockstep.learner.argument_checks import check_parts_of_learner
 from lockstep.learner.batches import tensors_of_batch, trajectories_by_module
 from lockstep.learner.compiled import CompiledUpdate
-from lockstep.learner.config import FrameworkSection, TrainingSection
+from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
 from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
 from lockstep.learner.losses import losses_of, rows_of_module
 from lockstep.learner.means import means_over_learners, once_over_learners
 from lockstep.learner.onpolicy import columns_to_train, recorded_columns
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer, fused_adam
-from lockstep.learner.option_types import takes_batch
 from lockstep.learner.parameter_watch import GradientWatch, ParameterWatch
 from lockstep.learner.plan import agree_on_parts
 from lockstep.learner.reduction import LocalReducer, Reducer

@@ -10,7 +10,6 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.data.columns import Columns
-from lockstep.learner.config import require
 from lockstep.learner.critics import register_actor_and_critic
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import fused_adam
@@ -23,18 +22,6 @@ NOISE, NEXT_NOISE = "action_noise", "next_action_noise"
 """columns: what draws the policy's actions at an observation, and at the one after it"""
 DISCRETE_ENTROPY = 0.98
 """share of the highest entropy that "auto" aims at where actions are discrete (Christodoulou 2019)"""
-
-
-def check_options(section: Any) -> None:
-    """Raises `ValueError` for options of the temperature and the target critics that cannot be."""
-    require("tau", section.tau, 0.0 < section.tau <= 1.0, "above 0 and at most 1")
-    interval = section.target_update_interval
-    require("target_update_interval", interval, interval >= 1, "at least 1")
-    alpha, entropy = section.alpha, section.target_entropy
-    require("alpha", alpha, alpha == "auto" if isinstance(alpha, str) else alpha >= 0, 'at least 0, or "auto"')
-    require("initial_alpha", section.initial_alpha, section.initial_alpha > 0, "above 0")
-    named = entropy == "auto" if isinstance(entropy, str) else math.isfinite(entropy)
-    require("target_entropy", entropy, named, 'a number, or "auto"')
 
 
 def set_up(learner: Learner, module_id: str) -> None:

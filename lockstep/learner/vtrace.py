@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import require
 from lockstep.learner.onpolicy import Evaluated, log_explained_variance
 from lockstep.ops import vtrace
 
@@ -69,13 +68,3 @@ def load_vtrace(learner: Learner) -> None:
     """Loads the compiled estimator when the learner is built, not in its first update."""
     one, no = np.zeros((1, 1), torch.empty(0, dtype=learner.dtype).numpy().dtype), np.zeros((1, 1), bool)
     vtrace(one, np.zeros((1, 1), np.float32), one, one, no, no, gamma=0.0, lambda_=0.0)
-
-
-def check_vtrace_options(training: Any) -> None:
-    """Refuses what the options that IMPALA and APPO share may not be; `ValueError` names the option."""
-    for name in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
-        limit = getattr(training, name)
-        require(name, limit, limit is None or limit > 0, "above 0, or None for no limit")
-    require("max_lag", training.max_lag, training.max_lag >= 0, "at least 0")
-    require("lambda_", training.lambda_, 0.0 <= training.lambda_ <= 1.0, "between 0 and 1")
-    require("vf_loss_coeff", training.vf_loss_coeff, training.vf_loss_coeff >= 0, "at least 0")

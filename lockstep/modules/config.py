@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from lockstep.modules.rl_module import RLModule, RLModuleSpec
-from lockstep.state.sections import Section
+from lockstep.state.options import Section, option
 
 
 @dataclass
 class RLModuleSection(Section):
     """Which networks."""
 
+    name = "rl_module"
+
     rl_module_spec: Any = None
     """an `RLModuleSpec` or a built `RLModule`; for several a `MultiRLModuleSpec` or a `MultiRLModule`; `None` for the
     algorithm's default"""
-    model_config: Any = field(default_factory=ModelConfig)
+    model_config: Any = option(factory=ModelConfig)
     """`ModelConfig`, or a dict of its fields"""
-    algorithm_config_overrides_per_module: Mapping[str, Any] = field(default_factory=dict)
+    algorithm_config_overrides_per_module: Mapping[str, Any] = option(factory=dict)
     """training options of single modules, `{module_id: {"lr": 1e-4}}`; the rest is as in `training`"""
 
     def validate(self) -> None:
@@ -34,8 +36,3 @@ class RLModuleSection(Section):
             )
         if self.rl_module_spec is None and not isinstance(self.model_config, ModelConfig):
             self.model_config = ModelConfig.of(self.model_config)
-        if not isinstance(self.algorithm_config_overrides_per_module, Mapping):
-            raise TypeError(
-                "algorithm_config_overrides_per_module must be a dict {module_id: {option: value}}, not "
-                f"{self.algorithm_config_overrides_per_module!r}"
-            )

@@ -54,20 +54,20 @@ def check_number(name: str, value: Any, *, above: float = -math.inf) -> None:
         raise ValueError(f"{name}={value!r} is not allowed; it must be a number{limit}, or None")
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: object) -> None:
     """Raise `ValueError` unless each value is True or False."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{name}={value!r} is not allowed; it must be True or False")
 
 
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise `ValueError` unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is not allowed; choose one of {', '.join(map(repr, allowed))}")
 
 
-def check_functions(**functions: Any) -> None:
+def check_functions(**functions: object) -> None:
     """Raise `ValueError` unless each value is None or can be called."""
     for name, function in functions.items():
         if function is not None and not callable(function):

@@ -14,7 +14,6 @@ from lockstep.algorithms.asynchronous import collects_while_learning, steps_per_
 from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
-from lockstep.learner.option_types import check_schedules
 from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
     BaseLogger,
@@ -51,8 +50,8 @@ def build_trainer(
     The trainer is the one that the algorithm needs.
     """
     config.validate()
-    for name, section in config.sections.items():
-        check_schedules(name, section, [config.total_steps * tenths // 10 for tenths in range(1, 11)])
+    for section in config.sections.values():
+        section.check_schedules([config.total_steps * tenths // 10 for tenths in range(1, 11)])
     check_callbacks(callbacks)
     if not config.is_offline and config.sections["offline_data"].input_ is not None:
         raise ValueError(

@@ -212,42 +212,6 @@ def test_update_from_dict_refuses_other_algorithms_and_unknown_names():
 # -- checks ---
 
 
-@pytest.mark.parametrize(
-    "section, options, message",
-    [
-        ("training", {"minibatch_size": 16}, "minibatch_size=16 is larger than training.train_batch_size=8"),
-        ("training", {"train_batch_size": 1, "minibatch_size": 1}, "train_batch_size=1 is smaller than .*=2"),
-        ("framework", {"device": "warp_drive"}, "framework.device='warp_drive' is not there"),
-        ("framework", {"device": "gpu"}, "framework.device='gpu' is not allowed; did you mean 'cuda'?"),
-        ("framework", {"device": "GPU:1"}, "framework.device='GPU:1' is not allowed; did you mean 'cuda:1'?"),
-        ("framework", {"dtype": "float16"}, "dtype='float16' is not allowed; choose one of 'float32', 'float64'"),
-        ("framework", {"num_threads": 0}, "num_threads=0"),
-        ("learners", {"num_learners": -1}, "num_learners=-1 is not allowed; it must be at least 0"),
-        ("learners", {"num_gpus_per_learner": 1}, "num_gpus_per_learner=1, but framework.device='cpu'"),
-        ("env_runners", {"num_env_runners": -1}, "num_env_runners=-1 is not allowed; it must be at least 0"),
-        ("env_runners", {"sample_timeout_s": 0}, "sample_timeout_s=0 must be above 0 seconds"),
-        ("env_runners", {"vectorize_mode": "fast"}, "vectorize_mode='fast' is not allowed"),
-        ("training", {"gamma": 1.5}, "gamma=1.5 is not allowed; it must be between 0 and 1"),
-        ("training", {"lambda_": -0.1}, "lambda_=-0.1"),
-        ("training", {"grad_clip": 0}, "grad_clip=0 is not allowed; it must be above 0, or None"),
-        ("training", {"grad_clip_by": "norms"}, "grad_clip_by='norms' is not allowed; choose one of"),
-        ("training", {"nan_policy": "ignore"}, "nan_policy='ignore' is not allowed"),
-        ("training", {"dual_clip": 1.0}, "dual_clip=1.0 is not allowed; it must be above 1"),
-        ("training", {"vf_clip_param": 0.0}, "vf_clip_param=0.0 is not allowed"),
-        ("training", {"target_kl": 0.0}, "target_kl=0.0 is not allowed"),
-        ("training", {"kl_target": 0.0}, "kl_target=0.0 is not allowed"),
-        ("training", {"normalize_advantages": "all"}, "normalize_advantages='all' is not allowed"),
-        ("debugging", {"seed": -1}, "seed=-1 is not allowed; it must be a whole number"),
-    ],
-)
-def test_validate_refuses_with_the_values_named(section, options, message):
-    config = small().set_section(section, options)
-    with pytest.raises(ValueError, match=message):
-        config.validate()
-    with pytest.raises(ValueError, match=message):
-        config.build_learner()
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_validate_refuses_a_gpu_that_is_not_there():
     with pytest.raises(ValueError, match=r"framework\.device='cuda' is not there"):

@@ -117,9 +117,8 @@ def test_overrides_can_be_made_by_the_algorithms_config_or_be_one():
             r"training.num_epochs holds for the whole update.* own lr, gamma",
         ),
         ({"a": {"minibatch_size": 3}}, ValueError, r"training.minibatch_size holds for the whole update"),
-        ({"a": {"grad_clip": 0}}, ValueError, r"per_module\['a'\]: grad_clip=0 is not allowed"),
+        ({"a": {"grad_clip": 0}}, ValueError, r"per_module\['a'\]: training.grad_clip=0 is not allowed"),
         ({"a": 0.1}, TypeError, r"per_module\['a'\]: .*must be a dict of training options"),
-        ([("a", {})], TypeError, "must be a dict {module_id: {option: value}}"),
     ],
 )
 def test_overrides_that_cannot_be_are_refused_by_module(overrides, error, message):
@@ -138,22 +137,6 @@ def test_overrides_and_resources_travel_through_copies_and_json():
     restored = PPOConfig().update_from_dict(json.loads(config.to_json()))
     assert restored == config == config.copy()
     assert (restored.custom_resources_per_learner, restored.placement_strategy) == ({"fast_disk": 0.5}, "SPREAD")
-
-
-@pytest.mark.parametrize(
-    "section, options, message",
-    [
-        ("resources", {"num_cpus_for_main_process": -1}, "num_cpus_for_main_process=-1 is not allowed"),
-        ("resources", {"placement_strategy": "pack"}, "placement_strategy='pack' is not allowed; choose one of 'PACK'"),
-        ("learners", {"num_cpus_per_learner": -1}, "num_cpus_per_learner=-1 is not allowed"),
-        ("learners", {"num_gpus_per_learner": -1}, "num_gpus_per_learner=-1"),
-        ("learners", {"custom_resources_per_learner": {"x": -1}}, r"custom_resources_per_learner\['x'\]=-1"),
-        ("learners", {"max_requests_in_flight_per_learner": 0}, "max_requests_in_flight_per_learner=0"),
-    ],
-)
-def test_resources_that_cannot_be_are_refused(section, options, message):
-    with pytest.raises(ValueError, match=message):
-        small().set_section(section, options).build_learner()
 
 
 # -- printing, suggestions ---

@@ -360,31 +360,6 @@ def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, pr
     np.testing.assert_allclose(values, [probe().exact_value(row, 0.5) for row in obs], atol=0.1)
 
 
-@pytest.mark.parametrize(
-    "kind, training, message",
-    [
-        (CQLConfig, {"min_q_weight": -1.0}, "min_q_weight=-1.0 is not allowed"),
-        (CQLConfig, {"num_actions": 0}, "num_actions=0 is not allowed"),
-        (CQLConfig, {"temperature": 0.0}, "temperature=0.0 is not allowed"),
-        (CQLConfig, {"bc_iters": -1}, "bc_iters=-1 is not allowed"),
-        (CQLConfig, {"tau": 0.0}, "tau=0.0 is not allowed"),
-        (CQLConfig, {"alpha": -1.0}, "alpha=-1.0 is not allowed"),
-        (CQLConfig, {"minibatch_size": 3}, "minibatch_size=3 is not allowed"),
-        (IQLConfig, {"num_epochs": 2}, "num_epochs=2 is not allowed"),
-        (IQLConfig, {"expectile": 1.0}, "expectile=1.0 is not allowed"),
-        (IQLConfig, {"beta": -1.0}, "beta=-1.0 is not allowed"),
-        (IQLConfig, {"exp_adv_max": 0.0}, "exp_adv_max=0.0 is not allowed"),
-        (IQLConfig, {"tau": 2.0}, "tau=2.0 is not allowed"),
-        (TD3BCConfig, {"alpha": -1.0}, "alpha=-1.0 is not allowed"),
-        (TD3BCConfig, {"policy_delay": 0}, "policy_delay=0 is not allowed"),
-        (TD3BCConfig, {"minibatch_size": 3}, "minibatch_size=3 is not allowed"),
-    ],
-)
-def test_options_out_of_range_are_refused_by_name(kind, training, message):
-    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-        kind().environment("Pendulum-v1").training(**training).validate()
-
-
 @pytest.mark.parametrize("kind", list(LEARN))
 def test_other_action_spaces_are_refused(kind):
     with pytest.raises(ValueError, match=r"needs a Box"):

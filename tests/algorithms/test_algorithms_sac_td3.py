@@ -341,35 +341,6 @@ def test_exploration_noise_of_td3_has_its_deviation_and_follows_its_schedule():
 
 
 @pytest.mark.parametrize(
-    "config, options, message",
-    [
-        (SACConfig, {"tau": 0.0}, "tau=0.0 is not allowed"),
-        (SACConfig, {"target_update_interval": 0}, "target_update_interval=0 is not allowed"),
-        (SACConfig, {"alpha": -0.1}, "alpha=-0.1 is not allowed; it must be at least 0, or"),
-        (SACConfig, {"alpha": "automatic"}, "alpha='automatic' is not allowed"),
-        (SACConfig, {"initial_alpha": 0.0}, "initial_alpha=0.0 is not allowed"),
-        (SACConfig, {"target_entropy": "high"}, "target_entropy='high' is not allowed"),
-        (SACConfig, {"minibatch_size": 8}, "minibatch_size=8 is not allowed"),
-        (SACConfig, {"num_epochs": 2}, "num_epochs=2 is not allowed"),
-        (TD3Config, {"policy_delay": 0}, "policy_delay=0 is not allowed"),
-        (TD3Config, {"target_noise": -0.1}, "target_noise=-0.1 is not allowed"),
-        (TD3Config, {"noise_clip": -0.1}, "noise_clip=-0.1 is not allowed"),
-        (TD3Config, {"exploration_noise": -0.1}, "exploration_noise=-0.1 is not allowed"),
-        (TD3Config, {"tau": 1.5}, "tau=1.5 is not allowed"),
-        (TD3Config, {"polyak": 1.5}, "did you mean 'tau'"),
-        (TD3Config, {"policy_freq": 2}, "did you mean 'policy_delay'"),
-        (TD3Config, {"target_policy_noise": 2}, "did you mean 'target_noise'"),
-        (TD3Config, {"q_lr": 2}, "did you mean 'critic_lr'"),
-        (SACConfig, {"policy_lr": 2}, "did you mean 'actor_lr'"),
-        (SACConfig, {"ent_coef": 2}, "did you mean 'alpha'"),
-    ],
-)
-def test_wrong_options_of_sac_and_td3_are_refused_with_name_and_value(config, options, message):
-    with pytest.raises(ValueError, match=message):
-        config().environment("Pendulum-v1").training(**options).validate()
-
-
-@pytest.mark.parametrize(
     "config, model, space, message",
     [
         (SACConfig, {}, spaces.MultiDiscrete([2, 2]), "SAC needs a Box or Discrete action space"),

@@ -235,43 +235,6 @@ def test_kl_penalty_adapts(target, factor):
 
 
 @pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("vtrace_clip_rho_threshold", 0.0),
-        ("vtrace_clip_pg_rho_threshold", -1.0),
-        ("lambda_", 1.5),
-        ("vf_loss_coeff", -0.1),
-    ],
-)
-def test_numbers_of_vtrace_out_of_range_are_refused(config, option, value):
-    with pytest.raises(ValueError, match=f"{option}={value}"):
-        config().environment("CartPole-v1").training(**{option: value}).validate()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("clip_param", 0.0),
-        ("target_worker_clipping", 0.5),
-        ("kl_coeff", -1.0),
-        ("kl_target", 0.0),
-        ("target_network_update_freq", 0),
-        ("tau", 0.0),
-        ("tau", 1.5),
-    ],
-)
-def test_numbers_of_appo_out_of_range_are_refused(option, value):
-    with pytest.raises(ValueError, match=f"{option}={value}"):
-        APPOConfig().environment("CartPole-v1").training(**{option: value}).validate()
-
-
-def test_types_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"training\.vtrace='no' is not allowed"):
-        IMPALAConfig().environment("CartPole-v1").training(vtrace="no").validate()
-
-
-@pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
 def test_batch_needs_the_columns_of_the_loss(config):
     batch = SampleBatch(obs=np.zeros((4, 3), np.float32), actions=np.zeros(4, np.int64))
     with pytest.raises(KeyError) as refused:

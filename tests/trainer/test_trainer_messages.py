@@ -1,7 +1,5 @@
 """What is refused is told with what was given, whose it is, and what to do instead."""
 
-import re
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -62,17 +60,6 @@ def test_what_save_checkpoint_fn_returns_is_a_path():
     trainer.save_checkpoint_fn = lambda epoch, env_step, gradient_step: 3
     with pytest.raises(TypeError, match="save_checkpoint_fn returned 3; it must return the path of what it wrote"):
         trainer.run()
-
-
-def test_one_logger_as_a_text_is_refused_as_such():
-    with pytest.raises(ValueError, match=re.escape("reporting.loggers='jsonl' is one text; give a list, ['jsonl']")):
-        config_of().reporting(loggers="jsonl").validate()
-
-
-@pytest.mark.parametrize("given", [3, None])
-def test_loggers_that_are_no_list_are_refused_as_such(given):
-    with pytest.raises(ValueError, match=re.escape(f"reporting.loggers={given} is no list; give one, ['jsonl']")):
-        config_of().reporting(loggers=given).validate()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,292 @@
+"""Options of a configuration: declared once as fields of a section, checked when they are set, frozen on demand."""
+
+from __future__ import annotations
+
+import copy
+import math
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, NoReturn, Self, Union, cast
+
+import numpy as np
+
+from lockstep.state.checks import is_number, is_whole
+from lockstep.state.schedules import Schedule
+
+FROZEN = "this configuration is frozen; change a copy()"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers that an option may be."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    finite: bool = False
+
+    def allow(self, number: float) -> bool:
+        """Return whether `number` lies within the limits; NaN never does."""
+        return (
+            (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
+            and (math.isfinite(number) if self.finite else not math.isnan(number))
+        )
+
+    def __str__(self) -> str:
+        if self.ge is not None and self.le is not None:
+            return f" between {self.ge:g} and {self.le:g}"
+        words = (("above", self.gt), ("at least", self.ge), ("below", self.lt), ("at most", self.le))
+        said = [f"{word} {limit:g}" for word, limit in words if limit is not None]
+        return f", {' and '.join(said)}" if said else ""
+
+
+def option(default: Any = MISSING, *, factory: Callable[[], Any] | Any = MISSING, **limits: Any) -> Any:
+    """Declare an option with its default and the numbers that it may be; its meaning stands below as a docstring.
+
+    The limits hold for a number, for each value of a schedule and for the values of a dict; None and text are left
+    to the field's type.
+
+    Args:
+        default: the value where none is set.
+        factory: makes the default, in place of `default`, where it can be changed (a list, a dict).
+        limits: `ge`, `gt`, `le`, `lt` (at least, above, at most, below); `finite=True` refuses infinity.
+    """
+    return field(default=default, default_factory=factory, metadata={"limits": Limits(**limits)})
+
+
+class Section:
+    """Base of the dataclasses that hold the options of a configuration.
+
+    Each option is checked against the type and the limits of its field whenever it is set, by the constructor too.
+
+    Raises:
+        TypeError: a value of another type than the field's.
+        ValueError: a number beyond the limits, a text that is no choice, a schedule that cannot be; or the section is
+            frozen. Each names the option, its value and what is allowed.
+    """
+
+    name: ClassVar[str] = ""
+    """the name of the section in a configuration"""
+    shared: ClassVar[tuple[str, ...]] = ()
+    """options of which copies have the same object"""
+    _declarations: ClassVar[Mapping[str, tuple[Any, Limits]]]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self.__dict__.get("_frozen"):
+            raise ValueError(FROZEN)
+        object.__setattr__(self, name, self._checked(name, value) if name in self.declared() else value)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Set several options, all of them or, where one is refused, none."""
+        if self.__dict__.get("_frozen"):
+            raise ValueError(FROZEN)
+        checked = {name: self._checked(name, value) for name, value in options.items()}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def _checked(self, name: str, value: object) -> Any:
+        value = self.prepare(name, value)
+        _check(f"{self.name}.{name}" if self.name else name, value, *self.declared()[name])
+        return value
+
+    @classmethod
+    def declared(cls) -> Mapping[str, tuple[Any, Limits]]:
+        """Return the type and the limits of each option by name."""
+        if "_declarations" not in vars(cls):
+            hints = typing.get_type_hints(cls)
+            options = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+            cls._declarations = {name: (hints[name], _limits_of(cls, name)) for name in options}
+        return cls._declarations
+
+    def prepare(self, name: str, value: object) -> Any:
+        """Return the form in which an option is kept; sections that take several forms override it."""
+        return value
+
+    def validate(self) -> None:
+        """Refuse options that do not go together; `ValueError` names both. Sections override it."""
+
+    def check_schedules(self, steps: Sequence[int]) -> None:
+        """Ask the functions that give values over time for those at `steps`; `ValueError` as `Schedule` raises it."""
+        for name, (hint, _) in self.declared().items():
+            value = getattr(self, name)
+            if callable(value) and _is_schedule(hint):
+                schedule = Schedule(value, f"{self.name}.{name}")
+                for step in steps:
+                    schedule(step)
+
+    def changed_options(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        default = type(self)()
+        return {name: value for name, value in self.options().items() if value != getattr(default, name)}
+
+    def options(self) -> dict[str, Any]:
+        """Return all options by name, the objects themselves."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+
+    def freeze(self) -> None:
+        """Refuse changes from now on, with `ValueError`; those of dicts and lists in place too."""
+        for name, value in self.options().items():
+            object.__setattr__(self, name, frozen(value))
+        object.__setattr__(self, "_frozen", True)
+
+    def copy(self) -> Self:
+        """Return an independent section that is not frozen."""
+        options = self.options()
+        kept = {id(options[name]): options[name] for name in self.shared}
+        return replace(self, **copy.deepcopy(options, kept))  # type: ignore[type-var]
+
+
+# -- checks ---
+
+
+def _limits_of(section: type, name: str) -> Limits:
+    """Those of the nearest class that declares some: a subclass with another default keeps them."""
+    for owner in section.__mro__:
+        declared = vars(owner).get("__dataclass_fields__", {}).get(name)
+        if declared is not None and "limits" in declared.metadata:
+            return cast(Limits, declared.metadata["limits"])
+    return Limits()
+
+
+def _check(name: str, value: object, hint: object, limits: Limits) -> None:
+    wrong = not _fits(value, hint)
+    if wrong or not all(map(limits.allow, _numbers_in(name, value, hint))):
+        kind = TypeError if wrong and not _is_unknown_choice(value, hint) else ValueError
+        raise kind(f"{name}={value!r} is not allowed; it must be {_spoken(hint, limits)}")
+
+
+def _numbers_in(name: str, value: Any, hint: object) -> Iterator[float]:
+    """The number that `value` is, or the values of its points or of a dict."""
+    if is_number(value):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (part for part in value.values() if is_number(part))
+    elif _is_schedule(hint) and isinstance(value, _POINTS):
+        Schedule(value, name)
+        yield from (point[1] for point in value)
+
+
+def _is_schedule(hint: object) -> bool:
+    """Whether it is a number over time: `ScheduleLike`, or None beside it."""
+    parts = typing.get_args(hint)
+    return float in parts and any(typing.get_origin(part) is _FUNCTION for part in parts)
+
+
+_UNIONS = (Union, UnionType)
+_FUNCTION: Any = Callable
+_POINTS: Any = (list, tuple, np.ndarray)
+
+
+def _fits(value: object, hint: object) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if _is_schedule(hint):
+        return (
+            is_number(value) or isinstance(value, _POINTS) or callable(value) or (value is None and NoneType in parts)
+        )
+    if origin in _UNIONS:
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    kind = origin or hint
+    if hint is Any or not isinstance(kind, type):
+        return True
+    if kind is _FUNCTION:
+        return callable(value)
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    if kind in (int, float):
+        return is_whole(value) if kind is int else is_number(value)
+    if isinstance(value, str):
+        return kind in (str, object)  # not a sequence of letters
+    if issubclass(kind, Mapping):
+        items = value.items() if isinstance(value, Mapping) and parts else ()
+        return isinstance(value, Mapping) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in items)
+    if issubclass(kind, Collection):
+        kinds = (list, tuple) if kind in (list, tuple) else kind  # JSON knows lists only
+        return isinstance(value, kinds) and all(_fits(each, parts[0]) for each in value if parts)
+    return isinstance(value, kind)
+
+
+def _is_unknown_choice(value: object, hint: object) -> bool:
+    """Whether `value` is a text, or has texts, where other texts would be right."""
+    if typing.get_origin(hint) is Literal:
+        return isinstance(value, str)
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(_is_unknown_choice(each, part) for part in typing.get_args(hint) for each in values)
+
+
+_WORDS: dict[object, str] = {bool: "True or False", str: "a text", NoneType: "None", type: "a class"}
+
+
+def _spoken(hint: object, limits: Limits) -> str:
+    """Say what a type and limits allow."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    kind = origin or hint
+    if _is_schedule(hint):
+        text = f"{_spoken(float, limits)}, points [[0, v0], [t1, v1], ...], or a function of the step"
+        return f"{text}, or None" if NoneType in parts else text
+    if origin in _UNIONS:
+        return ", or ".join(dict.fromkeys(_spoken(part, limits) for part in parts))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, parts))}" if len(parts) > 1 else repr(parts[0])
+    if kind in (int, float):
+        name = "a whole number" if kind is int else "a finite number" if limits.finite else "a number"
+        return f"{name}{limits}"
+    if kind is _FUNCTION:
+        return "a function"
+    if isinstance(kind, type) and kind is not str and issubclass(kind, Collection):
+        name = "a dict" if issubclass(kind, Mapping) else "a list"
+        return f"{name} with each item {_spoken(parts[-1], limits)}" if parts and parts[-1] is not Any else name
+    return _WORDS.get(hint) or f"a {getattr(kind, '__name__', hint)}"
+
+
+# -- freezing ---
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise ValueError(FROZEN)
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that refuses changes; deep copies of it are plain dicts."""
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = popitem = clear = _refuse
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
+        return {key: copy.deepcopy(value, memo) for key, value in self.items()}
+
+    def __reduce__(self) -> Any:
+        return dict, (list(self.items()),)
+
+
+class FrozenList(list[Any]):
+    """A list that refuses changes; deep copies of it are plain lists."""
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = pop = remove = sort = reverse = clear = _refuse
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        return [copy.deepcopy(value, memo) for value in self]
+
+    def __reduce__(self) -> Any:
+        return list, (tuple(self),)
+
+
+def frozen(value: object) -> Any:
+    """Return `value` with all its dicts, lists and sets, nested ones too, as ones that refuse changes; equal to it."""
+    if isinstance(value, set):
+        return frozenset(value)
+    if isinstance(value, dict):
+        return FrozenDict({key: frozen(part) for key, part in value.items()})
+    if isinstance(value, list):
+        return FrozenList(frozen(part) for part in value)
+    if type(value) is tuple:
+        return tuple(frozen(part) for part in value)
+    return value

@@ -1,0 +1,355 @@
+"""Options: each that cannot be is refused by name with what is allowed, and names of other libraries lead to ours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import (
+    AlgorithmConfig,
+    APPOConfig,
+    BCConfig,
+    C51Config,
+    CQLConfig,
+    DQNConfig,
+    IMPALAConfig,
+    IQLConfig,
+    MARWILConfig,
+    PPOConfig,
+    QRDQNConfig,
+    SACConfig,
+    TD3BCConfig,
+    TD3Config,
+)
+from lockstep.algorithms import ALGORITHMS
+
+NAN, INF = math.nan, math.inf
+Row = tuple[str, Any, str]
+"""an option, a value that it cannot have, words that the message has"""
+
+OF_EVERY_ALGORITHM: list[Row] = [
+    ("training.lr", -1e-3, "a finite number, at least 0"),
+    ("training.lr", NAN, "finite"),
+    ("training.lr", INF, "finite"),
+    ("training.lr", [[0, 1e-3], [10, -1e-3]], "at least 0"),
+    ("training.gamma", 1.5, "between 0 and 1"),
+    ("training.gamma", NAN, "between 0 and 1"),
+    ("training.train_batch_size", 0, "at least 1"),
+    ("training.minibatch_size", 0, "None"),
+    ("training.num_epochs", 0, "1"),
+    ("training.grad_clip", 0.0, "above 0, or None"),
+    ("training.grad_clip_by", "size", "'value', 'norm', 'global_norm'"),
+    ("training.adam_epsilon", 0.0, "above 0"),
+    ("training.nan_policy", "hope", "'skip', 'stop', 'zero'"),
+    ("training.gama", 0.9, "did you mean 'gamma'"),
+    ("training.learning_rate", 0.9, "did you mean 'lr'?"),
+    ("framework.dtype", "float16", "'float32', 'float64'"),
+    ("framework.num_threads", 0, "at least 1, or None"),
+    ("framework.device", "gpu", "did you mean 'cuda'?"),
+    ("framework.device", "GPU:1", "did you mean 'cuda:1'?"),
+    ("learners.num_learners", -1, "at least 0"),
+    ("learners.num_cpus_per_learner", -1, "at least 0"),
+    ("learners.num_gpus_per_learner", -1, "at least 0"),
+    ("learners.custom_resources_per_learner", {"x": -1}, "at least 0"),
+    ("learners.max_requests_in_flight_per_learner", 0, "at least 1"),
+    ("learners.learner_timeout_s", 0.0, "above 0"),
+    ("learners.num_learner", 1, "did you mean 'num_learners'"),
+    ("resources.num_cpus_for_main_process", -1, "at least 0"),
+    ("resources.placement_strategy", "pack", "'PACK', 'SPREAD'"),
+    ("fault_tolerance.max_learner_restarts", -1, "at least 0"),
+    ("fault_tolerance.max_env_restarts", -1, "at least 0"),
+    ("fault_tolerance.max_env_runner_restarts", -2, "at least 0"),
+    ("fault_tolerance.max_restarts_in_window", -1, "at least 0"),
+    ("fault_tolerance.restart_window_s", 0.0, "above 0"),
+    ("env_runners.num_env_runners", -1, "at least 0"),
+    ("env_runners.num_envs_per_env_runner", 0, "at least 1"),
+    ("env_runners.rollout_fragment_length", 0, "at least 1, or None"),
+    ("env_runners.sample_timeout_s", 0, "above 0"),
+    ("env_runners.step_timeout", 0, "above 0, or None"),
+    ("env_runners.max_requests_in_flight_per_env_runner", 0, "at least 1"),
+    ("env_runners.vectorize_mode", "fast", "'auto', 'sync'"),
+    ("env_runners.batch_mode", "whole", "'truncate_episodes', 'complete_episodes'"),
+    ("evaluation.epsilon", 1.5, "between 0 and 1"),
+    ("evaluation.evaluation_interval", -1, "at least 0"),
+    ("evaluation.evaluation_episodes", 0, "at least 1"),
+    ("environment.frame_stack", 0, "at least 1"),
+    ("environment.clip_observations", 0, "above 0"),
+    ("offline_data.input_", [], "names no file"),
+    ("offline_data.max_memory_bytes", -1, "at least 0"),
+    ("reporting.total_steps", 0, "at least 1"),
+    ("reporting.loggers", ["csv"], "'jsonl', 'tensorboard'"),
+    ("reporting.loggers", "jsonl", "a list"),
+    ("checkpointing.num_to_keep", 0, "at least 1"),
+    ("debugging.seed", -1, "at least 0"),
+    ("multi_agent.count_steps_by", "steps", "'env_steps', 'agent_steps'"),
+]
+OF_ACTION_VALUES: list[Row] = [
+    ("training.epsilon", 1.5, "between 0 and 1"),
+    ("training.epsilon", -0.1, "between 0 and 1"),
+    ("training.tau", 0.0, "above 0 and at most 1"),
+    ("training.tau", 1.5, "above 0 and at most 1"),
+    ("training.target_update_interval", 0, "at least 1"),
+    ("training.alpha", 1.0, "no option 'alpha'"),
+    ("environment.normalize_observations", True, "is not allowed for"),
+    ("environment.normalize_rewards", True, "is not allowed for"),
+    ("replay.capacity", 3, "less than one transition for each"),
+    ("replay.capacit", 3, "did you mean 'capacity'"),
+    ("replay.learning_starts", -1, "at least 0"),
+    ("replay.update_per_step", 0, "above 0"),
+    ("replay.n_step", 0, "at least 1"),
+    ("replay.alpha", -1.0, "at least 0"),
+    ("replay.beta", [[0, 0.4], [10, -1]], "at least 0"),
+    ("replay.her_strategy", "past", "'future', 'final'"),
+    ("replay.storage", "tape", "'memory', 'memmap'"),
+]
+OF_SAMPLES: list[Row] = [
+    ("training.minibatch_size", 8, "it must be None"),
+    ("training.num_epochs", 2, "it must be 1"),
+]
+OF_VTRACE: list[Row] = [
+    ("training.vtrace_clip_rho_threshold", 0.0, "above 0, or None"),
+    ("training.vtrace_clip_pg_rho_threshold", -1.0, "above 0, or None"),
+    ("training.lambda_", 1.5, "between 0 and 1"),
+    ("training.vf_loss_coeff", -0.1, "at least 0"),
+    ("training.max_lag", -1, "at least 0"),
+]
+OF_SOFT_CRITICS: list[Row] = [
+    ("training.tau", 0.0, "above 0 and at most 1"),
+    ("training.target_update_interval", 0, "at least 1"),
+    ("training.alpha", -0.1, "'auto'"),
+    ("training.alpha", "automatic", "'auto'"),
+    ("training.initial_alpha", 0.0, "above 0"),
+    ("training.target_entropy", "high", "'auto'"),
+    ("training.target_entropy", INF, "finite"),
+    ("training.critic_lr", -1.0, "at least 0"),
+]
+OF_DELAYED_POLICIES: list[Row] = [
+    ("training.policy_delay", 0, "at least 1"),
+    ("training.target_noise", -0.1, "at least 0"),
+    ("training.noise_clip", -0.1, "at least 0"),
+    ("training.tau", 1.5, "above 0 and at most 1"),
+    ("training.polyak", 1.5, "did you mean 'tau'?"),
+    ("training.policy_freq", 2, "did you mean 'policy_delay'?"),
+    ("training.target_policy_noise", 2, "did you mean 'target_noise'?"),
+]
+ROWS: dict[type[AlgorithmConfig], list[Row]] = {
+    PPOConfig: [
+        ("training.lambda_", -0.1, "between 0 and 1"),
+        ("training.clip_param", 0.0, "above 0"),
+        ("training.clip_param", [[0, 0.2], [10, 0]], "above 0"),
+        ("training.vf_clip_param", 0.0, "above 0, or None"),
+        ("training.dual_clip", 1.0, "above 1, or None"),
+        ("training.target_kl", 0.0, "above 0, or None"),
+        ("training.kl_target", 0.0, "above 0"),
+        ("training.kl_coeff", -1.0, "at least 0"),
+        ("training.normalize_advantages", "all", "'minibatch', 'batch', or None"),
+        ("training.minibatch_size", 16, "larger than training.train_batch_size=8"),
+        ("training.train_batch_size", 1, "smaller than"),
+        ("framework.device", "warp_drive", "is not there"),
+        ("learners.num_gpus_per_learner", 1, "framework.device='cpu'"),
+        ("reporting.logger_config", {"jsonl": {"interval": 1}}, "JsonlLogger has no argument 'interval'"),
+    ],
+    IMPALAConfig: OF_VTRACE,
+    APPOConfig: [
+        *OF_VTRACE,
+        ("training.clip_param", 0.0, "above 0"),
+        ("training.target_worker_clipping", 0.5, "at least 1"),
+        ("training.kl_coeff", -1.0, "at least 0"),
+        ("training.kl_target", 0.0, "above 0"),
+        ("training.target_network_update_freq", 0, "at least 1"),
+        ("training.tau", 0.0, "above 0 and at most 1"),
+    ],
+    DQNConfig: [*OF_ACTION_VALUES, *OF_SAMPLES, ("training.huber_delta", 0.0, "above 0, or None")],
+    C51Config: [
+        *OF_ACTION_VALUES,
+        *OF_SAMPLES,
+        ("training.num_atoms", 1, "at least 2"),
+        ("training.v_min", -INF, "a finite number"),
+        ("training.v_max", INF, "a finite number"),
+        ("training.v_max", -100.0, "above v_min=-100.0"),
+        ("training.num_quantiles", 8, "no option 'num_quantiles'"),
+        ("training.huber_delta", 1.0, "no option 'huber_delta'"),
+    ],
+    QRDQNConfig: [
+        *OF_ACTION_VALUES,
+        *OF_SAMPLES,
+        ("training.num_quantiles", 1, "at least 2"),
+        ("training.kappa", -1.0, "at least 0"),
+        ("training.kappa", NAN, "at least 0"),
+        ("training.num_atoms", 51, "no option 'num_atoms'"),
+    ],
+    SACConfig: [
+        *OF_SOFT_CRITICS,
+        *OF_SAMPLES,
+        ("training.policy_lr", 2, "did you mean 'actor_lr'?"),
+        ("training.ent_coef", 2, "did you mean 'alpha'?"),
+    ],
+    TD3Config: [
+        *OF_DELAYED_POLICIES,
+        ("training.exploration_noise", -0.1, "at least 0"),
+        ("training.q_lr", 2, "did you mean 'critic_lr'?"),
+    ],
+    BCConfig: [
+        *OF_SAMPLES,
+        ("training.loss", "l1", "'log_prob', 'mse'"),
+        ("environment.normalize_rewards", True, "is not allowed for bc"),
+        ("environment.frame_stack", 2, "is not allowed for bc"),
+        ("framework.compile", True, "is not allowed for bc"),
+    ],
+    MARWILConfig: [
+        *OF_SAMPLES,
+        ("training.beta", -1.0, "at least 0"),
+        ("training.vf_coeff", -1.0, "at least 0"),
+        ("training.bc_logstd_coeff", -1.0, "at least 0"),
+        ("training.max_weight", 0.0, "above 0, or None"),
+        ("training.moving_average_sqd_adv_norm_start", 0.0, "above 0"),
+        ("training.moving_average_sqd_adv_norm_update_rate", 2.0, "between 0 and 1"),
+    ],
+    CQLConfig: [
+        *OF_SOFT_CRITICS,
+        *OF_SAMPLES,
+        ("training.min_q_weight", -1.0, "at least 0"),
+        ("training.num_actions", 0, "at least 1"),
+        ("training.temperature", 0.0, "above 0"),
+        ("training.bc_iters", -1, "at least 0"),
+    ],
+    IQLConfig: [
+        *OF_SAMPLES,
+        ("training.expectile", 1.0, "above 0 and below 1"),
+        ("training.beta", -1.0, "at least 0"),
+        ("training.exp_adv_max", 0.0, "above 0"),
+        ("training.tau", 2.0, "above 0 and at most 1"),
+    ],
+    TD3BCConfig: [*OF_DELAYED_POLICIES, *OF_SAMPLES, ("training.alpha", -1.0, "at least 0")],
+}
+WRONG_TYPES: list[tuple[type[AlgorithmConfig], str, Any, str]] = [
+    (PPOConfig, "training.lr", "abc", "a function of the step"),
+    (PPOConfig, "training.lr", True, "a finite number"),
+    (PPOConfig, "training.gamma", "0.9", "a number"),
+    (PPOConfig, "training.num_epochs", 2.5, "a whole number"),
+    (PPOConfig, "training.num_epochs", None, "a whole number"),
+    (PPOConfig, "training.minibatch_size", "64", "a whole number, at least 1, or None"),
+    (PPOConfig, "training.shuffle_batch_per_epoch", "yes", "True or False"),
+    (PPOConfig, "training.grad_clip", [0.5], "a number, above 0, or None"),
+    (PPOConfig, "training.learner_class", "x", "a class, or None"),
+    (PPOConfig, "training.learner_config_dict", 3, "a dict"),
+    (PPOConfig, "env_runners.num_envs_per_env_runner", None, "a whole number"),
+    (PPOConfig, "reporting.total_steps", "100", "a whole number"),
+    (PPOConfig, "debugging.seed", "a", "a whole number"),
+    (PPOConfig, "framework.compile", 1, "True or False"),
+    (PPOConfig, "fault_tolerance.restart_failed_envs", 1, "True or False"),
+    (PPOConfig, "fault_tolerance.max_learner_restarts", 1.5, "a whole number"),
+    (PPOConfig, "learners.custom_resources_per_learner", ["a"], "a dict"),
+    (PPOConfig, "learners.custom_resources_per_learner", {"a": "b"}, "a number"),
+    (PPOConfig, "multi_agent.policies_to_train", 3, "a list"),
+    (PPOConfig, "multi_agent.policies_to_train", "a", "a list"),
+    (PPOConfig, "multi_agent.policy_mapping_fn", "a", "a function"),
+    (PPOConfig, "rl_module.algorithm_config_overrides_per_module", [("a", {})], "a dict"),
+    (PPOConfig, "rl_module.rl_module_spec", np.zeros(2), "wrap_module() takes a plain nn.Module"),
+    (PPOConfig, "offline_data.input_", 3, "the path of a file"),
+    (PPOConfig, "offline_data.columns", "obs", "a list"),
+    (PPOConfig, "offline_data.columns", {"obs": 3}, "a dict"),
+    (PPOConfig, "callbacks.callbacks_class", 3, "a subclass of lockstep.trainer.Callback"),
+    (IMPALAConfig, "training.vtrace", "no", "True or False"),
+    (C51Config, "training.num_atoms", 5.5, "a whole number"),
+    (C51Config, "training.v_min", None, "a finite number"),
+    (QRDQNConfig, "training.kappa", "one", "a number"),
+    (QRDQNConfig, "training.double_q", "maybe", "True or False"),
+]
+
+
+def set_and_validate(kind: type[AlgorithmConfig], option: str, value: Any) -> None:
+    section, _, name = option.partition(".")
+    config = kind().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4)
+    if kind is PPOConfig:
+        config.training(train_batch_size=8, minibatch_size=1)
+    getattr(config, section)(**{name: value}).validate()
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS, ids=lambda kind: kind.algorithm)
+def test_every_algorithm_refuses_wrong_values_of_the_options_that_all_have(kind: type[AlgorithmConfig]) -> None:
+    for option, value, words in OF_EVERY_ALGORITHM:
+        with pytest.raises(ValueError) as refused:
+            set_and_validate(kind, option, value)
+        message = str(refused.value)
+        assert option.partition(".")[2] in message
+        assert words in message, option
+
+
+@pytest.mark.parametrize(
+    "kind, option, value, words",
+    [(kind, *row) for kind, rows in ROWS.items() for row in rows],
+    ids=lambda part: part.algorithm if isinstance(part, type) else str(part),
+)
+def test_a_value_that_cannot_be_is_refused_by_name(
+    kind: type[AlgorithmConfig], option: str, value: Any, words: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        set_and_validate(kind, option, value)
+    message = str(refused.value)
+    assert option.partition(".")[2] in message
+    assert words in message
+
+
+@pytest.mark.parametrize("kind, option, value, words", WRONG_TYPES)
+def test_a_value_of_the_wrong_type_is_refused_by_name(
+    kind: type[AlgorithmConfig], option: str, value: Any, words: str
+) -> None:
+    with pytest.raises(TypeError) as refused:
+        set_and_validate(kind, option, value)
+    message = str(refused.value)
+    assert option.partition(".")[2] in message
+    assert words in message
+
+
+def test_a_refused_value_leaves_the_other_options_of_the_call_alone() -> None:
+    config = PPOConfig()
+    with pytest.raises(ValueError):
+        config.training(gamma=0.5, lambda_=2.0)
+    assert config == PPOConfig()
+
+
+def test_what_means_the_same_number_is_taken() -> None:
+    training: dict[str, Any] = {
+        "lr": [[0, 1e-3], [100, 0]],
+        "gamma": 1,
+        "num_epochs": np.int64(3),
+        "grad_clip": np.float32(0.5),
+        "clip_param": lambda step: 0.2,
+    }
+    config = PPOConfig().environment("CartPole-v1").training(**training)
+    config.validate()
+    assert config.build_learner().config.num_epochs == 3
+
+
+@pytest.mark.parametrize(
+    "config, section, theirs, ours",
+    [
+        (PPOConfig, "training", "clip_range", "'clip_param'"),
+        (PPOConfig, "training", "gae_lambda", "'lambda_'"),
+        (PPOConfig, "training", "n_epochs", "'num_epochs'"),
+        (PPOConfig, "training", "n_steps", "'train_batch_size'"),
+        (PPOConfig, "env_runners", "n_steps", "'rollout_fragment_length'"),
+        (DQNConfig, "training", "batch_size", "'minibatch_size' or 'train_batch_size'"),
+        (DQNConfig, "training", "exploration_fraction", "'epsilon'"),
+        (DQNConfig, "training", "learning_starts", "'replay.learning_starts'"),
+        (DQNConfig, "training", "buffer_size", "'replay.capacity'"),
+        (PPOConfig, "training", "policy_kwargs", "'rl_module.model_config'"),
+        (PPOConfig, "training", "total_timesteps", "'reporting.total_steps'"),
+        (PPOConfig, "evaluation", "evaluation_duration", "'evaluation_episodes'"),
+    ],
+)
+def test_a_name_leads_to_the_option_of_its_own_section_or_of_another(
+    config: type[AlgorithmConfig], section: str, theirs: str, ours: str
+) -> None:
+    with pytest.raises(ValueError) as error:
+        getattr(config(), section)(**{theirs: 1})
+    assert str(error.value) == f"{section} has no option {theirs!r}; did you mean {ours}?"
+
+
+def test_a_number_for_the_hidden_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="hiddens must be a list of positive whole numbers, got 64"):
+        PPOConfig().rl_module(model_config={"hiddens": 64})
