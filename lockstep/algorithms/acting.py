@@ -15,7 +15,7 @@ from lockstep.data.actions import ActionForm
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, load_flat, make_actor
+from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, make_actor
 from lockstep.state.streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ActingPolicy:
 
     def set_weights(self, weights: ActingWeights) -> None:
         """Acts with these from now on. `ValueError` where they are of another network; nothing is changed then."""
-        load_flat(self.module, weights.flat)
+        self.module.set_flat_weights(weights.flat)
         if weights.obs_state:
             self.connectors.obs.set_state(weights.obs_state)
         if weights.timesteps:

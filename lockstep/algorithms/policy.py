@@ -20,7 +20,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.publishing import after_update
-from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, flatten_module
+from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.tracking.statistics import TrainingStats
 
@@ -80,7 +80,7 @@ class Policy(ActingPolicy):
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """What others need to act as this policy does; with `copy=False` it may change with the next update."""
         observations, timesteps = self.connectors.obs.get_state(), dict(self.timesteps)
-        return ActingWeights(self.weights_seq_no, flatten_module(self.module, copy=copy), observations, timesteps)
+        return ActingWeights(self.weights_seq_no, self.module.get_flat_weights(copy=copy), observations, timesteps)
 
     bring_home = learning.bring_home
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.modules.spaces import channels_last, is_image
+from lockstep.modules.encoders import channels_last, is_image
 
 FinalObs = tuple[np.ndarray, np.ndarray]
 
@@ -115,5 +115,5 @@ class FrameStack:
 def _channel_axis(space: Space[Any]) -> int | None:
     """Along which the frames are joined: the channels of an image; None: along a new first axis."""
     if is_image(space) and len(space.shape or ()) == 3:
-        return 2 if channels_last(space) else 0
+        return 2 if channels_last(space.shape or ()) else 0
     return None

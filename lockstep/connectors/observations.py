@@ -13,7 +13,8 @@ from gymnasium.spaces import Space
 
 from lockstep.connectors.base import Connector, Join, Leaf, LeafConnector, walk
 from lockstep.data.actions import carries_mask
-from lockstep.modules.spaces import is_image, map_leaves
+from lockstep.data.trees import map_tree
+from lockstep.modules.encoders import is_image
 from lockstep.ops.statistics import RunningMoments
 
 
@@ -70,7 +71,7 @@ class ObsPipeline:
         if not self.has_statistics:
             return
         if rows is not None:
-            data = map_leaves(lambda leaf: leaf[rows], data)
+            data = map_tree(lambda leaf: leaf[rows], data)
         last = max(i for i, connector in enumerate(self.connectors) if connector.has_statistics)
         for i, connector in enumerate(self.connectors[: last + 1]):
             following = connector(data) if i < last else None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.learner.flat import FlatParameters
 from lockstep.learner.optimizers import OptimizerSet
-from lockstep.modules.places import ParameterPlaces
+from lockstep.modules import ParameterPlaces
 
 if TYPE_CHECKING:
     from lockstep.learner.learner import Learner

@@ -1,41 +1,93 @@
 """Acting on numpy observations, with random numbers that were drawn in bulk.
 
 For small plain networks numpy and a compiled layer are several times faster than torch (no dispatcher between small
-operations); they work on the memory of the parameters themselves, so a new set of weights needs no copying.
-:func:`make_actor` picks.
+operations). They work on the memory of the parameters themselves, so new values of the weights need no copying.
+`make_actor` picks.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
-from torch import nn
+from torch import Tensor, nn
 
+from lockstep.data.trees import map_tree
+from lockstep.modules.action_critics import DefaultSACModule, DefaultTD3Module
 from lockstep.modules.action_values import DistributionalQModule
 from lockstep.modules.actor_critic import DefaultActorCriticModule
-from lockstep.modules.deterministic import DefaultTD3Module
-from lockstep.modules.plain import is_plain, places_of_policy, tanh_
-from lockstep.modules.recurrent_acting import NumpyRecurrentActor, RecurrentActor
+from lockstep.modules.encoders import Encoder, FlatFeatures
+from lockstep.modules.layers import hooks_of
+from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule
 from lockstep.modules.rl_module import RLModule
-from lockstep.modules.soft_actor_critic import DefaultSACModule
-from lockstep.modules.spaces import map_leaves
 from lockstep.ops.deterministic import SquashedDeterministic
-from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedGaussian
+from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution, SquashedGaussian
 
-MAX_PLANS = 16
-_LOWEST, _HIGHEST = np.full((), -1.0, np.float32), np.full((), 1.0, np.float32)
-"""arrays: numbers would be made such in each call"""
-_OF_ALL = ("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
-_METHODS = (*_OF_ALL, "_run", "_policy")
-_OF_MEANS = ("value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked")
+Noise = npt.NDArray[np.float32]
+State = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ActingWeights:
+    """All that acting needs of one module at one moment, as it travels from who learns to who acts."""
+
+    version: int
+    """`weights_seq_no` of the learner: updates made so far"""
+    flat: np.ndarray
+    """[bytes] uint8: the tensors that acting needs, one after another (`RLModule.get_flat_weights`)"""
+    obs_state: Mapping[str, Any] = field(default_factory=dict)
+    """statistics of the observation pipeline; empty: leave them as they are"""
+    timesteps: Mapping[str, int] = field(default_factory=dict)
+    """the time, for exploration that depends on it; empty: leave it as it is"""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the flat buffer."""
+        return int(self.flat.nbytes)
+
+
+class ParameterPlaces:
+    """Notices when parameters that were read as arrays or views were replaced.
+
+    Asking costs about a microsecond: no attribute of a module is looked up.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+        """Note where the parameters `names` of `module` are now."""
+        layers: dict[tuple[int, str], tuple[dict[str, Any], str, nn.Module]] = {}
+        owners: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        for path in names:
+            here, (*between, name) = module, path.split(".")
+            for key in between:
+                within: dict[str, Any] = here._modules
+                here = within[key]
+                layers[id(within), key] = (within, key, here)
+            owners.append(here._parameters)
+            self._names.append(name)
+        self._owners = owners
+        self._layers = [[*each] for each in zip(*layers.values())] or [[], [], []]
+        self._places = list(map(Tensor.data_ptr, map(operator.getitem, self._owners, self._names)))
+
+    def have_changed(self) -> bool:
+        """Return whether a layer on the way is another object, or the memory of a parameter is elsewhere."""
+        within, keys, layers = self._layers
+        try:
+            if not all(map(operator.is_, map(operator.getitem, within, keys), layers)):
+                return True
+            return list(map(Tensor.data_ptr, map(operator.getitem, self._owners, self._names))) != self._places
+        except (KeyError, TypeError):  # gone, or None now
+            return True
 
 
 class Pipeline(Protocol):
-    """What the observations go through before the network (known here only by this)."""
+    """What observations go through before the network."""
 
     is_identity: bool
 
@@ -46,125 +98,207 @@ class Pipeline(Protocol):
 class Actor(Protocol):
     """Picks actions for a batch of observations."""
 
-    def act(self, obs: Any, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
-        """Actions `[B, ...]` as the distribution has them (`ActionDist.to_env` for the environment) for raw
-        observations `[B, ...]`. `noise` `[B, D]` from `draw_noise` explores; None takes the mode.
-        """
-        ...
+    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
+        """Return actions `[B, ...]` for raw observations `[B, ...]`, as the distribution has them.
 
-    def rebind(self) -> None:
-        """To be called after the parameters' storage was replaced (`parameter.data = ...`), not after their
-        values have changed.
+        `ActionDist.to_env` turns them into the environment's. `noise` `[B, D]` from `draw_noise` explores; None takes
+        the mode.
         """
         ...
 
     def is_stale(self) -> bool:
-        """Were parameters or layers replaced since it was made (or bound), so that it acts with the old ones?"""
+        """Return whether parameters or layers were replaced since it was made, so that it acts with the old ones."""
         ...
 
 
+def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:
+    """Make the fastest actor for a module; all give the same actions for the same noise, up to rounding.
+
+    A module with a state gets a `RecurrentActor`, which acts by `act_with_state`.
+    """
+    if module.is_stateful():
+        return NumpyRecurrentActor.build(module, obs_pipeline) or RecurrentActor(module, obs_pipeline)
+    return NumpyActor.build(module, obs_pipeline) or TorchActor(module, obs_pipeline)
+
+
+# -- with torch ---
+
+
 class TorchActor:
-    """Acts with any :class:`RLModule`, on its device."""
+    """Acts with any `RLModule` that has no state, on its device."""
 
     def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
         if module.is_stateful():
             raise ValueError(f"{type(module).__name__} keeps a state from step to step, so RecurrentActor must act")
         self.module = module
-        self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline
-        self.rebind()
-
-    def rebind(self) -> None:
-        parameter = next(self.module.parameters(), None)
-        self._device = torch.device("cpu") if parameter is None else parameter.device
+        self._pipeline = _used(obs_pipeline)
+        self._device = _device_of(module)
 
     def is_stale(self) -> bool:
-        parameter = next(self.module.parameters(), None)
-        return parameter is not None and parameter.device != self._device
+        return _device_of(self.module) != self._device
 
     @torch.inference_mode()
-    def act(self, obs: Any, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
+    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
         if self._pipeline is not None:
             obs = self._pipeline(obs)
-        batch = {"obs": map_leaves(self._to_tensor, obs)}
-        if noise is None:
-            outputs = self.module.forward_inference(batch)
-        else:
-            outputs = self.module.forward_exploration(batch)
+        batch = {"obs": map_tree(self._to_tensor, obs)}
+        forward = self.module.forward_inference if noise is None else self.module.forward_exploration
+        outputs = forward(batch)
         if "actions" in outputs:
             return outputs["actions"].cpu().numpy()
         dist = self.module.action_dist_cls.from_inputs(outputs["action_dist_inputs"])
         actions = dist.mode() if noise is None else dist.sample_with_noise(self._to_tensor(noise))
         return actions.cpu().numpy()
 
-    def _to_tensor(self, array: Any) -> torch.Tensor:
-        array = np.asarray(array)
-        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
+    def _to_tensor(self, array: Any) -> Tensor:
+        return _to_tensor(array, self._device)
+
+
+class RecurrentActor:
+    """Acts with any `RLModule` that has a state, on its device."""
+
+    def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
+        self.module = module
+        self._pipeline = _used(obs_pipeline)
+        self._device = _device_of(module)
+
+    def is_stale(self) -> bool:
+        """Return whether the module was moved; see `Actor.is_stale`."""
+        return _device_of(self.module) != self._device
+
+    def get_initial_state(self, num_rows: int) -> State:
+        """Return the state `{name: [num_rows, ...]}` at the start of episodes, in new arrays."""
+        initial = self.module.get_initial_state()
+        return {name: np.repeat(leaf.detach().cpu().numpy()[None], num_rows, axis=0) for name, leaf in initial.items()}
+
+    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
+        """Refuse with a `TypeError`: nobody would carry the state on."""
+        raise TypeError(f"{type(self.module).__name__} remembers from step to step; use act_with_state")
+
+    @torch.inference_mode()
+    def act_with_state(
+        self, obs: Any, noise: Noise | None, state: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, State]:
+        """Return actions `[B, ...]` for raw observations `[B, ...]`, as `Actor.act` does, and the state after them.
+
+        `state` `{name: [B, ...]}` is not changed.
+        """
+        if self._pipeline is not None:
+            obs = self._pipeline(obs)
+        batch = {
+            "obs": map_tree(lambda leaf: self._to_tensor(leaf).unsqueeze(1), obs),
+            "state_in": map_tree(self._to_tensor, dict(state)),
+        }
+        forward = self.module.forward_inference if noise is None else self.module.forward_exploration
+        outputs: dict[str, Any] = dict(forward(batch))
+        after = {name: leaf.cpu().numpy() for name, leaf in outputs["state_out"].items()}
+        if "actions" in outputs:
+            return outputs["actions"].squeeze(1).cpu().numpy(), after
+        dist = self.module.action_dist_cls.from_inputs(outputs["action_dist_inputs"].squeeze(1))
+        actions = dist.mode() if noise is None else dist.sample_with_noise(self._to_tensor(noise))
+        return actions.cpu().numpy(), after
+
+    def _to_tensor(self, array: Any) -> Tensor:
+        return _to_tensor(array, self._device)
+
+
+def _used(pipeline: Pipeline | None) -> Pipeline | None:
+    return None if pipeline is None or pipeline.is_identity else pipeline
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    parameter = next(module.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _to_tensor(array: Any, device: torch.device) -> Tensor:
+    array = np.asarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
+
+
+# -- with numpy ---
+
+MAX_PLANS = 16
+LARGEST_FOR_NUMPY = 1 << 20
+"""Multiply-adds for one row; beyond, torch's overhead is nothing."""
+# arrays: in each call a number would be made one
+_ZERO, _LOWEST, _HIGHEST = (np.full((), number, np.float32) for number in (0.0, -1.0, 1.0))
+
+
+def _tanh_(x: np.ndarray) -> None:
+    np.tanh(x, x)
+
+
+def _relu_(x: np.ndarray) -> None:
+    np.maximum(x, _ZERO, out=x)
+
+
+_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh_, nn.ReLU: _relu_}
+_ACTING = ("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
+_PLAIN_METHODS: tuple[tuple[type[RLModule], tuple[str, ...]], ...] = (
+    (
+        DistributionalQModule,
+        ("_run", "_policy", "value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked"),
+    ),
+    (DefaultTD3Module, ()),
+    (DefaultSACModule, ("_run", "_policy")),
+    (DefaultActorCriticModule, ("_run", "_policy")),
+    (RecurrentActorCriticModule, ("_remember", "_policy", "get_initial_state")),
+)
+"""The modules that numpy can act for, and methods that they must not override beside those of `_ACTING`."""
 
 
 class NumpyActor:
-    """Acts with a plain :class:`DefaultActorCriticModule` (or SAC's, or TD3's) through compiled layers and
-    numpy, on the memory of its parameters. What it gives for a row does not depend on the rows beside it.
+    """Acts with a plain `DefaultActorCriticModule` (or SAC's, or TD3's) through compiled layers and numpy.
+
+    It reads the memory of the parameters. What it gives for a row does not depend on the rows beside it.
     """
 
     def __init__(
         self, module: DefaultActorCriticModule | DefaultTD3Module, obs_pipeline: Pipeline | None = None
     ) -> None:
-        """Use :meth:`build`, which checks whether the module is plain enough."""
+        """Use `build`, which checks whether the module is plain enough."""
+        from lockstep.ops._dense_kernel import dense  # imports numba
+
         self.module = module
-        self._pipeline = None if obs_pipeline is None or obs_pipeline.is_identity else obs_pipeline
+        self._pipeline = _used(obs_pipeline)
+        self._dense = dense
         self._shape = cast(spaces.Box, module.observation_space).shape
         heads = {DiagGaussian: _gaussian, SquashedGaussian: _squashed_gaussian, SquashedDeterministic: _deterministic}
         self._head = heads.get(module.action_dist_cls.dist_class)
+        self._log_std = _array(getattr(module, "log_std", None))
         self._log_std_bounds = getattr(module, "log_std_bounds", None)
         self._num_actions = module.action_dist_cls.noise_size
         self._mean = module.mean_of_array if isinstance(module, DistributionalQModule) else None
-        activations = {type(layer) for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)}
-        self._rectify = activations == {nn.ReLU}
-        from lockstep.ops._dense_kernel import dense  # imports numba
-
-        self._dense = dense
-        self.rebind()
+        self._rectify = any(isinstance(layer, nn.ReLU) for layer in module.encoder.mlp)
+        layers = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
+        self._layers = [(_array(layer.weight), _array(layer.bias)) for layer in (*layers, module.policy_head)]
+        self._dtype = self._layers[0][0].dtype
+        self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
+        self._places = _places_of_policy(module)
 
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
-        """An actor, or None where numpy cannot act for this module: other observations than a flat Box, other
-        heads than Categorical, Gaussian and deterministic ones, other activations than tanh and relu, overridden
-        methods, hooks, another device, or networks so large that there is nothing to gain.
-        """
-        if isinstance(module, DistributionalQModule):
-            # With dueling the order of the advantages' means is not that of the values' means.
-            fits = module.value_head is None and is_plain(module, DistributionalQModule, (*_METHODS, *_OF_MEANS))
-        elif isinstance(module, DefaultTD3Module):
-            fits = is_plain(module, DefaultTD3Module, _OF_ALL, dists=(SquashedDeterministic,))
-        else:
-            base = DefaultSACModule if isinstance(module, DefaultSACModule) else DefaultActorCriticModule
-            fits = is_plain(module, base, _METHODS, dists=(Categorical, DiagGaussian, SquashedGaussian))
-        if not fits:
-            return None
-        return cls(cast(DefaultActorCriticModule, module), obs_pipeline)
+        """Make an actor, or return None where numpy cannot act for this module.
 
-    def rebind(self) -> None:
-        layers = [layer for layer in self.module.encoder.mlp if isinstance(layer, nn.Linear)]
-        layers.append(self.module.policy_head)
-        self._layers = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in layers]
-        self._dtype = self._layers[0][0].dtype
-        log_std = getattr(self.module, "log_std", None)
-        self._log_std = None if log_std is None else log_std.detach().numpy()
-        self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
-        self._places = places_of_policy(self.module)
+        That is: observations other than a flat Box, heads other than Categorical, Gaussian and deterministic ones,
+        activations other than tanh and relu, overridden methods, hooks, another device, or networks so large that there
+        is nothing to gain.
+        """
+        if isinstance(module, RecurrentActorCriticModule) or not _is_plain(module):
+            return None
+        if isinstance(module, DistributionalQModule) and module.value_head is not None:
+            return None  # with dueling, the order of the advantages' means is not that of the values' means
+        return cls(cast(DefaultActorCriticModule, module), obs_pipeline)
 
     def is_stale(self) -> bool:
         return self._places.have_changed()
 
-    def act(self, obs: np.ndarray, noise: npt.NDArray[np.float32] | None = None) -> np.ndarray:
+    def act(self, obs: np.ndarray, noise: Noise | None = None) -> np.ndarray:
         if self._pipeline is not None:
             obs = self._pipeline(obs)
         if obs.shape[1:] != self._shape:
-            raise ValueError(
-                f"observation of shape {obs.shape} does not fit the space {self.module.observation_space}: "
-                f"expected "
-                f"[B, {', '.join(map(str, self._shape))}]"
-            )
+            raise _misshaped(obs, self.module.observation_space)
         num_rows = len(obs)
         plan = self._plans.get(num_rows)
         hidden, (weight, bias, out) = plan if plan is not None else self._make_plan(num_rows)
@@ -175,7 +309,7 @@ class NumpyActor:
         for hidden_weight, hidden_bias, buffer in hidden:
             dense(x, hidden_weight, hidden_bias, rectify, buffer)
             if not rectify:
-                tanh_(buffer)
+                _tanh_(buffer)
             x = buffer
         dense(x, weight, bias, False, out)
         if self._head is not None:
@@ -193,7 +327,7 @@ class NumpyActor:
         return cast(np.ndarray, out.argmax(1))
 
     def _make_plan(self, num_rows: int) -> tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]:
-        """Weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""
+        """Return weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         steps = [(weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._layers]
@@ -201,8 +335,119 @@ class NumpyActor:
         return self._plans[num_rows]
 
 
-def _gaussian(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
-    """New arrays, here and below: `mean` is a buffer."""
+class NumpyRecurrentActor(RecurrentActor):
+    """Acts with a plain `RecurrentActorCriticModule` through numpy, on the memory of its parameters."""
+
+    def __init__(self, module: RecurrentActorCriticModule, obs_pipeline: Pipeline | None = None) -> None:
+        """Use `build`, which checks whether the module is plain enough."""
+        super().__init__(module, obs_pipeline)
+        recurrence = module.recurrence
+        linears = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
+        activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
+        self._activate = _ACTIVATIONS[type(activations[0])] if activations else _tanh_
+        layers = [(_array(layer.weight).T, _array(layer.bias)) for layer in (*linears, module.policy_head)]
+        self._hidden, self._head = layers[:-1], layers[-1]
+        self._inputs = _array(recurrence.weight_ih).T, _array(recurrence.bias_ih)
+        self._memory = _array(recurrence.weight_hh).T, _array(recurrence.bias_hh)
+        self._log_std = _array(module.log_std)
+        self._is_gaussian = module.action_dist_cls.dist_class is DiagGaussian
+        self._num_actions = module.action_dist_cls.noise_size
+        self._shape = tuple(module.observation_space.shape or ())
+        self._cell = _lstm if recurrence.kind == "lstm" else _gru
+        self._places = _places_of_policy(module)
+
+    @classmethod
+    def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
+        """Make an actor, or return None where numpy cannot act for this module (see `NumpyActor.build`)."""
+        if not isinstance(module, RecurrentActorCriticModule) or type(module.recurrence) is not Recurrence:
+            return None
+        return cls(module, obs_pipeline) if _is_plain(module, module.recurrence) else None
+
+    def is_stale(self) -> bool:
+        return self._places.have_changed()
+
+    def act_with_state(
+        self, obs: Any, noise: Noise | None, state: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, State]:
+        """Return actions and the state after them; see `RecurrentActor.act_with_state`."""
+        if self._pipeline is not None:
+            obs = self._pipeline(obs)
+        if obs.shape[1:] != self._shape:
+            raise _misshaped(obs, self.module.observation_space)
+        x = obs.reshape(len(obs), -1).astype(self._head[0].dtype, copy=False)
+        for weight, bias in self._hidden:
+            x = x @ weight
+            x += bias
+            self._activate(x)
+        inputs, memory = x @ self._inputs[0], state["h"] @ self._memory[0]
+        inputs += self._inputs[1]
+        memory += self._memory[1]
+        after = self._cell(inputs, memory, state)
+        out = after["h"] @ self._head[0]
+        out += self._head[1]
+        if self._is_gaussian:
+            log_std = out[:, self._num_actions :] if self._log_std is None else self._log_std
+            return _gaussian(out[:, : self._num_actions], log_std, noise), after
+        if noise is not None:
+            out += noise
+        return np.asarray(out.argmax(1)), after
+
+
+def _is_plain(module: Any, *more_parts: nn.Module) -> bool:
+    """Return whether numpy can act for a module: its methods are the default ones, its layers linear with activations.
+
+    It must have no action mask, observe a flat Box, have no hook on a layer (or on `more_parts`), lie in float32 or
+    float64 on the host, and be small.
+    """
+    base, own_methods = next((pair for pair in _PLAIN_METHODS if isinstance(module, pair[0])), (None, ()))
+    if base is None:
+        return False
+    methods = (*_ACTING, *own_methods)
+    if any(getattr(type(module), name) is not getattr(base, name) or name in vars(module) for name in methods):
+        return False
+    if module.action_dist_cls.dist_class not in _plain_heads(base) or getattr(module, "is_masked", False):
+        return False
+    encoder, space = module.encoder, module.observation_space
+    kinds = (type(encoder), type(encoder.features), type(encoder.mlp))
+    if kinds != (Encoder, FlatFeatures, nn.Sequential) or not isinstance(space, spaces.Box) or not space.shape:
+        return False
+    layers = [*encoder.mlp, module.policy_head]
+    linears = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is not None]
+    activations = {type(layer) for layer in layers if type(layer) is not nn.Linear}
+    if len(linears) * 2 - 1 != len(layers) or len(activations) > 1 or not activations <= _ACTIVATIONS.keys():
+        return False
+    parts = (encoder, encoder.features, encoder.mlp, *layers, *more_parts)
+    if any(hooks for part in parts for hooks in hooks_of(part)[:2]):  # those of forward passes
+        return False
+    weights = [p for part in (*linears, *more_parts) for p in part.parameters() if p.dim() > 1]
+    on_host = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters())
+    return on_host and sum(weight.numel() for weight in weights) <= LARGEST_FOR_NUMPY
+
+
+def _plain_heads(base: type[RLModule]) -> Sequence[type[Distribution]]:
+    if base is DefaultTD3Module:
+        return (SquashedDeterministic,)
+    squashed = () if base in (DistributionalQModule, RecurrentActorCriticModule) else (SquashedGaussian,)
+    return (Categorical, DiagGaussian, *squashed)
+
+
+def _places_of_policy(module: nn.Module) -> ParameterPlaces:
+    parts = ("encoder.", "recurrence.", "policy_head.", "log_std")
+    return ParameterPlaces(module, [name for name, _ in module.named_parameters() if name.startswith(parts)])
+
+
+def _array(parameter: Tensor | None) -> Any:
+    """Return the memory of a parameter as an array; None for None."""
+    return None if parameter is None else parameter.detach().numpy()
+
+
+def _misshaped(obs: np.ndarray, space: Any) -> ValueError:
+    expected = ", ".join(map(str, space.shape))
+    return ValueError(f"observation of shape {obs.shape} does not fit the space {space}: expected [B, {expected}]")
+
+
+def _gaussian(mean: np.ndarray, log_std: np.ndarray, noise: Noise | None) -> np.ndarray:
+    """Return new arrays, here and below: `mean` is a buffer."""
     if noise is None:
         return mean.copy()
     actions = np.exp(log_std) * noise
@@ -210,13 +455,13 @@ def _gaussian(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float
     return cast(np.ndarray, actions)
 
 
-def _squashed_gaussian(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
+def _squashed_gaussian(mean: np.ndarray, log_std: np.ndarray, noise: Noise | None) -> np.ndarray:
     actions = _gaussian(mean, log_std, noise)
-    tanh_(actions)
+    _tanh_(actions)
     return actions
 
 
-def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.float32] | None) -> np.ndarray:
+def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: Noise | None) -> np.ndarray:
     actions = np.tanh(mean)
     if noise is not None:
         np.add(actions, noise, actions)
@@ -225,11 +470,41 @@ def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: npt.NDArray[np.
     return cast(np.ndarray, actions)
 
 
-def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:
-    """The fastest actor for a module; all give the same actions for the same noise, up to rounding.
+def _lstm(inputs: np.ndarray, memory: np.ndarray, state: Mapping[str, np.ndarray]) -> State:
+    """Step an LSTM; `inputs`, `memory` `[B, 4H]`: input, forget, candidate, output gate. Changes `inputs`."""
+    inputs += memory
+    size = inputs.shape[1] // 4
+    _sigmoid_(inputs[:, : 2 * size])
+    _sigmoid_(inputs[:, 3 * size :])
+    candidate = inputs[:, 2 * size : 3 * size]
+    np.tanh(candidate, candidate)
+    cell = inputs[:, size : 2 * size] * state["c"]
+    candidate *= inputs[:, :size]
+    cell += candidate
+    hidden = np.tanh(cell)
+    hidden *= inputs[:, 3 * size :]
+    return {"h": hidden, "c": cell}
 
-    A module with a state gets a `RecurrentActor` or its numpy form, which act by `act_with_state`.
-    """
-    if module.is_stateful():
-        return NumpyRecurrentActor.build(module, obs_pipeline) or RecurrentActor(module, obs_pipeline)
-    return NumpyActor.build(module, obs_pipeline) or TorchActor(module, obs_pipeline)
+
+def _gru(inputs: np.ndarray, memory: np.ndarray, state: Mapping[str, np.ndarray]) -> State:
+    """Step a GRU; `inputs`, `memory` `[B, 3H]`: reset gate, update gate, candidate. Changes both."""
+    size = inputs.shape[1] // 3
+    gates = inputs[:, : 2 * size]
+    gates += memory[:, : 2 * size]
+    _sigmoid_(gates)
+    candidate = memory[:, 2 * size :]
+    candidate *= inputs[:, :size]
+    candidate += inputs[:, 2 * size :]
+    np.tanh(candidate, candidate)
+    hidden = state["h"] - candidate
+    hidden *= inputs[:, size : 2 * size]
+    hidden += candidate
+    return {"h": hidden}
+
+
+def _sigmoid_(x: np.ndarray) -> None:
+    """Apply the sigmoid in place, by `sigmoid(x) = (tanh(x / 2) + 1) / 2`, which cannot overflow."""
+    x *= 0.5
+    np.tanh(x, x)
+    x *= 0.5
+    x += 0.5

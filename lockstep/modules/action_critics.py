@@ -1,8 +1,9 @@
-"""Networks of action values `Q(s, a)`: several critics as one batched matrix product."""
+"""Networks that judge actions: critics `Q(s, a)`, and the default modules of SAC, TD3 and IQL, which have them."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,24 +13,25 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.batched import BatchedMLP
-from lockstep.modules.encoders import make_features
-from lockstep.modules.layers import mask_logits
+from lockstep.modules.actor_critic import NO_VALUES, DefaultActorCriticModule
+from lockstep.modules.encoders import Encoder, make_features
+from lockstep.modules.layers import BatchedMLP, initialise, mask_logits, run_networks
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.spaces import split_action_mask
+from lockstep.modules.rl_module import Batch, RLModule
+from lockstep.ops.distributions import SquashedGaussian
 
 
 class ActionCritics(nn.Module):
-    """`num_critics` networks, each of which says what actions are worth; all are evaluated together.
+    """Holds `num_critics` networks, each of which says what actions are worth; all are evaluated together.
 
-    For a Box the action goes in beside the observation's features, for a Discrete space one value for each action comes
+    For a Box the action goes in beside the observation's features; for a Discrete space one value for each action comes
     out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not.
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any], config: ModelConfig) -> None:
         super().__init__()
         action_dist = ActionDist(action_space)
-        space, self.is_masked = split_action_mask(observation_space, action_dist)
+        space, self.is_masked = action_dist.split_mask(observation_space)
         self.is_discrete = isinstance(action_space, spaces.Discrete)
         self.features = make_features(space, config)
         num_actions = action_dist.noise_size
@@ -48,10 +50,13 @@ class ActionCritics(nn.Module):
     def forward(
         self, obs: Any, actions: Tensor | None = None, *, frozen: bool = False, first_only: bool = False
     ) -> Tensor:
-        """Values `[K, N]` of actions `[N, A]` of a Box, or `[K, N, A]` of all actions of a Discrete space.
+        """Return values `[K, N]` of actions `[N, A]` of a Box, or `[K, N, A]` of all actions of a Discrete space.
 
-        `frozen`: the gradient goes to the actions only. `first_only`: of the first critic alone (K = 1).
         Actions that a mask forbids have a very low value.
+
+        Args:
+            frozen: the gradient goes to the actions only.
+            first_only: run the first critic alone (K = 1).
         """
         with torch.no_grad() if frozen else nullcontext():
             inputs = self.features(without_mask(obs) if self.is_masked else obs).to(self.mlp.weights[0].dtype)
@@ -62,3 +67,140 @@ class ActionCritics(nn.Module):
             return self.mlp(both, frozen=frozen, first_only=first_only).squeeze(-1)
         values: Tensor = self.mlp(inputs, frozen=frozen, first_only=first_only)
         return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
+
+
+class DefaultSACModule(DefaultActorCriticModule):
+    """Holds SAC's policy and critics (`ActionCritics`), each with networks of its own.
+
+    A Box gets a tanh-squashed Gaussian in [-1, 1] whose deviations are outputs of the network, their logarithms within
+    `log_std_bounds` (Haarnoja et al. 2018, appendix C); a Discrete space a Categorical. `ValueError` for other spaces.
+    """
+
+    def setup(self) -> None:
+        box = isinstance(self.action_space, spaces.Box)
+        if not box and not isinstance(self.action_space, spaces.Discrete):
+            raise ValueError(f"SAC needs a Box or Discrete action space, not {self.action_space}")
+        self.model_config = config = replace(
+            ModelConfig.of(self.model_config),
+            squash_actions=box,
+            free_log_std=False,
+            share_value_network=True,
+            dueling=False,
+        )
+        super().setup()
+        self.value_head = None
+        self.log_std_bounds = config.log_std_bounds if box else None
+        self.critics = None if self.inference_only else ActionCritics(self.observation_space, self.action_space, config)
+
+    def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
+        if self.log_std_bounds is None:
+            return super()._policy(batch, inputs)
+        mean, log_std = inputs.chunk(2, dim=-1)
+        return torch.cat([mean, log_std.clamp(*self.log_std_bounds)], dim=-1)
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `"action_dist_inputs"` `[N, D]` and `"q_values"`.
+
+        These are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
+        """
+        if self.critics is None:
+            raise RuntimeError(NO_VALUES)
+        return {**self._forward(batch), "q_values": self.critics(batch["obs"], batch.get("actions"))}
+
+    def sample(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the actions `[N, A]` of a Box that `noise` `[N, A]` selects, and their log-density `[N]`.
+
+        Both are differentiable.
+        """
+        inputs = self._forward(batch)["action_dist_inputs"].to(noise.dtype)
+        dist = self.action_dist_cls.from_inputs(inputs)
+        if not isinstance(dist, SquashedGaussian):
+            raise TypeError(f"actions of {self.action_space} are not drawn by noise; use forward_train")
+        return dist.sample_with_log_prob(noise)
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """Return the value `[N]` of the best action by the critics and the policy, without entropy."""
+        if self.critics is None:
+            raise RuntimeError(NO_VALUES)
+        if self.critics.is_discrete:
+            best: Tensor = self.critics(batch["obs"]).amin(0).amax(-1)
+            return best
+        dist = self.action_dist_cls.from_inputs(self._forward(batch)["action_dist_inputs"])
+        values: Tensor = self.critics(batch["obs"], dist.mode()).amin(0)
+        return values
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["critics"]
+
+
+class DefaultTD3Module(RLModule):
+    """Holds the policy of TD3 and DDPG, `tanh(network)` in [-1, 1], and critics.
+
+    `ValueError` for actions of other spaces than Box.
+    """
+
+    def setup(self) -> None:
+        if not isinstance(self.action_space, spaces.Box):
+            raise ValueError(f"a deterministic policy needs a Box action space, not {self.action_space}")
+        self.model_config = config = ModelConfig.of(self.model_config)
+        if config.recurrent is not None:
+            raise ValueError(f"recurrent={config.recurrent!r}: this policy has no memory; leave it out")
+        self.encoder = Encoder(self.observation_space, config)
+        head = nn.Linear(self.encoder.output_size, self.action_dist_cls.input_size)
+        self.policy_head = initialise(head, config.policy_gain if config.orthogonal_init else None)
+        self.critics = None if self.inference_only else ActionCritics(self.observation_space, self.action_space, config)
+
+    @property
+    def action_dist_cls(self) -> ActionDist:
+        """Deterministic actions, squashed by tanh."""
+        if self._action_dist is None:
+            self._action_dist = ActionDist(self.action_space, squashed=True, deterministic=True)
+        return self._action_dist
+
+    def _forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what acting needs: `"action_dist_inputs"` `[N, A]`, before the tanh."""
+        network = self.encoder.with_head(batch["obs"], self.policy_head.weight.dtype, self.policy_head)
+        return {"action_dist_inputs": run_networks(network)[0]}
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `"action_dist_inputs"` `[N, A]`, and `"q_values"` `[K, N]` of `batch["actions"]`."""
+        if self.critics is None:
+            raise RuntimeError(NO_VALUES)
+        return {**self._forward(batch), "q_values": self.critics(batch["obs"], batch["actions"])}
+
+    def compute_actions(self, batch: Batch) -> Tensor:
+        """Return the policy's actions `[N, A]` in [-1, 1]; differentiable."""
+        return self._forward(batch)["action_dist_inputs"].tanh()
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """Return the value `[N]` of the policy's action, by the first critic."""
+        if self.critics is None:
+            raise RuntimeError(NO_VALUES)
+        values: Tensor = self.critics(batch["obs"], self.compute_actions(batch), first_only=True)[0]
+        return values
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["critics"]
+
+
+class DefaultIQLModule(DefaultActorCriticModule):
+    """Holds IQL's policy, state value and critics. `ValueError` for actions of other spaces than Box and Discrete."""
+
+    def setup(self) -> None:
+        if not isinstance(self.action_space, spaces.Box | spaces.Discrete):
+            raise ValueError(f"IQL needs a Box or Discrete action space, not {self.action_space}")
+        super().setup()
+        config: Any = self.model_config
+        self.critics = None if self.inference_only else ActionCritics(self.observation_space, self.action_space, config)
+
+    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `"action_dist_inputs"` `[N, D]`, `"vf_preds"` `[N]` and `"q_values"`.
+
+        The last are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
+        """
+        if self.critics is None:
+            raise RuntimeError(NO_VALUES)
+        return {**super().forward_train(batch), "q_values": self.critics(batch["obs"], batch["actions"])}
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return [*super().get_non_inference_attributes(), "critics"]

@@ -1,10 +1,10 @@
-"""From an action space to the distribution over its actions."""
+"""From an action space to the distribution over its actions, and to the mask that forbids some of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor
 
-from lockstep.data.actions import from_space, to_space
+from lockstep.data.actions import ACTION_MASK, carries_mask, from_space, to_space, without_mask
 from lockstep.ops.deterministic import SquashedDeterministic
 from lockstep.ops.distributions import (
     Bernoulli,
@@ -26,7 +26,7 @@ from lockstep.ops.distributions import (
 
 @dataclass(frozen=True)
 class ActionDist:
-    """How actions of a space are distributed: which class of distribution, with which sizes.
+    """Describes how the actions of a space are distributed: the class of the distribution, and its sizes.
 
     | space | distribution | actions as learned from |
     |---|---|---|
@@ -36,25 +36,22 @@ class ActionDist:
     | Box of floats | DiagGaussian, or (squashed) SquashedGaussian in [-1, 1] | float `[N, A]` |
     | the same, deterministic | SquashedDeterministic in [-1, 1] | float `[N, A]` |
 
-    Environments want the space's own shape, offset and dtype: :meth:`to_env` and back :meth:`from_env`.
+    Environments want the space's own shape, offset and dtype: `to_env`, and back `from_env`.
 
     Raises:
-        ValueError: another space, a Box of integers, or `squashed` for something that is no Box.
+        ValueError: another space, a Box of integers, or `squashed` for a space that is no Box.
     """
 
     action_space: Space[Any]
     squashed: bool = False
     deterministic: bool = False
+    """needs `squashed`"""
     dist_class: type[Distribution] = field(init=False, repr=False, compare=False)
     static: dict[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         dist_class, static = _describe(self.action_space, self.squashed)
-        if self.deterministic:
-            if not self.squashed:
-                raise ValueError("deterministic actions are squashed ones of a Box; give squashed=True too")
-            dist_class = SquashedDeterministic
-        object.__setattr__(self, "dist_class", dist_class)
+        object.__setattr__(self, "dist_class", SquashedDeterministic if self.deterministic else dist_class)
         object.__setattr__(self, "static", static)
 
     @property
@@ -69,28 +66,48 @@ class ActionDist:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether the inputs are logits of choices (which a mask can forbid)."""
+        """Whether the inputs are logits of choices, which a mask can forbid."""
         return issubclass(self.dist_class, Categorical | MultiCategorical | Bernoulli)
 
     def from_inputs(self, inputs: Tensor) -> Distribution:
-        """The distribution for a network's output `[N, input_size]`; `ValueError` for another last
-        dimension.
-        """
+        """Return the distribution for a network's output `[N, input_size]`; `ValueError` for another last dimension."""
         return self.dist_class.from_inputs(inputs, **self.static)
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Random numbers `[*leading_shape, noise_size]` for acting many steps (drawn in bulk)."""
+        """Draw random numbers `[*leading_shape, noise_size]`, for acting many steps."""
         return self.dist_class.draw_noise(rng, leading_shape, **self.static)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as learned from, `[..., A]`, in the shape, dtype and offset of the action space. No copy
-        where they are the same.
+        """Turn actions as learned from, `[..., A]`, into the shape, dtype and offset of the action space.
+
+        Makes no copy where they are the same.
         """
         return to_space(self.action_space, actions)
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse of :meth:`to_env` (for recorded data)."""
+        """Turn recorded actions of the environment into actions as learned from: the inverse of `to_env`."""
         return from_space(self.action_space, actions)
+
+    def split_mask(self, observation_space: Space[Any]) -> tuple[Space[Any], bool]:
+        """Return the space of what a network sees, and whether observations carry a mask of the actions.
+
+        Raises:
+            ValueError: actions that have no choices, a mask of another size than the logits, or a misplaced mask.
+        """
+        if not carries_mask(observation_space):
+            return observation_space, False
+        mask = cast(spaces.Dict, observation_space)[ACTION_MASK]
+        if not self.is_discrete:
+            raise ValueError(
+                f"observation space {observation_space} carries an action mask, but actions of {self.action_space} "
+                "cannot be masked; only Discrete, MultiDiscrete and MultiBinary can"
+            )
+        if mask.shape != (self.input_size,):
+            raise ValueError(
+                f"the action mask {mask} must have shape ({self.input_size},), one entry for each logit of "
+                f"{self.action_space}"
+            )
+        return without_mask(observation_space), True
 
 
 def _describe(space: Space[Any], squashed: bool) -> tuple[type[Distribution], dict[str, Any]]:
@@ -106,7 +123,6 @@ def _describe(space: Space[Any], squashed: bool) -> tuple[type[Distribution], di
         return Bernoulli, {"size": int(np.prod(space.shape, dtype=int))}
     hint = " (a Box of integers can be declared as MultiDiscrete)" if isinstance(space, spaces.Box) else ""
     raise ValueError(
-        f"no distribution for action space {space}{hint}; possible are Discrete, MultiDiscrete, MultiBinary "
-        f"and a "
-        "Box of floats. Wrap the environment so that its actions are one of these."
+        f"no distribution for action space {space}{hint}; possible are Discrete, MultiDiscrete, MultiBinary and a Box "
+        "of floats. Wrap the environment so that its actions are one of these."
     )

@@ -17,11 +17,12 @@ from lockstep.modules.rl_module import Batch
 
 
 class DefaultQModule(DefaultActorCriticModule):
-    """Action values `[N, A]`, from one network or, with `dueling`, from advantages and a value: `Q = V + A - mean(A)`
-    (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9), each with an encoder of its own unless
-    `share_value_network` is set.
+    """Computes action values `[N, A]`, from one network or, with `dueling`, from advantages and a value.
 
-    Acting takes the largest of what `policy_head` gives: of the values, or of the advantages, which is the same one.
+    Then `Q = V + A - mean(A)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9), each with an encoder of
+    its own unless `share_value_network` is set.
+
+    Acting takes the largest output of `policy_head`: of the values, or of the advantages, which is the same action.
     Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value.
     """
 
@@ -36,28 +37,28 @@ class DefaultQModule(DefaultActorCriticModule):
             self.value_encoder = self.value_head = None
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
-        """`"q_values"` `[N, A]`."""
+        """Return `"q_values"` `[N, A]`."""
         return {"q_values": self.masked(batch, self.value_outputs(batch))}
 
     def value_outputs(self, batch: Batch) -> Tensor:
-        """`[N, A]`: the action values, those of forbidden actions too."""
+        """Return the action values `[N, A]`, those of forbidden actions too."""
         advantages, value = self._advantages_and_value(batch)
         return advantages if value is None else value + advantages - advantages.mean(-1, keepdim=True)
 
     def mean_values(self, outputs: Tensor) -> Tensor:
-        """`[N, A]`: the action values that `value_outputs` stand for, here themselves."""
+        """Return the action values `[N, A]` that `value_outputs` stand for: here themselves."""
         return outputs
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """The value `[N]` of the best action."""
+        """Return the value `[N]` of the best action."""
         return self.masked(batch, self.mean_values(self.value_outputs(batch))).amax(-1)
 
     def masked(self, batch: Batch, values: Tensor) -> Tensor:
-        """Values `[N, A]`, very low ones where the observations' mask forbids the action."""
+        """Return values `[N, A]`, very low ones where the observations' mask forbids the action."""
         return mask_logits(values, batch["obs"][ACTION_MASK]) if self.is_masked else values
 
     def _advantages_and_value(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """What the two heads give out; without `dueling` there is one."""
+        """Return the outputs of the two heads; without `dueling` there is one."""
         if self.value_head is None:
             return self._run(batch, (self.encoder, self.policy_head))[0], None
         if self.value_encoder is None:
@@ -68,9 +69,10 @@ class DefaultQModule(DefaultActorCriticModule):
 
 
 class DistributionalQModule(DefaultQModule):
-    """A distribution of the return for each action, `num_value_outputs` numbers: logits of as many returns at equal
-    distances within `value_range` (Bellemare et al. 2017, arXiv:1707.06887), or, without a range, quantiles (Dabney et
-    al. 2018, arXiv:1710.10044).
+    """Computes a distribution of the return for each action, as `num_value_outputs` numbers.
+
+    They are logits of as many returns at equal distances within `value_range` (Bellemare et al. 2017,
+    arXiv:1707.06887) or, without a range, quantiles (Dabney et al. 2018, arXiv:1710.10044).
 
     With `dueling` the numbers are put together as `DefaultQModule` does with values. Acting takes the largest mean.
     """
@@ -94,15 +96,15 @@ class DistributionalQModule(DefaultQModule):
         self.register_buffer("atoms", torch.linspace(low, high, self.num_outputs), persistent=False)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Acting: `"action_dist_inputs"` `[N, A]`, the means."""
+        """Return what acting needs: `"action_dist_inputs"` `[N, A]`, the means."""
         return {"action_dist_inputs": self.masked(batch, self.mean_values(self.value_outputs(batch)))}
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
-        """`"value_outputs"` `[N, A, K]`."""
+        """Return `"value_outputs"` `[N, A, K]`."""
         return {"value_outputs": self.value_outputs(batch)}
 
     def value_outputs(self, batch: Batch) -> Tensor:
-        """`[N, A, K]`: logits of the atoms, or quantiles."""
+        """Return logits of the atoms, or quantiles, `[N, A, K]`."""
         advantages, value = self._advantages_and_value(batch)
         outputs = advantages.unflatten(-1, (-1, self.num_outputs))
         if value is not None:
@@ -110,15 +112,15 @@ class DistributionalQModule(DefaultQModule):
         return outputs
 
     def mean_values(self, outputs: Tensor) -> Tensor:
-        """`[..., K]` -> `[...]`."""
+        """Return the means `[...]` of outputs `[..., K]`."""
         return outputs.mean(-1) if self.value_range is None else self.mean_of_probs(outputs.softmax(-1))
 
     def mean_of_probs(self, probs: Tensor) -> Tensor:
-        """`[..., K]` probabilities of the atoms -> their mean `[...]`."""
+        """Return the means `[...]` of probabilities `[..., K]` of the atoms."""
         return probs @ self.atoms.to(probs.dtype)
 
     def mean_of_array(self, outputs: np.ndarray) -> np.ndarray:
-        """As `mean_values`, of what the head gives out: `[N, A * K]` -> `[N, A]`."""
+        """Return the means `[N, A]` of what the head gives out, `[N, A * K]`, as `mean_values` does."""
         outputs = outputs.reshape(len(outputs), -1, self.num_outputs)
         if self.value_range is None:
             return np.asarray(outputs.mean(-1))

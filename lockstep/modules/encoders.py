@@ -1,7 +1,7 @@
 """From observations of any space to feature vectors.
 
-An :class:`Encoder` is a tree of features that mirrors the space (flat numbers, one-hot, convolutions), whose
-outputs are joined, and a multi-layer perceptron on top.
+An `Encoder` is a tree of features that mirrors the space (flat numbers, one-hot, convolutions), whose outputs are
+joined, and a multi-layer perceptron on top.
 """
 
 from __future__ import annotations
@@ -17,10 +17,37 @@ from torch import Tensor, nn
 
 from lockstep.modules.layers import Network, initialise, is_watched, make_activation, make_mlp, run_networks
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.spaces import channels_last, image_size, is_image
 
 NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL_FILTERS = ((16, 3, 1), (32, 3, 1))
+
+
+def is_image(space: Space[Any]) -> bool:
+    """Return whether a Box is treated as an image.
+
+    That is: three dimensions of which the two spatial ones are at least 8 (see `channels_last`), or two such dimensions
+    of bytes (one grey channel).
+    """
+    if not isinstance(space, spaces.Box):
+        return False
+    if len(space.shape) == 2:
+        return space.dtype == np.uint8 and min(space.shape) >= 8
+    return len(space.shape) == 3 and min(_image_size(space.shape)) >= 8
+
+
+def channels_last(shape: Sequence[int]) -> bool:
+    """Return whether the last of an image's three dimensions is its channels.
+
+    The smaller of first and last is taken for the channels, the last one when they are equal.
+    """
+    return shape[-1] <= shape[0]
+
+
+def _image_size(shape: Sequence[int]) -> tuple[int, int]:
+    """Return (height, width) of an image with two or three dimensions."""
+    if len(shape) == 2:
+        return shape[0], shape[1]
+    return (shape[0], shape[1]) if channels_last(shape) else (shape[1], shape[2])
 
 
 class Features(nn.Module):
@@ -33,7 +60,7 @@ class Features(nn.Module):
         self.space = space
 
     def check(self, obs: Any, shape: tuple[int, ...]) -> Tensor:
-        """`obs` itself, if it is a tensor that ends in `shape`; the error names the space otherwise."""
+        """Return `obs` if it is a tensor that ends in `shape`; the error names the space otherwise."""
         if not isinstance(obs, Tensor):
             raise TypeError(f"an observation of space {self.space} must be a torch tensor, got {type(obs).__name__}")
         if obs.shape[max(obs.dim() - len(shape), 0) :] != shape:
@@ -46,7 +73,7 @@ class Features(nn.Module):
 
 
 class FlatFeatures(Features):
-    """Box and MultiBinary: the numbers themselves, flattened."""
+    """Takes the numbers of a Box or MultiBinary as they are, flattened."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__(space)
@@ -61,8 +88,9 @@ class FlatFeatures(Features):
 
 
 class OneHotFeatures(Features):
-    """Discrete `[N]` and MultiDiscrete `[N, ...]`: one-hot vectors side by side. A number outside of the
-    space gives a vector of zeros (no check that would wait for the device).
+    """Turns Discrete `[N]` and MultiDiscrete `[N, ...]` into one-hot vectors side by side.
+
+    A number outside of the space gives a vector of zeros (a check would wait for the device).
     """
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
@@ -73,7 +101,7 @@ class OneHotFeatures(Features):
             nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
         self.shape = tuple(space.shape or ())
         self.output_size = int(nvec.sum())
-        # For each output: the part it belongs to, and the value of that part that sets it.
+        # for each output: the part it belongs to, and the value of that part that sets it
         parts = np.repeat(np.arange(len(nvec)), nvec)
         values = np.concatenate([np.arange(n) + first for n, first in zip(nvec, start)])
         self.register_buffer("parts", torch.from_numpy(parts), persistent=False)
@@ -86,19 +114,19 @@ class OneHotFeatures(Features):
 
 
 class ImageFeatures(Features):
-    """Images: convolutions, then dense layers. Bytes (and floats of a space up to 255) are divided by 255.
+    """Runs images through convolutions, then dense layers. Bytes (and floats up to 255) are divided by 255.
 
-    Default for 36 x 36 pixels and more: the network of Mnih et al. 2015, "Human-level control through deep
+    The default for 36 x 36 pixels and more is the network of Mnih et al. 2015, "Human-level control through deep
     reinforcement learning"; it takes 84 x 84 there.
     """
 
     def __init__(self, space: spaces.Box, config: ModelConfig) -> None:
         super().__init__(space)
         self.shape = tuple(space.shape)
-        self.channels_last = len(self.shape) == 3 and channels_last(space)
+        self.channels_last = len(self.shape) == 3 and channels_last(self.shape)
         bytes_like = space.dtype == np.uint8 or bool((space.high == 255).all())
         self.scale = 1.0 / 255.0 if bytes_like else 1.0
-        height, width = image_size(space)
+        height, width = _image_size(self.shape)
         channels = int(np.prod(self.shape)) // (height * width)
         filters = config.conv_filters or (NATURE_FILTERS if min(height, width) >= 36 else SMALL_FILTERS)
         gain = config.hidden_gain if config.orthogonal_init else None
@@ -106,19 +134,12 @@ class ImageFeatures(Features):
         for out_channels, kernel, stride in filters:
             if kernel > min(height, width):
                 raise ValueError(
-                    f"conv_filters {filters} do not fit images of space {space}: a {kernel} x {kernel} "
-                    f"kernel meets "
+                    f"conv_filters {filters} do not fit images of space {space}: a {kernel} x {kernel} kernel meets "
                     f"{height} x {width} pixels. Set model_config's conv_filters to smaller ones."
                 )
-            layers += [
-                initialise(nn.Conv2d(channels, out_channels, kernel, stride), gain),
-                make_activation(config.conv_activation),
-            ]
-            channels, height, width = (
-                out_channels,
-                (height - kernel) // stride + 1,
-                (width - kernel) // stride + 1,
-            )
+            convolution = initialise(nn.Conv2d(channels, out_channels, kernel, stride), gain)
+            layers += [convolution, make_activation(config.conv_activation)]
+            channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         flat = channels * height * width
         dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain)
         self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
@@ -136,7 +157,7 @@ class ImageFeatures(Features):
 
 
 class JoinedFeatures(Features):
-    """Dict and Tuple: the features of the parts one after the other, in the space's own order."""
+    """Joins the features of the parts of a Dict or Tuple, in the space's own order."""
 
     def __init__(self, space: spaces.Dict | spaces.Tuple, parts: Mapping[Any, Features]) -> None:
         super().__init__(space)
@@ -150,13 +171,13 @@ class JoinedFeatures(Features):
         try:
             leaves = [obs[key] for key in self.keys]
         except (KeyError, IndexError, TypeError) as error:
-            given = list(obs) if isinstance(obs, Mapping) else f"{type(obs).__name__}"
-            raise ValueError(f"observation with {given} does not fit the space {self.space}") from error
+            found = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            raise ValueError(f"observation with {found} does not fit the space {self.space}") from error
         return torch.cat([part(leaf) for part, leaf in zip(self.parts, leaves)], dim=-1)
 
 
 def make_features(space: Space[Any], config: ModelConfig) -> Features:
-    """The features of an observation space, nested like it; `ValueError` for a space that has none."""
+    """Make the features of an observation space, nested like it; `ValueError` for a space that has none."""
     if isinstance(space, spaces.Dict):
         return JoinedFeatures(space, {key: make_features(part, config) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -168,15 +189,16 @@ def make_features(space: Space[Any], config: ModelConfig) -> Features:
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return FlatFeatures(space)
     raise ValueError(
-        f"no network for observation space {space}; possible are Box, Discrete, MultiDiscrete, MultiBinary, "
-        f"Dict and "
+        f"no network for observation space {space}; possible are Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
         "Tuple. Wrap the environment, or pass a module of your own."
     )
 
 
 class Encoder(nn.Module):
-    """Observations `[N, ...]` -> features `[N, output_size]`: features of the space, then a multi-layer
-    perceptron (which a lone image, having dense layers of its own, goes without).
+    """Turns observations `[N, ...]` into features `[N, output_size]`.
+
+    These are the features of the space, then a multi-layer perceptron; a lone image, which has dense layers of its own,
+    goes without the latter.
     """
 
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
@@ -188,16 +210,16 @@ class Encoder(nn.Module):
         self.output_size = widths[-1] if widths else self.features.output_size
 
     def forward(self, obs: Any, dtype: torch.dtype) -> Tensor:
-        """`dtype`: that of the weights, in which all is computed."""
+        """Return the features, computed in `dtype`, that of the weights."""
         return run_networks(self._rest(obs, dtype))[0]
 
     def with_head(self, obs: Any, dtype: torch.dtype, head: nn.Module) -> Network:
-        """For `run_networks`: `head(encoder(obs))` as one network. Hooks are called all the same."""
+        """Return `head(encoder(obs))` as one network for `run_networks`. Hooks are called all the same."""
         return (self(obs, dtype), (head,)) if is_watched(self) else self._rest(obs, dtype, head)
 
     def _rest(self, obs: Any, dtype: torch.dtype, *head: nn.Module) -> Network:
-        """The features, and the layers that they still have to go through."""
+        """Return the features of the space, and the layers that they still have to go through."""
         features, mlp = self.features(obs).to(dtype), self.mlp
         if is_watched(mlp) or type(mlp) is not nn.Sequential:
             return mlp(features), head
-        return features, (*mlp._modules.values(), *head)
+        return features, (*mlp, *head)

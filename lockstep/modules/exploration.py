@@ -11,20 +11,21 @@ import numpy.typing as npt
 from lockstep.state.schedules import Schedule, ScheduleLike
 
 LARGE = np.float32(1e8)
-"""outweighs every difference of action values, but not what forbids an action (-1e9)"""
+"""Outweighs every difference of action values, but not what forbids an action (-1e9)"""
 
 
 class Exploration(Protocol):
-    """What an algorithm adds to its policy's actions while collecting."""
+    """Draws what an algorithm adds to its policy's actions while collecting."""
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> npt.NDArray[np.float32]:
-        """Random numbers `[*leading_shape, noise_size]` for acting many times, at environment step `step`."""
+        """Draw random numbers `[*leading_shape, noise_size]` for acting many times, at environment step `step`."""
         ...
 
 
 class GaussianNoise:
-    """Normal numbers with deviation `scale` (a number, or a schedule over sampled environment steps), to be added to
-    actions in [-1, 1].
+    """Draws normal numbers with deviation `scale`, to be added to actions in [-1, 1].
+
+    `scale`: a number, or a schedule over sampled environment steps.
     """
 
     def __init__(self, scale: ScheduleLike, num_actions: int) -> None:
@@ -32,7 +33,7 @@ class GaussianNoise:
         self.num_actions = num_actions
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> npt.NDArray[np.float32]:
-        """`[*leading_shape, num_actions]`, with the deviation of `step`; `ValueError` where that is below 0."""
+        """Draw `[*leading_shape, num_actions]`, with the deviation of `step`; `ValueError` where that is below 0."""
         scale = self.scale(step)
         if not scale >= 0.0:
             raise ValueError(f"exploration_noise={scale!r} at step {step} is not allowed; it must be at least 0")
@@ -42,10 +43,10 @@ class GaussianNoise:
 
 
 class EpsilonGreedy:
-    """With probability `epsilon` any action, each equally likely; else the best one.
+    """Takes any action with probability `epsilon`, each equally likely; else the best one.
 
-    As random numbers that are added to the action values before the largest is taken: zeros for the best action, large
-    ones for any. `epsilon`: a number, or a schedule over sampled environment steps.
+    It draws random numbers that are added to the action values before the largest is taken: zeros for the best action,
+    large ones for any. `epsilon`: a number, or a schedule over sampled environment steps.
     """
 
     def __init__(self, epsilon: ScheduleLike, num_actions: int) -> None:
@@ -53,7 +54,7 @@ class EpsilonGreedy:
         self.num_actions = num_actions
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> npt.NDArray[np.float32]:
-        """`[*leading_shape, num_actions]`, with the epsilon of `step`; `ValueError` where that is none."""
+        """Draw `[*leading_shape, num_actions]`, with the epsilon of `step`; `ValueError` where that is none."""
         epsilon = self.epsilon(step)
         if not 0.0 <= epsilon <= 1.0:
             raise ValueError(f"epsilon={epsilon!r} at step {step} is not allowed; it must be between 0 and 1")

@@ -1,16 +1,21 @@
-"""Layers with their initialisation."""
+"""Layers with their initialisation, and ways to run several of them as one function."""
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as are_transforms_active
+from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.model_config import ModelConfig
+from lockstep.ops.batched_mlp import batched_mlp
 from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
 from lockstep.ops.mlp import mlps
 
@@ -26,15 +31,14 @@ _ACTIVATION_CLASSES: dict[str, type[nn.Module]] = {
 
 
 def make_activation(name: str) -> nn.Module:
-    """A new activation layer; `ValueError` for an unknown name."""
-    if name not in _ACTIVATION_CLASSES:
-        raise ValueError(f"activation {name!r} is not one of {', '.join(_ACTIVATION_CLASSES)}")
+    """Make an activation layer: tanh, relu, gelu, silu or elu."""
     return _ACTIVATION_CLASSES[name]()
 
 
 def initialise(layer: Layer, gain: float | None) -> Layer:
-    """Orthogonal weights times `gain` and a zero bias (Saxe et al. 2014, arXiv:1312.6120); None leaves the
-    layer.
+    """Make the weights orthogonal, times `gain`, and the bias zero (Saxe et al. 2014, arXiv:1312.6120).
+
+    None leaves the layer as it is.
     """
     if gain is not None:
         nn.init.orthogonal_(layer.weight, gain)
@@ -44,8 +48,9 @@ def initialise(layer: Layer, gain: float | None) -> Layer:
 
 
 def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tuple[nn.Linear, nn.Parameter | None]:
-    """The last layer of a policy on features `[..., size]`, and the log-deviations of a Gaussian one that do not depend
-    on the observation; None where there are none, or where the layer gives them.
+    """Make the last layer of a policy on features `[..., size]`, and the log-deviations of a Gaussian policy.
+
+    The log-deviations do not depend on the observation; None where there are none, or where the layer gives them.
     """
     num_outputs, log_std = action_dist.input_size, None
     if not action_dist.is_discrete and config.free_log_std:
@@ -59,25 +64,47 @@ def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tupl
 
 
 def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: float | None) -> nn.Sequential:
-    """Linear layers, each followed by the activation: `[..., input_size]` -> `[..., widths[-1]]`."""
+    """Make linear layers, each followed by the activation: `[..., input_size]` -> `[..., widths[-1]]`."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise((input_size, *widths)):
         layers += [initialise(nn.Linear(fan_in, fan_out), gain), make_activation(activation)]
     return nn.Sequential(*layers)
 
 
+def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
+    """Replace `logits` `[N, D]` by a very low finite number where `mask` `[N, D]` is 0 or False; no gradient there.
+
+    A row that forbids everything becomes uniform.
+    """
+    lowest = max(-1e9, torch.finfo(logits.dtype).min / 2)
+    return torch.where(mask.to(torch.bool), logits, lowest)
+
+
+# -- several layers as one function ---
+
+hooks_of = operator.attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""The hooks of a module, which torch has no public name for."""
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Return whether the module has hooks, so that it must be called as it is."""
+    return any(hooks_of(module))
+
+
 Network = tuple[Tensor, Sequence[nn.Module]]
-"""an input, and the layers that it goes through"""
+"""An input, and the layers that it goes through."""
 
 
 def run_networks(*networks: Network) -> Sequence[Tensor]:
-    """The output of each network: all as one fused function (`ops.mlp`) where they read the same tensor on the CPU, are
-    linear layers with tanh or relu between them, and nobody looks inside (hooks, `torch.func`, `torch.compile`).
+    """Return the output of each network.
+
+    All run as one fused function (`ops.mlp`) where they read the same tensor on the CPU, are linear layers with tanh or
+    relu between them, and nobody looks inside (hooks, `torch.func`, `torch.compile`).
     """
     x, layers = networks[0]
     kind = type(layers[1]) if len(layers) > 1 else nn.Module
-    if kind in _FUSED and all(given is x and len(own) % 2 == len(layers) % 2 for given, own in networks):
-        plain = [_plain_parameters(x, own, kind) for _, own in networks]
+    if kind in _FUSED and all(each is x and len(stack) % 2 == len(layers) % 2 for each, stack in networks):
+        plain = [_plain_parameters(x, stack, kind) for _, stack in networks]
         if None not in plain and not _is_transformed():
             return mlps(x, plain, _FUSED[kind], len(layers) % 2 == 0)  # type: ignore[arg-type]
     if len(networks) > 1:
@@ -88,19 +115,12 @@ def run_networks(*networks: Network) -> Sequence[Tensor]:
 
 
 def _is_transformed() -> bool:
-    """Does something look at or change every operation?"""
+    """Return whether something looks at or changes every operation."""
     return (
         torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or nn.modules.module._has_any_global_hook()
-    )
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Has the module hooks, so that it must be called as it is?"""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        or are_transforms_active()
+        or has_any_global_hook()
     )
 
 
@@ -111,7 +131,7 @@ _FUSED: dict[type[nn.Module], str] = {_ACTIVATION_CLASSES[name]: name for name i
 def _plain_parameters(
     x: Tensor, layers: Sequence[nn.Module], activation: type[nn.Module]
 ) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Weights and biases, or None where the layers must be called one by one."""
+    """Return weights and biases, or None where the layers must be called one by one."""
     dtype = x.dtype
     if type(x) is not Tensor or x.dim() != 2 or x.device.type != "cpu" or dtype not in (torch.float32, torch.float64):
         return None
@@ -121,7 +141,8 @@ def _plain_parameters(
         if type(layer) is not (activation if number % 2 else nn.Linear) or is_watched(layer):
             return None
         if number % 2 == 0:
-            weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+            weight: Any = layer.weight
+            bias: Any = layer.bias
             if weight is None or bias is None or weight.dtype is not dtype:
                 return None
             if type(weight) not in _PLAIN_TENSORS or type(bias) not in _PLAIN_TENSORS:
@@ -131,11 +152,93 @@ def _plain_parameters(
     return weights, biases
 
 
-def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    """`logits` `[N, D]` with a large negative finite number where `mask` `[N, D]` is 0 or False; no gradient
-    there.
+class BatchedMLP(nn.Module):
+    """Evaluates `num_networks` independent multi-layer perceptrons together (twin critics, ensembles).
 
-    A row that forbids everything becomes uniform.
+    Each layer is one `baddbmm` instead of a Python loop over networks, equal to that loop up to rounding. Hidden layers
+    are followed by the activation, the last one is not.
     """
-    lowest = max(-1e9, torch.finfo(logits.dtype).min / 2)
-    return torch.where(mask.to(torch.bool), logits, lowest)
+
+    def __init__(
+        self,
+        num_networks: int,
+        input_size: int,
+        widths: Sequence[int],
+        output_size: int,
+        *,
+        activation: str = "relu",
+        hidden_gain: float | None = 2.0**0.5,
+        output_gain: float | None = 1.0,
+    ) -> None:
+        """Make the weights of each network orthogonal with these gains, and the biases zero; None as torch does."""
+        super().__init__()
+        self.num_networks = num_networks
+        self.sizes = sizes = (input_size, *widths, output_size)
+        self.activation = make_activation(activation)
+        self.weights = nn.ParameterList(torch.empty(num_networks, *pair) for pair in itertools.pairwise(sizes))
+        self.biases = nn.ParameterList(torch.zeros(num_networks, 1, size) for size in sizes[1:])
+        for i, weight in enumerate(self.weights):
+            gain = output_gain if i == len(sizes) - 2 else hidden_gain
+            for k in range(num_networks):
+                linear = initialise(nn.Linear(sizes[i], sizes[i + 1]), gain)
+                weight.data[k].copy_(linear.weight.data.T)
+                self.biases[i].data[k, 0].copy_(linear.bias.data)
+
+    def forward(self, inputs: Tensor, *, frozen: bool = False, first_only: bool = False) -> Tensor:
+        """Return outputs `[num_networks, N, output_size]`.
+
+        Args:
+            inputs: `[N, input_size]`, the same for all networks, or `[num_networks, N, input_size]`.
+            frozen: the gradient goes to the inputs only, none to the weights.
+            first_only: run the first network alone, from `[N, input_size]` to `[1, N, output_size]`.
+        """
+        leading, fits = tuple(inputs.shape[:-2]), inputs.dim() >= 2 and inputs.shape[-1] == self.sizes[0]
+        weights, biases = [*self.weights], [*self.biases]
+        if first_only:
+            weights, biases = [weight[:1] for weight in weights], [bias[:1] for bias in biases]
+        if not fits or leading not in ((), () if first_only else (self.num_networks,)):
+            raise ValueError(
+                f"BatchedMLP takes [N, {self.sizes[0]}] or [{self.num_networks}, N, {self.sizes[0]}], got "
+                f"{list(inputs.shape)}"
+            )
+        if inputs.dim() == 2:
+            if self._is_plain(inputs):
+                half = torch.is_autocast_enabled("cpu")
+                return batched_mlp(inputs, weights, biases, frozen=frozen, half=half).unsqueeze(-1)
+            inputs = inputs.expand(len(weights[0]), -1, -1)
+        last = len(self.sizes) - 2
+        for i, (weight, bias) in enumerate(zip(weights, biases)):
+            if frozen:
+                weight, bias = weight.detach(), bias.detach()
+            if i < last:
+                inputs = self.activation(torch.baddbmm(bias, inputs, weight))
+        if self.sizes[-1] == 1:  # a product with one column takes several times as long as a sum
+            return (inputs * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, inputs, weight)
+
+    def _is_plain(self, inputs: Tensor) -> bool:
+        """Return whether all may run as one function (`ops.batched_mlp`): nobody looks at single operations."""
+        dtype = inputs.dtype
+        return (
+            self.sizes[-1] == 1
+            and len(self.sizes) > 2
+            and type(self.activation) is nn.ReLU
+            and inputs.device.type == "cpu"
+            and (dtype == torch.float32 or (dtype == torch.float64 and not torch.is_autocast_enabled("cpu")))
+            and dtype == self.weights[0].dtype
+            and not is_watched(self.activation)
+            and not torch.compiler.is_compiling()
+            and not is_in_torch_dispatch_mode()  # what traces can fuse better
+            and not are_transforms_active()
+        )
+
+    def network(self, index: int) -> nn.Sequential:
+        """Return a copy of one network as plain layers."""
+        layers: list[nn.Module] = []
+        for weight, bias in zip(self.weights, self.biases):
+            linear = nn.Linear(weight.shape[1], weight.shape[2], device=weight.device, dtype=weight.dtype)
+            with torch.no_grad():
+                linear.weight.copy_(weight[index].T)
+                linear.bias.copy_(bias[index, 0])
+            layers += [linear, self.activation]
+        return nn.Sequential(*layers[:-1])

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
-from lockstep.modules.rl_module import ModuleState, RLModule, RLModuleSpec, warn_of_connectors
+from lockstep.modules.rl_module import ModuleState, RLModule, RLModuleSpec, copy_values, warn_of_connectors
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 
 DEFAULT_MODULE_ID = "default_policy"
@@ -22,13 +22,12 @@ _can_learn = operator.attrgetter("requires_grad")
 
 
 def check_module_id(module_id: object) -> str:
-    """`module_id` itself, if it can name a module, its folder and its parameters; `ValueError` otherwise."""
+    """Return `module_id` if it can name a module, its folder and its parameters; `ValueError` otherwise."""
     if not isinstance(module_id, str) or not module_id or module_id == ALL_MODULES:
         raise ValueError(f"module id {module_id!r} must be a non-empty text other than {ALL_MODULES!r}")
     if any(mark in module_id for mark in './\\:*?"<>|') or not module_id.isprintable() or module_id.endswith(" "):
         raise ValueError(
-            f'module id {module_id!r} must be printable text without . / \\ : * ? " < > | (it names a '
-            f"folder and "
+            f'module id {module_id!r} must be printable text without . / \\ : * ? " < > | (it names a folder and '
             "parameters)"
         )
     if hasattr(nn.ModuleDict, module_id) or module_id == "training":
@@ -37,26 +36,26 @@ def check_module_id(module_id: object) -> str:
 
 
 class MultiRLModule(nn.Module):
-    """A mapping from module id to :class:`RLModule`. Batches and outputs are dicts by module id; a module
-    without a batch is not run.
+    """Maps module ids to `RLModule`s.
+
+    Batches and outputs are dicts by module id; a module without a batch is not run.
     """
 
     def __init__(self, modules: Mapping[str, RLModule] | None = None) -> None:
         super().__init__()
         self.rl_modules = nn.ModuleDict()
-        self._by_id = self.rl_modules._modules
-        """what `rl_modules` holds, without the way through `nn.Module.__getattr__`: asked in each gradient step"""
+        self._by_id: dict[str, RLModule] = {}
+        """the same modules, without the way through `nn.Module.__getattr__`: asked in each gradient step"""
         self._parameters_of: dict[str, tuple[list[nn.Parameter], list[int]]] = {}
         for module_id, module in (modules or {}).items():
             self.add_module(module_id, module)
 
-    # Mapping
+    # -- mapping ---
 
     def __getitem__(self, module_id: str) -> RLModule:
         module = self._by_id.get(module_id)
         if module is None:
             raise KeyError(f"no module {module_id!r}; there are {', '.join(map(repr, self)) or 'none'}")
-        assert isinstance(module, RLModule)
         return module
 
     def __iter__(self) -> Iterator[str]:
@@ -66,44 +65,44 @@ class MultiRLModule(nn.Module):
         return len(self._by_id)
 
     def __contains__(self, module_id: object) -> bool:
-        return module_id in self.keys()
+        return module_id in self._by_id
 
     def keys(self) -> list[str]:
-        """The ids, in the order of adding."""
+        """Return the ids, in the order of adding."""
         return list(self._by_id)
 
     def values(self) -> list[RLModule]:
-        """The modules, in the order of adding."""
-        return [self[module_id] for module_id in self]
+        """Return the modules, in the order of adding."""
+        return list(self._by_id.values())
 
     def items(self) -> list[tuple[str, RLModule]]:
-        """(id, module), in the order of adding."""
-        return [(module_id, self[module_id]) for module_id in self]
+        """Return pairs of id and module, in the order of adding."""
+        return list(self._by_id.items())
 
     def add_module(self, name: str, module: nn.Module | None, *, override: bool = False) -> None:
         """Add a module under an id.
 
         Raises:
-            ValueError: the id exists already (unless `override`) or is illegal; it is no `RLModule`
-            (`TypeError`).
+            ValueError: the id exists already (unless `override`) or is illegal.
+            TypeError: `module` is no `RLModule`.
         """
         if not isinstance(module, RLModule):
             raise TypeError(f"module {name!r} must be an RLModule, got {type(module).__name__}; see wrap_module()")
         check_module_id(name)
         if name in self.rl_modules and not override:
             raise ValueError(f"there is a module {name!r} already; remove it first, or pass override=True")
-        self.rl_modules[name] = module
+        self.rl_modules[name] = self._by_id[name] = module
         self._parameters_of.pop(name, None)
 
     def remove_module(self, module_id: str) -> RLModule:
         """Take a module out and return it; `KeyError` with the ids that exist for an unknown one."""
         module = self[module_id]
-        del self.rl_modules[module_id]
+        del self.rl_modules[module_id], self._by_id[module_id]
         self._parameters_of.pop(module_id, None)
         return module
 
     def num_trainable_parameters(self, module_id: str) -> int:
-        """How many numbers of a module can learn. (Its parameters are looked for once: that walks all its parts.)"""
+        """Return how many numbers of a module can learn. Its parameters are looked for once, which walks all parts."""
         if module_id not in self._parameters_of:
             params = list(self[module_id].parameters())
             self._parameters_of[module_id] = params, [p.numel() for p in params]
@@ -111,33 +110,33 @@ class MultiRLModule(nn.Module):
         return sum(itertools.compress(sizes, map(_can_learn, params)))
 
     def foreach_module(self, func: Callable[[str, RLModule], T]) -> dict[str, T]:
-        """`func(module_id, module)` for each module."""
+        """Return `{module_id: func(module_id, module)}`."""
         return {module_id: func(module_id, module) for module_id, module in self.items()}
 
-    # Forward
+    # -- forward ---
 
     def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """`{module_id: outputs}` for `{module_id: batch}`."""
+        """Return `{module_id: outputs}` for `{module_id: batch}`."""
         return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """`{module_id: outputs}` for `{module_id: batch}`."""
+        """Return `{module_id: outputs}` for `{module_id: batch}`."""
         return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """`{module_id: outputs}` for `{module_id: batch}`."""
+        """Return `{module_id: outputs}` for `{module_id: batch}`."""
         return {module_id: self[module_id].forward_train(part) for module_id, part in batch.items()}
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """:meth:`forward_train`."""
+        """Call `forward_train`, so that torch's own tools find it."""
         return self.forward_train(batch)
 
-    # State and checkpoints
+    # -- state and checkpoints ---
 
     def get_state(
         self, module_ids: list[str] | tuple[str, ...] | None = None, *, inference_only: bool = False
     ) -> dict[str, ModuleState]:
-        """`{module_id: {name: array}}`, copies; all modules or the given ones."""
+        """Return copies `{module_id: {name: array}}`, of all modules or of `module_ids`."""
         ids = self.keys() if module_ids is None else module_ids
         return {module_id: self[module_id].get_state(inference_only=inference_only) for module_id in ids}
 
@@ -145,19 +144,20 @@ class MultiRLModule(nn.Module):
         """Set the modules named in `state` (others stay as they are), all or none of them.
 
         Raises:
-            KeyError: an id that is not there. ValueError: a state that does not fit its module.
+            KeyError: an id that is not there.
+            ValueError: a state that does not fit its module.
         """
-        checked = [self[module_id]._check_state(part) for module_id, part in state.items()]
-        for pairs in checked:
-            RLModule._copy_checked(pairs)
+        matched = [self[module_id].matched_state(part) for module_id, part in state.items()]
+        copy_values(pair for pairs in matched for pair in pairs)
 
     def spec(self) -> MultiRLModuleSpec:
-        """The recipe that builds such modules."""
+        """Return the recipe that builds such modules."""
         return MultiRLModuleSpec({module_id: module.spec() for module_id, module in self.items()})
 
     def save_to_path(self, path: str | os.PathLike[str] | None = None) -> str:
-        """One checkpoint with a folder for each module, which is usable by itself; returns its absolute
-        path. `path` None: a new temporary folder.
+        """Write one checkpoint with a folder for each module, usable by itself; return its absolute path.
+
+        `path` None: a new temporary folder.
         """
         folders = {module_id: module.state_tree() for module_id, module in self.items()}
         return str(write_checkpoint(path, {"": {}, **folders}))
@@ -189,7 +189,7 @@ class MultiRLModule(nn.Module):
 
 @dataclass(frozen=True)
 class MultiRLModuleSpec:
-    """How to build a :class:`MultiRLModule`: a spec for each module id."""
+    """How to build a `MultiRLModule`: a spec for each module id."""
 
     rl_module_specs: Mapping[str, RLModuleSpec] = field(default_factory=dict)
 
@@ -200,25 +200,10 @@ class MultiRLModuleSpec:
                 raise TypeError(f"the spec of module {module_id!r} must be an RLModuleSpec, got {type(spec).__name__}")
 
     def build(self, *, seeds: Mapping[str, int] | None = None) -> MultiRLModule:
-        """All modules, new; `seeds` by module id as for :meth:`RLModuleSpec.build`."""
-        return MultiRLModule(
-            {
-                module_id: spec.build(seed=None if seeds is None else seeds.get(module_id))
-                for module_id, spec in self.rl_module_specs.items()
-            }
-        )
-
-    def with_module(self, module_id: str, spec: RLModuleSpec) -> MultiRLModuleSpec:
-        """A spec with one module more; `ValueError` if the id exists."""
-        if module_id in self.rl_module_specs:
-            raise ValueError(f"there is a module {module_id!r} already")
-        return MultiRLModuleSpec({**self.rl_module_specs, module_id: spec})
-
-    def without_module(self, module_id: str) -> MultiRLModuleSpec:
-        """A spec with one module less; `KeyError` with the ids that exist for an unknown one."""
-        if module_id not in self.rl_module_specs:
-            raise KeyError(f"no module {module_id!r}; there are {', '.join(map(repr, self.rl_module_specs)) or 'none'}")
-        return MultiRLModuleSpec({key: spec for key, spec in self.rl_module_specs.items() if key != module_id})
+        """Build all modules; `seeds` by module id as for `RLModuleSpec.build`."""
+        seeds = seeds or {}
+        built = {module_id: spec.build(seed=seeds.get(module_id)) for module_id, spec in self.rl_module_specs.items()}
+        return MultiRLModule(built)
 
 
 def _module_trees(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from lockstep.data.actions import ACTION_MASK, without_mask
-from lockstep.modules.actor_critic import DefaultActorCriticModule
+from lockstep.data.trees import leaves, map_tree
+from lockstep.modules.actor_critic import NO_VALUES, DefaultActorCriticModule
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import initialise, mask_logits, policy_head
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
-from lockstep.modules.spaces import map_leaves, split_action_mask
 
 State = dict[str, Tensor]
 NUM_GATES = {"lstm": 4, "gru": 3}
 
 
 class Recurrence(nn.Module):
-    """One layer of LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's equations.
+    """Computes one layer of LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's equations.
 
     Its four parameters are ordinary ones (not the packed weights of `nn.LSTM`), so that they may be views into a flat
     tensor. Orthogonal weights for each gate and zero biases with `orthogonal`, else torch's own initialisation.
@@ -52,16 +52,19 @@ class Recurrence(nn.Module):
             nn.init.uniform_(self.bias_hh, -bound, bound)
 
     def initial_state(self) -> State:
-        """Zeros: `{"h": [H]}`, for an LSTM `{"h": [H], "c": [H]}`."""
+        """Return zeros: `{"h": [H]}`, for an LSTM `{"h": [H], "c": [H]}`."""
         zeros = self.weight_hh.new_zeros(self.hidden_size)
         return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
 
     def forward(
         self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """`inputs` `[B, T, F]` from `state` (leaves `[B, H]`) -> features `[B, T, H]` and the state after the last row.
+        """Return features `[B, T, H]` and the state after the last row.
 
-        `lengths` `[B]`: the real rows of each sequence; the state is then that after its last real row.
+        Args:
+            inputs: `[B, T, F]`.
+            state: before the first row, leaves `[B, H]`.
+            lengths: `[B]`, the real rows of each sequence; the state is then that after its last real row.
         """
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
         hidden = [state[name].unsqueeze(0) for name in (("h", "c") if self.kind == "lstm" else ("h",))]
@@ -83,7 +86,7 @@ class Recurrence(nn.Module):
 
 
 class RecurrentActorCriticModule(RLModule):
-    """Encoder, recurrent layer, and linear heads for policy and value, which share the memory.
+    """Holds an encoder, a recurrent layer, and linear heads for policy and value, which share the memory.
 
     `model_config.recurrent` is `"lstm"` or `"gru"`. Batches are sequences:
 
@@ -101,7 +104,7 @@ class RecurrentActorCriticModule(RLModule):
                 "model_config.recurrent=None: a module with memory needs 'lstm' or 'gru'; without memory use "
                 "DefaultActorCriticModule"
             )
-        space, self.is_masked = split_action_mask(self.observation_space, self.action_dist_cls)
+        space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
         self.encoder = Encoder(space, config)
         size = config.recurrent_size
         self.recurrence = Recurrence(config.recurrent, self.encoder.output_size, size, config.orthogonal_init)
@@ -113,28 +116,28 @@ class RecurrentActorCriticModule(RLModule):
         return self.recurrence.initial_state()
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
-        """Acting: `"action_dist_inputs"` `[B, T, D]` and `"state_out"` after the last (real) row."""
+        """Return what acting needs: `"action_dist_inputs"` `[B, T, D]`, and `"state_out"` after the last real row."""
         features, state = self._remember(batch, batch.get("seq_lens"))
         return {"action_dist_inputs": self._policy(batch, features), "state_out": state}
 
     def forward_train(self, batch: Batch) -> dict[str, Any]:
-        """`"action_dist_inputs"` `[B, T, D]`, `"vf_preds"` `[B, T]`, and, without padding, `"state_out"`."""
+        """Return `"action_dist_inputs"` `[B, T, D]`, `"vf_preds"` `[B, T]` and, without padding, `"state_out"`."""
         features, state = self._remember(batch, None)
         out: dict[str, Any] = {"action_dist_inputs": self._policy(batch, features), "vf_preds": self._value(features)}
         return out if "seq_lens" in batch else {**out, "state_out": state}
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """State values `[B, T]`. `RuntimeError` for a module built with `inference_only`."""
+        """Return state values `[B, T]`. `RuntimeError` for a module built with `inference_only`."""
         return self._value(self._remember(batch, None)[0])
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["value_head"]
 
     def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """Features `[B, T, H]` of the present and what came before."""
+        """Return features `[B, T, H]` of the present and the past, and the state after them."""
         obs = without_mask(batch["obs"]) if self.is_masked else batch["obs"]
         leading = _leading_shape(obs)
-        flat = map_leaves(lambda leaf: leaf.flatten(0, 1), obs)
+        flat = map_tree(lambda leaf: leaf.flatten(0, 1), obs)
         encoded = self.encoder(flat, self.policy_head.weight.dtype).unflatten(0, leading)
         state = batch.get("state_in")
         if state is None:
@@ -143,7 +146,7 @@ class RecurrentActorCriticModule(RLModule):
 
     def _value(self, features: Tensor) -> Tensor:
         if self.value_head is None:
-            raise RuntimeError("this module was built with inference_only=True and has no value function")
+            raise RuntimeError(NO_VALUES)
         return self.value_head(features).squeeze(-1)
 
     def _policy(self, batch: Batch, features: Tensor) -> Tensor:
@@ -156,15 +159,14 @@ class RecurrentActorCriticModule(RLModule):
 
 
 def _leading_shape(obs: Any) -> tuple[int, int]:
-    while isinstance(obs, Mapping | tuple):
-        obs = next(iter(obs.values())) if isinstance(obs, Mapping) else obs[0]
-    if obs.dim() < 2:
-        raise ValueError(f"a recurrent module takes observations [B, T, ...]; got a leaf of shape {tuple(obs.shape)}")
-    return int(obs.shape[0]), int(obs.shape[1])
+    first = next(leaves(obs))
+    if first.dim() < 2:
+        raise ValueError(f"a recurrent module takes observations [B, T, ...]; got a leaf of shape {tuple(first.shape)}")
+    return int(first.shape[0]), int(first.shape[1])
 
 
-def default_module_class(model_config: Any) -> type[RLModule]:
-    """The class of the default network: the one with memory where `model_config` asks for it."""
+def default_module_class(model_config: ModelConfig | Mapping[str, Any] | None) -> type[RLModule]:
+    """Return the class of the default network: the one with memory where `model_config` asks for it."""
     if isinstance(model_config, ModelConfig):
         recurrent = model_config.recurrent
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,12 +24,11 @@ ModuleState = dict[str, np.ndarray]
 
 
 class RLModule(nn.Module):
-    """A network that acts and is trained. Subclasses make their layers in :meth:`setup` and compute in
-    :meth:`_forward`, or in the three forward methods where these differ.
+    """A network that acts and is trained.
 
-    A batch has `batch["obs"]`, the tree of tensors `[N, ...]` of the observation space. Outputs are a dict
-    with `"action_dist_inputs"` `[N, D]` (or `"actions"`), and in training `"vf_preds"` `[N]` for
-    actor-critics.
+    Subclasses make their layers in `setup` and compute in `_forward`, or in the three forward methods where these
+    differ. A batch has `batch["obs"]`, the tree of tensors `[N, ...]` of the observation space. Outputs are a dict with
+    `"action_dist_inputs"` `[N, D]` (or `"actions"`), and in training `"vf_preds"` `[N]` for actor-critics.
 
     Parameters may be replaced by views into one flat tensor (`parameter.data = ...`) at any time.
     """
@@ -42,13 +41,14 @@ class RLModule(nn.Module):
         inference_only: bool = False,
         model_config: ModelConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        """`inference_only` leaves out what only training needs; `model_config` is handed to `setup` as it is
-        (None: the default :class:`ModelConfig`).
+        """Call `setup`.
+
+        Args:
+            observation_space, action_space: what it observes, and what it chooses.
+            inference_only: leave out what only training needs.
+            model_config: handed to `setup` as it is; None is the default `ModelConfig`.
         """
         super().__init__()
-        for name, space in (("observation_space", observation_space), ("action_space", action_space)):
-            if not isinstance(space, Space):
-                raise TypeError(f"{name} must be a gymnasium Space, got {type(space).__name__}")
         self.observation_space = observation_space
         self.action_space = action_space
         self.inference_only = inference_only
@@ -61,48 +61,47 @@ class RLModule(nn.Module):
     def setup(self) -> None:
         """Make the layers. Called once, at the end of the constructor."""
 
-    # Forward
+    # -- forward ---
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        """What each forward method does unless it is overridden."""
+        """Compute the outputs; each forward method does this unless it is overridden."""
         raise TypeError(
-            f"{type(self).__name__} must define _forward(batch), or forward_inference, forward_exploration "
-            f"and "
+            f"{type(self).__name__} must define _forward(batch), or forward_inference, forward_exploration and "
             "forward_train"
         )
 
     def forward_inference(self, batch: Batch) -> dict[str, Tensor]:
-        """For acting greedily."""
+        """Compute what acting greedily needs."""
         return self._forward(batch)
 
     def forward_exploration(self, batch: Batch) -> dict[str, Tensor]:
-        """For acting while data is collected."""
+        """Compute what acting needs while data is collected."""
         return self._forward(batch)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
-        """For the loss."""
+        """Compute what the loss needs."""
         return self._forward(batch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """:meth:`forward_train`, so that torch's own tools find it."""
+        """Call `forward_train`, so that torch's own tools find it."""
         return self.forward_train(batch)
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """State values `[N]`: those that `forward_train` returns. `TypeError` for a module without a value function."""
+        """Return the state values `[N]` among the outputs of `forward_train`. `TypeError` where there are none."""
         outputs = self.forward_train(batch)
         if "vf_preds" in outputs:
             return outputs["vf_preds"]
         raise TypeError(
-            f"{type(self).__name__} has no value function: define compute_values(batch) -> [N], or "
-            "return 'vf_preds' [N] from forward_train"
+            f"{type(self).__name__} has no value function: define compute_values(batch) -> [N], or return 'vf_preds' "
+            "[N] from forward_train"
         )
 
     def get_initial_state(self) -> dict[str, Tensor]:
-        """Recurrent state at an episode's start, without a batch dimension; empty for a stateless module."""
+        """Return the recurrent state at an episode's start, without a batch dimension; empty without memory."""
         return {}
 
     def is_stateful(self) -> bool:
-        """Whether acting needs a state from step to step."""
+        """Return whether acting needs a state from step to step."""
         return bool(self.get_initial_state())
 
     @property
@@ -114,22 +113,16 @@ class RLModule(nn.Module):
             self._action_dist = ActionDist(self.action_space, bool(named.get("squash_actions", False)))
         return self._action_dist
 
-    # State
+    # -- state ---
 
     def get_non_inference_attributes(self) -> list[str]:
-        """Names of submodules and parameters that acting does not need (a value network)."""
+        """Return the names of submodules and parameters that acting does not need (a value network)."""
         return []
 
     def get_state(self, *, inference_only: bool = False) -> ModuleState:
-        """A copy of all parameters and buffers by name. `inference_only`: without what acting does not
-        need.
-        """
-        dropped = self.get_non_inference_attributes() if inference_only else []
-        return {
-            name: _to_numpy(tensor)
-            for name, tensor in self.state_dict().items()
-            if not any(name == item or name.startswith(f"{item}.") for item in dropped)
-        }
+        """Return a copy of all parameters and buffers by name, or with `inference_only` of those that acting needs."""
+        tensors = self._acting_tensors() if inference_only else self.state_dict().items()
+        return {name: _to_numpy(tensor) for name, tensor in tensors}
 
     def set_state(self, state: Mapping[str, np.ndarray | Tensor]) -> None:
         """Copy values into parameters and buffers in place (views into a flat tensor stay views).
@@ -139,42 +132,95 @@ class RLModule(nn.Module):
         Raises:
             ValueError: missing, unknown or misshaped names (all are listed); nothing is changed then.
         """
-        self._copy_checked(self._check_state(state))
+        copy_values(self.matched_state(state))
 
-    def _check_state(self, state: Mapping[str, np.ndarray | Tensor]) -> list[tuple[Tensor, Tensor]]:
-        own = self.state_dict()
+    def matched_state(self, state: Mapping[str, np.ndarray | Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return (tensor of the module, its value in `state`), for `copy_values`. Raises as `set_state` does."""
+        tensors = self.state_dict()
         dropped = tuple(self.get_non_inference_attributes()) if self.inference_only else ()
-        missing = sorted(own.keys() - state.keys())
-        unknown = sorted(name for name in state.keys() - own.keys() if name.partition(".")[0] not in dropped)
-        shapes = [
-            f"{name} is {tuple(np.shape(state[name]))}, not {tuple(tensor.shape)}"
-            for name, tensor in own.items()
-            if name in state and np.shape(state[name]) != tuple(tensor.shape)
-        ]
-        problems = [
-            f"{label}: {', '.join(items)}"
-            for label, items in (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
-            if items
-        ]
-        if problems:
-            raise ValueError(f"state does not fit {type(self).__name__} ({'; '.join(problems)})")
-        return [(tensor, torch.as_tensor(state[name])) for name, tensor in own.items()]
+        problems = {
+            "missing": sorted(tensors.keys() - state.keys()),
+            "unknown": sorted(name for name in state.keys() - tensors.keys() if name.partition(".")[0] not in dropped),
+            "of another shape": [
+                f"{name} is {tuple(np.shape(state[name]))}, not {tuple(tensor.shape)}"
+                for name, tensor in tensors.items()
+                if name in state and np.shape(state[name]) != tuple(tensor.shape)
+            ],
+        }
+        listed = "; ".join(f"{label}: {', '.join(names)}" for label, names in problems.items() if names)
+        if listed:
+            raise ValueError(f"state does not fit {type(self).__name__} ({listed})")
+        return [(tensor, torch.as_tensor(state[name])) for name, tensor in tensors.items()]
 
-    @staticmethod
-    def _copy_checked(pairs: list[tuple[Tensor, Tensor]]) -> None:
-        with torch.no_grad():
-            for target, source in pairs:
-                target.copy_(source)
+    def get_flat_weights(self, *, copy: bool = True) -> np.ndarray:
+        """Return every parameter and buffer that acting needs as [bytes] uint8, in a fixed order.
 
-    # Checkpoints
+        Tensors that lie one after another in memory, as an optimizer's flat parameters do, are copied at once; with
+        `copy=False` and all of them there, the result is that memory itself, which changes with the next gradient step.
+        """
+        runs = [run.cpu() for run in self._acting_runs()]
+        if not runs:
+            return np.empty(0, np.uint8)
+        if len(runs) > 1:
+            return torch.cat(runs).numpy()
+        return (runs[0].clone() if copy else runs[0]).numpy()
+
+    def set_flat_weights(self, flat: np.ndarray) -> None:
+        """Copy what `get_flat_weights` gave for such a module into the tensors, in place.
+
+        Raises:
+            ValueError: the buffer is of a module of another shape; nothing is changed then.
+        """
+        runs = list(self._acting_runs())
+        expected = sum(run.numel() for run in runs)
+        if flat.dtype != np.uint8 or flat.shape != (expected,):
+            raise ValueError(
+                f"the weights are {flat.dtype} {flat.shape}, {type(self).__name__} needs uint8 ({expected},): they are "
+                "of another network; build runners and learners from one configuration"
+            )
+        start = 0
+        for run in runs:
+            part = flat[start : start + run.numel()]
+            start += run.numel()
+            if run.device.type == "cpu":
+                np.copyto(run.numpy(), part)
+            else:
+                run.copy_(torch.from_numpy(part.copy()))
+
+    def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters and buffers that acting needs, with their names."""
+        dropped = self.get_non_inference_attributes()
+        for name, tensor in self.state_dict().items():
+            if not any(name == item or name.startswith(f"{item}.") for item in dropped):
+                yield name, tensor
+
+    def _acting_runs(self) -> Iterator[Tensor]:
+        """Yield the tensors that acting needs as uint8 views on their memory; neighbours in memory are one view."""
+        run: Tensor | None = None
+        for name, tensor in self._acting_tensors():
+            if tensor.numel() == 0:
+                continue
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} of {type(self).__name__} is not contiguous in memory; make it .contiguous()")
+            part = tensor.detach().reshape(-1).view(torch.uint8)
+            if run is not None and _follows(run, part):
+                run = run.as_strided((run.numel() + part.numel(),), (1,))
+            else:
+                if run is not None:
+                    yield run
+                run = part
+        if run is not None:
+            yield run
+
+    # -- checkpoints ---
 
     def state_tree(self, *, inference_only: bool = False) -> dict[str, Any]:
-        """What a checkpoint keeps of a module: its weights and the spec that builds it."""
+        """Return what a checkpoint keeps of a module: its weights and the spec that builds it."""
         spec = {**self.spec().to_dict(), "acting_connectors": list(self.acting_connectors)}
         return {"weights": self.get_state(inference_only=inference_only), "spec": spec}
 
     def spec(self) -> RLModuleSpec:
-        """The recipe that builds such a module (without its weights)."""
+        """Return the recipe that builds such a module (without its weights)."""
         return RLModuleSpec(
             type(self), self.observation_space, self.action_space, self.inference_only, self.model_config
         )
@@ -189,7 +235,7 @@ class RLModule(nn.Module):
     def restore_from_path(self, path: str | os.PathLike[str]) -> None:
         """Take the weights of a checkpoint. `CheckpointError` or `ValueError` if there is none that fits.
 
-        Warns as :meth:`from_checkpoint` does, unless this module has the same connectors around it.
+        Warns as `from_checkpoint` does, unless this module has the same connectors around it.
         """
         tree = _module_tree(path)
         self.set_state(tree["weights"])
@@ -199,9 +245,9 @@ class RLModule(nn.Module):
     def from_checkpoint(cls, path: str | os.PathLike[str], *, module_class: type[RLModule] | None = None) -> RLModule:
         """Build the module whose checkpoint is in `path`, weights included: the network alone.
 
-        `module_class` is needed for a class that cannot be imported by name (one made in a script or a
-        function). Warns where the network was trained with connectors around it, which are not restored with it;
-        `lockstep.load_policy` acts with both.
+        `module_class` is needed for a class that cannot be imported by name (one made in a script or a function). Warns
+        where the network was trained with connectors around it, which are not restored with it; `lockstep.load_policy`
+        acts with both.
         """
         tree = _module_tree(path)
         module = cls.from_state_tree(tree, module_class=module_class)
@@ -210,7 +256,7 @@ class RLModule(nn.Module):
 
     @staticmethod
     def from_state_tree(tree: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> RLModule:
-        """The module that :meth:`state_tree` described."""
+        """Build the module that `state_tree` described."""
         module = RLModuleSpec.from_dict(tree["spec"], module_class=module_class).build()
         module.set_state(tree["weights"])
         module.acting_connectors = _connectors_of(tree)
@@ -219,8 +265,10 @@ class RLModule(nn.Module):
 
 @dataclass(frozen=True)
 class RLModuleSpec:
-    """How to build an :class:`RLModule`. Fields that are None are filled in by who builds it (an algorithm
-    knows its default class, an environment its spaces).
+    """How to build an `RLModule`.
+
+    Fields that are None are filled in by who builds it: an algorithm knows its default class, an environment its
+    spaces.
     """
 
     module_class: type[RLModule] | None = None
@@ -230,19 +278,20 @@ class RLModuleSpec:
     model_config: ModelConfig | Mapping[str, Any] | None = None
 
     def build(self, *, seed: int | None = None) -> RLModule:
-        """A new module. With `seed`, the initial weights depend on nothing else and torch's global generator
-        is left as it was.
+        """Build a new module.
+
+        With `seed`, the initial weights depend on nothing else and torch's global generator is left as it was.
 
         Raises:
             ValueError: a field that is needed is None.
+            TypeError: a `module_class` that is no `RLModule`.
         """
         absent = [name for name in ("module_class", "observation_space", "action_space") if getattr(self, name) is None]
-        if absent or self.module_class is None or self.observation_space is None or self.action_space is None:
+        if self.module_class is None or self.observation_space is None or self.action_space is None:
             raise ValueError(f"RLModuleSpec needs {', '.join(absent)} to build a module")
         if not (isinstance(self.module_class, type) and issubclass(self.module_class, RLModule)):
             raise TypeError(
-                f"module_class must be a subclass of RLModule, got {self.module_class!r}; wrap_module() "
-                f"takes a plain "
+                f"module_class must be a subclass of RLModule, got {self.module_class!r}; wrap_module() takes a plain "
                 "nn.Module"
             )
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
@@ -256,36 +305,40 @@ class RLModuleSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for a file; the class by its import path."""
-        config = self.model_config
-        known = isinstance(config, ModelConfig)
-        cls = self.module_class
+        """Return plain values for a file; the class by its import path."""
+        config, cls = self.model_config, self.module_class
         return {
             "module_class": None if cls is None else f"{cls.__module__}:{cls.__qualname__}",
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
             "inference_only": self.inference_only,
-            "model_config_class": "ModelConfig" if known else None,
+            "model_config_class": "ModelConfig" if isinstance(config, ModelConfig) else None,
             "model_config": config.to_dict() if isinstance(config, ModelConfig) else config and dict(config),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, module_class: type[RLModule] | None = None) -> Self:
-        """The inverse of :meth:`to_dict`. `ValueError` if the class cannot be imported and none is passed
-        in.
-        """
+        """Return the spec that `to_dict` wrote. `ValueError` if its class cannot be imported and none is passed in."""
         config = data["model_config"]
         if data["model_config_class"] == "ModelConfig":
             config = ModelConfig.of(config)
         if module_class is None and data["module_class"] is not None:
             module_class = _import_module_class(data["module_class"])
-        return cls(
-            module_class,
-            space_from(data["observation_space"]),
-            space_from(data["action_space"]),
-            bool(data["inference_only"]),
-            config,
-        )
+        observation_space, action_space = space_from(data["observation_space"]), space_from(data["action_space"])
+        return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config)
+
+
+def copy_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first one."""
+    with torch.no_grad():
+        for target, source in pairs:
+            target.copy_(source)
+
+
+def _follows(run: Tensor, part: Tensor) -> bool:
+    """Return whether `part` begins where `run` ends, in the same storage."""
+    same = run.untyped_storage().data_ptr() == part.untyped_storage().data_ptr() and run.device == part.device
+    return same and run.data_ptr() + run.numel() == part.data_ptr()
 
 
 def _connectors_of(tree: Mapping[str, Any]) -> tuple[str, ...]:
@@ -293,7 +346,7 @@ def _connectors_of(tree: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def warn_of_connectors(tree: Mapping[str, Any], around: Sequence[str] = ()) -> None:
-    """Warn where a module was saved that acts behind other connectors than those `around` the one that is restored."""
+    """Warn where a module was saved that acts behind connectors other than those `around` the restored one."""
     names = _connectors_of(tree)
     if names and names != tuple(around):
         warnings.warn(
@@ -312,9 +365,12 @@ def _module_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _import_module_class(name: str) -> type[RLModule]:
-    """The RLModule subclass at an import path `package.module:Class`."""
+    """Return the RLModule subclass at an import path `package.module:Class`."""
     source, _, qualified = name.partition(":")
     try:
+        if source.startswith("lockstep.modules."):  # whose files had other names in earlier versions
+            package = importlib.import_module("lockstep.modules")
+            source = "lockstep.modules" if hasattr(package, qualified) else source
         found: Any = importlib.import_module(source)
         for part in qualified.split("."):
             found = getattr(found, part)

@@ -12,14 +12,13 @@ from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
-from lockstep.modules.spaces import split_action_mask
 
 MASKED_OUTPUTS = ("action_dist_inputs", "q_values")
 """the outputs with an entry for each action"""
 
 
 class WrappedModule(RLModule):
-    """An :class:`RLModule` around a plain `nn.Module`; made by :func:`wrap_module`."""
+    """An `RLModule` around a plain `nn.Module`; made by `wrap_module`."""
 
     def __init__(
         self,
@@ -33,16 +32,13 @@ class WrappedModule(RLModule):
     ) -> None:
         if not isinstance(network, nn.Module):
             raise ValueError(
-                "a wrapped nn.Module cannot be built from its spec alone; make it anew, wrap it with "
-                "wrap_module() "
-                "and call restore_from_path()"
+                "a wrapped nn.Module cannot be built from its spec alone; make it anew, wrap it with wrap_module() and "
+                "call restore_from_path()"
             )
         super().__init__(observation_space, action_space, inference_only=inference_only, model_config=model_config)
         self.network = network
         self.outputs = tuple(outputs)
-        self.is_masked = (
-            carries_mask(observation_space) and split_action_mask(observation_space, self.action_dist_cls)[1]
-        )
+        self.is_masked = carries_mask(observation_space) and self.action_dist_cls.split_mask(observation_space)[1]
         if self.is_masked and "actions" in self.outputs:
             raise ValueError(
                 f"outputs={self.outputs} of a network for observations with an action mask: the mask cannot be applied "
@@ -71,7 +67,7 @@ class WrappedModule(RLModule):
         return named
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """The output `"vf_preds"` `[N]`; `TypeError` if it is not among the declared ones."""
+        """Return the output `"vf_preds"` `[N]`; `TypeError` if it is not among the declared ones."""
         if "vf_preds" not in self.outputs:
             return super().compute_values(batch)
         return self._forward(batch)["vf_preds"]
@@ -85,20 +81,22 @@ def wrap_module(
     *,
     model_config: ModelConfig | Mapping[str, Any] | None = None,
 ) -> RLModule:
-    """Make an :class:`RLModule` of a plain `nn.Module`; it shares the parameters.
-
-    `outputs` names what `network(obs)` returns: one name for a tensor, several for a tuple (or for the
-    entries to take of a dict). Among them must be `"action_dist_inputs"` `[N, D]` or `"actions"`;
-    `"vf_preds"` `[N]` or `[N, 1]` are the state values.
+    """Make an `RLModule` of a plain `nn.Module`; it shares the parameters.
 
     The network sees the whole observation. Where that carries an action mask, the wrapper applies it to
     `"action_dist_inputs"` and `"q_values"`: forbidden actions get a very low number, when acting and when learning.
 
-        module = wrap_module(MyNetwork(), env.observation_space, env.action_space, ("action_dist_inputs",
-        "vf_preds"))
+        outputs = ("action_dist_inputs", "vf_preds")
+        module = wrap_module(MyNetwork(), env.observation_space, env.action_space, outputs)
+
+    Args:
+        outputs: names what `network(obs)` returns: one name for a tensor, several for a tuple (or for the entries to
+            take of a dict). Among them must be `"action_dist_inputs"` `[N, D]` or `"actions"`; `"vf_preds"` `[N]` or
+            `[N, 1]` are the state values.
 
     Raises:
-        TypeError: `network` is no `nn.Module`. ValueError: no output to act with, or a mask that cannot be applied.
+        TypeError: `network` is no `nn.Module`.
+        ValueError: no output to act with, or a mask that cannot be applied.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"wrap_module takes a torch nn.Module, got {type(network).__name__}")

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep.connectors import ClipObs, Connector, FlattenObs, NormalizeObs, ObsPipeline, OneHot
-from lockstep.modules.spaces import map_leaves
+from lockstep.data.trees import map_tree
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -36,7 +36,7 @@ def sample(space, n):
 
 
 def to_torch(tree):
-    return map_leaves(torch.from_numpy, tree)
+    return map_tree(torch.from_numpy, tree)
 
 
 def assert_trees_equal(one, two):
@@ -80,7 +80,7 @@ CONNECTORS = {
 def test_numpy_and_torch_give_the_same_numbers_within_the_output_space(name):
     pipeline = ObsPipeline(CONNECTORS[name](), NESTED)
     data = sample(NESTED, 30)
-    untouched = map_leaves(np.copy, data)
+    untouched = map_tree(np.copy, data)
     pipeline.update(data)
     out = pipeline(data)
     assert_trees_equal(out, pipeline(to_torch(data)))
@@ -107,10 +107,10 @@ def test_leading_dimensions_are_arbitrary(name):
     data = sample(NESTED, 6)
     pipeline.update(data)
     flat = pipeline(data)
-    folded = pipeline(map_leaves(lambda leaf: leaf.reshape(2, 3, *leaf.shape[1:]), data))
-    assert_trees_equal(flat, map_leaves(lambda leaf: leaf.reshape(6, *leaf.shape[2:]), folded))
-    single = pipeline(map_leaves(lambda leaf: leaf[2], data))
-    assert_trees_equal(map_leaves(lambda leaf: leaf[2], flat), single)
+    folded = pipeline(map_tree(lambda leaf: leaf.reshape(2, 3, *leaf.shape[1:]), data))
+    assert_trees_equal(flat, map_tree(lambda leaf: leaf.reshape(6, *leaf.shape[2:]), folded))
+    single = pipeline(map_tree(lambda leaf: leaf[2], data))
+    assert_trees_equal(map_tree(lambda leaf: leaf[2], flat), single)
 
 
 # NormalizeObs

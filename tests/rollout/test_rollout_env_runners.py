@@ -14,7 +14,6 @@ from lockstep.data.trees import leaves
 from lockstep.envs import make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.envs.errors import EnvironmentStepError
-from lockstep.modules import flatten_module, load_flat
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunner, EnvRunnerError, EnvRunnerGroup, GroupCollector, RolloutWorker, rollout_of
 from lockstep.rollout.fragments import append_fragments
@@ -124,10 +123,10 @@ def test_weights_are_one_flat_buffer_put_once_and_taken_with_the_next_request():
         assert (group._backend.puts, group.get_stats()["weights_seq_no"]) == (1, weights.version)
         group.sample(4)
         for runner in group._backend.runners:
-            np.testing.assert_array_equal(flatten_module(runner.policy.module), weights.flat)
+            np.testing.assert_array_equal(runner.policy.module.get_flat_weights(), weights.flat)
         assert group._backend.puts == 1
         with pytest.raises(ValueError, match="they are of another network"):
-            load_flat(policy.module, weights.flat[4:])
+            policy.module.set_flat_weights(weights.flat[4:])
 
 
 def test_statistics_of_observations_come_with_the_weights():
