@@ -20,7 +20,7 @@ PATH: list[tuple[str, str | None]] = [
     ("lockstep/rollout/collector.py", "Collector._collect_steps"),
     ("lockstep/rollout/collector.py", "Collector._run"),
     ("lockstep/rollout/collector.py", "Collector._after_step"),
-    ("lockstep/modules/actor_critic.py", None),
+    ("lockstep/modules/actor_critic.py", "DefaultActorCriticModule"),
     ("lockstep/algorithms/ppo.py", None),
     ("lockstep/ops/returns.py", "gae"),
     ("lockstep/learner/loop.py", "run_update"),
