@@ -22,8 +22,8 @@ from lockstep.replay.files import FORMATS, import_batch
 from lockstep.replay.reading import REQUIRED
 from lockstep.replay.storage import Shape, shapes_of_rows, shapes_of_space
 from lockstep.replay.views import column_of, pieces_of
-from lockstep.rollout.checks import first_not_finite
 from lockstep.rollout.errors import MalformedBufferError
+from lockstep.rollout.finite import first_not_finite
 from lockstep.state.checkpoint import MANIFEST
 from lockstep.state.streams import RandomStreams
 

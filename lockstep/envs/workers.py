@@ -279,6 +279,11 @@ class WorkerVectorEnv(VectorBoundary):
     # -- single rows ---
 
     @property
+    def observations(self) -> Any:
+        """The newest observation of every row, a tree `[B, ...]`, written to by later steps."""
+        return self._obs
+
+    @property
     def in_flight(self) -> list[int]:
         """Rows that were sent an action and have not been received."""
         return list(self._sent)

@@ -6,28 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from lockstep.data.rollout import RolloutStore
 from lockstep.rollout.fragments import Fragment, append_fragments
-from lockstep.rollout.group_collector import GroupCollector, PublishingPolicy, merged_stats
+from lockstep.rollout.group_collector import GroupCollector, merged_stats
+from lockstep.rollout.protocols import PublishingPolicy
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.state.checks import check_whole, check_wholes
 from lockstep.tracking.statistics import CollectStats
 
 WAIT_S = 1.0
 """seconds of one wait for a fragment"""
-
-
-class VersionedPolicy(PublishingPolicy, Protocol):
-    """What an asynchronous collector needs of a policy."""
-
-    @property
-    def weights_seq_no(self) -> int:
-        """Updates made so far."""
-        ...
 
 
 @dataclass
@@ -62,7 +54,7 @@ class AsyncGroupCollector(GroupCollector):
 
     def __init__(
         self,
-        policy: VersionedPolicy,
+        policy: PublishingPolicy,
         group: EnvRunnerGroup,
         buffer: RolloutStore | None = None,
         *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -11,23 +11,11 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import VectorBoundary
 from lockstep.modules import ActingWeights
-from lockstep.rollout.collector import ActingPolicy, Collector
+from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import Fragment
-from lockstep.rollout.whole_episodes import WholeEpisodeCollector
+from lockstep.rollout.protocols import RunnerPolicy
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
-
-
-class RunnerPolicy(ActingPolicy, Protocol):
-    """What a runner needs of a policy."""
-
-    def set_weights(self, weights: ActingWeights) -> None:
-        """Acts with these from now on."""
-        ...
-
-    def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
-        """[N] log-probability of `actions` [N, ...] as learned from, for raw observations [N, ...]."""
-        ...
 
 
 class EnvRunner:

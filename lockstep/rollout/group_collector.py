@@ -5,32 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from lockstep.data.rollout import RolloutStore
-from lockstep.modules import ActingWeights
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import no_copies_of_collectors
+from lockstep.rollout.base_collector import check_no_data, no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
-from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, buffer_of, store_for
+from lockstep.rollout.protocols import PublishingPolicy, sole_part
+from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
-
-
-class PublishingPolicy(Protocol):
-    """What a group's collector needs of a policy."""
-
-    is_stateful: bool
-
-    def acting_weights(self, *, copy: bool = True) -> ActingWeights:
-        """What runners need to act as this policy does; with `copy=False` it may change with the next update."""
-        ...
-
-    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Raises `ValueError` where the environments' spaces do not fit."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,7 @@ class GroupCollector:
             group.num_envs, backend, envs["autoreset_mode"], *spaces, max_episode_steps=envs["max_episode_steps"]
         )
         self.observation_space = envs["stacked_observation_space"]
-        policy.check_spaces(*spaces)
+        sole_part(policy).check_spaces(*spaces)
         self.episodes_cut = 0
         """running episodes that the last `set_state` could not continue"""
         self.store: RolloutStore | None = None
@@ -86,23 +72,22 @@ class GroupCollector:
         """Where steps are stored; one for each environment in a `ReplayBuffer`. May be replaced between collects, as a
         `Collector`'s.
         """
-        return buffer_of(self.store)
+        return self.store.buffer if isinstance(self.store, ReplayWriter) else self.store
 
     @buffer.setter
     def buffer(self, buffer: RolloutStore | ReplayBuffer | None) -> None:
         is_other = buffer is not self.buffer
         self.store = store_for(
-            self.policy,
+            sole_part(self.policy),
             buffer,
             self.num_envs,
             self.observation_space,
             self.env.action_space,
             num_steps=1,
-            remembers=self.policy.is_stateful,
             raise_on_nan=False,  # runners have looked
         )
         if is_other:
-            begin_in_mid_episode(buffer, self._ended)
+            begin_in_mid_episode(self._ended, self.store)
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
         """Collects `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, of
@@ -113,8 +98,6 @@ class GroupCollector:
         started = time.perf_counter()
         self.group.set_weights(self.policy.acting_weights(copy=False))
         fragments = self.group.sample(n_step, n_episode, random=random)
-        if isinstance(self.store, ReplayWriter):
-            self.store.steps_before = 0
         if self.store is not None:
             append_fragments(self.store, fragments, by_runner=True)
         for fragment in fragments:
@@ -161,10 +144,7 @@ class GroupCollector:
 
     def get_state(self) -> dict[str, Any]:
         """The runners' states (environments as far as they can tell theirs) and counters."""
-        if self.store is not None and self.store.size:
-            raise ValueError(
-                "a collector can be saved between an update and the next collect only, not with data in it"
-            )
+        check_no_data(self.buffer)
         return {
             "group": self.group.get_state(),
             "counters": [self.collect_step, self.collect_episode, self.collect_time],

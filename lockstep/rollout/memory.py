@@ -1,28 +1,15 @@
-"""`Memory`: what a recurrent policy remembers of each environment of one collector."""
+"""`Memory`: the state of a recurrent policy in each environment of one collector."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from lockstep.data.rollout import RolloutStore
 from lockstep.envs import StepResult
-
-State = dict[str, np.ndarray]
-
-
-class RememberingPolicy(Protocol):
-    """What a memory needs of a policy."""
-
-    def get_initial_state(self, num_rows: int) -> State:
-        """`{name: [num_rows, ...]}` at the start of episodes."""
-        ...
-
-    def act_with_state(self, obs: Any, noise: np.ndarray | None, state: State) -> tuple[np.ndarray, State]:
-        """Actions as learned from and the state after them, both for all rows."""
-        ...
+from lockstep.rollout.protocols import ActingPart
 
 
 class Memory:
@@ -32,38 +19,38 @@ class Memory:
     noted for the rollout store, so that learning forgets exactly where acting did.
     """
 
-    def __init__(self, policy: RememberingPolicy, num_envs: int) -> None:
-        self.policy, self.num_envs = policy, num_envs
-        self.state = policy.get_initial_state(num_envs)
+    def __init__(self, part: ActingPart, num_envs: int) -> None:
+        self.part, self.num_envs = part, num_envs
+        self.state = part.get_initial_state(num_envs)
         self._begins = np.ones(num_envs, bool)
         self._starts: list[np.ndarray] = []
 
     def forget(self) -> None:
-        """All environments begin new episodes."""
+        """Begin new episodes in all environments."""
         self._begins[:] = True
 
     def begin_collect(self, store: RolloutStore | None) -> None:
-        """Called before a collect; an empty store is told the state before its first row."""
+        """Tell an empty store the state before its first row; called before a collect."""
         self._starts = []
         if store is not None and store.size == 0:
             self._forget_where_episodes_begin()
             store.state_in = {name: leaf.copy() for name, leaf in self.state.items()}
 
     def end_collect(self, store: RolloutStore | None) -> None:
-        """Called after a collect that went well: the store learns where episodes began."""
+        """Tell the store where episodes began; called after a collect that went well."""
         if store is not None and self._starts:
             store.starts.append(np.stack(self._starts))
         self._starts = []
 
     def act(self, obs: Any, noise: np.ndarray | None) -> np.ndarray:
-        """As the policy's `act`, with the state of each environment carried on."""
+        """Act as the policy does, and carry the state of each environment on."""
         self._forget_where_episodes_begin()
         self._starts.append(self._begins.copy())
-        actions, self.state = self.policy.act_with_state(obs, noise, self.state)
+        actions, self.state = self.part.act_with_state(obs, noise, self.state)
         return actions
 
     def watched(self, env_step: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
-        """`env_step`, watched for the ends of episodes."""
+        """Return `env_step`, watched for the ends of episodes."""
 
         def step(actions: Any) -> StepResult:
             result = env_step(actions)
@@ -77,14 +64,14 @@ class Memory:
     def _forget_where_episodes_begin(self) -> None:
         rows = self._begins
         if rows.any():
-            for name, initial in self.policy.get_initial_state(self.num_envs).items():
+            for name, initial in self.part.get_initial_state(self.num_envs).items():
                 self.state[name][rows] = initial[rows]
 
     def get_state(self) -> dict[str, Any]:
-        """The recurrent state, and which environments are about to forget it."""
+        """Return the recurrent state, and which environments are about to forget it."""
         return {"state": {name: leaf.copy() for name, leaf in self.state.items()}, "begins": self._begins.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`."""
+        """Continue from `get_state`."""
         self.state = {name: np.array(leaf) for name, leaf in state["state"].items()}
         self._begins[:] = state["begins"]

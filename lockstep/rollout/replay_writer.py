@@ -12,7 +12,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutStore, rows_of
 from lockstep.data.trees import leaves, map_tree
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.checks import check_finite
+from lockstep.rollout.finite import check_finite
 
 Tree = Any
 
@@ -53,13 +53,31 @@ class ReplayWriter(RolloutStore):
         """rows added to the buffer when this last wrote to it; None: not known"""
 
     def begin_collect(self, lengths: np.ndarray) -> None:
-        """As `RolloutStore`; where others wrote to the buffer since, what comes does not follow what it has."""
+        """Begin as `RolloutStore` does; where others wrote to the buffer since, new rows do not follow those in it."""
         super().begin_collect(lengths)
+        self.steps_before = 0
         if self.added not in (None, self.buffer.num_added):
-            begin_in_mid_episode(self.buffer, lengths == 0)
+            self.begin_in_mid_episode(lengths == 0)
+
+    def begin_in_mid_episode(self, ended: np.ndarray) -> None:
+        """Leave the episodes in the buffer; `ended` [B]: the next row begins an episode."""
+        self.leave_out(np.arange(self.num_envs), ended)
+
+    def leave_out(self, envs: np.ndarray, ended: np.ndarray) -> None:
+        """Leave transitions of these environments out; `ended` [n]: with them their episodes ended.
+
+        What is stored next does not follow what is stored, and lacks its earlier frames where the episode goes on.
+        """
+        self.buffer.cut(envs[ended])
+        self.buffer.cut(envs[~ended], goes_on=True)
+
+    def add(self, batch: dict[str, Any], envs: np.ndarray) -> None:
+        """Add one transition of each of these environments at once."""
+        self.buffer.add(batch, envs)
+        self.added = self.buffer.num_added
 
     def end(self, size: int, obs: Tree) -> Tree:
-        """Hands the `size` vector steps on, of which `obs` follows the last. Raises `MalformedBufferError`."""
+        """Hand the `size` vector steps on, of which `obs` follows the last. Raises `MalformedBufferError`."""
         following = super().end(size, obs)
         if self.raise_on_nan:
             check_finite(self, 0, self.steps_before)
@@ -93,7 +111,7 @@ class ReplayWriter(RolloutStore):
             }
             if t in self.passed:
                 envs = self.passed[t]
-                leave_out(self.buffer, envs, self.terminateds[t, envs] | self.truncateds[t, envs])
+                self.leave_out(envs, self.terminateds[t, envs] | self.truncateds[t, envs])
             rows = None if self.all_valid else np.flatnonzero(self.valid[t])
             if rows is None or len(rows) == self.num_envs:
                 self.buffer.add(batch)
@@ -101,7 +119,7 @@ class ReplayWriter(RolloutStore):
                 self.buffer.add(rows_of(batch, rows), rows)
 
     def _hand_on_whole(self, obs: np.ndarray) -> None:
-        """All rows at once, where each is a transition."""
+        """Hand all rows on at once, where each is a transition."""
         now, following = slice(self.size), obs[1 : self.size + 1]
         if self.final_index:
             following = following.copy()
@@ -120,13 +138,13 @@ class ReplayWriter(RolloutStore):
         )
 
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
-        """Which rows of vector step `t` are transitions that count; of others the episodes go on without a row."""
+        """Mark the rows of vector step `t` that count; of others the episodes go on without a row."""
         super().mark_valid(t, valid, counting)
         if counting is not None and not counting.all():
             self.passed[t] = np.flatnonzero(~counting if valid is None else valid & ~counting)
 
     def lose(self, t: int, envs: np.ndarray) -> None:
-        """The episodes under way in these environments are left before row `t`."""
+        """Leave the episodes under way in these environments before row `t`."""
         self.lost[t] = envs
 
     def _empty(self) -> None:
@@ -134,40 +152,31 @@ class ReplayWriter(RolloutStore):
         self.lost, self.passed = {}, {}
 
     def renew_episodes(self, envs: np.ndarray) -> None:
-        """These environments begin new episodes: nothing in the buffer reaches across."""
+        """Begin new episodes in these environments: nothing in the buffer reaches across."""
         super().renew_episodes(envs)
         self.buffer.cut(envs)
 
     def get_state(self) -> dict[str, Any]:
-        """How many rows the buffer had got, which is saved beside the collector."""
+        """Return how many rows were added to the buffer, which is saved beside the collector."""
         return {"added": self.added}
 
     def set_state(self, state: Any) -> None:
-        """Empty, as it always is between two collects; the next rows follow those of the buffer of then only."""
+        """Continue from `get_state`, empty as between any two collects; new rows follow those of that buffer only."""
         self.added = state.get("added")  # earlier versions did not say
         self._empty()
 
 
-def leave_out(buffer: ReplayBuffer, envs: np.ndarray, ended: np.ndarray) -> None:
-    """Transitions of these environments are not stored; `ended` [n]: with them their episodes ended.
-
-    What is stored next does not follow what is stored, and lacks its earlier frames where the episode goes on.
-    """
-    buffer.cut(envs[ended])
-    buffer.cut(envs[~ended], goes_on=True)
-
-
-def begin_in_mid_episode(buffer: RolloutStore | ReplayBuffer | None, ended: np.ndarray) -> None:
-    """A collector goes on in this buffer, whose own episodes are left; `ended` [B]: the next row begins an episode."""
-    if isinstance(buffer, ReplayBuffer):
-        leave_out(buffer, np.arange(len(ended)), ended)
-    elif buffer is not None:
-        buffer.cut()
+def begin_in_mid_episode(ended: np.ndarray, store: RolloutStore | None) -> None:
+    """Make a collector go on in another store, whose own episodes are left; `ended` [B]: a new episode begins."""
+    if isinstance(store, ReplayWriter):
+        store.begin_in_mid_episode(ended)
+    elif store is not None:
+        store.cut()
 
 
-def take_actions_of(policy: Any, buffer: ReplayBuffer) -> None:
-    """Tells the buffer that it holds the actions that this policy learns from; `ValueError` where it has others."""
-    form: ActionForm | None = getattr(policy, "action_form", None)
+def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:
+    """Note in the buffer that it holds the actions that `part` learns from; `ValueError` where it has others."""
+    form: ActionForm | None = getattr(part, "action_form", None)
     if len(buffer) and buffer.action_form != form:
         raise ValueError(
             f"the buffer holds {told(buffer.action_form)}, and the policy learns from {told(form)}; collect into one "
@@ -178,34 +187,28 @@ def take_actions_of(policy: Any, buffer: ReplayBuffer) -> None:
 
 
 def store_for(
-    policy: Any,
+    part: Any,
     buffer: RolloutStore | ReplayBuffer | None,
     num_envs: int,
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
     *,
     num_steps: int,
-    remembers: bool,
     raise_on_nan: bool,
 ) -> RolloutStore | None:
-    """What a collector of `num_envs` environments writes into, for the `buffer` it was given.
+    """Return what a collector of `num_envs` environments writes into, for its `buffer`.
 
     Raises `ValueError` where the buffer is for another number of environments or holds other actions than the policy's,
     or the policy has memory and it none.
     """
     if isinstance(buffer, ReplayBuffer):
-        if remembers:
+        if getattr(part, "is_stateful", False):
             raise ValueError("a recurrent policy cannot collect into a replay buffer; use a RolloutStore")
         writer = ReplayWriter(buffer, num_steps, num_envs, observation_space, action_space, raise_on_nan=raise_on_nan)
-        take_actions_of(policy, buffer)
+        take_actions_of(part, buffer)
         return writer
     if buffer is not None and not isinstance(buffer, RolloutStore):
         raise ValueError(f"buffer={buffer!r} is not allowed; it must be a ReplayBuffer, a RolloutStore, or None")
     if buffer is not None and buffer.num_envs != num_envs:
         raise ValueError(f"buffer.num_envs={buffer.num_envs} does not fit the {num_envs} environments")
     return buffer
-
-
-def buffer_of(store: RolloutStore | None) -> RolloutStore | ReplayBuffer | None:
-    """The inverse of `store_for`."""
-    return store.buffer if isinstance(store, ReplayWriter) else store

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.rollout import CollectorLike
-from lockstep.rollout.checks import LIMIT_THEM
+from lockstep.rollout.base_collector import LIMIT_THEM
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 

@@ -348,15 +348,15 @@ def test_a_buffer_for_another_number_of_environments_is_refused():
 
 
 def test_an_episode_that_never_ends_is_told(monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.checks.NEVER_ENDS", 200)
+    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 200)
     collector = collector_of(light(((10**9, "terminate"),)), store=False)
     with pytest.raises(RuntimeError, match=r"has not ended in 256 steps, and 200 are the limit; .*TimeLimit"):
         collector.collect(n_episode=2)
 
 
 def test_a_long_episode_is_told_of_once_before_it_is_given_up(monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.checks.LONG", 200)
-    monkeypatch.setattr("lockstep.rollout.checks.NEVER_ENDS", 800)
+    monkeypatch.setattr("lockstep.rollout.base_collector.LONG", 200)
+    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 800)
     collector = collector_of(light(((10**9, "terminate"),)), store=False)
     with (
         pytest.warns(UserWarning, match="not ended") as told,

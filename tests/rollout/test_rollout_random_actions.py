@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.rollout.random_actions import random_actions
+from lockstep.rollout.base_collector import random_actions
 
 SPACES = [
     spaces.Discrete(3, start=-1),

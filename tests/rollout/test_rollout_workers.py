@@ -252,7 +252,7 @@ def test_async_collector_refuses_nan_in_a_new_row_by_name():
 
 
 def test_async_collector_tells_an_episode_that_never_ends(monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.checks.NEVER_ENDS", 20)
+    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 20)
     told = pytest.raises(RuntimeError, match=r"an episode has not ended in 21 steps, and 20 are the limit; .*TimeLimit")
     with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode="async") as env, told:
         AsyncCollector(Acting(), env).collect(n_episode=1)

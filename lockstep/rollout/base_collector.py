@@ -1,0 +1,319 @@
+"""`BaseCollector`: the loop of all collectors that step environments in this process."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask
+from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.state.checks import check_flags, check_functions, check_whole, is_number
+from lockstep.state.messages import no_copies
+from lockstep.state.streams import RandomStreams
+from lockstep.tracking.statistics import CollectStats, returns_and_lens
+
+CHUNK = 128
+"""vector steps that are collected at a time, with random numbers drawn in bulk"""
+LONG, NEVER_ENDS = 50_000, 1_000_000
+"""steps after which a collect by episodes warns of an episode, and gives up on it"""
+LIMIT_THEM = "limit the episodes' length (gymnasium.wrappers.TimeLimit, gymnasium.make(id, max_episode_steps=...))"
+no_copies_of_collectors = no_copies(
+    "environments and random generators",
+    "make another one on environments of its own, then other.set_state(collector.get_state())",
+)
+
+
+class BaseCollector(ABC):
+    """Collects an amount of steps or episodes, counts them, and keeps statistics and random streams.
+
+    Subclasses say how vector steps are made (`_run`), where they are stored, and how episodes begin anew.
+    """
+
+    policy: Any
+    env: Any
+    rounds_up = True
+    """are all environments stepped together, so that `n_step` is rounded up to whole vector steps?"""
+
+    def __init__(
+        self,
+        *,
+        exploration_noise: bool,
+        epsilon: float,
+        raise_on_nan_in_buffer: bool,
+        on_episode_done_hook: Callable[[int, float, int], None] | None,
+        seed: int | None,
+        streams: RandomStreams | None,
+    ) -> None:
+        check_flags(exploration_noise=exploration_noise, raise_on_nan_in_buffer=raise_on_nan_in_buffer)
+        check_functions(on_episode_done_hook=on_episode_done_hook)
+        if not is_number(epsilon) or not 0.0 <= epsilon <= 1.0:
+            raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be between 0 and 1")
+        if seed is not None and streams is not None:
+            raise ValueError(f"seed={seed} and streams are not allowed together; the streams have a seed of their own")
+        self.exploration_noise, self.epsilon = exploration_noise, float(epsilon)
+        self.raise_on_nan_in_buffer = raise_on_nan_in_buffer
+        self.on_episode_done_hook = on_episode_done_hook
+        self.is_seeded = seed is not None or streams is not None
+        self.streams = RandomStreams(secrets.randbits(63) if seed is None else seed) if streams is None else streams
+        self.num_resets = 0
+        self.episodes_cut = 0
+        """running episodes that the last `set_state` could not continue"""
+        self._is_begun = False
+        """can the next collect go on with the episodes under way?"""
+        self._left_open = False
+        """did a collect by episodes leave others unfinished, whose beginnings are not stored?"""
+        self._returns = np.zeros(self.num_envs, np.float64)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+        """return and length of the episode under way in each environment"""
+        self._ended: list[tuple[float, int]] = []
+        """return and length of the episodes that ended in this collect and count"""
+        self._counting: np.ndarray | None = None
+        """[B] whether the episode under way counts, in a collect by episodes"""
+        self._to_start = 0
+        """episodes that count and have not begun, in a collect by episodes"""
+        self._steps = 0
+        """steps of this collect so far"""
+        self._env_time = self._act_time = 0.0
+        self.reset_stat()
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return int(self.env.num_envs)
+
+    @property
+    def explores(self) -> bool:
+        """Are actions drawn, rather than the most likely ones taken?"""
+        return bool(self.exploration_noise or self.epsilon or self.policy.is_exploring)
+
+    def reseed(self, streams: RandomStreams) -> None:
+        """Take these random streams from now on, beginning with their first reset."""
+        self.streams, self.num_resets, self.is_seeded = streams, 0, True
+
+    # -- resets ---
+
+    def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
+        """Begin new episodes everywhere, seeded from the collector's streams; empty buffer and statistics if asked."""
+        self.env.check_open()
+        if reset_buffer:
+            self.reset_buffer()
+        if reset_stats:
+            self.reset_stat()
+        self.reset_env()
+
+    @abstractmethod
+    def reset_env(self) -> None:
+        """Begin new episodes everywhere; nothing is estimated across this boundary."""
+
+    @abstractmethod
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer."""
+
+    def reset_stat(self) -> None:
+        """Set the counters to zero."""
+        self.collect_step = 0
+        self.collect_episode = 0
+        self.collect_time = 0.0
+
+    def close(self) -> None:
+        """Close the environments (a second call does nothing). Collects and resets raise `RuntimeError` then."""
+        self.env.close()
+
+    __reduce__ = no_copies_of_collectors
+
+    # -- collecting ---
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        *,
+        random: bool = False,
+        reset_before_collect: bool | None = None,
+    ) -> CollectStats:
+        """Collect `n_step` steps (rounded up to whole vector steps, with a warning) or `n_episode` whole episodes.
+
+        Episodes are counted without bias: the first `n_episode` that *start* count, however long they last. So this
+        form begins new episodes, and so does the collect after it, because the other environments are in the middle of
+        episodes that were not stored (unless `reset_before_collect=False`). `random=True` draws actions from the action
+        space, of those that a mask allows. Rows that only reset or restart an environment are no steps: `n_step` then
+        takes more vector steps, and may give up to `num_envs - 1` transitions more.
+
+        Raises `ValueError` unless exactly one of the two is passed, `MalformedBufferError` for NaN in a new row,
+        `EnvironmentStepError` where an environment raises.
+        """
+        amount = self._checked_amount(n_step, n_episode)
+        self.env.check_open()
+        if reset_before_collect is None:
+            reset_before_collect = n_episode is not None or self._left_open
+        if reset_before_collect or not self._is_begun:
+            self.reset(reset_buffer=False, reset_stats=False)
+        started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)
+        self._ended.clear()
+        self._steps, self._env_time, self._act_time = 0, 0.0, 0.0
+        self._begin_collect()
+        try:
+            if n_episode is None:
+                self._collect_steps(amount, random)
+            else:
+                self._collect_episodes(amount, random)
+            self._end_collect()
+        except BaseException:
+            self._is_begun = False
+            self._abandon_collect()
+            raise
+        self._left_open = n_episode is not None
+        seconds = time.perf_counter() - started
+        self.collect_step += self._steps
+        self.collect_episode += len(self._ended)
+        self.collect_time += seconds
+        return CollectStats(
+            len(self._ended),
+            self._steps,
+            seconds,
+            self._env_time,
+            self._act_time,
+            *returns_and_lens(self._ended),
+            getattr(self.env, "num_restarts", 0) - restarts,
+            **self._agent_stats(),
+        )
+
+    def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
+        if (n_step is None) == (n_episode is None):
+            raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
+        if n_step is None:
+            return int(check_whole("n_episode", n_episode, 1))
+        amount = int(check_whole("n_step", n_step, 1))
+        if self.rounds_up and amount % self.num_envs:
+            rounded = -(-amount // self.num_envs) * self.num_envs
+            warnings.warn(
+                f"{amount} steps for each collect (a collector's n_step, a trainer's step_per_collect) are no multiple "
+                f"of the {self.num_envs} environments: {rounded} are collected",
+                stacklevel=3,
+            )
+        return amount
+
+    def _collect_steps(self, amount: int, random: bool) -> None:
+        self._counting = None
+        while self._steps < amount:  # rows that only reset an environment are no steps
+            self._steps += self._run(amount - self._steps, random)
+
+    def _collect_episodes(self, n_episode: int, random: bool) -> None:
+        self._counting = np.arange(self.num_envs) < n_episode
+        self._to_start = max(0, n_episode - self.num_envs)
+        warned = False
+        while self._counting.any():
+            self._steps += self._run(CHUNK * self.num_envs, random)
+            longest = int(self._lengths[self._counting].max(initial=0))
+            if longest > NEVER_ENDS:
+                raise RuntimeError(
+                    f"an episode has not ended in {longest} steps, and {NEVER_ENDS} are the limit; {LIMIT_THEM}"
+                )
+            if longest >= LONG and not warned:
+                warned = True
+                warnings.warn(
+                    f"an episode has not ended in {longest} steps; if it never does, the collect gives up after "
+                    f"{NEVER_ENDS}: {LIMIT_THEM}",
+                    stacklevel=3,
+                )
+        self._counting = None
+
+    @abstractmethod
+    def _run(self, most: int, random: bool) -> int:
+        """Collect about `most` steps, at most `CHUNK` vector steps; return how many count.
+
+        In a collect by episodes only steps of the environments in `_counting` count; the run ends when none is left.
+        """
+
+    def _end_episode(self, b: int) -> None:
+        """Take down the episode that ended in environment `b`, if it counts, and tell the hook."""
+        episode = float(self._returns[b]), int(self._lengths[b])
+        self._returns[b], self._lengths[b] = 0.0, 0
+        if self._counting is not None:
+            if not self._counting[b]:
+                return
+            if self._to_start > 0:
+                self._to_start -= 1
+            else:
+                self._counting[b] = False
+        self._ended.append(episode)
+        if self.on_episode_done_hook is not None:
+            self.on_episode_done_hook(b, *episode)
+
+    @abstractmethod
+    def _begin_collect(self) -> None:
+        """Prepare the buffer for what comes."""
+
+    @abstractmethod
+    def _end_collect(self) -> None:
+        """Check and store what was collected."""
+
+    @abstractmethod
+    def _abandon_collect(self) -> None:
+        """Leave nothing behind of a collect that failed."""
+
+    def _agent_stats(self) -> dict[str, Any]:
+        """Return the statistics of single agents."""
+        return {}
+
+    # -- state ---
+
+    def get_state(self) -> dict[str, Any]:
+        """Return random streams, counters and running episodes. `ValueError` while there is data to be learned from."""
+        check_no_data(self.buffer)
+        return {
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "streams": self.streams.get_state(),
+            "num_resets": self.num_resets,
+            "left_open": self._left_open,
+            "counters": [self.collect_step, self.collect_episode, self.collect_time],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`."""
+        self.streams.set_state(state["streams"])
+        self.num_resets = int(state["num_resets"])
+        self._left_open = bool(state.get("left_open", False))  # earlier versions did not say
+        self.collect_step, self.collect_episode, self.collect_time = state["counters"]
+
+    @property
+    @abstractmethod
+    def buffer(self) -> Any:
+        """Where steps are stored; may be replaced between collects."""
+
+
+def check_no_data(buffer: Any) -> None:
+    """Raise `ValueError` where a collector's buffer has data that is not learned from yet."""
+    if isinstance(buffer, RolloutStore | EpisodeStore) and buffer.size:
+        raise ValueError("a collector can be saved between an update and the next collect only, not with data in it")
+
+
+def random_actions(
+    space: spaces.Space[Any], rng: np.random.Generator, number: int, masks: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw actions `[number, ...]` as `space.sample()` does: each equally likely, a bounded box evenly filled.
+
+    `masks` `[number, choices]`: draw only what they allow.
+    """
+    if masks is not None and isinstance(space, MASKABLE):
+        return allowed_actions(space, rng, masks)
+    if isinstance(space, spaces.Discrete):
+        return rng.integers(space.start, space.start + space.n, number, space.dtype)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.is_bounded():
+        return rng.uniform(space.low, space.high, (number, *space.shape)).astype(space.dtype)
+    space.seed(int(rng.integers(2**31)))
+    return np.stack([space.sample() for _ in range(number)])
+
+
+def masks_in(obs: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> np.ndarray | None:
+    """Return the action masks `[rows, choices]` that observations carry, or None."""
+    maskable = isinstance(action_space, MASKABLE) and carries_mask(observation_space)
+    return obs[ACTION_MASK] != 0 if maskable else None
