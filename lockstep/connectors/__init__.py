@@ -1,10 +1,16 @@
 """Transforms that are the same when acting and when learning, with their statistics."""
 
-from lockstep.connectors.actions import ClipActions, EnvActions
-from lockstep.connectors.base import Connector
-from lockstep.connectors.frame_stack import FrameStack
+from lockstep.connectors.actions import ClipActions
 from lockstep.connectors.module_connectors import ModuleConnectors
-from lockstep.connectors.observations import ClipObs, FlattenObs, NormalizeObs, ObsPipeline, OneHot
+from lockstep.connectors.observations import (
+    ClipObs,
+    Connector,
+    FlattenObs,
+    FrameStack,
+    NormalizeObs,
+    ObsPipeline,
+    OneHot,
+)
 from lockstep.connectors.rewards import NormalizeRewards
 from lockstep.data.actions import RescaleActions
 
@@ -12,7 +18,6 @@ __all__ = [
     "ClipActions",
     "ClipObs",
     "Connector",
-    "EnvActions",
     "FlattenObs",
     "FrameStack",
     "ModuleConnectors",

@@ -1,4 +1,4 @@
-"""`ModuleConnectors`: all transforms around one network, used alike when acting and when learning."""
+"""All transforms around one network, used alike when acting and when learning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tree = Any
 
 @dataclass
 class ModuleConnectors:
-    """Observation pipeline, reward scaling and the map from the module's actions to the environment's.
+    """Holds the pipeline of observations, the scaling of rewards, and what brings actions to the environment.
 
     Their statistics are frozen while a rollout is collected and learned from; `update` moves them once after the
     gradient steps, so that the policy that acted and the one that is compared with it see the same numbers.
@@ -29,9 +29,9 @@ class ModuleConnectors:
     actions: Any = None
     """connector from module actions to environment actions; `None`: as they are"""
     join: Callable[[RunningMoments], RunningMoments] | None = None
-    """with several learners: the moments of what all of them have seen, of those that this one has seen"""
+    """with several learners: from the moments of what this one has seen to those of what all have seen"""
     gather: Callable[[Any], list[Any]] | None = None
-    """with several learners: what each of them hands in"""
+    """with several learners: returns what each of them hands in"""
 
     @property
     def acting_names(self) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class ModuleConnectors:
         return tuple(type(connector).__name__ for connector in acting)
 
     def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
-        """Rewards `[T, B]` as the estimator reads them; takes them into the statistics first."""
+        """Take rewards into the statistics, and return them `[T, B]` as the estimator reads them."""
         if self.rewards is None:
             return trajectories.rewards
         seen = self.rewards.moments_of(
@@ -52,18 +52,15 @@ class ModuleConnectors:
         return self.rewards.scale(trajectories.rewards)
 
     def update(self, flat_obs: Tree, rows: np.ndarray | None) -> None:
-        """Moves the observation statistics over the raw rows `[N, ...]` (those in `rows`)."""
+        """Take the raw rows `[N, ...]`, or those in `rows`, into the statistics of observations."""
         self.obs.update(flat_obs, rows, self.join)
 
     def get_state(self) -> dict[str, Any]:
-        """State of the statistics."""
-        return {
-            "obs": self.obs.get_state(),
-            "rewards": None if self.rewards is None else self.rewards.get_state(),
-        }
+        """Return the statistics."""
+        return {"obs": self.obs.get_state(), "rewards": None if self.rewards is None else self.rewards.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Continue from what `get_state` gave."""
         self.obs.set_state(state["obs"])
         if self.rewards is not None:
             self.rewards.set_state(state["rewards"])

@@ -1,8 +1,9 @@
-"""Connectors of observations, and the pipeline that composes them."""
+"""Connectors of observations: their base, the pipeline that composes them, and those that are shipped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,129 @@ import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.connectors.base import Connector, Join, Leaf, LeafConnector, walk
-from lockstep.data.actions import carries_mask
+from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.trees import map_tree
-from lockstep.modules.encoders import is_image
+from lockstep.modules.encoders import channels_last, is_image
 from lockstep.ops.statistics import RunningMoments
+
+Leaf = Callable[[Any], Any]
+Join = Callable[[RunningMoments], RunningMoments]
+FinalObs = tuple[np.ndarray, np.ndarray]
+
+
+class Connector(ABC):
+    """Transforms observations, in the same way when acting (numpy) and when learning (torch).
+
+    Leading dimensions of the data are arbitrary. A connector works on one space, which `bind` names once.
+    """
+
+    has_statistics = False
+    """Whether `update` changes what the connector does."""
+
+    @abstractmethod
+    def output_space(self, input_space: Space[Any]) -> Space[Any]:
+        """Return the space of the transformed data; `ValueError` for a space it cannot take. Changes nothing."""
+
+    @abstractmethod
+    def bind(self, input_space: Space[Any]) -> Space[Any]:
+        """Prepare for data of `input_space` and return its `output_space`. Statistics start anew."""
+
+    @abstractmethod
+    def __call__(self, data: Any) -> Any:
+        """Return transformed data: arrays for arrays, tensors for tensors. The input is not changed."""
+
+    def update(self, data: Any) -> None:
+        """Take rows `[N, ...]` (numpy) of the input into the statistics, if there are any."""
+        return
+
+    def update_joined(self, data: Any, join: Join) -> None:
+        """Do as `update` where each of several learners has a part of the rows (N may be 0).
+
+        Every learner must call `join` equally often: it turns the moments of a learner's rows into those of all rows.
+        `TypeError` from a connector with statistics that does not say how its parts are joined.
+        """
+        if self.has_statistics:
+            raise TypeError(
+                f"{type(self).__name__} has statistics but no update_joined(data, join), so several learners would "
+                "each see other ones; write it with RunningMoments (as NormalizeObs does), or train with one learner"
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the statistics; empty where there are none."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `get_state` gave. `ValueError` if it is of another connector or space."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state)}")
+
+
+class LeafConnector(Connector):
+    """Transforms each leaf of a Dict or Tuple by itself, and leaves action masks alone."""
+
+    def __init__(self) -> None:
+        self._input_space: Space[Any] | None = None
+        self._leaves: Any = None
+
+    @abstractmethod
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf | None]:
+        """Return the output space and the transform of one leaf; None leaves it as it is."""
+
+    def output_space(self, input_space: Space[Any]) -> Space[Any]:
+        return self._map(input_space)[0]
+
+    def bind(self, input_space: Space[Any]) -> Space[Any]:
+        output, self._leaves = self._map(input_space)
+        self._input_space = input_space
+        return output
+
+    def __call__(self, data: Any) -> Any:
+        leaves = self._leaves
+        if callable(leaves):
+            return leaves(data)
+        if self._input_space is None:
+            raise RuntimeError(f"{type(self).__name__} does not know its space yet: call bind(space) first")
+        return _apply(leaves, data)
+
+    def _map(self, space: Space[Any]) -> tuple[Space[Any], Any]:
+        if isinstance(space, spaces.Dict):
+            is_masked = carries_mask(space)
+            mapped = {
+                key: (part, None) if is_masked and key == ACTION_MASK else self._map(part)
+                for key, part in space.spaces.items()
+            }
+            return (
+                spaces.Dict([(key, part) for key, (part, _) in mapped.items()]),
+                {key: leaf for key, (_, leaf) in mapped.items()},
+            )
+        if isinstance(space, spaces.Tuple):
+            parts = [self._map(part) for part in space.spaces]
+            return spaces.Tuple([part for part, _ in parts]), tuple(leaf for _, leaf in parts)
+        return self.leaf(space)
+
+
+def _apply(leaves: Any, data: Any) -> Any:
+    if isinstance(leaves, dict):
+        return {key: _apply(leaf, data[key]) for key, leaf in leaves.items()}
+    if isinstance(leaves, tuple):
+        return tuple(_apply(leaf, part) for leaf, part in zip(leaves, data))
+    return data if leaves is None else leaves(data)
+
+
+def _walk(leaves: Any, data: Any) -> Iterator[tuple[Leaf, Any]]:
+    """Yield (transform, its data) for each leaf that has a transform, in the order of the space."""
+    if isinstance(leaves, dict | tuple):
+        for key, leaf in leaves.items() if isinstance(leaves, dict) else enumerate(leaves):
+            yield from _walk(leaf, None if data is None else data[key])
+    elif leaves is not None:
+        yield leaves, data
 
 
 class ObsPipeline:
-    """Connectors one after the other: raw observations in, what the network sees out."""
+    """Applies connectors one after the other: raw observations in, what the network sees out."""
 
     def __init__(self, connectors: Sequence[Connector] = (), observation_space: Space[Any] | None = None) -> None:
-        """`observation_space` is that of the raw observations; connectors are bound to it (statistics start
-        anew).
+        """Bind the connectors to `observation_space`, that of the raw observations. Statistics start anew.
 
         Raises:
             ValueError: connectors without a space, or a space that one of them cannot take.
@@ -37,9 +148,8 @@ class ObsPipeline:
         for connector in self.connectors:
             if not isinstance(connector, Connector):
                 raise TypeError(
-                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, "
-                    "ClipObs, FlattenObs, OneHot and subclasses of Connector (FrameStack goes to the "
-                    "environments)"
+                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, ClipObs, "
+                    "FlattenObs, OneHot and subclasses of Connector (FrameStack goes to the environments)"
                 )
             if self.observation_space is None:
                 raise ValueError("an ObsPipeline with connectors needs the observation_space they work on")
@@ -51,22 +161,25 @@ class ObsPipeline:
         return any(connector.has_statistics for connector in self.connectors)
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
-        """The space of the output for raw observations of `input_space`; changes nothing."""
+        """Return the space of the output for raw observations of `input_space`. Changes nothing."""
         for connector in self.connectors:
             input_space = connector.output_space(input_space)
         return input_space
 
     def __call__(self, data: Any) -> Any:
-        """`[..., *raw]` -> `[..., *output]`, numpy or torch."""
+        """Return `[..., *output]` for `[..., *raw]`, numpy or torch."""
         for connector in self.connectors:
             data = connector(data)
         return data
 
     def update(self, data: Any, rows: npt.NDArray[Any] | None = None, join: Join | None = None) -> None:
-        """Take raw observations `[N, ...]` (numpy tree) into the statistics, of these only `rows` (indices or
-        flags `[N]`) if given. Every connector sees what the ones before it made of them.
+        """Take raw observations `[N, ...]` (numpy tree) into the statistics.
 
-        `join`: with several learners, the moments of what all of them have seen.
+        Every connector sees what the ones before it made of them.
+
+        Args:
+            rows: take these only (indices or flags `[N]`).
+            join: with several learners, the moments of what all of them have seen.
         """
         if not self.has_statistics:
             return
@@ -82,11 +195,11 @@ class ObsPipeline:
             data = following
 
     def get_state(self) -> dict[str, Any]:
-        """State of each connector, by position and name."""
+        """Return the state of each connector, by position and name."""
         return {f"{i}_{type(c).__name__}": c.get_state() for i, c in enumerate(self.connectors)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`get_state` gave. `ValueError` if it is of other connectors."""
+        """Continue from what `get_state` gave. `ValueError` if it is of other connectors."""
         names = list(self.get_state())
         if sorted(state) != sorted(names):
             raise ValueError(f"state is of the connectors {sorted(state)}, this pipeline has {sorted(names)}")
@@ -95,7 +208,7 @@ class ObsPipeline:
 
 
 class NormalizeObs(LeafConnector):
-    """`(obs - mean) / sqrt(var + epsilon)`, limited to [-clip, clip], with running statistics for each entry.
+    """Gives `(obs - mean) / sqrt(var + epsilon)`, limited to [-clip, clip], by running statistics of each entry.
 
     Every Box that is not an image is normalised and comes out as float32; other leaves pass. Before the first
     `update` the mean is 0 and the variance 1. Statistics change by `update` only.
@@ -125,18 +238,12 @@ class NormalizeObs(LeafConnector):
         self.update_joined(data, lambda seen: seen)
 
     def update_joined(self, data: Any, join: Join) -> None:
-        for normalizer, rows in walk(self._leaves, data):
+        for normalizer, rows in _walk(self._leaves, data):
             assert isinstance(normalizer, _Normalizer)
             seen = RunningMoments(normalizer.moments.shape)
             seen.update(rows)
             normalizer.moments.merge(join(seen))
             normalizer.refresh()
-
-    def merge(self, other: NormalizeObs) -> None:
-        """Take in everything that `other` (of the same space) has seen: exact over shards."""
-        for mine, theirs in zip(self._normalizers(), other._normalizers(), strict=True):
-            mine.moments.merge(theirs.moments)
-            mine.refresh()
 
     def get_state(self) -> dict[str, Any]:
         return {"leaves": [normalizer.moments.get_state() for normalizer in self._normalizers()]}
@@ -153,11 +260,11 @@ class NormalizeObs(LeafConnector):
             normalizer.refresh()
 
     def _normalizers(self) -> list[_Normalizer]:
-        return [leaf for leaf, _ in walk(self._leaves, None) if isinstance(leaf, _Normalizer)]
+        return [leaf for leaf, _ in _walk(self._leaves, None) if isinstance(leaf, _Normalizer)]
 
 
 class _Normalizer:
-    """One leaf. Mean and factor are kept as float32 so that numpy and torch compute the same numbers."""
+    """Normalises one leaf. Mean and factor are float32, so that numpy and torch compute the same numbers."""
 
     def __init__(self, space: spaces.Box, clip: float, epsilon: float) -> None:
         self.space = space
@@ -219,10 +326,9 @@ class ClipObs(LeafConnector):
 
 
 class OneHot(LeafConnector):
-    """Discrete `[...]` -> float32 `[..., n]`, MultiDiscrete `[..., *shape]` -> `[..., sum(nvec)]`; other
-    leaves pass.
+    """Turns Discrete `[...]` into float32 `[..., n]`, MultiDiscrete `[..., *shape]` into `[..., sum(nvec)]`.
 
-    A number outside of the space gives zeros.
+    A number outside of the space gives zeros. Other leaves pass.
     """
 
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf | None]:
@@ -252,8 +358,10 @@ class _OneHot:
 
 
 class FlattenObs(Connector):
-    """Any tree of Box, Discrete, MultiDiscrete and MultiBinary -> one float32 vector: numbers as they are,
-    discrete choices one-hot, parts in the order of the space. `ValueError` for observations with an action mask.
+    """Joins a tree of Box, Discrete, MultiDiscrete and MultiBinary into one float32 vector.
+
+    Numbers stay as they are, discrete choices become one-hot, parts come in the order of the space. `ValueError` for
+    observations with an action mask.
     """
 
     def __init__(self) -> None:
@@ -306,3 +414,105 @@ def _flat_bounds(space: Space[Any]) -> tuple[npt.NDArray[np.float32], npt.NDArra
     raise ValueError(
         f"FlattenObs cannot flatten {space}; Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple can be"
     )
+
+
+class FrameStack:
+    """Stacks the last `num_frames` observations of each environment (DQN's four frames: Mnih et al. 2015).
+
+    It sits at the environments, because it remembers. Stacks are stored and learned from; they never reach over an
+    episode's boundary: the first observation of an episode fills its whole stack.
+
+    A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels.
+    `ValueError` for another space, or no frames.
+    """
+
+    def __init__(self, num_frames: int, observation_space: Space[Any]) -> None:
+        if num_frames < 1:
+            raise ValueError(f"FrameStack needs at least 1 frame, got {num_frames!r}")
+        self.num_frames = num_frames
+        self.input_space = observation_space
+        self.observation_space = self.output_space(observation_space)
+        self._frames: np.ndarray | None = None  # [B, num_frames, ...]
+
+    def output_space(self, input_space: Space[Any]) -> spaces.Box:
+        """Return the space of stacks of observations of `input_space`."""
+        if not isinstance(input_space, spaces.Box):
+            raise ValueError(f"FrameStack takes a Box, not {input_space}; flatten the observations first")
+        axis = _channel_axis(input_space)
+        low, high = (
+            np.concatenate([bound] * self.num_frames, axis) if axis is not None else np.stack([bound] * self.num_frames)
+            for bound in (input_space.low, input_space.high)
+        )
+        return spaces.Box(low, high, dtype=input_space.dtype.type)
+
+    def reset(self, obs: np.ndarray) -> np.ndarray:
+        """Begin an episode in every environment with `obs` `[B, ...]`; return stacks `[B, ...]`."""
+        self._check(obs)
+        self._frames = np.repeat(obs[:, None], self.num_frames, axis=1)
+        return self._layout(self._frames)
+
+    def step(
+        self, obs: np.ndarray, final_obs: FinalObs | None = None, valid: np.ndarray | None = None
+    ) -> tuple[np.ndarray, FinalObs | None]:
+        """Take in one step.
+
+        Args:
+            obs: `[B, ...]`, to act on next; the first of a new episode where one ended.
+            final_obs: None, or (rows `[k]`, last observations `[k, ...]`) of the episodes that ended.
+            valid: None, or `[B]`; False where the step only reset an environment.
+
+        Returns:
+            Stacks to act on `[B, ...]` (may be reused by the next step), and the rows with the last stacks of the
+            episodes that ended.
+
+        Raises:
+            RuntimeError: before the first `reset`.
+        """
+        frames = self._frames
+        if frames is None:
+            raise RuntimeError("FrameStack.step before reset(obs)")
+        self._check(obs)
+        frames[:, :-1] = frames[:, 1:]
+        frames[:, -1] = obs
+        stacked_final = None
+        if final_obs is not None:
+            rows, finals = final_obs
+            last = frames[rows]
+            last[:, -1] = finals
+            stacked_final = rows, self._layout(last)
+            frames[rows] = obs[rows][:, None]
+        if valid is not None and not valid.all():
+            frames[~valid] = obs[~valid][:, None]
+        return self._layout(frames), stacked_final
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the frames of the running episodes."""
+        return {"frames": None if self._frames is None else self._frames.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `get_state` gave. `ValueError` for frames of another shape."""
+        frames = state["frames"]
+        shape = (self.num_frames, *(self.input_space.shape or ()))
+        if frames is not None and np.shape(frames)[1:] != shape:
+            raise ValueError(f"frames of shape {np.shape(frames)} do not fit [B, {', '.join(map(str, shape))}]")
+        self._frames = None if frames is None else np.array(frames)
+
+    def _check(self, obs: np.ndarray) -> None:
+        if obs.shape[1:] != self.input_space.shape:
+            raise ValueError(f"observation of shape {obs.shape} does not fit the space {self.input_space}")
+
+    def _layout(self, frames: np.ndarray) -> np.ndarray:
+        """Return `[B, num_frames, ...]` as the output space has it."""
+        axis = _channel_axis(self.input_space)
+        if axis is None:
+            return frames
+        if axis == 0:
+            return frames.reshape(len(frames), -1, *frames.shape[3:])
+        return np.moveaxis(frames, 1, 3).reshape(*frames.shape[:1], *frames.shape[2:4], -1)
+
+
+def _channel_axis(space: Space[Any]) -> int | None:
+    """Return the axis of an image's channels, along which frames are joined; None: along a new first axis."""
+    if is_image(space) and len(space.shape or ()) == 3:
+        return 2 if channels_last(space.shape or ()) else 0
+    return None

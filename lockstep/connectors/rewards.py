@@ -11,25 +11,23 @@ from lockstep.ops.statistics import RunningMoments
 
 
 class NormalizeRewards:
-    """Rewards divided by the standard deviation of the running discounted return, then limited to [-clip,
-    clip].
+    """Divides rewards by the standard deviation of the running discounted return, then limits them to [-clip, clip].
 
-    The running return of an environment is `R_t = gamma * R_(t-1) + r_t`, zero again after an episode's end.
-    The mean is not subtracted, so signs stay. (OpenAI baselines' VecNormalize; Huang et al. 2022, "The 37
-    Implementation Details of Proximal Policy Optimization", continuous-control details 8 and 9.)
+    The running return of an environment is `R_t = gamma * R_(t-1) + r_t`, zero again after an episode's end. The mean
+    is not subtracted, so signs stay. (OpenAI baselines' VecNormalize; Huang et al. 2022, "The 37 Implementation Details
+    of Proximal Policy Optimization", continuous-control details 8 and 9.)
     """
 
     def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = 1e-8) -> None:
         if not 0.0 <= gamma <= 1.0 or not epsilon > 0 or (clip is not None and not clip > 0):
             raise ValueError(
-                f"NormalizeRewards needs gamma in [0, 1], clip > 0 (or None) and epsilon > 0, got {gamma}, "
-                f"{clip} and "
+                f"NormalizeRewards needs gamma in [0, 1], clip > 0 (or None) and epsilon > 0, got {gamma}, {clip} and "
                 f"{epsilon}"
             )
         self.gamma, self.clip, self.epsilon = float(gamma), clip, float(epsilon)
         self.moments = RunningMoments()
         self._returns = np.zeros(0)  # [B], the running returns after the last row seen
-        self._own_returns: dict[str, Any] | None = None  # those of them that the last rows seen led to, and from where
+        self._new_returns: dict[str, Any] | None = None  # those of them that the last rows led to, and from where
 
     def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
         """Take rewards `[T, B]` into the statistics, then return them scaled, in their own float type.
@@ -42,8 +40,9 @@ class NormalizeRewards:
         return self.scale(rewards)
 
     def update(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> None:
-        """Only the statistics. A call with another number of environments than before begins their returns
-        anew.
+        """Take rewards into the statistics only.
+
+        A call with another number of environments than before begins their returns anew.
 
         Raises:
             ValueError: the arrays are not all `[T, B]`.
@@ -58,10 +57,11 @@ class NormalizeRewards:
         counting: np.ndarray | None = None,
         place: tuple[int, int, int, int] | None = None,
     ) -> RunningMoments:
-        """Moments of the running returns of these steps alone, to be merged into `moments`. Moves the returns.
+        """Return moments of the running returns of these steps alone, to be merged into `moments`; move the returns.
 
-        `counting`: None, or bool `[T, B]`; other rows are part of the returns, but another learner counts them.
-        `place`: of a shard, see `Trajectories`; `share_returns` tells the others what it led to.
+        Args:
+            counting: None, or bool `[T, B]`; other rows are part of the returns, but another learner counts them.
+            place: of a shard, see `Trajectories`; `share_returns` tells the others what it led to.
         """
         if rewards.ndim != 2 or dones.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
             shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
@@ -80,36 +80,33 @@ class NormalizeRewards:
         is_end = step + num_steps == all_steps
         if is_end:
             carried[env : env + num_envs] = running
-        self._returns, self._own_returns = carried, {"first": env, "returns": running} if is_end else None
+        self._returns, self._new_returns = carried, {"first": env, "returns": running} if is_end else None
         seen = RunningMoments()
         chosen = valid if counting is None else counting if valid is None else counting & valid
         seen.update(returns.reshape(-1) if chosen is None else returns[chosen])
         return seen
 
     def share_returns(self, gather: Callable[[Any], list[Any]]) -> None:
-        """With several learners: each has the running returns of all environments, as one learner would.
+        """Give each of several learners the running returns of all environments, as one learner has them.
 
-        `gather(value)` is what all of them hand in.
+        `gather(value)` returns what all of them hand in.
         """
-        for part in gather(self._own_returns):
+        for part in gather(self._new_returns):
             if part is not None:
                 self._returns[part["first"] : part["first"] + len(part["returns"])] = part["returns"]
 
     def scale(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards of any shape, scaled with the statistics as they are."""
+        """Return rewards of any shape, scaled with the statistics as they are."""
         factor = rewards.dtype.type(1.0 / np.sqrt(float(self.moments.var) + self.epsilon))
         scaled = rewards * factor
         return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip, out=scaled)
 
     def get_state(self) -> dict[str, Any]:
-        """Statistics and the running returns."""
+        """Return the statistics and the running returns."""
         return {"moments": self.moments.get_state(), "returns": self._returns.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`get_state` gave."""
-        missing = {"moments", "returns"} - set(state)
-        if missing:
-            raise ValueError(f"state of NormalizeRewards lacks {sorted(missing)}; it has {sorted(state)}")
+        """Continue from what `get_state` gave."""
         moments = RunningMoments()
         moments.set_state(state["moments"])
         self.moments, self._returns = moments, np.array(state["returns"], dtype=np.float64)

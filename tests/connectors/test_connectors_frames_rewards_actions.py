@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.connectors import ClipActions, EnvActions, FrameStack, NormalizeRewards, RescaleActions
-from lockstep.modules import ActionDist
+from lockstep.connectors import ClipActions, FrameStack, NormalizeRewards, RescaleActions
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 VECTOR = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -129,16 +128,25 @@ def test_frame_stack_state_goes_round(tmp_path):
         FrameStack(2, VECTOR).set_state(stack.get_state())
 
 
-def test_frame_stack_mistakes_are_named():
-    with pytest.raises(ValueError, match="takes a Box, not Discrete"):
-        FrameStack(2, spaces.Discrete(3))
-    for bad in (0, 1.5):
-        with pytest.raises(ValueError, match="at least 1"):
-            FrameStack(bad, VECTOR)
-    with pytest.raises(RuntimeError, match="before reset"):
-        FrameStack(2, VECTOR).step(column(1))
-    with pytest.raises(ValueError, match=r"\(2, 3\) does not fit"):
-        FrameStack(2, VECTOR).reset(np.zeros((2, 3)))
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda: FrameStack(2, spaces.Discrete(3)), "takes a Box, not Discrete"),
+        (lambda: FrameStack(0, VECTOR), "at least 1"),
+        (lambda: FrameStack(2, VECTOR).step(column(1)), "before reset"),
+        (lambda: FrameStack(2, VECTOR).reset(np.zeros((2, 3))), r"\(2, 3\) does not fit"),
+        (lambda: NormalizeRewards(gamma=1.1), "NormalizeRewards needs"),
+        (lambda: NormalizeRewards(clip=0.0), "NormalizeRewards needs"),
+        (lambda: NormalizeRewards(epsilon=0.0), "NormalizeRewards needs"),
+        (lambda: NormalizeRewards()(np.ones(3), np.zeros(3, bool)), r"one shape \[T, B\]"),
+        (lambda: NormalizeRewards()(np.ones((3, 2)), np.zeros((2, 3), bool)), r"one shape \[T, B\]"),
+        (lambda: RescaleActions(spaces.Box(0, np.inf, (1,))), "finite bounds"),
+        (lambda: RescaleActions(spaces.Discrete(2)), "finite bounds"),
+    ],
+)
+def test_mistakes_are_named(mistake, words):
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        mistake()
 
 
 # NormalizeRewards
@@ -220,8 +228,6 @@ def test_reward_state_goes_round_with_the_running_returns(tmp_path):
     expected = normalize(*following)
     np.testing.assert_array_equal(other(*following), expected)
     assert np.abs(without_carry(*following) - expected).max() > 1e-6
-    with pytest.raises(ValueError, match=r"lacks \['returns'\]"):
-        other.set_state({"moments": state["moments"]})
 
 
 def test_another_number_of_environments_begins_anew():
@@ -230,16 +236,6 @@ def test_another_number_of_environments_begins_anew():
     normalize.update(np.ones((1, 4)), np.zeros((1, 4), bool))
     assert normalize.get_state()["returns"].tolist() == [1.0] * 4
     assert normalize.moments.count == 10
-
-
-def test_reward_mistakes_are_named():
-    for bad in ({"gamma": 1.1}, {"clip": 0.0}, {"epsilon": 0.0}):
-        with pytest.raises(ValueError, match="NormalizeRewards needs"):
-            NormalizeRewards(**bad)
-    with pytest.raises(ValueError, match=r"one shape \[T, B\]"):
-        NormalizeRewards()(np.ones(3), np.zeros(3, bool))
-    with pytest.raises(ValueError, match=r"one shape \[T, B\]"):
-        NormalizeRewards()(np.ones((3, 2)), np.zeros((2, 3), bool))
 
 
 # Actions
@@ -265,10 +261,6 @@ def test_rescale_actions_and_back():
     np.testing.assert_allclose(rescale(actions), expected)
     np.testing.assert_allclose(rescale.inverse(expected), actions)
     assert rescale(np.array([[5.0, -5.0]], np.float32)).tolist() == [[2, 0]]
-    with pytest.raises(ValueError, match="finite bounds"):
-        RescaleActions(spaces.Box(0, np.inf, (1,)))
-    with pytest.raises(ValueError, match="finite bounds"):
-        RescaleActions(spaces.Discrete(2))
     largest = np.finfo(np.float32).max
     huge = RescaleActions(spaces.Box(-largest, largest, (1,), np.float32))
     assert huge(np.array([[1.0]], np.float32))[0, 0] == largest
@@ -288,29 +280,3 @@ def test_bounds_fit_actions_in_either_form():
                 np.testing.assert_allclose(RescaleActions(space)(given), scaled.reshape(given.shape))
                 back = RescaleActions(space).inverse(scaled.reshape(given.shape))
                 np.testing.assert_allclose(back, given.clip(-1, 1), rtol=1e-6)
-
-
-def test_env_actions_of_a_box_have_its_shape_dtype_and_bounds():
-    space = spaces.Box(-2, 2, (2, 2), np.float64)
-    actions = np.array([[-3.0, 0.0, 1.0, 3.0]], np.float32)
-    out = EnvActions(ActionDist(space))(actions)
-    assert out.tolist() == [[[-2, 0], [1, 2]]]
-    assert space.contains(out[0])
-    assert EnvActions(ActionDist(space), bounds="ignore")(actions).tolist() == [[[-3, 0], [1, 3]]]
-    assert EnvActions(ActionDist(space), bounds="rescale")(actions).tolist() == [[[-2, 0], [2, 2]]]
-    squashed = EnvActions(ActionDist(space, squashed=True))
-    assert squashed(np.array([[-1.0, 0.0, 0.5, 1.0]], np.float32)).tolist() == [[[-2, 0], [1, 2]]]
-    with pytest.raises(ValueError, match='must be "clip", "rescale" or "ignore", got \'cut\''):
-        EnvActions(ActionDist(space), bounds="cut")
-
-
-def test_env_actions_of_choices():
-    plain = EnvActions(ActionDist(spaces.Discrete(3)))
-    actions = np.array([0, 2])
-    assert plain.is_identity
-    assert plain(actions) is actions
-    assert EnvActions(ActionDist(spaces.Discrete(3, start=4)))(actions).tolist() == [4, 6]
-    multi = spaces.MultiDiscrete([2, 3], start=[1, 0])
-    assert EnvActions(ActionDist(multi))(np.array([[0, 2]])).tolist() == [[1, 2]]
-    binary = EnvActions(ActionDist(spaces.MultiBinary((2, 2))))(np.array([[1, 0, 0, 1]], np.int8))
-    assert binary.tolist() == [[[1, 0], [0, 1]]]
