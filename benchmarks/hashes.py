@@ -115,13 +115,13 @@ def run_of(algorithm: str, **options: Any) -> str:
 
 def resumed_run(algorithm: str) -> str:
     """Half a run in a folder, then the rest from its checkpoint."""
-    from lockstep.trainer.run import prepare_run, resume, run_in_folder
+    from lockstep.trainer.run import prepare_run, resume
 
     config = config_of(algorithm)
     total = config.total_steps
     config.reporting(steps_per_epoch=max(1, total // 4))
     with tempfile.TemporaryDirectory() as root:
-        half = run_in_folder(*prepare_run(config.copy().reporting(total_steps=total // 2), root))
+        half = prepare_run(config.copy().reporting(total_steps=total // 2), root).finish()
         whole = resume(half.path, total_steps=total)
         return hash_of(whole.policy.learner_group.get_weights())
 

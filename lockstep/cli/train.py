@@ -13,10 +13,8 @@ from lockstep.cli.plan import plan_of
 from lockstep.cli.report import make_console, say, say_facts, show_result, show_seeds
 from lockstep.cli.settings import parse_setting, settings_of
 from lockstep.envs.check import check_environment
-from lockstep.tracking import RunFolder
-from lockstep.trainer.build import Trainer
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.run import prepare_resume, prepare_run, run_in_folder
+from lockstep.trainer.run import Run, find_policy, prepare_resume, prepare_run
 
 CHECK_STEPS, CHECK_SECONDS = 200, 1.0
 TRAINABLE = ("observation_outside", "seed_ignored", "limit_ignored")
@@ -55,14 +53,15 @@ def resume_command(command: Resume) -> int:
             if resumption.is_finished:
                 made = f"{shown_path(command.run)} has made all its {resumption.step:,} steps"
                 raise CommandFailedError(f"{made}; give more with --total-steps")
-            trainer, folder = resumption.build([display, interruption]), resumption.folder
+            run = resumption.build([display, interruption])
         except KeyError as error:
             raise ValueError(
                 f"the checkpoint of {shown_path(command.run)} lacks {error}: another version of lockstep wrote it "
                 "(config.json says which)"
             ) from error
-        say(f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}, goes on at step {trainer.position:,}")
-        return _run(trainer, folder, resumption.config, resumption.sources, interruption)
+        folder = run.folder
+        say(f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}, goes on at step {run.trainer.position:,}")
+        return _run(run, resumption.config, interruption)
 
 
 def run(
@@ -71,25 +70,20 @@ def run(
     """Plan, training, short table. Returns the exit code and the run's folder."""
     display = ProgressDisplay(make_console(), title=f"{config.algorithm.upper()} on {config.env}, seed {config.seed}")
     with Interruption(display) as interruption:
-        trainer, folder = prepare_run(config, root, callbacks=[display, interruption], init_from=init_from)
         if init_from is not None:
-            sources = [*sources, f"weights of {shown_path(folder.info['init_from'])}"]
-        return _run(trainer, folder, config, sources, interruption), folder.path
+            sources = [*sources, f"weights of {shown_path(find_policy(init_from))}"]
+        new = prepare_run(config, root, callbacks=[display, interruption], init_from=init_from, sources=sources)
+        return _run(new, config, interruption), new.folder.path
 
 
-def _run(
-    trainer: Trainer,
-    folder: RunFolder,
-    config: AlgorithmConfig,
-    sources: Sequence[str],
-    interruption: Interruption,
-) -> int:
-    say_facts({**plan_of(trainer, config, sources), "folder": shown_path(folder.path)})
+def _run(run: Run, config: AlgorithmConfig, interruption: Interruption) -> int:
+    folder = run.folder
+    say_facts({**plan_of(run.trainer, config, run.sources), "folder": shown_path(folder.path)})
     say()
     again = f"lockstep resume {shown_path(folder.path)}"
     try:
         with failing_run(folder.path):
-            run_in_folder(trainer, folder)
+            run.finish()
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 130
         there = folder.newest_checkpoint()

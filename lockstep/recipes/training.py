@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from lockstep.algorithms import AlgorithmConfig, get_config
 from lockstep.envs.names import named_environment
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.state.checks import check_whole
-from lockstep.trainer.build import stretch_schedules
+from lockstep.trainer.build import stretched_schedules
 from lockstep.trainer.callbacks import Callback
-from lockstep.trainer.run import TrainResult, prepare_run, run_in_folder
+from lockstep.trainer.run import TrainResult, prepare_run
 
 RUNNERS, ENVS_PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_per_env_runner"
 
@@ -112,8 +112,8 @@ def train(
     chosen = find_settings(algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **(settings or {})})
     if init_from is not None:
         chosen.sources.append(f"weights of {init_from}")
-    trainer, folder = prepare_run(chosen.config, root, callbacks=callbacks, init_from=init_from)
-    return replace(run_in_folder(trainer, folder), sources=tuple(chosen.sources))
+    run = prepare_run(chosen.config, root, callbacks=callbacks, init_from=init_from, sources=chosen.sources)
+    return run.finish()
 
 
 def _split(settings: Settings, given: set[str], num_envs: int) -> None:
@@ -132,6 +132,8 @@ def _stretch(settings: Settings, found: Recipe | None, total_steps: Any) -> None
     if found is None or total_steps is None or total_steps == found.total_steps:
         return
     total_steps = check_whole("reporting.total_steps", total_steps, 1)
-    stretched = stretch_schedules(settings.config, total_steps / found.total_steps)
+    stretched = stretched_schedules(vars(settings.config.sections["training"]), total_steps / found.total_steps)
     if stretched:
-        settings.sources.append(f"{', '.join(stretched)} stretched to {total_steps:,} steps")
+        settings.config.training(**stretched)
+        paths = ", ".join(f"training.{name}" for name in stretched)
+        settings.sources.append(f"{paths} stretched to {total_steps:,} steps")

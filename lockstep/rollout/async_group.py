@@ -203,4 +203,4 @@ def _plain(fragment: Fragment) -> dict[str, Any]:
 
 
 def _fragment(saved: Mapping[str, Any]) -> Fragment:
-    return Fragment(**{**saved, "stats": CollectStats(**saved["stats"])})
+    return Fragment(**{**saved, "stats": CollectStats.from_state(saved["stats"])})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -128,23 +128,16 @@ class CollectStats(CollectStatsBase):
     __hash__ = None  # type: ignore[assignment]
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the constructor takes."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        """Return all fields as plain values and arrays."""
+        fields_of = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        by_agent = np.array(self.agent_returns, np.float64).reshape(-1, max(1, len(self.agents)))
+        return {**fields_of, "agents": list(self.agents), "agent_returns": by_agent}
 
-    def __add__(self, other: CollectStats) -> CollectStats:
-        """Both together."""
-        return CollectStats(
-            self.n_collected_episodes + other.n_collected_episodes,
-            self.n_collected_steps + other.n_collected_steps,
-            self.collect_time + other.collect_time,
-            self.env_time + other.env_time,
-            self.act_time + other.act_time,
-            np.concatenate([self.returns, other.returns]),
-            np.concatenate([self.lens, other.lens]),
-            self.env_restarts + other.env_restarts,
-            self.agents or other.agents,
-            self.agent_returns + other.agent_returns,
-        )
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the statistics that `get_state` was called on."""
+        by_agent = tuple(map(tuple, state["agent_returns"].tolist()))
+        return cls(**{**state, "agents": tuple(state["agents"]), "agent_returns": by_agent})
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers for a logger."""
@@ -271,6 +264,18 @@ class TrainingStats:
                 made = {metric: SequenceSummaryStats.from_sequence(values) for metric, values in series.items()}
             return self.__dict__.setdefault(name, made)
 
+    def get_state(self) -> dict[str, Any]:
+        """Return all fields as plain values."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        metrics = {name: asdict(stat) for name, stat in self.metrics.items()}
+        return {**values, "metrics": metrics, "stage_seconds": dict(self.stage_seconds)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the statistics that `get_state` was called on."""
+        metrics = {name: SequenceSummaryStats(**stat) for name, stat in state["metrics"].items()}
+        return cls(**{**state, "metrics": metrics})
+
     def series_and_seconds(self) -> tuple[Series, dict[str, float]] | None:
         """The metrics' values in each gradient step and the stages' seconds; None where there are summaries only."""
         read = self.__dict__.get("_read")
@@ -346,8 +351,25 @@ class EpochStats:
     """the whole epoch"""
     info_stat: InfoStats
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.epoch, self, self.info_stat))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all fields as plain values and arrays, without the history of `info_stat`."""
+        parts = (self.train_collect_stat, self.test_collect_stat, self.training_stat)
+        train, test, training = (None if part is None else part.get_state() for part in parts)
+        info = self.info_stat.to_dict()
+        return {"epoch": self.epoch, "train": train, "test": test, "training": training, "info": info}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the statistics that `get_state` was called on."""
+        info = InfoStats(**{**state["info"], "timing": TimingStats(**state["info"]["timing"])})
+        train, test = (
+            None if state[name] is None else CollectStats.from_state(state[name]) for name in ("train", "test")
+        )
+        training = None if state["training"] is None else TrainingStats.from_state(state["training"])
+        return cls(state["epoch"], train, test, training, info)
 
 
 class TrainingTotals:

@@ -2,8 +2,8 @@
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.build import build_onpolicy_trainer, build_trainer, restore_trainer, save_trainer
-from lockstep.trainer.callbacks import Callback, CheckpointCallback, EarlyStop, LoggingCallback
+from lockstep.trainer.build import build_onpolicy_trainer, build_trainer
+from lockstep.trainer.callbacks import Callback, CheckpointCallback, EarlyStop, LoggingCallback, Profiler
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import gather_info, test_episode
 from lockstep.trainer.events import (
@@ -19,8 +19,9 @@ from lockstep.trainer.events import (
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer
-from lockstep.trainer.profiler import Profiler
 
+save_trainer = BaseTrainer.save_to_path
+restore_trainer = BaseTrainer.restore_from_path
 AlgorithmConfig.trainer_factory = staticmethod(build_trainer)  # the one upward wire: see docs/architecture.md
 
 __all__ = [

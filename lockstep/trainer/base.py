@@ -1,20 +1,28 @@
-"""`BaseTrainer`: counters, evaluation, best tracker, checkpoints and the iterator over epochs."""
+"""`BaseTrainer`: the loop over epochs, evaluation, the best score, checkpoints and the state of a run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 from lockstep.algorithms.multi_agent_policy import AnyPolicy
-from lockstep.learner.learner import STEPS_SAMPLED
-from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
-from lockstep.rollout import CollectorLike
+from lockstep.algorithms.plain_values import to_plain
+from lockstep.learner.learner import STEPS_SAMPLED, Learner
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
+from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
+from lockstep.rollout.group_collector import GroupCollector
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes
 from lockstep.state.messages import no_copies
+from lockstep.state.schedules import ConfiguredValueWarning
+from lockstep.state.streams import RandomStreams
 from lockstep.tracking import BaseLogger, LazyLogger
 from lockstep.tracking.statistics import (
     CollectStats,
@@ -22,28 +30,14 @@ from lockstep.tracking.statistics import (
     CollectTotals,
     EpochStats,
     InfoStats,
+    TimingStats,
     TrainingStats,
     TrainingTotals,
 )
-from lockstep.trainer.callbacks import Callback, LoggingCallback, have_saver, savers_last
-from lockstep.trainer.checkpoints import resume_from_logger
-from lockstep.trainer.checks import (
-    can_test_in_train,
-    check_evaluation,
-    check_observers,
-    check_parts,
-    check_reset,
-)
+from lockstep.trainer.callbacks import Callback, CheckpointCallback, LoggingCallback, check_callbacks, savers_last
+from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
 from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import (
-    check_evaluated,
-    mean_return,
-    run_info,
-    score_of,
-    tell_endless,
-    test_episode,
-    with_reward_metric,
-)
+from lockstep.trainer.evaluation import mean_return, score_of, test_episode, warn_endless, with_reward_metric
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -56,39 +50,79 @@ from lockstep.trainer.events import (
     UpdateEnd,
 )
 from lockstep.trainer.interrupts import DeferredInterrupt
-from lockstep.trainer.seeding import seed_run
-from lockstep.trainer.state import set_collectors, set_trainer_state, trainer_state
 
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
+COLLECTORS = ("train_collector", "test_collector")
+OPTIONS = (
+    *("batch_size", "step_per_epoch", "step_per_collect", "episode_per_collect", "repeat_per_collect"),
+    *("update_per_step", "learning_starts"),
+)
+"""options of a trainer that a run which goes on bit by bit has in common with the one before"""
+COUNTERS = (
+    *("env_step", "gradient_step", "env_episode", "test_env_step", "test_episode", "last_test_at"),
+    *("best_score", "best_epoch", "tested_in_train"),
+)
+FORMER_COUNTERS = {"test_step": "test_env_step"}
+"""names of counters in checkpoints of earlier versions, with their names today"""
+
+EpochFn = Callable[[int, int], None]
 SaveCheckpointFn = Callable[[int, int, int], Any]
+
+
+class TrainerOptions(TypedDict, total=False):
+    """The keywords that all trainers take; `BaseTrainer` says what each means."""
+
+    total_steps: int | None
+    episode_per_test: int | None
+    test_interval: int
+    train_fn: EpochFn | None
+    test_fn: EpochFn | None
+    stop_fn: Callable[[float], bool] | None
+    compute_score_fn: Callable[[CollectStats], float] | None
+    save_best_fn: Callable[[Any], None] | None
+    save_checkpoint_fn: SaveCheckpointFn | None
+    checkpoint_interval: int
+    reward_metric: Callable[[Any], Any] | None
+    logger: BaseLogger | None
+    callbacks: Sequence[Callback]
+    seed: int | None
+    test_in_train: bool
+    resume_from_log: bool
+    verbose: bool
+    show_progress: bool
+    nan_policy: str
 
 
 class BaseTrainer:
     """The part that all trainers share. Iterate over it epoch by epoch, or call `run()`.
 
     Order of events: reset, first evaluation, then in each epoch `train_fn`, collect, update (until `step_per_epoch`
-    steps are done), evaluation, best tracker, `stop_fn`, checkpoint, `EpochStats`; at the end one more checkpoint
-    with the reason, whatever ended the run. Callbacks see frozen events.
+    steps are done), evaluation, best score, `stop_fn`, checkpoint, `EpochStats`; at the end one more checkpoint with
+    the reason, whatever ended the run. Callbacks see frozen events.
 
     A subclass changes the run by overriding a step that the loop calls: `training_step()`, which collects and learns,
     `policy_update_fn(collect_stats)`, the learning in it, or `test_step()`, an evaluation.
 
-    `max_epoch`: upper bound of epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`: environment
-    steps. `total_steps`: upper bound of steps: the run ends with the update that reaches them, in a last epoch that may
-    be shorter. `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two.
-    `train_fn`/`test_fn(epoch, env_step)`: before each collect and evaluation. `stop_fn(score)`: end the run?
-    `compute_score_fn(CollectStats)`: what is compared, by default the mean return. `save_best_fn(policy)`: on a new
-    best score. `reward_metric(returns[episode, agent]) -> [episode]`: what is the return of an episode of several
-    agents, wherever returns are used (None: the sum over agents). `save_checkpoint_fn(epoch, env_step, gradient_step)
-    -> path`: every `checkpoint_interval` epochs and at the end. `test_in_train`: one more evaluation in an epoch once
-    the training return satisfies `stop_fn`. `resume_from_log`: the first run goes on from the logger's last save: from
-    its full checkpoint with everything, else from its three counters. `seed`: of all random numbers but the initial
-    weights, as `debugging(seed=)` of a configuration. `verbose`: a line for each epoch; `show_progress`: a live display
-    on a terminal. `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
+    `max_epoch`: most epochs. `batch_size`: rows of a gradient step (None: all). `step_per_epoch`: environment steps.
+    `total_steps`: most steps; the run ends with the update that reaches them, in a last epoch that may be shorter.
+    `episode_per_test`, `test_interval`: episodes of an evaluation, epochs between two. `train_fn`/`test_fn(epoch,
+    env_step)`: called before each collect and evaluation. `stop_fn(score)`: whether to end the run.
+    `compute_score_fn(CollectStats)`: the score to compare, by default the mean return. `save_best_fn(policy)`: called
+    on a new best score. `reward_metric(returns[episode, agent]) -> [episode]`: the return of an episode of several
+    agents (None: their sum). `save_checkpoint_fn(epoch, env_step, gradient_step) -> path`: called every
+    `checkpoint_interval` epochs and at the end. `test_in_train`: evaluate once more in an epoch whose training return
+    satisfies `stop_fn`. `resume_from_log`: the first run goes on from the logger's last save: from its full checkpoint
+    with everything, else from its three counters. `seed`: of all random numbers but the initial weights, as
+    `debugging(seed=)` of a configuration. `verbose`: print a line for each epoch; `show_progress`: a live display on a
+    terminal. `nan_policy`: "stop" ends the run at a loss that is not finite, "ignore" goes on.
 
     Raises `ValueError` with the parameter's name, its value and what is allowed.
     """
 
+    learns_from_rollouts: ClassVar[bool] = False
+    collects: ClassVar[bool] = True
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """parameters of other trainers, and what this one does instead"""
     step_per_collect: int | None = None
 
     def __init__(
@@ -103,8 +137,8 @@ class BaseTrainer:
         total_steps: int | None = None,
         episode_per_test: int | None = None,
         test_interval: int = 1,
-        train_fn: Callable[[int, int], None] | None = None,
-        test_fn: Callable[[int, int], None] | None = None,
+        train_fn: EpochFn | None = None,
+        test_fn: EpochFn | None = None,
         stop_fn: Callable[[float], bool] | None = None,
         compute_score_fn: Callable[[CollectStats], float] | None = None,
         save_best_fn: Callable[[Any], None] | None = None,
@@ -120,37 +154,50 @@ class BaseTrainer:
         show_progress: bool = False,
         nan_policy: str = "stop",
     ) -> None:
-        evaluated: dict[str, Any] = {"test_fn": test_fn, "stop_fn": stop_fn}
-        evaluated |= {"compute_score_fn": compute_score_fn, "save_best_fn": save_best_fn}
-        flags = {"resume_from_log": resume_from_log, "verbose": verbose, "show_progress": show_progress}
-        check_parts(policy, train_collector, test_collector, reward_metric)
+        self.policy, self.train_collector, self.test_collector = policy, train_collector, test_collector
         self.max_epoch: int = check_whole("max_epoch", max_epoch, 0)
         self.step_per_epoch, self.test_interval, self.checkpoint_interval = check_wholes(
             step_per_epoch=step_per_epoch, test_interval=test_interval, checkpoint_interval=checkpoint_interval
         )
         self.batch_size: int | None = check_whole("batch_size", batch_size, 1, optional=True)
         self.total_steps: int | None = check_whole("total_steps", total_steps, 1, optional=True)
+        self.episode_per_test: int | None = check_whole("episode_per_test", episode_per_test, 1, optional=True)
         seed = check_whole("seed", seed, 0, optional=True)
-        check_functions(**evaluated, train_fn=train_fn, save_checkpoint_fn=save_checkpoint_fn)
-        self.episode_per_test = check_evaluation(test_collector, train_collector, episode_per_test, evaluated)
-        check_observers(logger, callbacks, resume_from_log)
-        check_flags(**flags, test_in_train=test_in_train)
+        check_functions(train_fn=train_fn, save_checkpoint_fn=save_checkpoint_fn, reward_metric=reward_metric)
+        check_flags(
+            test_in_train=test_in_train, resume_from_log=resume_from_log, verbose=verbose, show_progress=show_progress
+        )
         check_choice("nan_policy", nan_policy, ("stop", "ignore"))
-        self.policy, self.train_collector, self.test_collector = policy, train_collector, test_collector
-        self.train_fn, self.test_fn, self.stop_fn = train_fn, test_fn, stop_fn
-        self.compute_score_fn, self.reward_metric = compute_score_fn or mean_return, reward_metric
-        self.save_best_fn, self.save_checkpoint_fn = save_best_fn, save_checkpoint_fn
-        self.test_in_train, self.logger = can_test_in_train(test_in_train, stop_fn), logger or LazyLogger()
-        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last(callbacks)]
-        self.callbacks += [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
+        self.test_fn, self.stop_fn, self.save_best_fn = test_fn, stop_fn, save_best_fn
+        self.compute_score_fn = compute_score_fn or mean_return
+        self._check_parts(compute_score_fn, reward_metric)
+        self.logger = check_logger(logger, resume_from_log)
+        check_callbacks(callbacks)
+        self.train_fn, self.save_checkpoint_fn, self.reward_metric = train_fn, save_checkpoint_fn, reward_metric
         self.nan_policy, self.resume_from_log = nan_policy, resume_from_log
-        seed_run(self, seed)
+        self.test_in_train = test_in_train and stop_fn is not None
+        if test_in_train and stop_fn is None:
+            warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
+        watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
+        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last(callbacks), *watchers]
+        self.set_seed(seed)
         self._interrupt = DeferredInterrupt()
-        self._iterator: Iterator[EpochStats] | None = None
+        self._phase = "new"  # "new": `next` begins a run; "running"; "over": `next` raises `StopIteration`
         self._ready = False  # reset or restored, and not run since
         self._zero()
 
+    def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
+        policy, train, test = self.policy, self.train_collector, self.test_collector
+        check_policy(policy, type(self).__name__, from_rollouts=self.learns_from_rollouts, collects=self.collects)
+        if self.collects:
+            check_collector("train_collector", train, policy, reward_metric)
+        if test is not None:
+            check_collector("test_collector", test, policy, reward_metric)
+        functions = {"stop_fn": self.stop_fn, "test_fn": self.test_fn, "save_best_fn": self.save_best_fn}
+        check_evaluation(test, train, self.episode_per_test, {**functions, "compute_score_fn": compute_score_fn})
+
     def _zero(self) -> None:
+        """Set all counters, statistics and the best score to those of a run that has not begun."""
         self.epoch = self.env_step = self.gradient_step = self.env_episode = 0
         self.in_epoch = False
         self.epoch_steps = 0
@@ -172,113 +219,75 @@ class BaseTrainer:
         self.stop_reason: str | None = None
         self.history: list[EpochStats] = []
         self.epoch_end_due = False
-        """the last epoch is saved, but not yet told to the callbacks"""
+        """the last epoch is saved, but callbacks have not seen its end yet"""
         self.bad_batch: dict[str, Any] | None = None
         """the rollout whose update gave a loss or gradient that is not finite"""
         self.seconds = dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
         self._saved_at: tuple[int, ...] | None = None
-        self.tested_in_train = self._over = False
+        self.tested_in_train = False
         self._clock = time.monotonic()
 
     # -- use ---
 
+    def run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> InfoStats:
+        """Run to the end. Ctrl-C ends the run in the same orderly way; any other error is raised after a last
+        checkpoint.
+
+        The run begins with `reset(reset_collectors, reset_buffer)`, unless the trainer was just reset or restored.
+        """
+        self._leave(reset_collectors, reset_buffer)
+        self._resume_logged_run(reset_collectors, reset_buffer)
+        try:
+            self._start(reset_collectors, reset_buffer)
+            while self.stop_reason is None and not self.is_complete:
+                self._train_epoch()
+            self._finish(self.stop_reason or "max_epoch")
+        except BaseException as error:
+            self._end_after(error)
+        return self.info()
+
+    def __iter__(self) -> Self:
+        self._leave()
+        return self
+
+    def __next__(self) -> EpochStats:
+        if self._phase == "over":
+            raise StopIteration
+        if self._phase == "new":
+            self._resume_logged_run()
+        try:
+            if self._phase == "new":
+                self._start()
+            if self.stop_reason is None and not self.is_complete:
+                return self._train_epoch()
+            self._finish(self.stop_reason or "max_epoch")
+        except BaseException as error:
+            self._end_after(error)
+        raise StopIteration
+
     def reset(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
-        """Start a new run: reset all counters, statistics and the best tracker.
+        """Start a new run: reset all counters, statistics and the best score.
 
         `reset_collectors`: begin new episodes and set the collectors' counters to zero; `reset_buffer`: empty the
         replay buffer.
         """
-        check_reset(reset_collectors, reset_buffer)
-        self._iterator = None  # ends a run that was left
+        self._leave(reset_collectors, reset_buffer)
         self._begin(reset_collectors, reset_buffer)
         self._ready = True
 
-    def _begin(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
-        self._zero()
-        if self.resume_from_log:
-            restored = resume_from_logger(self)
-            self.resume_from_log = False
-            if restored:
-                return
-        self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where the counters do
-        if reset_collectors:
+    def close(self) -> None:
+        """End the processes and the environments that were made for the run; one that was handed over stays open."""
+        if isinstance(self.policy.config.env, str) or callable(self.policy.config.env):
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
-                    rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
-                    collector.reset(reset_buffer=reset_buffer or rollout)
+                    collector.close()
+        if self.policy.learner_group.is_remote:  # an error ended the run, or its learners are lost
+            self.policy.learner_group.shutdown()
 
-    def run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> InfoStats:
-        """Run to the end. Ctrl-C ends the run in the same orderly way; any other error after a last checkpoint, too.
+    # -- the loop ---
 
-        The run begins with `reset(reset_collectors, reset_buffer)`, unless the trainer was just reset or restored.
-        """
-        check_reset(reset_collectors, reset_buffer)
-        self._iterator = None  # ends a run that was left
-        self._iterator = self._epochs(reset_collectors, reset_buffer)
-        for _ in self._iterator:
-            pass
-        return self.info()
-
-    def __iter__(self) -> Self:
-        self._iterator = None  # ends a run that was left
-        self._iterator = self._epochs()
-        return self
-
-    def __next__(self) -> EpochStats:
-        if self._iterator is None:
-            self._iterator = self._epochs()
-        return next(self._iterator)
-
-    def _epochs(self, reset_collectors: bool = True, reset_buffer: bool = False) -> Iterator[EpochStats]:
-        if self.resume_from_log and not self._ready:
-            self._begin(
-                reset_collectors, reset_buffer
-            )  # one that cannot go on is no run: nothing is saved in the place of what it was to go on from
-            self._ready = True
-        try:
-            if not self._ready:
-                self._begin(reset_collectors, reset_buffer)
-            self._ready = False
-            self._clock = time.monotonic() - self.seconds["total"]
-            self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
-            if self.epoch_end_due:
-                self._end_epoch()
-            begins = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
-            if self.test_collector is not None and begins and self.last_test is None:
-                with self._interrupt:
-                    self._test()
-            self._reopen_epoch()
-            while self.stop_reason is None and not self.is_complete:
-                yield self._one_epoch()
-            self._finish(self.stop_reason or "max_epoch")
-        except (KeyboardInterrupt, GeneratorExit) as interrupt:
-            self._finish("interrupted")
-            if isinstance(interrupt, GeneratorExit):
-                raise
-        except BaseException as error:
-            try:
-                self._finish("error", save=not isinstance(error, SystemExit))
-            except Exception as second:
-                error.add_note(f"the run could not be ended in order either: {second}")
-            raise
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run has made all its epochs, or all its steps."""
-        return not self.under_way and (self.epoch >= self.max_epoch or self._has_all_steps())
-
-    def _has_all_steps(self) -> bool:
-        return self.total_steps is not None and self.position >= self.total_steps
-
-    def _reopen_epoch(self) -> None:
-        """Continue the epoch that an earlier `total_steps` cut short, or a callback if it was the last one."""
-        if self.carried_steps >= 0 or self._has_all_steps():
-            return
-        if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
-            self.epoch -= 1
-            self.carried_steps += self.step_per_epoch
-
-    def _one_epoch(self) -> EpochStats:
+    def _train_epoch(self) -> EpochStats:
+        """Collect and learn for an epoch, evaluate, write a checkpoint; return the statistics."""
         self.epoch += 1
         self.in_epoch, self.under_way, self.epoch_steps = True, False, self.carried_steps
         with self._interrupt:
@@ -307,16 +316,6 @@ class BaseTrainer:
             self._end_epoch()
         return stats
 
-    def _end_epoch(self) -> None:
-        """After the checkpoint, as the contract orders it; a run that goes on from there tells it once more."""
-        self.epoch_end_due = False
-        stats = self.history[-1]
-        if self.train_collector is not None and stats.train_collect_stat is not None and not self.env_episode:
-            tell_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
-        self._emit(EpochEnd(*self._where(), stats=stats))
-
-    # -- the steps that the loop calls ---
-
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
         """Collect once and learn once. Return the statistics of both (None: nothing was learned), and whether the run
         is to stop.
@@ -344,7 +343,6 @@ class BaseTrainer:
         self.test_env_step += stats.n_collected_steps
         self.test_episode += stats.n_collected_episodes
         self.seconds["test"] += stats.collect_time
-        check_evaluated(stats)
         score = score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
         before = self.last_test, self.last_test_at, self.best_score, self.best_stats, self.best_epoch
@@ -355,7 +353,7 @@ class BaseTrainer:
             self._emit(EvaluationEnd(*self._where(), stats=stats, score=score, is_best=is_best))
             if is_best and self.save_best_fn is not None:
                 self.save_best_fn(self.policy)
-        except BaseException:  # it is made again where the run goes on: its score is no best one that was saved
+        except BaseException:  # a run that goes on from here evaluates again: this score was not saved as the best
             self.last_test, self.last_test_at, self.best_score, self.best_stats, self.best_epoch = before
             raise
         return stats, self.stop_fn is not None and bool(self.stop_fn(score))
@@ -390,21 +388,157 @@ class BaseTrainer:
         bad = stats.bad_losses()
         if bad and self.nan_policy == "stop":
             step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
-            kept = self.save_checkpoint_fn is not None or have_saver(self.callbacks)
+            kept = self.save_checkpoint_fn is not None or self._has_saver()
             raise FloatingPointError(
                 f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {step}; "
                 "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
                 f"The batch is in trainer.bad_batch{' and in the last checkpoint' if kept else ''}"
             )
 
+    # -- beginning and end ---
+
+    def _resume_logged_run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
+        """Begin where the log says, before anything is saved: a log that cannot be resumed from keeps its last save."""
+        if self.resume_from_log and not self._ready:
+            self._begin(reset_collectors, reset_buffer)
+            self._ready = True
+
+    def _begin(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
+        self._zero()
+        if self.resume_from_log:
+            restored = self._restore_logged_state()
+            self.resume_from_log = False
+            if restored:
+                return
+        self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where the counters do
+        if reset_collectors:
+            for collector in (self.train_collector, self.test_collector):
+                if collector is not None:
+                    rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
+                    collector.reset(reset_buffer=reset_buffer or rollout)
+
+    def _start(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
+        """Begin a run, or go on with the one that was restored: `RunStart`, first evaluation."""
+        self._phase = "running"
+        if not self._ready:
+            self._begin(reset_collectors, reset_buffer)
+        self._ready = False
+        self._clock = time.monotonic() - self.seconds["total"]
+        self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
+        if self.epoch_end_due:
+            self._end_epoch()
+        begins = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
+        if self.test_collector is not None and begins and self.last_test is None:
+            with self._interrupt:
+                self._test()
+        self._reopen_epoch()
+
+    def _reopen_epoch(self) -> None:
+        """Continue the epoch that an earlier `total_steps` cut short, or a callback if it was the last one."""
+        if self.carried_steps >= 0 or self._has_all_steps():
+            return
+        if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
+            self.epoch -= 1
+            self.carried_steps += self.step_per_epoch
+
+    def _end_epoch(self) -> None:
+        """Emit `EpochEnd`: after the checkpoint, so a run that goes on from there emits it once more."""
+        self.epoch_end_due = False
+        stats = self.history[-1]
+        if self.train_collector is not None and stats.train_collect_stat is not None and not self.env_episode:
+            warn_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
+        self._emit(EpochEnd(*self._where(), stats=stats))
+
+    def _leave(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
+        """End a run that was left before its end; the next iteration begins a new one."""
+        check_flags(reset_collectors=reset_collectors, reset_buffer=reset_buffer)
+        if reset_buffer and not reset_collectors:
+            raise ValueError(
+                "reset_buffer=True is not allowed with reset_collectors=False; a buffer is emptied where its collector "
+                "begins new episodes"
+            )
+        if self._phase == "running":
+            self._finish("interrupted")
+        self._phase = "new"
+
+    def _end_after(self, error: BaseException) -> None:
+        """End the run in order after an error, and raise it unless it is Ctrl-C."""
+        if isinstance(error, KeyboardInterrupt):
+            self._finish("interrupted")
+            return
+        try:
+            self._finish("error", save=not isinstance(error, SystemExit))
+        except Exception as second:
+            error.add_note(f"the run could not be ended in order either: {second}")
+        if isinstance(error, StopIteration):  # it would end a loop over the epochs without a word
+            raise RuntimeError("a function of the run raised StopIteration") from error
+        raise error
+
+    def _finish(self, reason: str, save: bool = True) -> None:
+        """Write the last checkpoint and emit `RunEnd`, once for each run. An interrupted checkpoint is tried again."""
+        if self._phase == "over":
+            return
+        self.stop_reason = reason
+        self._tick()
+        try:
+            if save and self._saved_at != self._progress():
+                self._checkpoint()
+        except Exception:
+            self.stop_reason = "error"
+            self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        """Emit `RunEnd` to every callback, also where one fails, and close the logger; raise the first failure."""
+        self._phase = "over"
+        event, failures = RunEnd(*self._where(), reason=str(self.stop_reason), info=self.info()), []
+        try:
+            for callback in self.callbacks:
+                try:
+                    callback.on_event(event)
+                except Exception as error:
+                    failures.append(error)
+            if failures:
+                raise failures[0]
+        finally:
+            self.logger.finalize()
+
+    def _emit(self, event: Event) -> None:
+        for callback in self.callbacks:
+            reason = callback.on_event(event)
+            if reason is not None and not (isinstance(reason, str) and reason):
+                raise TypeError(
+                    f"{type(callback).__name__} returned {reason!r} for {type(event).__name__}; a callback returns "
+                    "None, or a text: the reason for which the run is to stop"
+                )
+            if reason is not None and self.stop_reason is None:
+                self.stop_reason = reason
+
+    def _checkpoint(self) -> None:
+        """Write a checkpoint and record it; without one its counters, unless callbacks write and record checkpoints."""
+        path = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
+        if not isinstance(path, str | PathLike | None):
+            raise TypeError(f"save_checkpoint_fn returned {path!r}; it must return the path of what it wrote, or None")
+        if path is not None or not self._has_saver():
+            self.logger.save_data(*self._where(), lambda *_: path)
+        self._saved_at = self._progress()
+        if path is not None:
+            self._emit(CheckpointSaved(*self._where(), path=Path(path)))
+
+    def _has_saver(self) -> bool:
+        """Return whether a callback writes checkpoints and their records."""
+        return any(isinstance(callback, CheckpointCallback) for callback in self.callbacks)
+
     # -- reports ---
 
-    def info(self, with_history: bool = True) -> InfoStats:
-        """The run so far."""
-        return run_info(self, with_history)
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has made all its epochs, or all its steps."""
+        return not self.under_way and (self.epoch >= self.max_epoch or self._has_all_steps())
 
-    def _tick(self) -> None:
-        self.seconds["total"] = time.monotonic() - self._clock
+    def _has_all_steps(self) -> bool:
+        return self.total_steps is not None and self.position >= self.total_steps
 
     @property
     def position(self) -> int:
@@ -418,66 +552,70 @@ class BaseTrainer:
         left, collect = max(0, limit - self.position), self.step_per_collect or 1
         return self.position + -(-left // collect) * collect
 
+    def info(self, with_history: bool = True) -> InfoStats:
+        """Return the run so far: counters, best score, seconds."""
+        seconds = self.seconds
+        train = seconds["collect"] + seconds["update"]
+        best = None if self.best_stats is None else self.best_stats.returns_stat
+        timing = TimingStats(
+            total_time=seconds["total"],
+            train_time=train,
+            train_time_collect=seconds["collect"],
+            train_time_update=seconds["update"],
+            test_time=seconds["test"],
+            update_speed=self.position / train if train else 0.0,
+            env_time=seconds["env"],
+            act_time=seconds["act"],
+        )
+        return InfoStats(
+            gradient_step=self.gradient_step,
+            best_score=self.best_score,
+            best_reward=None if best is None else best.mean,
+            best_reward_std=None if best is None else best.std,
+            best_epoch=self.best_epoch,
+            train_step=self.env_step,
+            train_episode=self.env_episode,
+            test_step=self.test_env_step,
+            test_episode=self.test_episode,
+            timing=timing,
+            stop_reason=self.stop_reason,
+            history=tuple(self.history) if with_history else (),
+        )
+
+    def _tick(self) -> None:
+        self.seconds["total"] = time.monotonic() - self._clock
+
     def _where(self) -> tuple[int, int, int]:
         return self.epoch, self.env_step, self.gradient_step
 
-    def _emit(self, event: Event) -> None:
-        for callback in self.callbacks:
-            reason = callback.on_event(event)
-            if reason is not None and not (isinstance(reason, str) and reason):
-                raise TypeError(
-                    f"{type(callback).__name__} returned {reason!r} for {type(event).__name__}; a callback returns "
-                    "None, or a text: the reason for which the run is to stop"
-                )
-            if reason is not None and self.stop_reason is None:
-                self.stop_reason = reason
-
-    def _emit_to_all(self, event: Event) -> None:
-        """To each of them, also where one fails: what is open must be closed. The first failure is raised then."""
-        failures: list[Exception] = []
-        for callback in self.callbacks:
-            try:
-                callback.on_event(event)
-            except Exception as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-
-    def _checkpoint(self) -> None:
-        """Writes one, and records it; without one its counters, unless callbacks write checkpoints and record those."""
-        path = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
-        if not isinstance(path, str | PathLike | None):
-            raise TypeError(f"save_checkpoint_fn returned {path!r}; it must return the path of what it wrote, or None")
-        if path is not None or not have_saver(self.callbacks):
-            self.logger.save_data(*self._where(), lambda *_: path)
-        self._saved_at = self._position()
-        if path is not None:
-            self._emit(CheckpointSaved(*self._where(), path=Path(path)))
-
-    def _position(self) -> tuple[int, ...]:
+    def _progress(self) -> tuple[int, ...]:
+        """Return what tells whether anything happened since the last checkpoint."""
         return (*self._where(), self.test_episode, self.in_epoch)
 
-    def _finish(self, reason: str, save: bool = True) -> None:
-        """The last checkpoint and `RunEnd`, once for each run. A checkpoint that is interrupted may be tried again."""
-        if self._over:
-            return
-        self.stop_reason = reason
-        self._tick()
-        try:
-            if save and self._saved_at != self._position():
-                self._checkpoint()
-        except Exception:
-            self.stop_reason = "error"
-            self._end()
-            raise
-        self._end()
+    # -- random numbers ---
 
-    def _end(self) -> None:
-        self._over = True
-        try:
-            self._emit_to_all(RunEnd(*self._where(), reason=str(self.stop_reason), info=self.info()))
-        finally:
-            self.logger.finalize()
+    def set_seed(self, seed: int | None) -> None:
+        """Give environments, exploration, evaluation, samples and minibatches streams of this seed, each by its name.
+
+        The initial weights are drawn when the policy is built and stay as they are. `None`: collectors made by hand
+        without a seed get the policy's, so that the run can be repeated; all else has its streams already. Raises
+        `ValueError` for env runners, whose environments have the streams of their own configuration.
+        """
+        streams = RandomStreams(self.policy.config.seed if seed is None else seed)
+        for name, collector in self._collectors().items():
+            if isinstance(collector, Collector | MultiAgentCollector):
+                if seed is not None or not collector.is_seeded:
+                    collector.reseed(streams.child(name))
+            elif seed is not None:
+                raise ValueError(
+                    f"seed={seed} does not reach the env runners of {name}, which have that of their configuration; "
+                    "leave it out and set debugging(seed=...)"
+                )
+        if seed is not None:
+            if self.train_collector is not None:
+                seed_buffer(self.train_collector.buffer, seed)
+            self.policy.learner_group.foreach_learner(_set_seed, seed)
+            self.policy.seed(seed)
 
     # -- state ---
 
@@ -486,22 +624,270 @@ class BaseTrainer:
     )
 
     def get_state(self) -> dict[str, Any]:
-        """Counters, statistics, best tracker, collectors, callbacks and logger (the policy is saved beside it)."""
-        return trainer_state(self)
+        """Return counters, statistics, best score, collectors, callbacks and logger (the policy is saved beside it).
+
+        An epoch that was interrupted counts as not begun: its steps are carried into it again, with its statistics.
+        """
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        counters["epoch"] = self.epoch - self.in_epoch
+        counters["carried_steps"] = self.epoch_steps if self.in_epoch else self.carried_steps
+        return {
+            "options": self._options(),
+            "counters": counters,
+            "saved_at": list(self._where()),
+            "seconds": dict(self.seconds),
+            "best": None if self.best_stats is None else self.best_stats.get_state(),
+            "last_test": None if self.last_test is None else self.last_test.get_state(),
+            "collected": self.collected.stats().get_state(),
+            "updates": self.updates.get_state(),
+            "history": [stats.get_state() for stats in self.history],
+            "epoch_end_due": self.epoch_end_due,
+            "under_way": self.in_epoch or self.under_way,
+            "stop_reason": self.stop_reason,
+            **dict.fromkeys(COLLECTORS),
+            **{name: collector.get_state() for name, collector in self._collectors().items()},
+            "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
+            "logger": self.logger.get_state(),
+            "logger_class": type(self.logger).__name__,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`: the next iteration goes on where that run was. Callbacks are matched by their
+        class, in order. Raises `ValueError`, changing nothing, for collectors of other environments or another number
+        of them.
+        """
+        self._check_collectors(state)
+        self._leave()
+        self._set_collectors(state)
+        self._zero()
+        for name, value in state["counters"].items():
+            setattr(self, FORMER_COUNTERS.get(name, name), value)
+        self.seconds = dict(state["seconds"])
+        self.best_stats = None if state["best"] is None else CollectStats.from_state(state["best"])
+        self.last_test = None if state["last_test"] is None else CollectStats.from_state(state["last_test"])
+        self.collected.add(CollectStats.from_state(state["collected"]))
+        self.updates.set_state(state["updates"])
+        self.history = [EpochStats.from_state(stats) for stats in state["history"]]
+        self.epoch_end_due = bool(state["epoch_end_due"])
+        self.under_way = bool(state.get("under_way"))  # checkpoints of earlier versions have none
+        saved = list(state["callbacks"])
+        for callback in self.callbacks:
+            entry = next((entry for entry in saved if entry[0] == type(callback).__name__), None)
+            if entry is not None:
+                saved.remove(entry)
+                callback.set_state(entry[1])
+        kept_by, logger = state["logger_class"], self.logger
+        if kept_by == type(logger).__name__:
+            logger.set_state(state["logger"])
+        elif not isinstance(logger, LazyLogger):
+            warnings.warn(
+                f"the records of this run were kept by a {kept_by}; the {type(logger).__name__} of this one begins a "
+                "new record",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self._saved_at = self._progress()
+        self._ready = True
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Further folders of a checkpoint, for large things: a replay buffer."""
+        """Return further folders of a checkpoint, for large things: a replay buffer."""
         return {}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restores what `own_folders` gave, from all folders of a checkpoint."""
+        """Restore what `own_folders` gave, from all folders of a checkpoint."""
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`: the next iteration goes on where that run was. `ValueError`, changing nothing,
-        for collectors of other environments or another number of them."""
-        set_collectors(self, state)
-        self._iterator = None
-        self._zero()
-        set_trainer_state(self, state)
-        self._saved_at = self._position()
-        self._ready = True
+    def save_to_path(self, path: str | Path) -> Path:
+        """Write a full checkpoint and return its path: policy and all its state in its own folders, the trainer's in
+        `trainer`.
+
+        Records that the logger holds back for its next interval are part of the state, so saving changes no record.
+        """
+        folders = {
+            **self.policy.checkpoint_folders(),
+            "trainer": {"state": self.get_state(), "made_by": {"algorithm": self.policy.config.algorithm}},
+            **self.own_folders(),
+        }
+        if self.bad_batch is not None:
+            folders["bad_batch"] = {"batch": self.bad_batch}
+        counters = {name: getattr(self, name) for name in ("epoch", "env_step", "gradient_step", "stop_reason")}
+        return write_checkpoint(path, folders, metadata=counters)
+
+    def restore_from_path(self, path: str | Path | None) -> None:
+        """Continue a run bit by bit from a full checkpoint.
+
+        Raises `ValueError`, and changes nothing, where it is damaged or of a run of another shape, and for None, which
+        `newest_checkpoint` gives where there is no checkpoint. Warns where this trainer has other options.
+        """
+        if path is None:
+            raise ValueError("path=None: there is no checkpoint to go on from (newest_checkpoint found no intact one)")
+        self._restore(path, _read_run(path))
+
+    def _restore(self, path: str | Path, folders: dict[str, dict[str, Any]], *, keep_record: bool = False) -> None:
+        algorithm = self.policy.config.algorithm
+        made_by = folders["trainer"].get("made_by", {}).get("algorithm", algorithm)
+        if made_by != algorithm:
+            raise ValueError(
+                f"{path} is of a run of {made_by!r}, and this trainer's policy is of {algorithm!r}; give it one of "
+                f"{algorithm!r}"
+            )
+        state = folders["trainer"]["state"]
+        self._check_collectors(state)
+        self._leave()
+        policy, collectors = self.policy.get_state(), self._states_to_put_back()
+        self.policy.set_checkpoint_folders(folders)
+        try:
+            self._set_collectors(state)
+            self.set_own_folders(folders)
+        except BaseException:
+            self.policy.set_state(policy)
+            self._set_collectors(collectors)
+            raise
+        self.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
+        self._warn_of_other_options(state.get("options", {}))  # checkpoints of earlier versions have none
+        ended_early = state["stop_reason"] in ("interrupted", "error")
+        if not keep_record and (ended_early or (state["stop_reason"] == "max_epoch" and not self.is_complete)):
+            self.logger.drop_save()  # a run that never stopped has no such checkpoint
+        else:  # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
+            epoch, env_step, gradient_step = state["saved_at"]
+            self.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))
+        self._warn_of_cut_episodes()
+
+    def _restore_logged_state(self) -> bool:
+        """Go on from what the logger's last save names: everything, where that is a full checkpoint (then True), else
+        its three counters. Raises `ValueError` for a full checkpoint that does not fit this trainer.
+        """
+        path = self.logger.last_checkpoint()
+        reason = (
+            "the log names no checkpoint: policy, optimizers and replay buffer are those of this trainer "
+            "(CheckpointCallback writes full checkpoints)"
+        )
+        if path is not None:
+            try:
+                folders = _read_run(path)
+            except (OSError, ValueError) as error:
+                reason = f"{path} is no full checkpoint ({error})"
+            else:
+                self._restore(path, folders, keep_record=True)
+                return True
+        self.epoch, self.env_step, self.gradient_step = self.logger.restore_data()
+        if path is not None or any(self._where()):
+            told = f"resume_from_log: only the counters are restored, as {reason}"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+        return False
+
+    def _warn_of_cut_episodes(self) -> None:
+        """Warn, and record, where running episodes could not be continued."""
+        collector = self.train_collector
+        if collector is None or not collector.episodes_cut:
+            return
+        cut = collector.episodes_cut
+        warnings.warn(
+            f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running episodes "
+            "end there (nothing is estimated across), and the run is not bit by bit the one that would never have "
+            "stopped",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        self.logger.remark("env_step", self.env_step, {"save/episodes_cut": cut})
+
+    def _collectors(self) -> dict[str, CollectorLike]:
+        """Return the collectors by name, those that are there."""
+        pairs = (("train_collector", self.train_collector), ("test_collector", self.test_collector))
+        return {name: collector for name, collector in pairs if collector is not None}
+
+    def _states_to_put_back(self) -> dict[str, Any]:
+        """Return the collectors' states by name, None for one that holds data: no state has those, and a restored run
+        drops them.
+        """
+        found: dict[str, Any] = dict.fromkeys(COLLECTORS)
+        for name, collector in self._collectors().items():
+            with suppress(ValueError):
+                found[name] = collector.get_state()
+        return found
+
+    def _set_collectors(self, state: Mapping[str, Any]) -> None:
+        """Set the states of both collectors, or of none: what was before is put back where one is refused."""
+        self._check_collectors(state)
+        before, collectors = self._states_to_put_back(), self._collectors()
+        try:
+            for name, collector in collectors.items():
+                if state[name] is not None:
+                    collector.set_state(state[name])
+        except BaseException:
+            for name, collector in collectors.items():
+                if before[name] is not None:
+                    collector.set_state(before[name])
+            raise
+
+    def _check_collectors(self, state: Mapping[str, Any]) -> None:
+        """Raise `ValueError` where a collector could not go on from what is saved of it."""
+        for name, collector in self._collectors().items():
+            saved = state[name]
+            if saved is None:
+                continue
+            here, there = isinstance(collector, GroupCollector), "group" in saved
+            if here != there:
+                where = ("in this process", "in env runners")
+                raise ValueError(
+                    f"the {name} of the checkpoint has its environments {where[there]}, this one {where[here]}; resume "
+                    "with the same env_runners.num_env_runners"
+                )
+            if "lengths" in saved and len(saved["lengths"]) != collector.num_envs:
+                raise ValueError(
+                    f"the {name} of the checkpoint has {len(saved['lengths'])} environments, this one has "
+                    f"{collector.num_envs}; resume with as many"
+                )
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options that a run which goes on bit by bit keeps; functions are left out."""
+        found = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
+        sections = self.policy.config.sections
+        pairs = [(sections[name], field.name) for name in ("training", "framework") for field in fields(sections[name])]
+        for section, name in [*pairs, (sections["rl_module"], "algorithm_config_overrides_per_module")]:
+            with suppress(ValueError):  # it holds a function that has no name
+                found[f"policy.{name}"] = to_plain(name, getattr(section, name))
+        buffer = getattr(self, "buffer", None)
+        buffers = buffer.buffers if isinstance(buffer, MultiAgentReplayBuffer) else {"": buffer}
+        for module_id, replay in buffers.items():
+            if isinstance(replay, ReplayBuffer):
+                options = {**replay.options.keywords(), **(replay.priority_options() or {})}
+                found |= {f"buffer.{module_id}.{name}".replace("..", "."): value for name, value in options.items()}
+        return {name: value for name, value in found.items() if not callable(value)}
+
+    def _warn_of_other_options(self, saved: Mapping[str, Any]) -> None:
+        """Warn where options of the trainer, its policy or its buffer are not those of the run that goes on."""
+        pairs = {name: (value, saved.get(name, value)) for name, value in self._options().items()}
+        others = [f"{name}={value!r} (was {before!r})" for name, (value, before) in pairs.items() if value != before]
+        if others:
+            warnings.warn(
+                f"the run goes on with other options than it had: {', '.join(others)}; from here it is not bit by bit "
+                "the run that would never have stopped",
+                ConfiguredValueWarning,
+                stacklevel=4,
+            )
+
+
+def seed_buffer(buffer: object, seed: int | None) -> None:
+    """Seed the streams of a replay buffer (of each module's buffer), or the order of rows; leave anything else."""
+    if seed is None:
+        return
+    if isinstance(buffer, MultiAgentReplayBuffer):
+        seeds = RandomStreams(seed).child("replay")
+        for module_id, replay in buffer.buffers.items():
+            replay.streams.set_state(RandomStreams(seeds.seed(module_id)).get_state())
+    if isinstance(buffer, OfflineRows):
+        buffer.seed = RandomStreams(seed).seed("replay")
+    if isinstance(buffer, ReplayBuffer):
+        buffer.streams.set_state(RandomStreams(RandomStreams(seed).seed("replay")).get_state())
+
+
+def _set_seed(learner: Learner, seed: int) -> None:
+    learner.streams.set_state(RandomStreams(seed).child("learner").get_state())
+
+
+def _read_run(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Read a checkpoint; raise `ValueError` for one that is damaged or not of a whole run."""
+    folders = read_checkpoint(path)
+    if "trainer" not in folders:
+        raise ValueError(f"{path} holds a policy only, not a whole run; give a folder below `checkpoints/`")
+    return folders

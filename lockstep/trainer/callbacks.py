@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.checks import check_number, check_whole, check_wholes
+from lockstep.state.checks import check_number, check_whole, check_wholes, suggestion
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
-from lockstep.trainer.checkpoints import save_trainer
 from lockstep.trainer.events import (
     CheckpointSaved,
     CollectEnd,
@@ -22,13 +22,14 @@ from lockstep.trainer.events import (
 )
 
 Stop = str | None
+STAGES = ("environment", "acting", "storing", "returns", "update", "evaluation", "waiting")
 
 
 class Callback:
     """Override the events you need. A returned string asks the trainer to stop, with that reason."""
 
     def on_event(self, event: Event) -> Stop:
-        """Dispatches to `on_run_start`, `on_collect_end`, ... by the event's class."""
+        """Call `on_run_start`, `on_collect_end`, ... by the event's class."""
         handlers: dict[type, Callable[[Any], Stop]] = {
             RunStart: self.on_run_start,
             CollectEnd: self.on_collect_end,
@@ -42,68 +43,85 @@ class Callback:
         return None if handler is None else handler(event)
 
     def on_run_start(self, event: RunStart) -> Stop:
-        """The run begins or goes on."""
+        """Handle the beginning of a run, or of the part of it that goes on."""
         return None
 
     def on_collect_end(self, event: CollectEnd) -> Stop:
-        """Data was collected."""
+        """Handle the end of a collect."""
         return None
 
     def on_update_end(self, event: UpdateEnd) -> Stop:
-        """The policy learned from it."""
+        """Handle the end of an update."""
         return None
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """The policy was evaluated."""
+        """Handle the end of an evaluation."""
         return None
 
     def on_checkpoint_saved(self, event: CheckpointSaved) -> Stop:
-        """A checkpoint is on disk."""
+        """Handle a checkpoint that is on disk."""
         return None
 
     def on_epoch_end(self, event: EpochEnd) -> Stop:
-        """An epoch is over."""
+        """Handle the end of an epoch."""
         return None
 
     def on_run_end(self, event: RunEnd) -> Stop:
-        """The run is over."""
+        """Handle the end of a run."""
         return None
 
     def get_state(self) -> Mapping[str, Any]:
-        """What must survive a resume."""
+        """Return what must survive a resume."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restore what `get_state` returned."""
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Raise `ValueError` unless it is a list of callbacks whose methods are all called by an event."""
+    if not isinstance(callbacks, Sequence):
+        hint = "; put it into one, callbacks=[...]" if isinstance(callbacks, Callback) else ""
+        raise ValueError(
+            f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback{hint}"
+        )
+    known = [name for name in vars(Callback) if name.startswith("on_") and name != "on_event"]
+    for callback in callbacks:
+        kind = type(callback)
+        if not isinstance(callback, Callback):
+            raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")
+        others = [name for name in dir(kind) if name.startswith("on_") and not hasattr(Callback, name)]
+        unknown = [name for name in others if callable(getattr(kind, name))]
+        if unknown and kind.on_event is Callback.on_event:
+            raise ValueError(
+                f"callbacks: {kind.__name__}.{unknown[0]} would never be called; {suggestion(unknown[0], known)} A "
+                "method of your own needs a name without on_"
+            )
 
 
 class LoggingCallback(Callback):
-    """Hands statistics to a logger, which its owner closes: a trainer its own, after the last checkpoint."""
+    """Hands statistics to a logger. Whoever made the logger closes it: a trainer, after the last checkpoint."""
 
     def __init__(self, logger: BaseLogger) -> None:
         self.logger = logger
 
-    def on_collect_end(self, event: CollectEnd) -> Stop:
-        """Scope `train/`."""
+    def on_collect_end(self, event: CollectEnd) -> None:
+        """Log in the scope `train/`."""
         if type(self.logger) is not LazyLogger:
             self.logger.log_train_data(event.stats.to_dict(), event.env_step)
-        return None
 
-    def on_update_end(self, event: UpdateEnd) -> Stop:
-        """Scope `update/`."""
+    def on_update_end(self, event: UpdateEnd) -> None:
+        """Log in the scope `update/`."""
         if type(self.logger) is not LazyLogger:
             self.logger.log_update_data(event.stats.get_loss_stats_dict(), event.gradient_step)
-        return None
 
-    def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Scope `test/`, at environment steps; gradient steps where nothing is collected."""
+    def on_evaluation_end(self, event: EvaluationEnd) -> None:
+        """Log in the scope `test/`, at environment steps; gradient steps where nothing is collected."""
         self.logger.log_test_data(event.stats.to_dict(), event.position)
-        return None
 
-    def on_epoch_end(self, event: EpochEnd) -> Stop:
-        """Scope `info/`."""
+    def on_epoch_end(self, event: EpochEnd) -> None:
+        """Log in the scope `info/`."""
         self.logger.log_info_data(event.stats.info_stat.to_dict(), event.epoch)
-        return None
 
 
 class CheckpointCallback(Callback):
@@ -120,39 +138,31 @@ class CheckpointCallback(Callback):
         self._trainer: Any = None
         self._saved_at: tuple[int, int] | None = None
 
-    def on_run_start(self, event: RunStart) -> Stop:
-        """Whose checkpoints."""
+    def on_run_start(self, event: RunStart) -> None:
+        """Remember the trainer."""
         self._trainer, self._saved_at = event.trainer, None
-        return None
 
-    def on_epoch_end(self, event: EpochEnd) -> Stop:
-        """Saves, where it is time."""
+    def on_epoch_end(self, event: EpochEnd) -> None:
+        """Save after every `interval`-th epoch."""
         if event.epoch % self.interval == 0:
             self._save(event)
-        return None
 
-    def on_run_end(self, event: RunEnd) -> Stop:
-        """Saves what is not saved yet of a run that began."""
+    def on_run_end(self, event: RunEnd) -> None:
+        """Save what is not saved yet of a run that began."""
         if self._trainer is not None and self._saved_at != (event.epoch, event.position):
             self._save(event)
-        return None
 
     def _save(self, event: Event) -> None:
-        path = save_trainer(self._trainer, self.directory / f"step_{event.position:012d}")
+        path = self._trainer.save_to_path(self.directory / f"step_{event.position:012d}")
         # named in the log, so that `resume_from_log` finds it; `restore_trainer` writes the same record again
         self._trainer.logger.save_data(event.epoch, event.env_step, event.gradient_step, lambda *_: path)
         prune_checkpoints(self.directory, self.num_to_keep)
         self._saved_at = event.epoch, event.position
 
 
-def savers_last(callbacks: Iterable[Callback]) -> list[Callback]:
-    """In the order given, but those that save what the others know come after them."""
+def savers_last(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return the callbacks with those that write checkpoints at the end: they save what the others know."""
     return sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
-
-
-def have_saver(callbacks: Iterable[Callback]) -> bool:
-    """Does one of them write checkpoints, and their records?"""
-    return any(isinstance(callback, CheckpointCallback) for callback in callbacks)
 
 
 class EarlyStop(Callback):
@@ -178,15 +188,14 @@ class EarlyStop(Callback):
         self.num_without_best = 0
         self._started = time.monotonic()
 
-    def on_run_start(self, event: RunStart) -> Stop:
-        """The clock of this process starts; a new run (one that is not resumed) counts from zero."""
+    def on_run_start(self, event: RunStart) -> None:
+        """Start the clock of this process; a new run (one that is not resumed) counts evaluations from zero."""
         self._started = time.monotonic()
         if event.epoch == event.env_step == 0:
             self.num_without_best = 0
-        return None
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Threshold and patience."""
+        """Stop at the threshold, or when patience has ended."""
         self.num_without_best = 0 if event.is_best else self.num_without_best + 1
         if self.threshold is not None and event.score >= self.threshold:
             return f"score {event.score:.4g} reached the threshold {self.threshold:g}"
@@ -195,15 +204,92 @@ class EarlyStop(Callback):
         return None
 
     def on_update_end(self, event: UpdateEnd) -> Stop:
-        """Time limit."""
+        """Stop at the time limit."""
         if self.time_limit_s is not None and time.monotonic() - self._started > self.time_limit_s:
             return f"time limit of {self.time_limit_s:g} s"
         return None
 
     def get_state(self) -> Mapping[str, Any]:
-        """Evaluations since the best one."""
+        """Return the evaluations since the best one."""
         return {"num_without_best": self.num_without_best}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the count."""
+        """Restore the count."""
         self.num_without_best = int(state["num_without_best"])
+
+
+class Profiler(Callback):
+    """Adds up the seconds of a run by stage; `print_at_end` prints a table of them when the run ends.
+
+    `environment`: stepping; `acting`: choosing actions; `storing`: the rest of collection; `returns`: making a batch of
+    what was collected (values, returns, advantages; samples of a replay buffer); `update`: gradient steps;
+    `evaluation`; `waiting`: all else, as writing checkpoints, callbacks, and whoever iterates over the trainer.
+    """
+
+    def __init__(self, *, print_at_end: bool = False) -> None:
+        self.print_at_end = print_at_end
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._started, self._before = time.monotonic(), 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the run, by the wall clock."""
+        return sum(self.seconds.values())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each stage's share of the whole, which is 1; all are 0 before the run."""
+        total = self.total
+        return {name: seconds / total if total else 0.0 for name, seconds in self.seconds.items()}
+
+    def report(self) -> str:
+        """Return a line for each stage: seconds and share."""
+        lines = [f"{name:<12}{self.seconds[name]:>10.3f} s{share:>8.1%}" for name, share in self.shares.items()]
+        return "\n".join([*lines, f"{'together':<12}{self.total:>10.3f} s"])
+
+    def on_run_start(self, event: RunStart) -> None:
+        """Begin a new run at zero, and one that goes on where it was."""
+        if event.env_step == event.gradient_step == 0:
+            self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._started, self._before = time.monotonic(), self.total
+
+    def on_collect_end(self, event: CollectEnd) -> None:
+        """Add to environment, acting, storing."""
+        stats = event.stats
+        self._add("environment", stats.env_time)
+        self._add("acting", stats.act_time)
+        self._add("storing", stats.collect_time - stats.env_time - stats.act_time)
+
+    def on_update_end(self, event: UpdateEnd) -> None:
+        """Add to returns and gradient steps."""
+        steps = event.stats.stage_seconds.get("gradient_steps", event.stats.train_time)
+        self._add("returns", event.stats.train_time - steps)
+        self._add("update", steps)
+
+    def on_evaluation_end(self, event: EvaluationEnd) -> None:
+        """Add to evaluation."""
+        self._add("evaluation", event.stats.collect_time)
+
+    def on_run_end(self, event: RunEnd) -> None:
+        """Print the table, if it is wanted."""
+        self._wait()
+        if self.print_at_end:
+            sys.stdout.write(self.report() + "\n")
+
+    def _add(self, stage: str, seconds: float) -> None:
+        self.seconds[stage] += max(0.0, seconds)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Count what is left of the time on the wall clock as waiting."""
+        known = self.total - self.seconds["waiting"]
+        self.seconds["waiting"] = max(0.0, self._before + time.monotonic() - self._started - known)
+
+    def get_state(self) -> Mapping[str, Any]:
+        """Return the seconds so far."""
+        self._wait()
+        return {"seconds": dict(self.seconds)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`."""
+        self.seconds = dict(state["seconds"])

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lockstep.tracking.statistics import CollectStats, EpochStats, TrainingStats
-from lockstep.trainer.callbacks import Callback, Stop
+from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.events import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
 
 if TYPE_CHECKING:
@@ -34,18 +34,18 @@ class ProgressDisplay(Callback):
         self._train, self._updates = CollectStats(), TrainingStats()
         self._test: CollectStats | None = None
         self._best: tuple[float, int] | None = None
-        self._untold = ""
-        """the line of an evaluation, until it is told or an epoch's line has it"""
+        self._line_due = ""
+        """the line of an evaluation, until it is printed or an epoch's line has it"""
 
     @property
     def is_live(self) -> bool:
-        """Is a live display on the screen?"""
+        """Whether a live display is on the screen."""
         return self._live is not None
 
     # -- events ---
 
-    def on_run_start(self, event: RunStart) -> Stop:
-        """The clock starts; on a terminal the display appears."""
+    def on_run_start(self, event: RunStart) -> None:
+        """Start the clock; on a terminal show the display."""
         from rich.console import Console
         from rich.live import Live
 
@@ -57,56 +57,50 @@ class ProgressDisplay(Callback):
         if self._console.is_terminal if self._wanted is None else self._wanted:
             self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
             self._live.start(refresh=True)
-        return None
 
-    def on_collect_end(self, event: CollectEnd) -> Stop:
-        """Counts steps; keeps the last episodes that ended."""
+    def on_collect_end(self, event: CollectEnd) -> None:
+        """Count steps; keep the last episodes that ended."""
         self._step = event.position
         if len(event.stats.returns):
             self._train = event.stats
         self._draw()
-        return None
 
-    def on_update_end(self, event: UpdateEnd) -> Stop:
-        """Keeps the losses."""
+    def on_update_end(self, event: UpdateEnd) -> None:
+        """Keep the losses."""
         self._step = event.position
         self._updates = event.stats
-        self._tell()
+        self._say_line_due()
         self._draw()
-        return None
 
-    def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Keeps the returns; a plain line tells those of an evaluation before or inside an epoch."""
-        self._tell()
+    def on_evaluation_end(self, event: EvaluationEnd) -> None:
+        """Keep the returns; a plain line shows those of an evaluation before or inside an epoch."""
+        self._say_line_due()
         self._test = event.stats
         if event.is_best:
             self._best = (event.score, event.position)
         self._draw()
-        self._untold = f"{self._steps_text(event.position)}  evaluation {_episodes_text(event.stats)}"
+        self._line_due = f"{self._steps_text(event.position)}  evaluation {_episodes_text(event.stats)}"
         if event.epoch == 0:
-            self._tell()
-        return None
+            self._say_line_due()
 
-    def on_epoch_end(self, event: EpochEnd) -> Stop:
-        """A plain line, where there is no live display."""
-        self._untold = ""
+    def on_epoch_end(self, event: EpochEnd) -> None:
+        """Print a line, where there is no live display."""
+        self._line_due = ""
         if self._live is None:
             self._say(self.line(event.stats))
-        return None
 
-    def on_run_end(self, event: RunEnd) -> Stop:
-        """The last state stays on the screen."""
-        self._tell()
+    def on_run_end(self, event: RunEnd) -> None:
+        """Leave the last state on the screen."""
+        self._say_line_due()
         if self._live is not None:
             live, self._live = self._live, None
             live.refresh()
             live.stop()
-        return None
 
     # -- text ---
 
     def line(self, epoch: EpochStats) -> str:
-        """One epoch as plain text."""
+        """Return one epoch as plain text."""
         info, train = epoch.info_stat, epoch.train_collect_stat
         parts = [self._steps_text(info.train_step or info.gradient_step)]
         if epoch.test_collect_stat is not None:
@@ -118,10 +112,10 @@ class ProgressDisplay(Callback):
         parts += [f"{info.timing.update_speed:,.0f} steps/s", f"{self._left_text()} left"]
         return "  ".join(part for part in parts if part)
 
-    def _tell(self) -> None:
-        if self._untold and self._live is None:
-            self._say(self._untold)
-        self._untold = ""
+    def _say_line_due(self) -> None:
+        if self._line_due and self._live is None:
+            self._say(self._line_due)
+        self._line_due = ""
 
     def _say(self, text: str) -> None:
         sys.stdout.write(text + "\n")
@@ -132,7 +126,7 @@ class ProgressDisplay(Callback):
         return f"{step:>{len(total)},}/{total} steps"
 
     def _speed(self) -> float:
-        """Steps for each second of this process since the run began or went on, evaluations included."""
+        """Return the steps per second of this process since the run began or went on, evaluations included."""
         elapsed = time.monotonic() - self._started
         return (self._step - self._first_step) / elapsed if elapsed > 0 else 0.0
 
@@ -171,7 +165,7 @@ class ProgressDisplay(Callback):
 
 
 def clock_text(seconds: float) -> str:
-    """Seconds as `m:ss` or `h:mm:ss`."""
+    """Return seconds as `m:ss` or `h:mm:ss`."""
     whole = round(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

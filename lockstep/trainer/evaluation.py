@@ -1,4 +1,4 @@
-"""Scores and summaries of a trainer as functions."""
+"""Evaluation as functions: play episodes, score them, apply `reward_metric`, sum up a loop of your own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,43 +16,21 @@ from lockstep.rollout.base_collector import LIMIT_THEM
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.statistics import CollectStats, InfoStats, TimingStats
 
-if TYPE_CHECKING:
-    from lockstep.trainer.base import BaseTrainer
-
-
-A_FEW = 100
+FEW_STEPS = 100
 """steps in which an episode may well go on, where the environment is registered with no limit of its length"""
 
 
 def mean_return(stats: CollectStats) -> float:
-    """The default score. `ValueError` where no episode ended."""
-    check_evaluated(stats)
+    """Return the default score."""
     return sum(stats.returns.tolist()) / len(stats.returns)
 
 
-def check_evaluated(stats: CollectStats) -> None:
-    """Raises `ValueError` for an evaluation in which no episode ended, whatever its score is made of."""
+def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectStats) -> float:
+    """Return the score as a plain number. `ValueError` where no episode ended, `TypeError` for no number."""
     if not len(stats.returns):
         raise ValueError(
             "the evaluation has no finished episode; raise episode_per_test, or limit the episodes' length"
         )
-
-
-def tell_endless(collector: CollectorLike, steps: int, newest: int) -> None:
-    """Warns of episodes that may never end, where none ended in all `steps`; once, when the `newest` of them make them
-    as many as the limit of an episode's length in each environment, or `A_FEW` where none is known.
-    """
-    enough = collector.num_envs * (getattr(collector.env, "max_episode_steps", None) or A_FEW)
-    if steps - newest < enough <= steps:
-        warnings.warn(
-            f"no training episode ended in the first {steps} steps of {collector.num_envs} environments; if episodes "
-            f"never end, {LIMIT_THEM}",
-            stacklevel=3,
-        )
-
-
-def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectStats) -> float:
-    """The score as a plain number. `TypeError` for what is none."""
     score: Any = compute_score_fn(stats)
     try:
         number = float(score)
@@ -67,27 +45,42 @@ def score_of(compute_score_fn: Callable[[CollectStats], float], stats: CollectSt
     return number
 
 
-def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: CollectStats) -> CollectStats:
-    """The statistics with the returns that `reward_metric` makes of those of the agents, float64 [episode, agent].
+def warn_endless(collector: CollectorLike, num_steps: int, num_new: int) -> None:
+    """Warn of episodes that may never end, where none ended in `num_steps` steps.
 
-    As they are without one, or where no episode ended. `TypeError` for something that is not made of numbers,
-    `ValueError` unless it is one for each episode.
+    Warns once: when the newest `num_new` steps reach the limit of an episode's length in each environment, or
+    `FEW_STEPS` where none is known.
+    """
+    enough = collector.num_envs * (getattr(collector.env, "max_episode_steps", None) or FEW_STEPS)
+    if num_steps - num_new < enough <= num_steps:
+        warnings.warn(
+            f"no training episode ended in the first {num_steps} steps of {collector.num_envs} environments; if "
+            f"episodes never end, {LIMIT_THEM}",
+            stacklevel=3,
+        )
+
+
+def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: CollectStats) -> CollectStats:
+    """Return the statistics with the returns that `reward_metric` makes of those of the agents, float64
+    [episode, agent]; unchanged without one, or where no episode ended.
+
+    Raises `TypeError` unless it returns numbers, `ValueError` unless it returns one for each episode.
     """
     if reward_metric is None or not stats.agent_returns:
         return stats
     returns = np.array(stats.agent_returns, np.float64)
-    shape = returns.shape
-    given = reward_metric(returns)
-    what = f"reward_metric was given returns of shape {shape}, [episode, agent], and returned"
+    num_episodes = len(returns)
+    result = reward_metric(returns)
+    words = f"reward_metric was given returns of shape {returns.shape}, [episode, agent], and returned"
     try:
-        made = np.asarray(given)
+        values = np.asarray(result)
     except (TypeError, ValueError):
-        made = np.empty((), object)
-    if made.dtype.kind not in "fiub":
-        raise TypeError(f"{what} {given!r}; it must return numbers, one for each episode: shape ({shape[0]},)")
-    if made.shape != shape[:1]:
-        raise ValueError(f"{what} shape {made.shape}; it must return one number for each episode: ({shape[0]},)")
-    return replace(stats, returns=made.astype(np.float64))
+        values = np.empty((), object)
+    if values.dtype.kind not in "fiub":
+        raise TypeError(f"{words} {result!r}; it must return numbers, one for each episode: shape ({num_episodes},)")
+    if values.shape != (num_episodes,):
+        raise ValueError(f"{words} shape {values.shape}; it must return one number for each episode: ({num_episodes},)")
+    return replace(stats, returns=values.astype(np.float64))
 
 
 def test_episode(
@@ -142,38 +135,7 @@ def gather_info(
 
 
 def _counts_of(collector: Any) -> tuple[int, int, float]:
-    """Steps, episodes and seconds since the collector was reset."""
+    """Return steps, episodes and seconds since the collector was reset."""
     if collector is None:
         return 0, 0, 0.0
     return collector.collect_step, collector.collect_episode, collector.collect_time
-
-
-def run_info(trainer: BaseTrainer, with_history: bool = True) -> InfoStats:
-    """The run so far: counters, best score, seconds by what they went into."""
-    seconds = trainer.seconds
-    train = seconds["collect"] + seconds["update"]
-    best = None if trainer.best_stats is None else trainer.best_stats.returns_stat
-    timing = TimingStats(
-        seconds["total"],
-        train,
-        seconds["collect"],
-        seconds["update"],
-        seconds["test"],
-        trainer.position / train if train else 0.0,
-        seconds["env"],
-        seconds["act"],
-    )
-    return InfoStats(
-        trainer.gradient_step,
-        trainer.best_score,
-        None if best is None else best.mean,
-        None if best is None else best.std,
-        trainer.best_epoch,
-        trainer.env_step,
-        trainer.env_episode,
-        trainer.test_env_step,
-        trainer.test_episode,
-        timing,
-        trainer.stop_reason,
-        history=tuple(trainer.history) if with_history else (),
-    )

@@ -1,4 +1,4 @@
-"""What a trainer tells its callbacks. Frozen: a callback observes, and may ask to stop."""
+"""Events of a run. Frozen: a callback observes, and may ask to stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, Tr
 
 @dataclass(frozen=True)
 class Event:
-    """Where the run is."""
+    """The base of all events: where the run is."""
 
     epoch: int
     env_step: int
@@ -32,7 +32,10 @@ class TrainerView:
     """
 
     CHANGES = frozenset(
-        ("run", "reset", "training_step", "policy_update_fn", "test_step", "set_state", "set_own_folders")
+        (
+            *("run", "reset", "close", "training_step", "policy_update_fn", "test_step", "set_seed"),
+            *("set_state", "set_own_folders", "restore_from_path"),
+        )
     )
 
     def __init__(self, trainer: Any) -> None:
@@ -58,9 +61,9 @@ class TrainerView:
         return [name for name in dir(self._trainer) if name not in self.CHANGES and not name.startswith("_")]
 
 
-def _refuse(deed: str) -> NoReturn:
+def _refuse(action: str) -> NoReturn:
     raise AttributeError(
-        f"a callback observes the run and cannot {deed}. To end the run, return the reason as text from an event's "
+        f"a callback observes the run and cannot {action}. To end the run, return the reason as text from an event's "
         "method; to change what it does, give the trainer train_fn or test_fn, or override training_step, "
         "policy_update_fn or test_step in a subclass"
     )

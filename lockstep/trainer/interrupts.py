@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps of a run instead of in the middle of one."""
+"""`DeferredInterrupt`: Ctrl-C takes effect between two steps of a run instead of in the middle of one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeferredInterrupt:
             self.check()
 
     def check(self) -> None:
-        """Raises the `KeyboardInterrupt` that came meanwhile, if one did."""
+        """Raise the `KeyboardInterrupt` that came meanwhile, if one did."""
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt

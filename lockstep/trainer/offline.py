@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -19,22 +19,10 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import CollectStatsBase, InfoStats, TrainingStats
-from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_discounts, check_foreign, check_kind, check_priorities
-from lockstep.trainer.seeding import seed_buffer
+from lockstep.trainer.base import BaseTrainer, TrainerOptions, seed_buffer
+from lockstep.trainer.checks import check_discounts, own_options
 
 COLLECTS_NOTHING = "collects nothing; it learns from its buffer"
-ELSEWHERE = {
-    "train_collector": COLLECTS_NOTHING,
-    "step_per_collect": COLLECTS_NOTHING,
-    "episode_per_collect": COLLECTS_NOTHING,
-    "repeat_per_collect": "counts its epochs in gradient steps; set step_per_epoch",
-    "update_per_step": "makes one gradient step for each step of an epoch; set step_per_epoch",
-    "learning_starts": COLLECTS_NOTHING,
-    "test_in_train": "has no training returns to look at; set test_interval",
-    "reward_metric": "trains one agent, whose return is one number already",
-}
-"""parameters of other trainers, and what this one does instead"""
 UPDATES_AT_ONCE = 64
 """gradient steps between two events: callbacks see their common statistics"""
 ROWS_OF_FINGERPRINT = 64
@@ -55,6 +43,17 @@ class OfflineTrainer(BaseTrainer):
     """
 
     policy: Policy
+    collects = False
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "train_collector": COLLECTS_NOTHING,
+        "step_per_collect": COLLECTS_NOTHING,
+        "episode_per_collect": COLLECTS_NOTHING,
+        "repeat_per_collect": "counts its epochs in gradient steps; set step_per_epoch",
+        "update_per_step": "makes one gradient step for each step of an epoch; set step_per_epoch",
+        "learning_starts": COLLECTS_NOTHING,
+        "test_in_train": "has no training returns to look at; set test_interval",
+        "reward_metric": "trains one agent, whose return is one number already",
+    }
 
     def __init__(
         self,
@@ -65,12 +64,11 @@ class OfflineTrainer(BaseTrainer):
         batch_size: int | None,
         step_per_epoch: int,
         test_collector: Collector | None = None,
-        **options: Any,
+        **options: Unpack[TrainerOptions],
     ) -> None:
         if options.get("test_in_train") is False:
             options.pop("test_in_train")
-        check_foreign(type(self), ELSEWHERE, options)
-        check_kind("OfflineTrainer", policy, from_rollouts=False)
+        options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
         super().__init__(policy, max_epoch, batch_size, None, test_collector, step_per_epoch, **options)
         try:
             source = offline_source(buffer, policy)
@@ -82,10 +80,14 @@ class OfflineTrainer(BaseTrainer):
         if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
             check_whose_actions(self.buffer, policy)
             if Columns.REWARDS in required_columns(policy):
-                check_discounts(policy, self.buffer)
-        check_priorities(policy, self.buffer)
+                check_discounts(policy.config.gamma, self.buffer)
+            if self.buffer.priorities is not None and not policy.config.can_prioritize:
+                raise ValueError(
+                    f"buffer draws by priority, and {policy.config.algorithm} has no errors that priorities could come "
+                    "from; give its transitions alone: buffer.to_batch()"
+                )
         seed_buffer(self.buffer, options.get("seed"))
-        self.fingerprint = _fingerprint(self.buffer)
+        self.fingerprint = self._fingerprint()
 
     def _zero(self) -> None:
         super()._zero()
@@ -96,7 +98,7 @@ class OfflineTrainer(BaseTrainer):
 
     @property
     def dataset_passes(self) -> float:
-        """How often each transition was learned from, on the average."""
+        """Mean number of times that a transition was learned from."""
         return self.samples_seen / len(self.buffer)
 
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
@@ -107,8 +109,8 @@ class OfflineTrainer(BaseTrainer):
             due = min(due, self.total_steps - self.gradient_step)
         self.updates_now = due
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
-        found = self.buffer.priorities
-        beta = nullcontext() if found is None else found.beta_at(self.gradient_step)
+        priorities = self.buffer.priorities
+        beta = nullcontext() if priorities is None else priorities.beta_at(self.gradient_step)
         try:
             with policy_within_training_step(self.policy), beta:
                 training = self.policy_update_fn(nothing)
@@ -125,27 +127,34 @@ class OfflineTrainer(BaseTrainer):
         return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.updates_now)
 
     def info(self, with_history: bool = True) -> InfoStats:
-        """The run so far."""
+        """Return the run so far."""
         info = super().info(with_history)
         return replace(info, samples_seen=self.samples_seen, dataset_passes=self.dataset_passes)
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """As `BaseTrainer.get_state`, and the samples seen; where drawing stands is a folder of its own."""
+        """Return the state of `BaseTrainer` and the samples seen; where drawing stands is a folder of its own."""
         return {**super().get_state(), "samples_seen": self.samples_seen}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`."""
+        """Continue from `get_state`."""
         super().set_state(state)
         self.samples_seen = int(state["samples_seen"])
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Where drawing from the data stands, and marks by which the data are known. The data are not saved."""
-        return {"offline": {"state": {"data": self.fingerprint, "drawing": _drawing(self.buffer)}}}
+        """Return where drawing from the data stands, and a fingerprint of the data. The data are not saved."""
+        drawing: dict[str, Any]
+        if isinstance(self.buffer, ReplayBuffer):
+            priorities = self.buffer.priorities
+            kept = None if priorities is None else priorities.get_state(self.buffer.maxsize)
+            drawing = {"streams": self.buffer.streams.get_state(), "priorities": kept}
+        else:
+            drawing = self.buffer.get_state()
+        return {"offline": {"state": {"data": self.fingerprint, "drawing": drawing}}}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Draws on as where `own_folders` was taken. `ValueError` for other data."""
+        """Draw on from where `own_folders` was taken; raise `ValueError` for other data."""
         if "offline" not in folders:
             raise ValueError(f"the checkpoint is not of an offline run: it has {sorted(folders)}")
         state = folders["offline"]["state"]
@@ -154,42 +163,24 @@ class OfflineTrainer(BaseTrainer):
                 f"the run was made with other data ({state['data']['num_rows']} rows, these have {len(self.buffer)}); "
                 "go on with the same"
             )
-        _set_drawing(self.buffer, state["drawing"])
+        buffer, drawing = self.buffer, state["drawing"]
+        if not isinstance(buffer, ReplayBuffer):
+            buffer.set_state(drawing)
+            return
+        buffer.streams.set_state(drawing["streams"])
+        if (buffer.priorities is None) != (drawing["priorities"] is None):
+            raise ValueError("the run was made with priorities and these data have none, or the other way round")
+        if buffer.priorities is not None:
+            buffer.priorities.set_state(drawing["priorities"])
 
-
-def _drawing(buffer: OfflineData) -> dict[str, Any]:
-    """Random numbers, and priorities where there are any."""
-    if not isinstance(buffer, ReplayBuffer):
-        return buffer.get_state()
-    found = buffer.priorities
-    return {
-        "streams": buffer.streams.get_state(),
-        "priorities": None if found is None else found.get_state(buffer.maxsize),
-    }
-
-
-def _set_drawing(buffer: OfflineData, state: Mapping[str, Any]) -> None:
-    if not isinstance(buffer, ReplayBuffer):
-        buffer.set_state(state)
-        return
-    buffer.streams.set_state(state["streams"])
-    if (buffer.priorities is None) != (state["priorities"] is None):
-        raise ValueError("the run was made with priorities and these data have none, or the other way round")
-    if buffer.priorities is not None:
-        buffer.priorities.set_state(state["priorities"])
-
-
-def _fingerprint(buffer: OfflineData) -> dict[str, Any]:
-    """Number of rows, and a hash of some of them."""
-    number = len(buffer)
-    some = np.unique(np.linspace(0, number - 1, ROWS_OF_FINGERPRINT).astype(np.int64))
-    rows = buffer[buffer.indices()[some]] if isinstance(buffer, ReplayBuffer) else buffer[some]
-    sha = hashlib.sha256()
-    for column in sorted(rows):
-        for name, leaf in named_leaves(column, rows[column]):
-            sha.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
-            sha.update(np.ascontiguousarray(leaf).tobytes())
-    return {"num_rows": number, "sha256": sha.hexdigest()}
-
-
-__all__ = ["OfflineTrainer"]
+    def _fingerprint(self) -> dict[str, Any]:
+        """Return the number of rows, and a hash of some of them."""
+        buffer, num_rows = self.buffer, len(self.buffer)
+        some = np.unique(np.linspace(0, num_rows - 1, ROWS_OF_FINGERPRINT).astype(np.int64))
+        rows = buffer[buffer.indices()[some]] if isinstance(buffer, ReplayBuffer) else buffer[some]
+        sha = hashlib.sha256()
+        for column in sorted(rows):
+            for name, leaf in named_leaves(column, rows[column]):
+                sha.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+                sha.update(np.ascontiguousarray(leaf).tobytes())
+        return {"num_rows": num_rows, "sha256": sha.hexdigest()}

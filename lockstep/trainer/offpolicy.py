@@ -5,29 +5,24 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 from lockstep.algorithms.build import build_replay_buffer
 from lockstep.algorithms.build_agents import build_replay_buffers
-from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.offline import check_numbers
-from lockstep.algorithms.policy import Policy, policy_within_training_step
-from lockstep.data import MultiAgentBatch, SampleBatch
+from lockstep.algorithms.policy import policy_within_training_step
+from lockstep.data import MultiAgentBatch
+from lockstep.data.trees import named_leaves
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
+from lockstep.replay.storage import shapes_of_space
 from lockstep.replay.transfer import join
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checks import check_whole, is_number
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
-from lockstep.trainer.base import REPLAYS, BaseTrainer
-from lockstep.trainer.checks import check_amount, check_discounts, check_foreign, check_online, check_stacks
-from lockstep.trainer.seeding import seed_buffer
-
-ELSEWHERE = {
-    "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
-}
-"""parameters of other trainers, and what this one does instead"""
+from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
+from lockstep.trainer.checks import check_amount, check_discounts, own_options
 
 
 class OffpolicyTrainer(BaseTrainer):
@@ -40,6 +35,10 @@ class OffpolicyTrainer(BaseTrainer):
     The replay buffer is the train collector's and part of the checkpoint; where it has none, one is made as the
     policy's configuration says. Other parameters: `BaseTrainer`.
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
+    }
 
     def __init__(
         self,
@@ -55,30 +54,32 @@ class OffpolicyTrainer(BaseTrainer):
         episode_per_collect: int | None = None,
         learning_starts: int = 0,
         buffer: ReplayBuffer | None = None,
-        **options: Any,
+        **options: Unpack[TrainerOptions],
     ) -> None:
-        check_foreign(type(self), ELSEWHERE, options)
-        check_online("OffpolicyTrainer", policy, train_collector, from_rollouts=False)
+        options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
+        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self.step_per_collect, self.episode_per_collect = check_amount(step_per_collect, episode_per_collect)
         self.learning_starts: int = check_whole("learning_starts", learning_starts, 0)
         if not is_number(update_per_step) or not 0 < update_per_step < math.inf:
             raise ValueError(f"update_per_step={update_per_step!r} is not allowed; it must be a number above 0")
-        if train_collector.buffer is not None and not isinstance(train_collector.buffer, REPLAYS):
+        self.update_per_step = float(update_per_step)
+        self.collector = train_collector
+        if train_collector.buffer is None:
+            if isinstance(train_collector, MultiAgentCollector):
+                train_collector.buffer = build_replay_buffers(policy.config, train_collector)
+            else:
+                train_collector.buffer = build_replay_buffer(policy.config, train_collector.num_envs)
+            seed_buffer(train_collector.buffer, options.get("seed"))
+        if not isinstance(train_collector.buffer, REPLAYS):
             raise ValueError(
                 "OffpolicyTrainer learns from a replay buffer, train_collector has a rollout store; give "
                 f"Collector(..., buffer=VectorReplayBuffer(size, {train_collector.num_envs}))"
             )
-        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
-        self.collector = train_collector
-        self.update_per_step = float(update_per_step)
-        if train_collector.buffer is None:
-            train_collector.buffer = _new_buffer(policy.config, train_collector)
-            seed_buffer(train_collector.buffer, options.get("seed"))
         self.buffer: Any = train_collector.buffer
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
-        if isinstance(policy, Policy) and isinstance(self.buffer, ReplayBuffer):
-            check_stacks(train_collector, self.buffer)
-            check_discounts(policy, self.buffer)
+        if isinstance(self.buffer, ReplayBuffer):
+            self._check_shapes()
+            check_discounts(policy.config.gamma, self.buffer)
         if max_epoch and learning_starts >= self.steps_in_all:
             warnings.warn(
                 f"learning_starts={learning_starts} is not below the {self.steps_in_all} steps of the run: nothing "
@@ -88,12 +89,48 @@ class OffpolicyTrainer(BaseTrainer):
         if buffer is not None:
             self._begin_with(buffer)
 
+    def _check_shapes(self) -> None:
+        """Raise `ValueError` where the buffer stacks frames (or takes stacks apart) into what the policy rejects."""
+        stack_num, only_last = self.buffer.options.stack_num, self.buffer.options.save_only_last_obs
+        if stack_num == 1 and not only_last:
+            return
+        shapes = shapes_of_space(self.collector.observation_space)  # it stacks what the policy wants stacked
+        for name, leaf in named_leaves("obs", shapes):
+            frame = leaf.shape[1:] if only_last else leaf.shape
+            stacked = frame if stack_num == 1 else (stack_num, *frame)
+            if stacked != leaf.shape:
+                raise ValueError(
+                    f"stack_num={stack_num}, save_only_last_obs={only_last}: the buffer of train_collector would give "
+                    f"observations of shape {stacked}, and the policy takes {leaf.shape} ({name}). Environments that "
+                    "stack frames on the first axis go with save_only_last_obs=True; for others leave both out"
+                )
+
+    def _begin_with(self, source: object) -> None:
+        """Take in the transitions to begin with, once through the policy's `process_buffer`."""
+        if isinstance(self.policy, MultiAgentPolicy):
+            raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
+        if not isinstance(source, ReplayBuffer) or len(source) == 0:
+            kind = "an empty replay buffer" if isinstance(source, ReplayBuffer) else f"a {type(source).__name__}"
+            raise MalformedBufferError(f"buffer is {kind}; give a ReplayBuffer with transitions, or leave it out")
+        check_numbers(source, "the transitions of buffer")
+        prepared = self.policy.process_buffer(source)
+        if prepared is self.buffer:
+            return
+        if not isinstance(prepared, ReplayBuffer):
+            raise MalformedBufferError(
+                f"process_buffer gave a {type(prepared).__name__}; OffpolicyTrainer needs a ReplayBuffer of it"
+            )
+        try:
+            join(self.buffer, prepared, replace=source is self.buffer)  # what was made of it takes its place
+        except (KeyError, ValueError) as error:
+            raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
+
     def _zero(self) -> None:
         super()._zero()
         self.steps_learned_from = 0
         """collected steps that gradient steps are made for"""
         self.updates_due = 0
-        """gradient steps still to make for them: a hook that fails after a collect leaves them to the next one"""
+        """gradient steps still to make for them; they wait for the next collect where a hook failed after this one"""
         self.updates_now = 0
         """gradient steps that `policy_update_fn` makes"""
 
@@ -117,7 +154,7 @@ class OffpolicyTrainer(BaseTrainer):
                     training = self.policy_update_fn(stats)
                 self._count_update(training)
             except FloatingPointError:
-                self.bad_batch = _columns_of(self.policy.last_batch)
+                self.bad_batch = self._last_columns()
                 raise
         return stats, training, self.stop_reason is not None
 
@@ -137,44 +174,32 @@ class OffpolicyTrainer(BaseTrainer):
         learned = self.steps_learned_from
         return self.updates_due + self._num_due(learned + left - random) - self._num_due(learned)
 
-    def _begin_with(self, given: Any) -> None:
-        if isinstance(self.policy, MultiAgentPolicy):
-            raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
-        if not isinstance(given, ReplayBuffer) or len(given) == 0:
-            what = "an empty replay buffer" if isinstance(given, ReplayBuffer) else f"a {type(given).__name__}"
-            raise MalformedBufferError(f"buffer is {what}; give a ReplayBuffer with transitions, or leave it out")
-        check_numbers(given, "the transitions of buffer")
-        prepared = self.policy.process_buffer(given)
-        if prepared is self.buffer:
-            return
-        if not isinstance(prepared, ReplayBuffer):
-            raise MalformedBufferError(
-                f"process_buffer gave a {type(prepared).__name__}; OffpolicyTrainer needs a ReplayBuffer of it"
-            )
-        try:
-            join(self.buffer, prepared, replace=given is self.buffer)  # what was made of it takes its place
-        except (KeyError, ValueError) as error:
-            raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
+    def _last_columns(self) -> dict[str, Any] | None:
+        """Return the columns of the policy's last batch, by module where there are several."""
+        batch = self.policy.last_batch
+        if isinstance(batch, MultiAgentBatch):
+            return {module_id: dict(batch[module_id].items()) for module_id in batch}
+        return None if batch is None else dict(batch.items())
 
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """As `BaseTrainer.get_state`, and the steps learned from; the buffer is a folder of its own."""
-        own = {"steps_learned_from": self.steps_learned_from, "updates_due": self.updates_due}
-        return {**super().get_state(), **own}
+        """Return the state of `BaseTrainer` and the steps learned from; the buffer is a folder of its own."""
+        counters = {"steps_learned_from": self.steps_learned_from, "updates_due": self.updates_due}
+        return {**super().get_state(), **counters}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`."""
+        """Continue from `get_state`."""
         super().set_state(state)
         self.steps_learned_from = int(state["steps_learned_from"])
         self.updates_due = int(state.get("updates_due", 0))
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """The replay buffer, of several agents that of each module."""
+        """Return the state of the replay buffer, of several agents that of each module."""
         return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restores the replay buffer. `ValueError`, changing nothing, where there is none or it does not fit."""
+        """Restore the replay buffer; raise `ValueError`, changing nothing, where there is none or it does not fit."""
         replays = self._replays()
         if not set(replays) <= set(folders):
             raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
@@ -188,21 +213,7 @@ class OffpolicyTrainer(BaseTrainer):
             raise
 
     def _replays(self) -> dict[str, ReplayBuffer]:
-        """By their folders in a checkpoint."""
+        """Return the replay buffers by their folders in a checkpoint."""
         if isinstance(self.buffer, MultiAgentReplayBuffer):
-            return {f"replay/{module_id}": own for module_id, own in self.buffer.buffers.items()}
+            return {f"replay/{module_id}": replay for module_id, replay in self.buffer.buffers.items()}
         return {"replay": self.buffer}
-
-
-def _new_buffer(config: AlgorithmConfig, collector: CollectorLike) -> ReplayBuffer | MultiAgentReplayBuffer:
-    """As the policy's configuration has it, for what the collector collects."""
-    if isinstance(collector, MultiAgentCollector):
-        return build_replay_buffers(config, collector)
-    return build_replay_buffer(config, collector.num_envs)
-
-
-def _columns_of(batch: SampleBatch | MultiAgentBatch | None) -> dict[str, Any] | None:
-    """As plain columns, by module where there are several."""
-    if isinstance(batch, MultiAgentBatch):
-        return {module_id: dict(batch[module_id].items()) for module_id in batch}
-    return None if batch is None else dict(batch.items())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -13,15 +14,8 @@ from lockstep.data.trees import map_tree
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
-from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.checks import check_amount, check_foreign, check_online
-
-ELSEWHERE = {
-    "buffer": "learns from its train_collector's rollouts only",
-    "learning_starts": "learns from every rollout",
-    "update_per_step": "makes one update for each collect; set repeat_per_collect",
-}
-"""parameters of other trainers, and what this one does instead"""
+from lockstep.trainer.base import BaseTrainer, TrainerOptions
+from lockstep.trainer.checks import check_amount, own_options
 
 
 class OnpolicyTrainer(BaseTrainer):
@@ -31,6 +25,13 @@ class OnpolicyTrainer(BaseTrainer):
     update of `repeat_per_collect` passes in minibatches of `batch_size` (`None`: the whole rollout at once). Other
     parameters: `BaseTrainer`.
     """
+
+    learns_from_rollouts = True
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "buffer": "learns from its train_collector's rollouts only",
+        "learning_starts": "learns from every rollout",
+        "update_per_step": "makes one update for each collect; set repeat_per_collect",
+    }
 
     def __init__(
         self,
@@ -44,21 +45,20 @@ class OnpolicyTrainer(BaseTrainer):
         repeat_per_collect: int,
         step_per_collect: int | None = None,
         episode_per_collect: int | None = None,
-        **options: Any,
+        **options: Unpack[TrainerOptions],
     ) -> None:
-        check_foreign(type(self), ELSEWHERE, options)
-        check_online("OnpolicyTrainer", policy, train_collector, from_rollouts=True)
+        options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
+        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self.step_per_collect, self.episode_per_collect = check_amount(step_per_collect, episode_per_collect)
         self.repeat_per_collect: int = check_whole("repeat_per_collect", repeat_per_collect, 1)
-        super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
         self.collector = train_collector
         if train_collector.buffer is None and isinstance(train_collector, MultiAgentCollector):
             train_collector.buffer = EpisodeStore()
         elif train_collector.buffer is None:
-            envs = train_collector.num_envs
-            num_steps = -(-step_per_collect // envs) if step_per_collect else 128
+            num_envs = train_collector.num_envs
+            num_steps = -(-step_per_collect // num_envs) if step_per_collect else 128
             train_collector.buffer = RolloutStore(
-                num_steps, envs, train_collector.observation_space, train_collector.env.action_space
+                num_steps, num_envs, train_collector.observation_space, train_collector.env.action_space
             )
         if not isinstance(train_collector.buffer, RolloutStore | EpisodeStore):
             raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
@@ -76,7 +76,7 @@ class OnpolicyTrainer(BaseTrainer):
             self._count_update(training)
         except FloatingPointError:
             if self.buffer.size:
-                self.bad_batch = _copied(self.buffer)
+                self.bad_batch = self._copied_rollout()
             raise
         finally:
             self.buffer.clear()
@@ -86,10 +86,9 @@ class OnpolicyTrainer(BaseTrainer):
         """Learn from the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""
         return self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
 
-
-def _copied(buffer: RolloutStore | EpisodeStore) -> dict[str, Any]:
-    if isinstance(buffer, EpisodeStore):
-        return buffer.columns()
-    trajectories = buffer.trajectories()
-    names = ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs")
-    return {name: map_tree(np.array, getattr(trajectories, name)) for name in names}
+    def _copied_rollout(self) -> dict[str, Any]:
+        if isinstance(self.buffer, EpisodeStore):
+            return self.buffer.columns()
+        trajectories = self.buffer.trajectories()
+        names = ("obs", "actions", "rewards", "terminateds", "cuts", "bootstrap_index", "bootstrap_obs")
+        return {name: map_tree(np.array, getattr(trajectories, name)) for name in names}

@@ -1,14 +1,15 @@
-"""A run and its folder: how it begins, ends and goes on."""
+"""A run and its folder: how it begins, ends and goes on, with other settings too."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
@@ -21,35 +22,114 @@ from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
-from lockstep.trainer.build import Trainer, build_trainer, epoch_length, restore_trainer, steps_per_update
+from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
-from lockstep.trainer.changes import (
-    EPOCH,
-    TOTAL,
-    Changes,
-    changes_between,
-    check_changes,
-    follow_total,
-    history_entry,
-    in_words,
-)
+
+ANEW = "begin a run with its weights: lockstep train ... --from RUN, lockstep.train(..., init_from=path)"
+IN_ITS_ENVIRONMENTS = f"the episodes of the run go on in its environments; {ANEW}"
+WITH_ITS_REPLAY = f"the run goes on with its replay buffer; {ANEW}"
+KEPT = {
+    "environment": IN_ITS_ENVIRONMENTS,
+    "rl_module": "the run goes on with its networks; train a new run",
+    "multi_agent": f"the run goes on with its modules and agents; {ANEW}",
+    "offline_data": f"the run goes on with its data; {ANEW}",
+    "debugging": "the run goes on with its random numbers; train a new run",
+    "env_runners.num_env_runners": IN_ITS_ENVIRONMENTS,
+    "env_runners.num_envs_per_env_runner": IN_ITS_ENVIRONMENTS,
+    "env_runners.vectorize_mode": IN_ITS_ENVIRONMENTS,
+    "env_runners.batch_mode": "it would cut the episodes of the run otherwise; train a new run",
+    "evaluation.evaluation_num_envs": f"evaluation goes on in its environments; {ANEW}",
+    "replay.capacity": WITH_ITS_REPLAY,
+    "replay.prioritized": WITH_ITS_REPLAY,
+    "replay.her": WITH_ITS_REPLAY,
+    "replay.ignore_obs_next": WITH_ITS_REPLAY,
+    "replay.storage": WITH_ITS_REPLAY,
+    "reporting.loggers": "the records of the run go on as they began; train a new run",
+    "training.learner_class": f"the run goes on with its learner; {ANEW}",
+    "framework.dtype": f"the run goes on with its networks; {ANEW}",
+}
+"""sections and options that a run keeps, and what to do instead of changing them"""
+CHANGEABLE = ("rl_module.algorithm_config_overrides_per_module", "multi_agent.reward_metric")
+"""exceptions in sections that are kept"""
+TOTAL, EPOCH = "reporting.total_steps", "reporting.steps_per_epoch"
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run gave."""
+    """What a run leaves: the policy, the statistics, the folder."""
 
     policy: AnyPolicy
     info: InfoStats
     path: Path
     """the run's folder"""
     sources: tuple[str, ...] = ()
-    """where the settings come from, in words: the recipe or the defaults first (of `lockstep.train`)"""
+    """where the settings come from, in words: the recipe or the defaults first"""
 
     @property
     def history(self) -> tuple[EpochStats, ...]:
         """One entry for each epoch."""
         return self.info.history
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trainer and the folder that its run writes into."""
+
+    trainer: Trainer
+    folder: RunFolder
+    sources: tuple[str, ...] = ()
+    """where the settings come from, in words"""
+
+    def finish(self) -> TrainResult:
+        """Run to the end; write `summary.json` and `curve.png` and close the environments whatever ends the run."""
+        trainer = self.trainer
+        try:
+            info = trainer.run()
+        except BaseException as error:
+            try:
+                self.write_summary()
+            except Exception as second:  # a full disk, say: what ended the run is what matters
+                error.add_note(f"the summary could not be written either: {second}")
+            raise
+        else:
+            self.write_summary()
+            trainer.policy.bring_home()
+        finally:
+            trainer.close()
+        return TrainResult(trainer.policy, info, self.folder.path, self.sources)
+
+    def write_summary(self) -> None:
+        """Write returns, speed by stage and how the run ended; and the curve where matplotlib is installed."""
+        trainer, folder = self.trainer, self.folder
+        info = trainer.info()
+        timing = info.timing
+        trained = [epoch.training_stat for epoch in trainer.history if epoch.training_stat is not None]
+        last = None if trainer.last_test is None else trainer.last_test.returns_stat
+        stages = {
+            "environment": timing.env_time,
+            "acting": timing.act_time,
+            "storing": max(0.0, timing.train_time_collect - timing.env_time - timing.act_time),
+            "update": timing.train_time_update,
+            "evaluation": timing.test_time,
+        }
+        folder.write_summary(
+            {
+                **info.to_dict(),
+                "final_return": None if last is None else last.mean,
+                "final_return_std": None if last is None else last.std,
+                "final_return_step": trainer.last_test_at,
+                "steps_per_second": timing.update_speed,
+                "seconds_by_stage": stages,
+                "update_seconds_by_stage": merge_training_stats(trained).stage_seconds,
+            }
+        )
+        try:
+            plot_runs([folder.path], folder.curve_path)
+        except (ImportError, ValueError):
+            return  # no matplotlib, or no evaluation to draw
+        except OSError as error:
+            folder.curve_path.unlink(missing_ok=True)
+            warnings.warn(f"{folder.curve_path} could not be written: {error}", stacklevel=2)
 
 
 def prepare_run(
@@ -58,101 +138,42 @@ def prepare_run(
     *,
     callbacks: Sequence[Callback] = (),
     init_from: str | Path | None = None,
-) -> tuple[Trainer, RunFolder]:
-    """Return the trainer of a new run and its folder. Where the trainer cannot be built, no folder is left.
+    sources: Sequence[str] = (),
+) -> Run:
+    """Make the trainer of a new run and its folder. Where the trainer cannot be built, no folder is left.
 
     `init_from`: a run (its best policy, as for `load_policy`) or a checkpoint whose weights and connectors' statistics
-    the policy begins with; all else is new.
+    the policy begins with; all else is new. `sources`: where the settings come from, in words.
     """
     config.validate()
     parents = [Path(root).absolute(), *Path(root).absolute().parents]
-    made = [one for one in parents if not one.exists()]
+    missing = [parent for parent in parents if not parent.exists()]
     source = None if init_from is None else find_policy(init_from).absolute()
-    folder = new_folder(config, root, init_from=source)
+    env = config.env
+    name = "offline" if env is None else env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    folder = RunFolder.create(
+        root,
+        algo=config.algorithm,
+        env=name,
+        seed=config.seed,
+        config=named_options(config),
+        init_from=None if source is None else str(source),
+    )
     try:
         trainer = build_trainer(config, folder=folder, callbacks=callbacks)
         if source is not None:
             try:
                 start_from(trainer.policy, source)
             except BaseException:
-                close_environments(trainer)
+                trainer.close()
                 raise
-        return trainer, folder
+        return Run(trainer, folder, tuple(sources))
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run has begun in it
-            for one in made:
-                one.rmdir()
+            for parent in missing:
+                parent.rmdir()
         raise
-
-
-def new_folder(config: AlgorithmConfig, root: str | Path, *, init_from: Path | None = None) -> RunFolder:
-    """A new run's folder with its `config.json`."""
-    env = config.env
-    name = "offline" if env is None else env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    options, source = named_options(config), None if init_from is None else str(init_from)
-    return RunFolder.create(root, algo=config.algorithm, env=name, seed=config.seed, config=options, init_from=source)
-
-
-def run_in_folder(trainer: Trainer, folder: RunFolder) -> TrainResult:
-    """Runs to the end; writes `summary.json` and `curve.png` and ends the environments whatever ends the run."""
-    try:
-        info = trainer.run()
-    except BaseException as error:
-        try:
-            write_summary(trainer, folder)
-        except Exception as second:  # a full disk, say: what ended the run is what matters
-            error.add_note(f"the summary could not be written either: {second}")
-        raise
-    else:
-        write_summary(trainer, folder)
-        trainer.policy.bring_home()
-    finally:
-        close_environments(trainer)
-    return TrainResult(trainer.policy, info, folder.path)
-
-
-def close_environments(trainer: Trainer) -> None:
-    """Ends the processes and the environments that the run made; one that the caller handed over stays open."""
-    if isinstance(trainer.policy.config.env, str) or callable(trainer.policy.config.env):
-        for collector in (trainer.train_collector, trainer.test_collector):
-            if collector is not None:
-                collector.close()
-    if trainer.policy.learner_group.is_remote:  # an error ended the run, or its learners are lost
-        trainer.policy.learner_group.shutdown()
-
-
-def write_summary(trainer: Trainer, folder: RunFolder) -> None:
-    """Returns, speed by stage, how the run ended; and the curve where matplotlib is installed."""
-    info = trainer.info()
-    timing = info.timing
-    trained = [epoch.training_stat for epoch in trainer.history if epoch.training_stat is not None]
-    last = None if trainer.last_test is None else trainer.last_test.returns_stat
-    stages = {
-        "environment": timing.env_time,
-        "acting": timing.act_time,
-        "storing": max(0.0, timing.train_time_collect - timing.env_time - timing.act_time),
-        "update": timing.train_time_update,
-        "evaluation": timing.test_time,
-    }
-    folder.write_summary(
-        {
-            **info.to_dict(),
-            "final_return": None if last is None else last.mean,
-            "final_return_std": None if last is None else last.std,
-            "final_return_step": trainer.last_test_at,
-            "steps_per_second": timing.update_speed,
-            "seconds_by_stage": stages,
-            "update_seconds_by_stage": merge_training_stats(trained).stage_seconds,
-        }
-    )
-    try:
-        plot_runs([folder.path], folder.curve_path)
-    except (ImportError, ValueError):
-        return  # no matplotlib, or no evaluation to draw
-    except OSError as error:
-        folder.curve_path.unlink(missing_ok=True)
-        warnings.warn(f"{folder.curve_path} could not be written: {error}", stacklevel=2)
 
 
 def resume(
@@ -166,22 +187,77 @@ def resume(
 
     `total_steps`: a new length of the whole run. `settings`: other options by path from here on,
     `{"training.lr": 1e-4}`; so are those edited in the run's `config.json`. Raises `ValueError`, changing nothing, for
-    options that a run keeps, and for less steps than it has. One that has all its steps trains no more.
+    options that a run keeps, and for fewer steps than it has. One that has all its steps trains no more.
     """
-    resumption = prepare_resume(path, total_steps=total_steps, settings=settings)
-    return replace(run_in_folder(resumption.build(callbacks), resumption.folder), sources=resumption.sources)
+    return prepare_resume(path, total_steps=total_steps, settings=settings).build(callbacks).finish()
 
 
-def load_trainer(
-    path: str | Path,
-    *,
-    total_steps: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> tuple[Trainer, RunFolder]:
-    """Return the trainer of a run's folder at its newest intact checkpoint, and the folder; see `resume`."""
-    resumption = prepare_resume(path, total_steps=total_steps, settings=settings)
-    return resumption.build(callbacks), resumption.folder
+def find_policy(path: str | Path) -> Path:
+    """Return the checkpoint that `load_policy` reads: a run's best policy, else its newest; or `path` itself."""
+    path = Path(path)
+    if (path / "config.json").exists() and (path / "best").exists():
+        return newest_checkpoint(path / "best") or newest_checkpoint(path / "checkpoints") or path
+    return path
+
+
+def load_policy(path: str | Path) -> AnyPolicy:
+    """Return the best policy of a run's folder, or the policy in a checkpoint."""
+    return policy_from_checkpoint(find_policy(path))
+
+
+# -- going on with other settings ---
+
+
+class Change(NamedTuple):
+    """An option's value before and after."""
+
+    before: Any
+    after: Any
+
+
+class Changes(dict[str, Change]):
+    """Options that differ between two configurations, as plain values by path."""
+
+    @classmethod
+    def between(cls, before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
+        """Return the options that differ."""
+        old, new = dict(_leaves(named_options(before))), dict(_leaves(named_options(after)))
+        pairs = {path: Change(old.get(path), new.get(path)) for path in {**old, **new}}
+        return cls({path: pair for path, pair in pairs.items() if pair.before != pair.after})
+
+    def check(self, first_values: Sequence[str]) -> None:
+        """Raise `ValueError` naming an option that a run keeps, with its two values and what to do instead.
+
+        `first_values`: training options that only begin what the run has gone on with.
+        """
+        for path, (before, after) in self.items():
+            section, _, option = path.partition(".")
+            reason = KEPT.get(path) or KEPT.get(section)
+            if section == "training" and option in first_values:
+                reason = f"the run goes on with what has become of it; {ANEW}"
+            if reason is not None and not path.startswith(CHANGEABLE):
+                raise ValueError(
+                    f"{path}={after!r} (the run has {before!r}) cannot be changed in a run that goes on: {reason}"
+                )
+
+    def in_words(self, without: Sequence[str] = ()) -> str:
+        """Return `"training.lr=0.001 (was 0.0003), ..."`."""
+        pairs = {path: pair for path, pair in self.items() if path not in without}
+        return ", ".join(f"{path}={after!r} (was {before!r})" for path, (before, after) in pairs.items())
+
+    def history_entry(self, step: int) -> dict[str, Any]:
+        """Return the entry that a run's `config.json` gets for changes from a step on."""
+        pairs = {path: {"before": before, "after": after} for path, (before, after) in self.items()}
+        return {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "changes": pairs}
+
+
+def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is in nested dicts by path; an empty dict is a value, too."""
+    for name, value in options.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True)
@@ -202,105 +278,98 @@ class Resumption:
     end_reason: str | None = None
     """the run had come to this end, but the process was killed before it was noted"""
 
-    def build(self, callbacks: Sequence[Callback] = ()) -> Trainer:
-        """Return the trainer, restored; note the changes in the run's `config.json`."""
+    def build(self, callbacks: Sequence[Callback] = ()) -> Run:
+        """Return the run with its trainer restored; note the changes in the run's `config.json`."""
         trainer = build_trainer(self.config, folder=self.folder, callbacks=callbacks, resume=True)
         try:
             with warnings.catch_warnings():
                 if self.changes:  # they are in the sources
                     warnings.simplefilter("ignore", ConfiguredValueWarning)
-                restore_trainer(trainer, self.checkpoint)
+                trainer.restore_from_path(self.checkpoint)
             if self.changes:
-                self.folder.record_changes(named_options(self.config), history_entry(self.changes, self.step))
+                self.folder.record_changes(named_options(self.config), self.changes.history_entry(self.step))
         except BaseException:
-            close_environments(trainer)
+            trainer.close()
             raise
         trainer.stop_reason = self.end_reason
-        return trainer
+        return Run(trainer, self.folder, self.sources)
 
 
 def prepare_resume(
     path: str | Path, *, total_steps: int | None = None, settings: Mapping[str, Any] | None = None
 ) -> Resumption:
     """Decide how the run in a folder goes on, changing nothing; see `resume`."""
-    total_steps, given = check_whole("total_steps", total_steps, 1, optional=True), dict(settings or {})
+    asked = dict(settings or {})
+    if check_whole("total_steps", total_steps, 1, optional=True) is not None:
+        asked[TOTAL] = int(total_steps or 0)
     folder = RunFolder.open(path)
     checkpoint = folder.newest_checkpoint()
     if checkpoint is None:
         raise ValueError(f"{folder.path} has no intact checkpoint to go on from; start a new run")
     saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
     before, config = (get_config(folder.algo).update_from_dict(options) for options in (saved, folder.config))
-    edited = changes_between(before, config)
-    if total_steps is not None:
-        given[TOTAL] = total_steps
-    for option, value in given.items():
+    edited = Changes.between(before, config)
+    for option, value in asked.items():
         config.set_path(option, value)
-    stretched = follow_total(before, config, given)
+    stretched = _follow_total(before, config, asked)
     config.validate()
-    changes = changes_between(before, config)
-    if EPOCH in changes and config.steps_per_epoch == epoch_length(before, steps_per_update(before)):
+    changes = Changes.between(before, config)
+    if EPOCH in changes and config.steps_per_epoch == RunLength.of(before).per_epoch:
         del changes[EPOCH]  # as long as they were
-    check_changes(changes, config)
+    changes.check(config.first_values)
     state = read_checkpoint(checkpoint / "trainer")[""]["state"]
-    step, is_finished, reason = _check_steps(folder, config, state)
-    unasked = {name: change for name, change in edited.items() if name in changes and name not in given}
-    if unasked and not folder.has_recorded(history_entry(changes, step)):
-        warnings.warn(
-            f"{folder.path / 'config.json'} is not as it was at the checkpoint; the run goes on with "
-            f"{in_words(unasked)}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    sources = ["the run's config.json"]
-    said = {name: change for name, change in changes.items() if name not in stretched}
-    if said:
-        sources.append(f"from step {step:,} on {in_words(said)}")
-    if stretched:
-        sources.append(f"{', '.join(stretched)} stretched to {config.total_steps:,} steps")
-    return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason)
-
-
-def _check_steps(folder: RunFolder, config: AlgorithmConfig, state: Mapping[str, Any]) -> tuple[int, bool, str | None]:
-    """Return the steps of the checkpoint, whether the run is finished, and the reason for which it had ended if it was
-    killed before its end was noted. Raises `ValueError` for fewer steps than it has.
-    """
     counters, reason = state["counters"], state["stop_reason"]
     step = int(counters["env_step"] or counters["gradient_step"])
-    if config.total_steps < step and not _rounds_up_to(config, step):
+    if step - config.total_steps >= RunLength.of(config).per_update:  # more than the last whole collect brought
         raise ValueError(
             f"total_steps={config.total_steps} is not allowed; the run in {folder.path} has {step} steps already, give "
             "as many or more"
         )
     has_ended = _has_ended(folder, counters)
-    complete = step >= config.total_steps and not state.get("under_way")
     if has_ended or reason in ("interrupted", "error", "max_epoch"):
         reason = None
-    return step, complete and has_ended, reason
+    unasked = Changes({name: change for name, change in edited.items() if name in changes and name not in asked})
+    if unasked and not folder.has_recorded(changes.history_entry(step)):
+        warnings.warn(
+            f"{folder.path / 'config.json'} is not as it was at the checkpoint; the run goes on with "
+            f"{unasked.in_words()}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    sources = ["the run's config.json"]
+    words = changes.in_words(without=stretched)
+    if words:
+        sources.append(f"from step {step:,} on {words}")
+    if stretched:
+        sources.append(f"{', '.join(stretched)} stretched to {config.total_steps:,} steps")
+    is_finished = has_ended and step >= config.total_steps and not state.get("under_way")
+    return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason)
 
 
-def _rounds_up_to(config: AlgorithmConfig, step: int) -> bool:
-    """Whether a run of `total_steps` in whole collects has so many."""
-    return step - config.total_steps < steps_per_update(config)
+def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, asked: Mapping[str, Any]) -> list[str]:
+    """Fit `after` to its new length; return the paths of the options that were changed for it.
+
+    Epochs stay as long as they were, and schedules that ended with the run are stretched. Options that are asked for,
+    or that differ already, stay as they are.
+    """
+    if after.total_steps == before.total_steps:
+        return []
+    if after.steps_per_epoch is None and EPOCH not in asked:
+        after.reporting(steps_per_epoch=RunLength.of(before).per_epoch)
+    old, new = vars(before.sections["training"]), vars(after.sections["training"])
+    same = {name: new[name] for name in new if old[name] == new[name] and f"training.{name}" not in asked}
+    stretched = stretched_schedules(same, after.total_steps / before.total_steps, ended_at=before.total_steps)
+    after.training(**stretched)
+    return [f"training.{name}" for name in stretched]
 
 
 def _has_ended(folder: RunFolder, counters: Mapping[str, Any]) -> bool:
-    """Whether the run's summary is that of its end, and of this checkpoint."""
+    """Return whether the run's summary is that of its end, and of this checkpoint."""
     try:
         summary = folder.read_summary()
     except ValueError:
         return False
-    same = all(summary.get(name) == counters[of] for name, of in (("train_step", "env_step"), ("gradient_step",) * 2))
+    same = (
+        summary.get("train_step") == counters["env_step"] and summary.get("gradient_step") == counters["gradient_step"]
+    )
     return same and summary.get("stop_reason") not in ("interrupted", "error")
-
-
-def find_policy(path: str | Path) -> Path:
-    """The checkpoint that `load_policy` reads: a run's best policy, else its newest checkpoint; or `path` itself."""
-    path = Path(path)
-    if (path / "config.json").exists() and (path / "best").exists():
-        return newest_checkpoint(path / "best") or newest_checkpoint(path / "checkpoints") or path
-    return path
-
-
-def load_policy(path: str | Path) -> AnyPolicy:
-    """The best policy of a run's folder, or the policy in a checkpoint."""
-    return policy_from_checkpoint(find_policy(path))

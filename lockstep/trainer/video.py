@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.algorithms.build import make_envs
+from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
 from lockstep.state.checks import check_wholes
 from lockstep.state.messages import install_hint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
-from lockstep.trainer.callbacks import Callback, Stop
+from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.events import EvaluationEnd, RunStart
 
 FORMATS = (".mp4", ".gif")
@@ -35,7 +36,7 @@ def record_video(
     seed: int = 0,
     fps: float | None = None,
 ) -> CollectStats:
-    """Plays whole episodes in one environment of its own, writes their frames to `path`, returns their statistics.
+    """Play whole episodes in one environment of its own, write their frames to `path`, return their statistics.
 
     `fps`: frames per second; `None` takes what the environment's metadata says, else 30. Nothing is left at `path`
     where it fails.
@@ -50,11 +51,11 @@ def record_video(
         raise ValueError(f"a video's name must end in {' or '.join(FORMATS)}, not {target.name!r}")
     target.parent.mkdir(parents=True, exist_ok=True)
     _without_window()
-    envs = _rendering_envs(policy)
+    envs = _rendering_envs(policy.config)
     part = target.with_name(f".{target.stem}.part{target.suffix.lower()}")
     try:
         envs.reset([seed])
-        _frame(envs)  # before a file is made: can it be filmed?
+        _frame(envs)  # raises where it cannot be filmed, before a file is made
         writer = _open_writer(part, fps or _fps(envs))
         try:
             collector = Collector(
@@ -92,39 +93,37 @@ class VideoCallback(Callback):
         self.num_evaluations = 0
         self._policy: Policy | None = None
 
-    def on_run_start(self, event: RunStart) -> Stop:
-        """Finds the policy."""
+    def on_run_start(self, event: RunStart) -> None:
+        """Remember the policy."""
         self._policy = event.trainer.policy
-        return None
 
-    def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Records, where it is time."""
+    def on_evaluation_end(self, event: EvaluationEnd) -> None:
+        """Record every `interval`-th evaluation."""
         if self._policy is not None and self.num_evaluations % self.interval == 0:
             path = self.directory / f"step_{event.position:012d}{self.suffix}"
             record_video(self._policy, path, num_episodes=self.num_episodes, seed=self.seed)
         self.num_evaluations += 1
-        return None
 
     def get_state(self) -> Mapping[str, Any]:
-        """Evaluations so far."""
+        """Return the evaluations so far."""
         return {"num_evaluations": self.num_evaluations}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the count."""
+        """Restore the count."""
         self.num_evaluations = int(state["num_evaluations"])
 
 
 def _without_window() -> None:
-    """Where there is no screen, the libraries that draw must not look for one."""
+    """Keep the libraries that draw from looking for a screen where there is none."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
-def _rendering_envs(policy: Policy) -> Any:
-    """One environment, made once more with `render_mode="rgb_array"`, in this process."""
-    config = policy.config.copy().env_runners(vectorize_mode="auto")
+def _rendering_envs(config: AlgorithmConfig) -> Any:
+    """Make one environment with `render_mode="rgb_array"`, in this process."""
+    config = config.copy().env_runners(vectorize_mode="auto")
     try:
         return make_envs(config, 1, render_mode="rgb_array")
     except TypeError as error:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 PATH: list[tuple[str, str | None]] = [
     ("examples/train_cartpole.py", None),
     ("lockstep/trainer/onpolicy.py", "OnpolicyTrainer.training_step"),
-    ("lockstep/trainer/base.py", "BaseTrainer._epochs"),
-    ("lockstep/trainer/base.py", "BaseTrainer._one_epoch"),
+    ("lockstep/trainer/base.py", "BaseTrainer.run"),
+    ("lockstep/trainer/base.py", "BaseTrainer._train_epoch"),
     ("lockstep/rollout/base_collector.py", "BaseCollector.collect"),
     ("lockstep/rollout/base_collector.py", "BaseCollector._collect_steps"),
     ("lockstep/rollout/collector.py", "Collector._run"),

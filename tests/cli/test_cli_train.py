@@ -24,7 +24,7 @@ from lockstep.cli.settings import parse_value, settings_of
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder, read_metrics
 from lockstep.trainer import Callback, UpdateEnd
-from lockstep.trainer.run import prepare_run, run_in_folder
+from lockstep.trainer.run import prepare_run
 
 Command = Callable[..., Said]
 
@@ -276,9 +276,9 @@ def test_a_final_return_of_an_earlier_step_says_of_which(tmp_path: Path, capsys:
     config.training(train_batch_size=64, minibatch_size=None).reporting(total_steps=512, steps_per_epoch=256)
     for stop_at, text in ((128, " (evaluated at step 0)"), (320, " (evaluated at step 256)"), (512, "")):
         callbacks = [StopAt(stop_at)]
-        trainer, folder = prepare_run(config.copy(), tmp_path / str(stop_at), callbacks=callbacks)
-        result = run_in_folder(trainer, folder)
-        summary = show_result(folder)
+        run = prepare_run(config.copy(), tmp_path / str(stop_at), callbacks=callbacks)
+        result = run.finish()
+        summary = show_result(run.folder)
         final = f"{summary['final_return']:.4g} ± {summary['final_return_std']:.3g}{text}\n"
         assert f"final return  {final}" in capsys.readouterr().out
         assert result.info.train_step == stop_at

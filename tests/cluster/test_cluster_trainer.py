@@ -14,7 +14,7 @@ from agent_games import game_config
 
 import lockstep
 from lockstep import DQNConfig, Policy, PPOConfig, SampleBatch, get_config, load_policy
-from lockstep.trainer.run import load_trainer, prepare_run, run_in_folder
+from lockstep.trainer.run import prepare_resume, prepare_run
 
 ray = pytest.importorskip("ray")
 
@@ -43,7 +43,7 @@ def here(tmp_path_factory):
 
 
 def run(config, root):
-    return run_in_folder(*prepare_run(config, root))
+    return prepare_run(config, root).finish()
 
 
 def returns_of(result):
@@ -110,9 +110,9 @@ def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly
     assert returns_of(there) == returns_of(here)
     assert_near(there.policy, here.policy, 1e-12)
     half = run(config_of(1, 2, 2, total_steps=128), tmp_path / "half")
-    trainer, folder = load_trainer(half.path, total_steps=256)
-    assert trainer.train_collector.episodes_cut == 0
-    resumed = run_in_folder(trainer, folder)
+    second_half = prepare_resume(half.path, total_steps=256).build()
+    assert second_half.trainer.train_collector.episodes_cut == 0
+    resumed = second_half.finish()
     assert_near(resumed.policy, there.policy, 0.0)
     assert load_policy(resumed.path).learner_group.is_local
     assert placed() == before

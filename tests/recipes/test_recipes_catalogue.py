@@ -10,7 +10,7 @@ import pytest
 from lockstep import ALGORITHMS, get_config
 from lockstep.envs import register_environments
 from lockstep.recipes import RECIPES, find_recipe
-from lockstep.trainer.build import steps_per_update
+from lockstep.trainer.build import RunLength
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
@@ -69,9 +69,9 @@ def test_a_run_ends_at_its_very_last_step(recipe):
     config = recipe.config()
     batch, envs = config.train_batch_size, config.num_envs_per_env_runner
     if config.is_off_policy:
-        batch = steps_per_update(config)  # what is collected at once; samples have a size of their own
+        batch = RunLength.of(config).per_update  # what is collected at once; samples have a size of their own
     if config.is_offline:  # gradient steps, one after another
-        batch, envs = steps_per_update(config), 1
+        batch, envs = RunLength.of(config).per_update, 1
     assert batch % envs == 0
     assert (recipe.total_steps // 10) % batch == 0
     assert batch % (config.minibatch_size or batch) == 0

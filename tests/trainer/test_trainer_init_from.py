@@ -7,7 +7,7 @@ from scenario_tools import Paying, config_of
 
 import lockstep
 from lockstep.tracking import RunFolder
-from lockstep.trainer.run import find_policy, prepare_run, run_in_folder
+from lockstep.trainer.run import find_policy, prepare_run
 
 
 class PayingMore(Paying):
@@ -37,7 +37,7 @@ def config(kind="on", env=Paying, seed=0, **sections):
 @pytest.fixture(scope="module", params=["on", "off"])
 def run(request, shared_folder):
     """A finished run of each kind."""
-    return request.param, run_in_folder(*prepare_run(config(request.param), shared_folder / request.param))
+    return request.param, prepare_run(config(request.param), shared_folder / request.param).finish()
 
 
 @pytest.mark.parametrize("from_what", ["run", "checkpoint"])
@@ -45,10 +45,11 @@ def test_a_run_begins_with_the_weights_and_statistics_of_another_and_all_else_is
     kind, first = run
     source = first.path if from_what == "run" else RunFolder.open(first.path).newest_checkpoint()
     new = config(kind, PayingMore, seed=5, training={"lr": 0.5}, env_runners={"num_envs_per_env_runner": 4})
-    trainer, made = prepare_run(new, folder, init_from=source)
+    new_run = prepare_run(new, folder, init_from=source)
+    trainer = new_run.trainer
     taken = lockstep.load_policy(source)
     assert same(weights_of(trainer.policy), weights_of(taken))
-    assert made.info["init_from"] == str(find_policy(source))
+    assert new_run.folder.info["init_from"] == str(find_policy(source))
     learner, theirs = trainer.policy.learner_group.learner, taken.learner_group.learner
     (optimizer,) = learner.optimizers
     assert (trainer.env_step, trainer.position, sum(learner.lifetime.values())) == (0, 0, 0)
@@ -62,7 +63,7 @@ def test_a_run_begins_with_the_weights_and_statistics_of_another_and_all_else_is
         target = learner.registered["default_policy/target"]
         assert same(dict(target.module.named_parameters()), dict(trainer.policy.module.named_parameters()))
         assert target.num_steps == 0
-    assert run_in_folder(trainer, made).info.train_step == 48
+    assert new_run.finish().info.train_step == 48
 
 
 def test_train_takes_init_from_and_names_it_in_its_sources(run, folder):

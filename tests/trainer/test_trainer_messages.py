@@ -9,7 +9,7 @@ from lockstep.algorithms import DQNConfig, IQLConfig, PPOConfig, SACConfig, TD3C
 from lockstep.state.checkpoint import CheckpointError
 from lockstep.tracking import JsonlLogger
 from lockstep.trainer import EarlyStop, build_trainer
-from lockstep.trainer.run import prepare_run, run_in_folder
+from lockstep.trainer.run import prepare_run
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 
@@ -22,7 +22,7 @@ def config_of(cls=PPOConfig):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     config = config_of().training(train_batch_size=64, minibatch_size=32)
-    return run_in_folder(*prepare_run(config, tmp_path_factory.mktemp("runs"))).path
+    return prepare_run(config, tmp_path_factory.mktemp("runs")).finish().path
 
 
 def test_the_state_of_another_algorithm_is_refused_with_both_names(tmp_path):

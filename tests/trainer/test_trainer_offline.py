@@ -21,7 +21,7 @@ from lockstep.trainer import (
     restore_trainer,
     save_trainer,
 )
-from lockstep.trainer.run import load_policy, load_trainer, run_in_folder
+from lockstep.trainer.run import Run, load_policy, prepare_resume
 
 ROWS = 100
 
@@ -318,7 +318,7 @@ def test_n_and_a_restart_and_n_are_2n_to_the_last_bit(kind, columns, folder):
 
     def run(name, total):
         if (folder / name).exists():
-            trainer, run_folder = load_trainer(folder / name, total_steps=total)
+            run = prepare_resume(folder / name, total_steps=total).build()
         else:
             config = config_of(kind, offline_data=given, reporting={"total_steps": total, "steps_per_epoch": 70})
             made = RunFolder.create(
@@ -326,9 +326,9 @@ def test_n_and_a_restart_and_n_are_2n_to_the_last_bit(kind, columns, folder):
             )
             made.path.rename(folder / name)
             run_folder = RunFolder.open(folder / name)
-            trainer = build_trainer(config, folder=run_folder)
-        run_in_folder(trainer, run_folder)
-        return trainer
+            run = Run(build_trainer(config, folder=run_folder), run_folder)
+        run.finish()
+        return run.trainer
 
     whole = run("whole", 280)
     run("parts", 140)

@@ -25,7 +25,6 @@ from lockstep.tracking import (
     read_metrics,
 )
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, Profiler, restore_trainer, save_trainer
-from lockstep.trainer.seeding import seed_run
 from lockstep.trainer.video import VideoCallback
 
 
@@ -285,7 +284,7 @@ def test_seed_makes_a_trainer_by_hand_draw_what_a_configuration_with_that_seed_d
     seeded.policy.set_state(configured.policy.get_state())  # the same weights
     seeded.policy.learner_group.learner.streams.set_state(RandomStreams(99).child("learner").get_state())
     seeded.policy.seed(99)
-    seed_run(seeded, 5)
+    seeded.set_seed(5)
     configured.run()
     seeded.run()
     assert bits(configured) == bits(seeded)

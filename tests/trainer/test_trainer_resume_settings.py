@@ -10,8 +10,7 @@ from trainer_tools import digest, learned, records_of
 from lockstep import get_config
 from lockstep.state import ConfiguredValueWarning
 from lockstep.tracking import RunFolder
-from lockstep.trainer.changes import changes_between, check_changes
-from lockstep.trainer.run import prepare_resume, prepare_run, resume, run_in_folder
+from lockstep.trainer.run import Changes, prepare_resume, prepare_run, resume
 
 STEPS = 48
 
@@ -21,7 +20,7 @@ def run_of(folder, kind="on", **sections):
     config = config_of(kind)
     for name, options in sections.items():
         getattr(config, name)(**options)
-    return run_in_folder(*prepare_run(config, folder))
+    return prepare_run(config, folder).finish()
 
 
 def rate_of(policy):
@@ -55,9 +54,9 @@ def test_a_schedule_that_ended_with_the_run_is_stretched_where_it_is_made_longer
     assert longer.sources[-1] == "training.lr stretched to 96 steps"
     (name,) = other
     assert getattr(longer.config, name) == other[name], "it ended before"
-    trainer = longer.build()
-    assert rate_of(trainer.policy) == pytest.approx(0.005)
-    info = run_in_folder(trainer, longer.folder).info
+    run = longer.build()
+    assert rate_of(run.trainer.policy) == pytest.approx(0.005)
+    info = run.finish().info
     assert info.train_step == 2 * STEPS
     assert prepare_resume(first.path, total_steps=3 * STEPS).config.lr == [[0, 0.01], [3 * STEPS, 0.0]]
 
@@ -103,7 +102,7 @@ def test_an_edited_config_is_used_with_a_warning_and_noted_once(folder):
     edit(path, "training", lr=0.002)
     edit(path, "reporting", total_steps=64)
     with pytest.warns(RuntimeWarning, match=r"config\.json is not as it was .* training\.lr=0\.002 \(was 0\.01\)"):
-        trainer = prepare_resume(path).build()
+        trainer = prepare_resume(path).build().trainer
     assert (rate_of(trainer.policy), trainer.steps_in_all) == (0.002, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the process ended before its first checkpoint: known by now
@@ -151,7 +150,7 @@ def test_options_whose_state_goes_on_are_named_by_each_algorithm(kind):
     name = before.first_values[0]
     after = before.copy().training(**{name: 0.75 if kind != "c51" else 7})
     with pytest.raises(ValueError, match=rf"training\.{name}=.* what has become of it"):
-        check_changes(changes_between(before, after), after)
+        Changes.between(before, after).check(after.first_values)
 
 
 def test_looking_at_how_a_finished_run_would_go_on_changes_nothing(folder):
@@ -192,7 +191,7 @@ def test_a_run_killed_after_it_was_stopped_by_its_score_ends_with_that_reason(fo
 
 def test_a_run_longer_by_settings_has_the_bits_of_one_that_was_so_long_from_the_beginning(folder):
     short, whole = run_of(folder / "short"), run_of(folder / "whole", reporting={"total_steps": 64})
-    longer = prepare_resume(short.path, total_steps=64).build()
+    longer = prepare_resume(short.path, total_steps=64).build().trainer
     longer.run()
     assert learned(longer) == digest(whole.policy.get_state())
 

@@ -12,8 +12,9 @@ from lockstep.trainer import Callback, CheckpointCallback, build_trainer, events
 from lockstep.trainer import test_episode as play_episodes
 
 KINDS = ("ppo", "dqn", "bc")
-CHANGING = {"run", "reset", "training_step", "policy_update_fn", "test_step", "set_state", "set_own_folders"}
-READING = {"info", "get_state", "own_folders"}
+CHANGING = {"run", "reset", "close", "training_step", "policy_update_fn", "test_step", "set_seed"}
+CHANGING |= {"set_state", "set_own_folders", "restore_from_path"}
+READING = {"info", "get_state", "own_folders", "save_to_path"}
 
 
 def made(algorithm, methods=None, **options):
