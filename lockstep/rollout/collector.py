@@ -21,7 +21,7 @@ from lockstep.rollout.protocols import ActingPart, ActingPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, store_for
 from lockstep.state.checks import check_functions, check_whole
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats
+from lockstep.tracking.statistics import CollectStats, CollectTotals
 
 
 class Collector(BaseCollector):
@@ -337,12 +337,14 @@ class WholeEpisodeCollector(Collector):
             raise ValueError("reset_before_collect=False: whole episodes begin with the collect; leave it out")
         amount = check_whole("n_step", n_step, 1)
         first = 0 if self.store is None else self.store.size
-        stats = CollectStats()
+        totals, num_steps = CollectTotals(), 0
         try:
-            while stats.n_collected_steps < amount:
-                stats += super().collect(n_episode=self.num_envs, random=random)
+            while num_steps < amount:
+                stats = super().collect(n_episode=self.num_envs, random=random)
+                totals.add(stats)
+                num_steps += stats.n_collected_steps
         except BaseException:
             if self.store is not None:
                 self.store.drop_after(first)
             raise
-        return stats
+        return totals.stats()
