@@ -29,7 +29,6 @@ from lockstep.learner.onpolicy import columns_to_train, recorded_columns
 from lockstep.ops import monte_carlo_returns
 from lockstep.ops.losses import exponential_weights
 from lockstep.replay import ReplayBuffer
-from lockstep.replay.views import with_whole_returns
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.options import option
 from lockstep.state.schedules import ScheduleLike
@@ -127,7 +126,7 @@ class MARWILConfig(AlgorithmConfig):
     def process_buffer(self, buffer: Any) -> Any:
         """Rewards become returns of the rest of the episode. `MalformedBufferError` for rows without their episodes."""
         if isinstance(buffer, ReplayBuffer):
-            return with_whole_returns(buffer, self.gamma)
+            return buffer.with_whole_returns(self.gamma)
         if Columns.DISCOUNTS not in buffer[[0]]:
             raise MalformedBufferError(
                 "marwil needs the returns of whole episodes; give the data as a replay buffer, or with returns as "

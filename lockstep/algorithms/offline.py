@@ -18,10 +18,8 @@ from lockstep.data.trees import leaves, named_leaves
 from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import OfflineRows, ReplayBuffer
-from lockstep.replay.files import FORMATS, import_batch
-from lockstep.replay.reading import REQUIRED
+from lockstep.replay.rows import REQUIRED, TABLE_FORMATS, read_table
 from lockstep.replay.storage import Shape, shapes_of_rows, shapes_of_space
-from lockstep.replay.views import column_of, pieces_of
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.rollout.finite import first_not_finite
 from lockstep.state.checkpoint import MANIFEST
@@ -51,10 +49,10 @@ def open_data(section: OfflineDataSection) -> Any:
         )
     if isinstance(given, str) and MINARI_ID.fullmatch(given) and not _is_here(Path(given)):
         given = _minari_batch(given)
-    elif isinstance(given, str | Path) and Path(given).suffix in FORMATS:
+    elif isinstance(given, str | Path) and Path(given).suffix in TABLE_FORMATS:
         if not Path(given).exists():
             raise FileNotFoundError(f"there is no file {given} (offline_data.input_)")
-        given = import_batch(Path(given))
+        given = read_table(Path(given))
     elif isinstance(given, str | Path) and Path(given).is_dir():
         given = ReplayBuffer.load(given)
     elif isinstance(given, str | Path | list | tuple):
@@ -107,7 +105,7 @@ def offline_source(given: Any, policy: Policy) -> OfflineData:
     if isinstance(source, ReplayBuffer):
         check_whose_actions(source, policy)
         check_numbers(source, "the offline data")
-        _check_actions(column_of(source, Columns.ACTIONS), policy)
+        _check_actions(source.column(Columns.ACTIONS), policy)
     return source
 
 
@@ -192,7 +190,7 @@ def check_numbers(buffer: ReplayBuffer, what: str) -> None:
     if buffer.hasnull():
         raise MalformedBufferError(f"{what} have transitions with NaN; call dropnull() on the buffer first")
     before = 0
-    for piece in pieces_of(buffer):
+    for piece in buffer.pieces():
         _check_finite(piece, what, before)
         before += len(piece[Columns.REWARDS])
 

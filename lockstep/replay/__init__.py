@@ -3,7 +3,7 @@
 from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.multi_agent import MultiAgentReplayBuffer
-from lockstep.replay.named import (
+from lockstep.replay.named_buffers import (
     HERReplayBuffer,
     HERVectorReplayBuffer,
     PrioritizedReplayBuffer,

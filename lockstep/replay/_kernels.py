@@ -53,23 +53,19 @@ def _claim(b, flags, marks):
 def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, placed):
     """Give each new transition its row, one after another, and keep account of the episodes.
 
-    `ids` None: one for each sub-buffer; `cuts` None: no further flags; `rewards` is flat [n * agents]. Fills `placed`
-    [3 + agents, n] with rows, lengths of ended episodes and starts, and, as bits of float64, returns of ended episodes.
-    Returns the position where the rows are those of all sub-buffers at one position, in order, else -1.
+    `cuts`: further flags; `rewards` is flat [n * agents]. Fills `placed` [3 + agents, n] with rows, lengths of ended
+    episodes and starts, and, as bits of float64, returns of ended episodes.
     """
-    num_buffers, num_agents = returns.shape
+    num_agents = returns.shape[1]
     ended_returns = placed[3:].view(np.float64)
-    number = terminateds.shape[0]
-    in_line = number == num_buffers
-    for k in range(number):
-        b = k if ids is None else ids[k]
+    for k in range(ids.shape[0]):
+        b = ids[k]
         row = _claim(b, flags, marks)
         placed[0, k] = row
-        in_line = in_line and b == k and row == placed[0, 0] + k
         placed[1, k] = 0
         placed[2, k] = marks[START, b]
         done = terminateds[k] | truncateds[k]
-        flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2) | (np.uint8(0) if cuts is None else cuts[k])
+        flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2) | cuts[k]
         flags[row] = flag
         for agent in range(num_agents):
             returns[b, agent] += rewards[k * num_agents + agent]
@@ -80,52 +76,6 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
             placed[1, k] = marks[LENGTH, b]
         if flag != 0:
             marks[LENGTH, b] = 0
-    return placed[0, 0] // num_buffers if in_line else -1
-
-
-@compiled
-def _write_step(t, total, position, given, placed, memory, layout):
-    """Write the columns of vector step `t`: of `total` rows, those placed as in `placed` [4, n]."""
-    number = placed.shape[1]
-    pieces = number if position < 0 else 1  # stretches of memory in each column
-    before = 0
-    for column in range(layout.shape[0]):
-        read = np.uint64(before + t * number * layout[column, 1])
-        length = np.uint64(layout[column, 1] * (number // pieces))
-        for k in range(pieces):
-            start = np.uint64(layout[column, 0] + placed[0, k] * layout[column, 1])
-            for i in range(length):
-                memory[start + i] = given[read + i]
-            read += length
-        before += total * layout[column, 1]
-
-
-@compiled
-def place_step(rewards, packed, flags, marks, returns, placed, memory, layout):
-    """As `place`, for one transition of each sub-buffer; and write the columns to their rows.
-
-    `packed` are the bytes of the columns [n, ...], one after another, then of `terminateds` and `truncateds`; `memory`
-    and `layout` as of `ColumnStore`.
-    """
-    number = returns.shape[0]
-    given = np.frombuffer(packed, np.uint8)
-    terminateds, truncateds = given[-2 * number : -number], given[-number:]
-    position = place(None, rewards, terminateds, truncateds, None, flags, marks, returns, placed)
-    _write_step(0, number, position, given, placed, memory, layout)
-
-
-@compiled
-def place_steps(rewards, packed, flags, marks, returns, placed, memory, layout):
-    """As `place_step`, T times: `rewards` is flat [T * n], `placed` [T, 4, n], the columns packed are [T, n, ...]."""
-    number, total = returns.shape[0], rewards.shape[0]
-    given = np.frombuffer(packed, np.uint8)
-    terminateds, truncateds = given[-2 * total : -total], given[-total:]
-    for t in range(placed.shape[0]):
-        now = slice(t * number, (t + 1) * number)
-        position = place(
-            None, rewards[now], terminateds[now], truncateds[now], None, flags, marks, returns, placed[t]
-        )  # fmt: skip
-        _write_step(t, total, position, given, placed[t], memory, layout)
 
 
 @compiled
@@ -354,43 +304,6 @@ def ends(rows, flags, out):
         flag = flags[rows[k]]
         out[0, k] = flag & 1
         out[1, k] = flag & 2
-
-
-@compiled
-def _gather_column(column, rows, length, out):
-    """Rows of `length` numbers each, one after another."""
-    if length == 1:
-        for k in range(rows.shape[0]):
-            out[k] = column[np.uint64(rows[k])]
-    else:
-        for k in range(rows.shape[0]):
-            begins, read = np.uint64(k * length), np.uint64(rows[k] * length)
-            for i in range(np.uint64(length)):
-                out[begins + i] = column[read + i]
-
-
-@compiled
-def gather(rows, flags, memory, layout, places, out):
-    """Write the columns of `rows` to the bytes `out`, at `places`; last, whether they are terminated and truncated.
-
-    `memory` and `layout` as of `ColumnStore`.
-    """
-    number, num_columns = rows.shape[0], layout.shape[0]
-    for column in range(num_columns):
-        start, size = layout[column, 0], layout[column, 1]
-        given = memory[start:]
-        target = out[places[column] : places[column] + size * number]
-        if size % 8 == 0:
-            _gather_column(given.view(np.uint64), rows, size // 8, target.view(np.uint64))
-        elif size % 4 == 0:
-            _gather_column(given.view(np.uint32), rows, size // 4, target.view(np.uint32))
-        else:
-            _gather_column(given, rows, size, target)
-    terminateds, truncateds = out[places[num_columns] :], out[places[num_columns + 1] :]
-    for k in range(number):
-        flag = flags[np.uint64(rows[k])]
-        terminateds[k] = flag & 1
-        truncateds[k] = (flag >> 1) & 1
 
 
 @compiled

@@ -2,36 +2,72 @@
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 
-from lockstep.data.actions import ActionForm
+from lockstep.data.actions import ActionForm, told
 from lockstep.data.columns import Columns
-from lockstep.data.minari_files import read_minari_batch
+from lockstep.data.minari_files import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trees import map_tree, to_numpy_leaf
-from lockstep.replay import files, states, transfer
+from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
 from lockstep.replay.hindsight import KEYS, Hindsight
-from lockstep.replay.intake import Intake, checked_ids, schema_of
-from lockstep.replay.next_obs import SharedNextObs
-from lockstep.replay.options import ReplayOptions
 from lockstep.replay.priorities import Priorities
-from lockstep.replay.reading import ACTIONS, NEXT_OBS, OBS, REQUIRED, REWARDS, Reader
-from lockstep.replay.ring import CUT, Placed, Ring
-from lockstep.replay.segments import Segments
-from lockstep.replay.storage import ColumnStore, Shape, shapes_of_space
-from lockstep.replay.whole_steps import WholeSteps
-from lockstep.state import ScheduleLike
+from lockstep.replay.reading import Reader, ReplayOptions
+from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED, Placed, Ring
+from lockstep.replay.rows import REQUIRED, check_columns, episodes_in, read_table, spread, table_format
+from lockstep.replay.storage import (
+    CheckpointPieces,
+    ColumnStore,
+    RowForm,
+    Shape,
+    SharedNextObs,
+    frame_shapes,
+    schema_of,
+    shapes_of_space,
+)
+from lockstep.state import CheckpointError, ScheduleLike, read_checkpoint, write_checkpoint
+from lockstep.state.checks import is_whole
 from lockstep.state.streams import RandomStreams
 
 Tree = Any
-_WHOLE = (int, np.integer)
+NOT_STORED = (Columns.EPS_ID, Columns.T, Columns.INFOS, Columns.DONES, Columns.BATCH_INDEXES, Columns.SEQ_LENS)
+"""columns of a batch that `extend` leaves out"""
+CHUNK = 65_536
+"""rows that are looked at or copied at once"""
+
+
+class Options(TypedDict, total=False):
+    """Options that every kind of buffer takes; see `ReplayBuffer`."""
+
+    stack_num: int
+    ignore_obs_next: bool
+    save_only_last_obs: bool
+    sample_avail: bool
+    n_step: int
+    gamma: float
+    seed: int
+    storage: str
+    directory: str | Path | None
+    observation_space: spaces.Space[Any] | None
+    action_space: spaces.Space[Any] | None
+    action_form: ActionForm | None
+
+
+class AllOptions(Options, total=False):
+    """Options of `ReplayBuffer`."""
+
+    buffer_num: int
+    priorities: Mapping[str, Any] | None
+    hindsight: Hindsight | None
 
 
 class ReplayBuffer:
@@ -63,7 +99,7 @@ class ReplayBuffer:
             buffer); None: not at all. Batches, files and datasets hold the environment's: they are translated.
 
     Raises:
-        ValueError, TypeError: an option that is not allowed, or two that contradict each other.
+        ValueError: an option that is not allowed, or two that contradict each other.
     """
 
     def __init__(
@@ -89,49 +125,57 @@ class ReplayBuffer:
         self.options = ReplayOptions(
             size, buffer_num, stack_num, ignore_obs_next, save_only_last_obs, sample_avail, n_step, gamma
         )
-        self._ring = Ring(self.options.rows_each, buffer_num)
-        self._store = ColumnStore(self._ring.num_rows, storage, directory)
-        self._shared: SharedNextObs | None = None
-        self._whole_steps: WholeSteps | None = None
-        self.priorities = None if priorities is None else Priorities(self._ring.num_rows, **priorities)
+        self.ring = Ring(self.options.rows_each, buffer_num)
+        """which row each transition has, and where episodes end"""
+        self.store = ColumnStore(self.ring.num_rows, storage, directory)
+        """the columns; none before they are known"""
+        self.priorities = None if priorities is None else Priorities(self.ring.num_rows, **priorities)
         self.hindsight, self.action_form = hindsight, action_form
         self.streams = RandomStreams(seed)
         self.num_added = 0
         """rows added in all; schedules of beta go by it"""
+        self.reader: Reader
+        """what makes transitions of rows; there once the columns are known"""
+        self._next_obs: SharedNextObs | None = None
         self._every = np.arange(buffer_num, dtype=np.int64)
         self._no_cuts = np.zeros(buffer_num, np.uint8)
         if (observation_space is None) != (action_space is None):
             raise ValueError("give both observation_space and action_space, or none of them")
         if observation_space is not None and action_space is not None:
-            frame = shapes_of_space(observation_space)
-            if save_only_last_obs:
-                frame = map_tree(lambda shape: Shape(shape.shape[1:], shape.dtype), frame)
-            self._create({OBS: frame, ACTIONS: shapes_of_space(action_space), REWARDS: Shape((), np.dtype(np.float32))})
+            obs = shapes_of_space(observation_space)
+            actions, rewards = shapes_of_space(action_space), Shape((), np.dtype(np.float32))
+            self._create(
+                {
+                    Columns.OBS: frame_shapes(obs) if save_only_last_obs else obs,
+                    Columns.ACTIONS: actions,
+                    Columns.REWARDS: rewards,
+                }
+            )
 
     # ---- sizes -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of transitions stored."""
-        return self._ring.stored
+        """Return the number of transitions stored."""
+        return self.ring.stored
 
     @property
     def maxsize(self) -> int:
         """Number of transitions that fit."""
-        return self._ring.num_rows
+        return self.ring.num_rows
 
     @property
     def buffer_num(self) -> int:
         """Number of sub-buffers."""
-        return self._ring.num_buffers
+        return self.ring.num_buffers
 
     @property
     def schema(self) -> dict[str, Tree]:
         """Shape and dtype of a row of each stored column; empty before they are known."""
-        return self._store.shapes()
+        return self.store.shapes()
 
     def nbytes(self) -> int:
-        """Bytes of the columns."""
-        return self._store.nbytes()
+        """Return the bytes of the columns."""
+        return self.store.nbytes()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {self.maxsize} rows, {self.buffer_num} sub-buffers)"
@@ -139,7 +183,7 @@ class ReplayBuffer:
     # ---- writing -----------------------------------------------------------------------------------------
 
     def add(self, batch: Mapping[str, Any], buffer_ids: npt.ArrayLike | None = None) -> Placed:
-        """Adds one transition to each sub-buffer, or to those of `buffer_ids`, in one go.
+        """Add one transition to each sub-buffer, or to those of `buffer_ids`.
 
         Args:
             batch: `obs`, `actions`, `rewards`, `terminateds`, `truncateds`, `new_obs` (the true next observation, also
@@ -153,43 +197,43 @@ class ReplayBuffer:
             KeyError: a column is missing or new; ValueError: rows that do not fit the column (with the expected and
             given shape and dtype), or ids that are not allowed. Nothing is written then.
         """
-        if buffer_ids is None:
-            if self._whole_steps is not None and (placed := self._whole_steps.add(batch)) is not None:
-                return self._counted(placed, self._ring.num_buffers)
-            ids, cuts = self._every, self._no_cuts
-        else:
-            ids = checked_ids(buffer_ids, self.buffer_num)
-            cuts = self._no_cuts[: len(ids)]
-        return self._write(ids, self._conformed(batch, len(ids), self.options.save_only_last_obs), cuts)
+        ids = self._every if buffer_ids is None else self.ring.checked_ids(buffer_ids)
+        return self._write(ids, self._arrays_of(batch, len(ids), self.options.save_only_last_obs), self._no_cuts)
 
     def add_steps(self, batch: Mapping[str, Any]) -> None:
-        """`add` for each of T vector steps, columns [T, buffer_num, ...]; plain arrays in one go. Errors as `add`."""
-        if self._whole_steps is not None and type(self).add is ReplayBuffer.add:
-            if (placed := self._whole_steps.add_steps(batch)) is not None:
-                self._counted(placed, len(placed.indices))
-                return
-        for t in range(len(batch[REWARDS])):
-            self.add(map_tree(operator.itemgetter(t), dict(batch)))
+        """Add T vector steps, columns [T, buffer_num, ...], as `add` would one after another. Errors as `add`."""
+        num_steps, number = len(batch[Columns.REWARDS]), self.buffer_num
+        if self.options.ignore_obs_next or type(self).add is not ReplayBuffer.add:
+            for t in range(num_steps):
+                self.add(map_tree(operator.itemgetter(t), dict(batch)))
+            return
+        columns = map_tree(_vector_steps_as_rows, dict(batch))
+        arrays = self._arrays_of(columns, num_steps * number, self.options.save_only_last_obs)
+        at_once = self.ring.num_rows  # no row twice
+        for start in range(0, num_steps * number, at_once):
+            part = [array[start : start + at_once] for array in arrays]
+            num_rows = len(part[0])
+            self._write(np.tile(self._every, num_rows // number), part, np.zeros(num_rows, np.uint8))
 
     def cut(self, buffer_ids: npt.ArrayLike | None = None, *, goes_on: bool = False) -> None:
-        """Writes a boundary: the episodes under way in these sub-buffers (None: in all) are left here.
+        """Write a boundary: the episodes under way in these sub-buffers (None: in all) are left here.
 
         To be called when environments are reset in the middle of an episode. The newest rows become neither
         terminated nor truncated; no return, n-step target or stack of frames crosses the boundary. With `goes_on` the
         episodes go on and rows of them are left out: the rows that come next lack their earlier frames.
         """
-        self._ring.cut(self._every if buffer_ids is None else checked_ids(buffer_ids, self.buffer_num), goes_on)
+        self.ring.cut(self._every if buffer_ids is None else self.ring.checked_ids(buffer_ids), goes_on)
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Empties the buffer; with `keep_statistics` episodes under way go on, as do their returns and lengths."""
-        self._ring.clear(keep_statistics)
-        if self._shared is not None:
-            self._shared.clear()
+        """Empty the buffer; with `keep_statistics` episodes under way go on, as do their returns and lengths."""
+        self.ring.clear(keep_statistics)
+        if self._next_obs is not None:
+            self._next_obs.clear()
         if self.priorities is not None:
             self.priorities.clear()
 
     def extend(self, batch: Mapping[str, Any]) -> np.ndarray:
-        """Adds many transitions in time order, single frames; each episode goes to one sub-buffer.
+        """Add many transitions in time order, single frames; each episode goes to one sub-buffer.
 
         An episode ends where `terminateds` or `truncateds` say so, where `eps_id` or `agent_id` changes, where `t` does
         not grow, and at the last row. Padding of sequences is left out. `eps_id`, `t`, `infos`, `dones`, `seq_lens`
@@ -198,207 +242,205 @@ class ReplayBuffer:
         Returns:
             Where each row was written, int64 [n]; of more rows than fit the last ones stay. Errors as `add`.
         """
-        return transfer.extend(self, batch)
+        check_columns(batch)
+        batch = _unpadded(batch)
+        columns = {name: column for name, column in batch.items() if name not in NOT_STORED}
+        number = len(np.asarray(columns[Columns.REWARDS]))
+        index = np.empty(number, np.int64)
+        if not number:
+            return index
+        if self.action_form is not None:
+            columns[Columns.ACTIONS] = self.action_form.from_env(np.asarray(columns[Columns.ACTIONS]))
+        lengths, cuts = episodes_in(batch)
+        owner = spread(lengths, self.ring.count)
+        plain = SampleBatch(columns)
+        for b in range(self.buffer_num):
+            rows = np.flatnonzero(np.repeat(owner == b, lengths))
+            if len(rows):
+                self.cut([b])
+                part = plain if len(rows) == number else plain[rows]
+                index[rows] = self._append(part, b, np.where(cuts[rows], CUT, 0).astype(np.uint8))
+        return index
 
-    def update(self, other: ReplayBuffer) -> np.ndarray:
-        """Copies all transitions of another buffer with the same columns, of its sub-buffer `b` to `b % buffer_num`.
+    def update(self, other: ReplayBuffer, *, replace_all: bool = False) -> np.ndarray:
+        """Copy all transitions of another buffer with the same columns, of its sub-buffer `b` to `b % buffer_num`.
 
-        Boundaries are kept and written before and after; returns the new indices, int64. Errors as `add`.
+        Boundaries are kept and written before and after. With `replace_all` this buffer is emptied first, once it is
+        known that the rows fit. Returns the new indices, int64. Errors as `add`.
         """
-        return transfer.join(self, other)
+        if other.ring is self.ring:
+            raise ValueError("a buffer cannot be updated with itself, nor with another view of its rows")
+        if not len(self) and self.action_form is None:
+            form = other.action_form
+        elif other.action_form == self.action_form:
+            form = self.action_form
+        else:
+            raise ValueError(
+                f"the buffer holds {told(self.action_form)}, the other one {told(other.action_form)}; "
+                "extend(other.to_batch()) translates them; where they are the same already, set its action_form"
+            )
+        if self.schema != other.schema:
+            for piece in other.pieces():  # before anything is written
+                self._arrays_of(piece, len(piece[Columns.REWARDS]), False)
+        self.action_form = form
+        if replace_all:
+            self.reset()
+        found = [self._copy_rows(other, rows, b % self.buffer_num) for b, rows in enumerate(other.ring.by_buffer())]
+        return np.concatenate(found)
 
     def hasnull(self) -> bool:
-        """Whether any transition holds a NaN."""
-        return bool(transfer.null_rows(self, self._ring.in_order()).any()) if len(self) else False
+        """Return whether any transition holds a NaN."""
+        return any(_null_rows(piece).any() for piece in self.pieces())
 
     def dropnull(self) -> int:
-        """Drops the transitions that hold a NaN and returns how many there were.
+        """Drop the transitions that hold a NaN and return how many there were.
 
         Indices change. A boundary stands where one was dropped, and no stack of frames reaches over it.
         """
-        return transfer.drop_nulls(self)
+        if not self.hasnull():
+            return 0
+        whole, num_added = copy.copy(self), self.num_added
+        self.reset()
+        goes_on = whole.ring.go_on()
+        for b, rows in enumerate(whole.ring.by_buffer()):
+            null = [_null_rows(whole.reader.plain(rows[k : k + CHUNK])) for k in range(0, len(rows), CHUNK)]
+            kept = rows[~np.concatenate(null)] if len(rows) else rows
+            index = self._copy_rows(whole, kept, b)
+            if self.priorities is not None and whole.priorities is not None:
+                self.priorities.tree[index] = whole.priorities.tree[kept]
+            newest = whole.ring.newest[b]
+            if len(kept) and kept[-1] == newest and whole.ring.flags[newest] == 0:
+                self._keep_open(whole, b, kept, index)
+            elif goes_on[b]:
+                self.cut([b], goes_on=True)
+        self.num_added = num_added
+        return len(whole) - len(self)
 
-    def empty_twin(self) -> ReplayBuffer:
-        """An empty buffer in memory with the same columns, options and priorities, without hindsight."""
-        twin = ReplayBuffer(self.options.size, **self.options.keywords(), priorities=self.priority_options())
-        if self._store.leaves:
-            twin._create({name: tree for name, tree in self._store.shapes().items() if name != NEXT_OBS})
-        return twin
-
-    @property
-    def beta(self) -> float:
-        """Exponent of the weights, as of the last sample. Set it to a number or a schedule over the rows added.
-
-        Raises:
-            ValueError: below 0, or (when set) the buffer is not prioritised; AttributeError when read of such a one.
-        """
-        if self.priorities is None:
-            raise AttributeError("this buffer is not prioritised and has no beta; use PrioritizedReplayBuffer")
-        return self.priorities.beta.value
-
-    @beta.setter
-    def beta(self, value: ScheduleLike) -> None:
-        if self.priorities is None:
-            raise ValueError(f"beta={value!r}: this buffer is not prioritised; use PrioritizedReplayBuffer")
-        self.priorities.set_beta(value)
-
-    def priority_options(self) -> dict[str, Any] | None:
-        """What `priorities` was given as, None where rows are drawn uniformly."""
-        return None if self.priorities is None else self.priorities.options()
-
-    def _write(self, ids: np.ndarray, values: Sequence[np.ndarray], cuts: np.ndarray) -> Placed:
-        """Checked rows, either of different sub-buffers or in time order of one."""
-        ring, shared, intake = self._ring, self._shared, self._intake
-        terminateds, truncateds = values[-2], values[-1]
+    def _write(self, ids: np.ndarray, arrays: Sequence[np.ndarray], cuts: np.ndarray) -> Placed:
+        """Write rows: of different sub-buffers, in time order of one, or (next observations stored) vector steps."""
+        ring, form, next_obs = self.ring, self._form, self._next_obs
+        terminateds, truncateds = arrays[-2], arrays[-1]
         ends = None
-        if shared is not None:
-            obs, new_obs = values[: intake.num_obs], values[len(intake.lines) : -2]
+        if next_obs is not None:
+            obs, new_obs = arrays[: form.num_obs], arrays[form.num_stored : -2]
             if len(ids) > 1 and ids[0] == ids[1]:  # one after another
                 ends = terminateds | truncateds | (cuts != 0)
-                cuts = cuts | shared.breaks(obs, new_obs, ends) * np.uint8(CUT)
+                cuts = cuts | next_obs.breaks(obs, new_obs, ends) * np.uint8(CUT)
                 ends |= cuts != 0
-                shared.before(ids[:1], [leaf[:1] for leaf in obs])
+                next_obs.before(ids[:1], [leaf[:1] for leaf in obs])
             else:
-                shared.before(ids, obs)
-        placed, position = ring.place(ids, values[intake.reward_at], terminateds, truncateds, cuts)
-        if position >= 0:
-            for line, value in zip(intake.lines, values):
-                line[position] = value
-        else:
-            for leaf, value in zip(self._store.leaves, values):
-                leaf.array[placed.indices] = value
-        if shared is not None:
-            shared.after(ids, placed.indices, new_obs, ends)
-        return self._counted(placed, len(ids))
-
-    def _counted(self, placed: Placed, number: int) -> Placed:
-        """To be called when rows were written."""
+                next_obs.before(ids, obs)
+        placed = ring.place(ids, arrays[form.reward_at], terminateds, truncateds, cuts)
+        rows = placed.indices
+        for leaf, array in zip(self.store.leaves, arrays):
+            leaf.array[rows] = array
+        if next_obs is not None:
+            next_obs.after(ids, rows, new_obs, ends)
         if self.priorities is not None:
-            self.priorities.add(placed.indices)
-        self.num_added += number
+            self.priorities.add(rows)
+        self.num_added += len(ids)
         return placed
 
-    def _create(self, shapes: Mapping[str, Tree]) -> None:
-        if self.hindsight is not None and not (isinstance(shapes[OBS], dict) and set(KEYS[1:]) <= set(shapes[OBS])):
-            raise ValueError(f"hindsight needs observations that are dicts with {KEYS}")
-        extras = [name for name in shapes if name not in REQUIRED]
-        columns = {name: shapes[name] for name in (OBS, ACTIONS, REWARDS, *extras)}
-        self._store.create(columns if self.options.ignore_obs_next else {**columns, NEXT_OBS: shapes[OBS]})
-        self._know()
-
-    def _know(self) -> None:
-        """Makes what depends on the columns."""
-        if self.options.ignore_obs_next:
-            self._shared = SharedNextObs(self._store, self._ring)
-        self._intake = Intake(self._store, self.buffer_num, self._shared is not None)
-        self._whole_steps = WholeSteps.of(self._intake, self._ring, self._store)
-        self._segments = Segments(self._store, self._ring)
-        self._reader = Reader(self._ring, self._store, self._shared, self.options, self.streams)
-
-    def _conformed(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> Sequence[np.ndarray]:
-        if not self._store.leaves:
+    def _arrays_of(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
+        """Return rows as arrays in the order in which `_write` takes them; the first rows make the columns."""
+        if not self.store.leaves:
             self._create(schema_of(batch, last_frame))
-        return self._intake.conform(batch, number, last_frame)
+        return self._form.arrays_of(batch, number, last_frame)
 
-    # ---- state -------------------------------------------------------------------------------------------
+    def _append(self, batch: Mapping[str, Any], buffer_id: int, cuts: np.ndarray) -> np.ndarray:
+        """Add rows one after another to one sub-buffer, with further flags `cuts`; return their indices."""
+        number, size = len(np.asarray(batch[Columns.REWARDS])), self.ring.size
+        arrays = self._arrays_of(batch, number, False)
+        index = np.empty(number, np.int64)
+        for start in range(0, number, size):
+            piece = slice(start, start + size)
+            part = [array[piece] for array in arrays]
+            index[piece] = self._write(np.full(len(part[0]), buffer_id), part, cuts[piece].copy()).indices
+        return index
 
-    def get_state(self) -> dict[str, Any]:
-        """Everything as copies: rows, marks, priorities, running episodes, random generators."""
-        return states.get_state(self)
+    def _copy_rows(self, source: ReplayBuffer, rows: np.ndarray, buffer_id: int) -> np.ndarray:
+        """Append stored rows, in this order and of one sub-buffer of `source`, to a sub-buffer; return their indices.
 
-    def checkpoint_state(self) -> dict[str, Any]:
-        """The same for `write_checkpoint` at once: views in pieces, valid until the buffer changes.
-
-        To be given as a folder of its own. Of what the checkpoint before holds already nothing is copied or written
-        again, so that saving a large buffer often takes little time. `set_state` takes it too.
+        Episodes under way here are left before, those of the last row after. A row whose predecessor is not copied
+        begins an episode of which the beginning is lost.
         """
-        return states.checkpoint_state(self)
+        self.cut([buffer_id])
+        if not len(rows):
+            return rows
+        ring = self.ring
+        before = source.ring.prev(rows)
+        goes_on = np.zeros(len(rows), bool)
+        goes_on[:-1] = before[1:] == rows[:-1]
+        orphans = (before != rows) | source.ring.begins_lost(rows)
+        orphans[1:] &= ~goes_on[:-1]
+        done = (source.ring.flags[rows] & (TERMINATED | TRUNCATED)) != 0
+        cuts = np.where(goes_on | done, 0, CUT).astype(np.uint8)
+        cuts[:-1] |= np.where(orphans[1:], LOST, 0).astype(np.uint8)
+        was_empty = ring.count[buffer_id] == 0
+        if orphans[0] and not was_empty:
+            ring.flags[ring.newest[buffer_id]] |= LOST
+        index = []
+        for start in range(0, len(rows), CHUNK):
+            piece = source.reader.plain(rows[start : start + CHUNK])
+            index.append(self._append(piece, buffer_id, cuts[start : start + CHUNK]))
+        if orphans[0] and was_empty and len(rows) <= ring.size:
+            ring.inherits[buffer_id] = True
+        return np.concatenate(index)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what `get_state` gave; everything drawn afterwards is the same bit by bit.
+    def _keep_open(self, source: ReplayBuffer, b: int, kept: np.ndarray, index: np.ndarray) -> None:
+        """Let the episode under way in sub-buffer `b` of `source` go on here, without the steps that were dropped."""
+        ring, before = self.ring, source.ring
+        ring.flags[ring.newest[b]] = 0
+        first, _ = before.episode_bounds(kept[-1:])
+        breaks = np.flatnonzero(before.prev(kept[1:]) != kept[:-1]) + 1
+        begin = int(breaks[-1]) if len(breaks) else 0
+        if kept[begin] == first[0]:  # nothing of it was dropped
+            ring.returns[b], ring.lengths[b] = before.returns[b], before.lengths[b]
+            ring.starts[b] = index[begin] if before.starts[b] == first[0] else -1
+            return
+        ring.returns[b] = source.reader.rewards[kept[begin:]].astype(np.float64).sum(axis=0)
+        ring.lengths[b], ring.starts[b] = len(kept) - begin, index[begin]
 
-        Raises:
-            ValueError: the state is of a buffer of another size, with other columns or other parts.
-        """
-        states.set_state(self, state)
+    def _create(self, shapes: Mapping[str, Tree]) -> None:
+        """Make the columns."""
+        obs = shapes[Columns.OBS]
+        if self.hindsight is not None and not (isinstance(obs, dict) and set(KEYS[1:]) <= set(obs)):
+            raise ValueError(f"hindsight needs observations that are dicts with {KEYS}")
+        first = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+        columns = {name: shapes[name] for name in (*first, *(name for name in shapes if name not in REQUIRED))}
+        self.store.create(columns if self.options.ignore_obs_next else {**columns, Columns.NEXT_OBS: obs})
+        self._use_columns()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return states.reduce(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayBuffer:
-        return states.deep_copy(self, memo)
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the whole buffer as a checkpoint (safetensors and JSON, no pickle) and returns its path."""
-        return files.save(self, path)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        storage: str = "memory",
-        directory: str | Path | None = None,
-        beta: ScheduleLike | None = None,
-        hindsight: Hindsight | None = None,
-    ) -> ReplayBuffer:
-        """The buffer that `save` wrote; it goes on bit by bit.
-
-        Functions are in no file: `hindsight` must be given where there was one, `beta` where it was a function.
-        `CheckpointError` for a missing or damaged file, `ValueError` for one of another kind of buffer.
-        """
-        return files.load(cls, path, storage, directory, beta, hindsight)
-
-    def to_batch(self) -> SampleBatch:
-        """All transitions with the environment's actions, sub-buffer after sub-buffer, oldest first, with `eps_id` (a
-        number for each piece of an episode) and `t` (from the piece's beginning). A copy.
-        """
-        return transfer.to_batch(self)
-
-    @classmethod
-    def from_batch(cls, batch: Mapping[str, Any], size: int | None = None, **options: Any) -> ReplayBuffer:
-        """A buffer with the transitions of a batch, see `extend`; it has room for them where `size` is None."""
-        return files.make(cls, batch, size, options)
-
-    def export(self, path: str | Path) -> Path:
-        """Writes `to_batch()` as a table, `.npz` or `.parquet`; returns the path."""
-        return files.export(self, path)
-
-    @classmethod
-    def from_file(cls, path: str | Path, size: int | None = None, **options: Any) -> ReplayBuffer:
-        """A buffer with the transitions of an `.npz` or `.parquet` file that `export` or `SampleBatch` wrote."""
-        return files.make(cls, files.import_batch(path), size, options)
-
-    def to_minari(self, dataset_id: str, observation_space: Any, action_space: Any, **more: Any) -> Path:
-        """Writes `to_batch()` as a local Minari dataset; `more` and errors as `lockstep.data.write_minari`."""
-        return files.to_minari(self, dataset_id, observation_space, action_space, more)
-
-    @classmethod
-    def from_minari(cls, dataset_id: str, size: int | None = None, **options: Any) -> ReplayBuffer:
-        """A buffer with the transitions of a local Minari dataset; see `from_batch`."""
-        return files.make(cls, read_minari_batch(dataset_id), size, options)
+    def _use_columns(self) -> None:
+        """Make what depends on the columns."""
+        if self.options.ignore_obs_next:
+            self._next_obs = SharedNextObs(self.store, self.ring)
+        self._form = RowForm(self.store, self.options.ignore_obs_next)
+        self._checkpoint_pieces = CheckpointPieces(self.store, self.ring)
+        self.reader = Reader(self.ring, self.store, self._next_obs, self.options, self.streams)
 
     # ---- drawing -----------------------------------------------------------------------------------------
 
     def sample(self, n: int) -> SampleBatch:
-        """`n` transitions drawn at random, with replacement.
+        """Return `n` transitions drawn at random, with replacement.
 
         Columns: obs, new_obs, actions, rewards, terminateds, truncateds, those stored beside; `discounts` with n-step;
         `weights` where prioritised; `batch_indexes`. `ValueError` for an empty buffer or n < 1.
         """
         rows = self.sample_indices(n)
-        columns = self._reader.columns(rows, self.hindsight)
+        columns = self.reader.columns(rows, self.hindsight)
         if self.priorities is not None:
             columns[Columns.WEIGHTS] = self.priorities.weights(rows, self.num_added)
         columns[Columns.BATCH_INDEXES] = rows
         return SampleBatch._trusted(columns)
 
     def sample_indices(self, n: int) -> np.ndarray:
-        """`n` indices drawn as `sample` does, int64 [n]."""
-        if isinstance(n, bool) or not isinstance(n, _WHOLE) or n < 1:
+        """Return `n` indices drawn as `sample` does, int64 [n]."""
+        if not is_whole(n) or n < 1:
             raise ValueError(f"n={n!r} is not allowed; it must be a whole number, at least 1 (all() gives everything)")
         self._check_filled()
-        rng, draw = self.streams.numpy("sample"), self._ring.draw if self.priorities is None else self.priorities.draw
+        rng = self.streams.numpy("sample")
+        draw = self.ring.draw if self.priorities is None else self.priorities.tree.draw
         rows = draw(rng.random(n))
         if self.options.stack_num == 1:
             return rows
@@ -418,46 +460,338 @@ class ReplayBuffer:
         return rows
 
     def indices(self) -> np.ndarray:
-        """All indices that can be drawn: sub-buffer after sub-buffer, oldest first."""
-        rows = self._ring.in_order()
+        """Return all indices that can be drawn: sub-buffer after sub-buffer, oldest first."""
+        rows = self.ring.in_order()
         return rows if self.options.stack_num == 1 else rows[self._stackable(rows)]
 
     def permutation(self) -> np.ndarray:
-        """All indices that can be drawn, each once, in random order."""
+        """Return all indices that can be drawn, each once, in random order."""
         self._check_filled()
         return self.streams.numpy("permutation").permutation(self.indices())
 
-    def all(self) -> SampleBatch:
-        """Everything that can be drawn, in the order of `indices()`; goals as stored."""
-        return self[self.indices()]
-
-    def __getitem__(self, indices: npt.ArrayLike) -> SampleBatch:
-        """The transitions at `indices` (int [N]) with the columns of `sample`, but for weights; goals as stored."""
-        rows = self._ring.checked(indices)
-        return SampleBatch._trusted({**self._reader.columns(rows, None), Columns.BATCH_INDEXES: rows})
-
-    def next(self, index: npt.ArrayLike) -> np.ndarray:
-        """The index of the next transition of the same episode; itself at the episode's end and at the newest one."""
-        return self._ring.next(self._ring.checked(index))
-
-    def prev(self, index: npt.ArrayLike) -> np.ndarray:
-        """The index of the transition before, of the same episode; itself at its start and at the oldest one."""
-        return self._ring.prev(self._ring.checked(index))
-
-    def unfinished_index(self) -> np.ndarray:
-        """The newest indices of the sub-buffers whose episode goes on, int64 [0..buffer_num]."""
-        newest = self._ring.newest[self._ring.count > 0]
-        return newest[self._ring.flags[newest] == 0]
-
     def update_weight(self, indices: npt.ArrayLike, weights: npt.ArrayLike) -> None:
-        """New priorities from errors [N] (any sign) of the transitions at `indices`; tensors are taken too."""
+        """Set new priorities from errors [N] (any sign) of the transitions at `indices`; tensors are taken too."""
         if self.priorities is None:
             raise ValueError("update_weight: this buffer is not prioritised; use PrioritizedReplayBuffer")
-        self.priorities.update(self._ring.checked(indices), to_numpy_leaf(weights))
+        self.priorities.update(self.ring.checked(indices), to_numpy_leaf(weights))
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the weights, as of the last sample. Set it to a number or a schedule over the rows added.
+
+        Raises:
+            ValueError: below 0, or (when set) the buffer is not prioritised; AttributeError when read of such a one.
+        """
+        if self.priorities is None:
+            raise AttributeError("this buffer is not prioritised and has no beta; use PrioritizedReplayBuffer")
+        return self.priorities.beta.value
+
+    @beta.setter
+    def beta(self, value: ScheduleLike) -> None:
+        if self.priorities is None:
+            raise ValueError(f"beta={value!r}: this buffer is not prioritised; use PrioritizedReplayBuffer")
+        self.priorities.set_beta(value)
 
     def _stackable(self, rows: np.ndarray) -> np.ndarray:
-        return self._ring.can_be_stacked(rows, self.options.stack_num, self.options.sample_avail)
+        return self.ring.can_be_stacked(rows, self.options.stack_num, self.options.sample_avail)
 
     def _check_filled(self) -> None:
-        if not self._ring.stored:
+        if not self.ring.stored:
             raise ValueError("the buffer is empty: add transitions first")
+
+    # ---- reading -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, indices: npt.ArrayLike) -> SampleBatch:
+        """Return the transitions at `indices` (int [N]) with the columns of `sample` but weights; goals as stored."""
+        rows = self.ring.checked(indices)
+        return SampleBatch._trusted({**self.reader.columns(rows, None), Columns.BATCH_INDEXES: rows})
+
+    def all(self) -> SampleBatch:
+        """Return everything that can be drawn, in the order of `indices()`; goals as stored."""
+        return self[self.indices()]
+
+    def next(self, index: npt.ArrayLike) -> np.ndarray:
+        """Return the index of the next transition of the same episode; itself at the episode's end and the newest."""
+        return self.ring.next(self.ring.checked(index))
+
+    def prev(self, index: npt.ArrayLike) -> np.ndarray:
+        """Return the index of the transition before, of the same episode; itself at its start and at the oldest."""
+        return self.ring.prev(self.ring.checked(index))
+
+    def unfinished_index(self) -> np.ndarray:
+        """Return the newest indices of the sub-buffers whose episode goes on, int64 [0..buffer_num]."""
+        newest = self.ring.newest[self.ring.count > 0]
+        return newest[self.ring.flags[newest] == 0]
+
+    def column(self, name: str) -> Tree:
+        """Return a copy of one stored column [len, ...] (or a tree of them), in the order of `to_batch`."""
+        return self.store.take(name, self.ring.in_order())
+
+    def pieces(self) -> Iterator[dict[str, Tree]]:
+        """Yield the transitions as they are stored, some thousand at a time, in the order of `to_batch`."""
+        rows = self.ring.in_order()
+        for start in range(0, len(rows), CHUNK):
+            yield self.reader.plain(rows[start : start + CHUNK])
+
+    def with_whole_returns(self, gamma: float) -> ReplayBuffer:
+        """Return a view on the same rows, marks and random numbers, whose `rewards` are discounted sums of `gamma` up
+        to the end of the episode.
+
+        `new_obs`, `terminateds` and `truncateds` are those of the episode's last stored row, and `discounts` is `gamma`
+        to the number of steps up to there: `return = rewards + discounts * ~terminateds * V(new_obs)`. The buffer is
+        filled. `ValueError` for one that relabels goals: its rewards are known one by one only.
+        """
+        if self.hindsight is not None:
+            raise ValueError("a buffer with hindsight has no returns of whole episodes: goals differ from row to row")
+        view = object.__new__(type(self))  # `copy.copy` gives a buffer with rows of its own
+        vars(view).update(vars(self))
+        view.options = replace(self.options, n_step=self.options.rows_each, gamma=gamma)
+        view.reader = Reader(self.ring, self.store, self._next_obs, view.options, self.streams)
+        return view
+
+    def to_batch(self) -> SampleBatch:
+        """Return all transitions with the environment's actions, sub-buffer after sub-buffer, oldest first, with
+        `eps_id` (a number for each piece of an episode) and `t` (from the piece's beginning). A copy.
+        """
+        rows = self.ring.in_order()
+        columns = self.reader.plain(rows)
+        if self.action_form is not None and rows.size:
+            columns[Columns.ACTIONS] = self.action_form.to_env(columns[Columns.ACTIONS])
+        starts = self.ring.prev(rows) == rows
+        number = np.cumsum(starts) - 1
+        firsts = np.flatnonzero(starts)
+        columns[Columns.EPS_ID] = number.astype(np.int64)
+        columns[Columns.T] = (np.arange(len(rows)) - firsts[number]).astype(np.int64) if len(rows) else rows
+        return SampleBatch(columns)
+
+    # ---- state -------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything as copies: rows, marks, priorities, running episodes, random generators."""
+        return {**self._state_beside_columns(), "columns": self.store.get_state(self.ring.used())}
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return the same for `write_checkpoint` at once: views in pieces, valid until the buffer changes.
+
+        To be given as a folder of its own. Of what the checkpoint before holds already nothing is copied or written
+        again, so that saving a large buffer often takes little time. `set_state` takes it too.
+        """
+        state = self._state_beside_columns()
+        if not self.store.leaves:
+            return {**state, "columns": {}}
+        schema = {
+            name: map_tree(lambda shape: [list(shape.shape), shape.dtype.str], tree)
+            for name, tree in self.schema.items()
+        }
+        return {**state, "schema": schema, **self._checkpoint_pieces.by_name()}
+
+    def _state_beside_columns(self) -> dict[str, Any]:
+        return {
+            "size": [self.ring.size, self.ring.num_buffers],
+            "num_added": self.num_added,
+            "action_form": None if self.action_form is None else self.action_form.get_state(),
+            "streams": self.streams.get_state(),
+            "ring": self.ring.get_state(),
+            "next_obs": None if self._next_obs is None else self._next_obs.get_state(),
+            "priorities": None if self.priorities is None else self.priorities.get_state(self.ring.used()),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `get_state` gave; everything drawn afterwards is the same bit for bit.
+
+        Raises:
+            ValueError: the state is of a buffer of another size, with other columns or other parts.
+        """
+        size, number = state["size"]
+        if (size, number) != (self.ring.size, self.ring.num_buffers):
+            raise ValueError(
+                f"the state is of a buffer of size={size * number} with buffer_num={number}, this one has "
+                f"size={self.maxsize} with buffer_num={self.buffer_num}; make it with the same"
+            )
+        columns = state["columns"] if "columns" in state else CheckpointPieces.join(state)
+        parts = {
+            "priorities": ("priorities (PrioritizedReplayBuffer)", self.priorities is not None),
+            "next_obs": ("ignore_obs_next=True", self.options.ignore_obs_next),
+        }
+        for part, (option, present) in parts.items():
+            if columns and (state[part] is not None) != present:
+                raise ValueError(
+                    f"the state was made {'without' if present else 'with'} {option}, this buffer "
+                    f"{'with' if present else 'without'}; make it alike"
+                )
+        # one written before buffers knew whose actions they hold: they are those of who collected
+        form = ActionForm.from_state(state["action_form"]) if "action_form" in state else self.action_form
+        if self.action_form not in (None, form):
+            raise ValueError(f"the state has {told(form)}, this buffer {told(self.action_form)}")
+        if columns:
+            self.store.set_state(columns)
+            self._use_columns()
+        self.ring.set_state(state["ring"])
+        if self._next_obs is not None and state["next_obs"] is not None:
+            self._next_obs.set_state(state["next_obs"])
+        if self.priorities is not None:
+            self.priorities.set_state(state["priorities"])
+        self.streams.set_state(state["streams"])
+        self.num_added = int(state["num_added"])
+        self.action_form = form
+
+    def priority_options(self) -> dict[str, Any] | None:
+        """Return what `priorities` was given as, None where rows are drawn uniformly."""
+        return None if self.priorities is None else self.priorities.options()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Build anew and give the state: parts hold views on one another's memory, which would be copied apart."""
+        options = {
+            **self.options.keywords(),
+            "storage": self.store.storage,  # files in a temporary folder of their own
+            "priorities": self.priority_options(),
+            "hindsight": self.hindsight,
+        }
+        of_a_subclass = {name: value for name, value in vars(self).items() if name not in _ATTRIBUTES}
+        return self._rebuilt, (self.options.size, options, self.get_state()), of_a_subclass
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayBuffer:
+        """Return a buffer of its own; functions (schedules, goals) are the same."""
+        build, parts, of_a_subclass = self.__reduce__()
+        twin: ReplayBuffer = build(*parts)
+        memo[id(self)] = twin
+        vars(twin).update(copy.deepcopy(of_a_subclass, memo))
+        return twin
+
+    @classmethod
+    def _rebuilt(cls, size: int, options: Mapping[str, Any], state: Mapping[str, Any]) -> ReplayBuffer:
+        """Return a buffer of this class, whose own constructor may take other arguments."""
+        buffer = cls.__new__(cls)
+        ReplayBuffer.__init__(buffer, size, **options)
+        buffer.set_state(state)
+        return buffer
+
+    # ---- files -------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Write the whole buffer as a checkpoint (safetensors and JSON, no pickle) and return its path."""
+        priorities = self.priority_options()
+        if priorities is not None and callable(priorities["beta"]):
+            priorities["beta"] = None
+        hindsight = self.hindsight
+        made = {
+            "class": type(self).__name__,
+            "size": self.options.size,
+            "options": self.options.keywords(),
+            "priorities": priorities,
+            "hindsight": None if hindsight is None else {"strategy": hindsight.strategy, "share": hindsight.share},
+        }
+        return write_checkpoint(path, {"": {"replay": made, **self.checkpoint_state()}})
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        storage: str = "memory",
+        directory: str | Path | None = None,
+        beta: ScheduleLike | None = None,
+        hindsight: Hindsight | None = None,
+    ) -> ReplayBuffer:
+        """Return the buffer that `save` wrote; it goes on bit for bit.
+
+        Functions are in no file: `hindsight` must be given where there was one, `beta` where it was a function.
+        `CheckpointError` for a missing or damaged file, `ValueError` for one of another kind of buffer.
+        """
+        state = read_checkpoint(path).get("", {})
+        if "replay" not in state:
+            raise CheckpointError(f"{path} is a checkpoint, but not of a replay buffer")
+        made = state.pop("replay")
+        if cls is not ReplayBuffer and cls.__name__ != made["class"]:
+            raise ValueError(
+                f"{path} holds a {made['class']}, not a {cls.__name__}; ReplayBuffer.load reads every kind"
+            )
+        priorities = made["priorities"]
+        if priorities is not None and beta is not None:
+            priorities["beta"] = beta
+        if priorities is not None and priorities["beta"] is None:
+            raise ValueError("beta was a function, which no file holds: give it as load(path, beta=...)")
+        if made["hindsight"] is not None and hindsight is None:
+            raise ValueError(
+                f"the buffer has hindsight ({made['hindsight']}), whose functions no file holds: give them as "
+                "load(path, hindsight=Hindsight(compute_reward, ...))"
+            )
+        parts = {"storage": storage, "directory": directory, "priorities": priorities, "hindsight": hindsight}
+        return cls._rebuilt(made["size"], {**made["options"], **parts}, state)
+
+    @classmethod
+    def from_batch(
+        cls, batch: Mapping[str, Any], size: int | None = None, **options: Unpack[AllOptions]
+    ) -> ReplayBuffer:
+        """Return a buffer with the transitions of a batch, see `extend`; it has room for them where `size` is None."""
+        if cls is not ReplayBuffer:
+            raise TypeError(
+                f"use ReplayBuffer, not {cls.__name__}, with the options buffer_num=, priorities=, hindsight= for its "
+                "parts"
+            )
+        check_columns(batch)
+        if size is None:
+            num_buffers = options.get("buffer_num", 1)
+            lengths, _ = episodes_in(_unpadded(batch))
+            owner = spread(lengths, np.zeros(num_buffers, np.int64))
+            size = num_buffers * int(np.bincount(owner, lengths, 1).max() or 1)
+        buffer = ReplayBuffer(size, **options)
+        buffer.extend(batch)
+        return buffer
+
+    def export(self, path: str | Path) -> Path:
+        """Write `to_batch()` as a table, `.npz` or `.parquet`; return the path."""
+        to_npz = table_format(path) == ".npz"
+        batch = self.to_batch()
+        return batch.to_npz(path) if to_npz else batch.to_parquet(path)
+
+    @classmethod
+    def from_file(cls, path: str | Path, size: int | None = None, **options: Unpack[AllOptions]) -> ReplayBuffer:
+        """Return a buffer with the transitions of a table, `.npz` or `.parquet`; see `from_batch`."""
+        return cls.from_batch(read_table(path), size, **options)
+
+    def to_minari(
+        self,
+        dataset_id: str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        **more: Any,
+    ) -> Path:
+        """Write `to_batch()` as a local Minari dataset; `more` and errors as `lockstep.data.write_minari`."""
+        batch = self.to_batch()
+        return write_minari(dataset_id, batch, observation_space=observation_space, action_space=action_space, **more)
+
+    @classmethod
+    def from_minari(cls, dataset_id: str, size: int | None = None, **options: Unpack[AllOptions]) -> ReplayBuffer:
+        """Return a buffer with the transitions of a local Minari dataset; see `from_batch`."""
+        return cls.from_batch(read_minari_batch(dataset_id), size, **options)
+
+
+_ATTRIBUTES = (
+    "options", "ring", "store", "priorities", "hindsight", "action_form", "streams", "num_added", "reader",
+    "_next_obs", "_every", "_no_cuts", "_form", "_checkpoint_pieces",
+)  # fmt: skip
+"""of a `ReplayBuffer`; a copy gets those that a subclass adds as they are"""
+
+
+def _unpadded(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the batch without rows that only fill up its sequences."""
+    if isinstance(batch, SampleBatch) and (batch.zero_padded or batch.time_major):
+        return batch.copy(shallow=True).unpad()
+    return batch
+
+
+def _vector_steps_as_rows(column: Any) -> Any:
+    """Return [T, B, ...] as [T * B, ...]."""
+    column = column if isinstance(column, np.ndarray | torch.Tensor) else np.asarray(column)
+    return column.reshape(column.shape[0] * column.shape[1], *column.shape[2:])
+
+
+def _null_rows(columns: Mapping[str, Tree]) -> np.ndarray:
+    """Return bool [N]: is there a NaN in any column of a transition?"""
+    found = np.zeros(len(columns[Columns.REWARDS]), bool)
+    for column in columns.values():
+        for leaf in leaves(column):
+            if leaf.dtype.kind in "fc":
+                found |= np.isnan(leaf.reshape(len(leaf), -1)).any(axis=1)
+    return found

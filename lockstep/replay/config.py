@@ -35,8 +35,8 @@ class ReplaySection(Section):
     `compute_reward` and observations with `achieved_goal` and `desired_goal`"""
     her_future_k: float = option(4.0, ge=0)
     """goals that were reached for each one that was wanted"""
-    her_strategy: Literal["future", "final", "episode"] = "future"
-    """which goals: reached later in the episode, at its end, or anywhere in it"""
+    her_strategy: Literal["future", "final"] = "future"
+    """which goals: reached later in the episode, or at its end"""
     ignore_obs_next: bool = False
     """store each observation once (half the memory; drawing takes a little longer)"""
     storage: Literal["memory", "memmap"] = "memory"

@@ -1,4 +1,4 @@
-"""Hindsight: transitions are drawn with goals that were reached later in their episode."""
+"""Hindsight experience replay: transitions are drawn with goals that were reached later in their episode."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.replay.ring import Ring
-from lockstep.state.checks import is_number
+from lockstep.state.checks import check_choice, is_number
 
-STRATEGIES = ("future", "final", "episode")
+STRATEGIES = ("future", "final")
 KEYS = ("observation", "achieved_goal", "desired_goal")
 
 GoalFunction = Callable[[Any, Any, Any], Any]
@@ -22,8 +22,8 @@ class Hindsight:
 
     Observations are dicts with `achieved_goal` and `desired_goal`. When rows are drawn, a share `k / (k + 1)` of them
     (`k = future_k`) gets as its goal what was achieved after a step of the same episode: a step from the row on
-    ("future"), the last one ("final"), any one ("episode"). Rewards are computed anew for that goal; what is stored
-    never changes. `info` is given as an empty dict.
+    ("future"), or the last one ("final"). Rewards are computed anew for that goal; what is stored never changes. `info`
+    is given as an empty dict.
 
     `compute_terminated` (same arguments, bool [M]) says anew whether the episode terminated; without it the stored
     flags stay.
@@ -41,28 +41,26 @@ class Hindsight:
             raise TypeError(
                 f"compute_reward must be a function (achieved_goal, desired_goal, info), got {compute_reward!r}"
             )
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy={strategy!r}; allowed are {', '.join(STRATEGIES)}")
+        check_choice("strategy", strategy, STRATEGIES)
         if not (is_number(future_k) and future_k >= 0.0):
             raise ValueError(f"future_k={future_k!r} is not allowed; it must be at least 0 (0 relabels nothing)")
         self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
         self.strategy, self.share = strategy, float(future_k) / (1.0 + float(future_k))
 
     def choose(self, ring: Ring, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the rows are relabelled (positions [M]), and the rows whose achieved goal they get [M]."""
+        """Return which of the rows are relabelled (positions [M]), and the rows whose achieved goals they get [M]."""
         chances = rng.random((2, len(rows)))
         relabelled = np.flatnonzero(chances[0] < self.share)
         chosen = rows[relabelled]
-        first, last = ring.episode_bounds(chosen)
+        _, last = ring.episode_bounds(chosen)
         if self.strategy == "final":
             return relabelled, last
-        begin = chosen if self.strategy == "future" else first
-        steps = (last - begin) % ring.num_rows // ring.num_buffers + 1
+        steps = (last - chosen) % ring.num_rows // ring.num_buffers + 1
         ahead = (chances[1, relabelled] * steps).astype(np.int64)
-        return relabelled, (begin + ahead * ring.num_buffers) % ring.num_rows
+        return relabelled, (chosen + ahead * ring.num_buffers) % ring.num_rows
 
     def judge(self, achieved: np.ndarray, goals: np.ndarray, terminateds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rewards float64 [M, n] and terminated flags [M, n] of windows of n steps.
+        """Return rewards float64 [M, n] and terminated flags [M, n] of windows of n steps.
 
         Args:
             achieved: [M, n, ...], achieved after each step.

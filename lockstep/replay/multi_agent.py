@@ -1,4 +1,4 @@
-"""`MultiAgentReplayBuffer`: what several agents remember."""
+"""`MultiAgentReplayBuffer`: the transitions of several agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.data.rollout import rows_of
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import zip_trees
 from lockstep.replay.buffer import ReplayBuffer
-from lockstep.replay.reading import REQUIRED
+from lockstep.replay.rows import REQUIRED
 
 AgentID = Any
 Row = dict[str, Any] | None
@@ -31,12 +31,12 @@ class MultiAgentReplayBuffer:
     def __init__(
         self, agents: Mapping[str, Sequence[AgentID]], num_envs: int, make: Callable[[str, int], ReplayBuffer]
     ) -> None:
-        self.agents = {module_id: list(own) for module_id, own in agents.items()}
+        self.agents = {module_id: list(names) for module_id, names in agents.items()}
         self.num_envs = num_envs
-        self.buffers = {module_id: make(module_id, num_envs * len(own)) for module_id, own in self.agents.items()}
+        self.buffers = {module_id: make(module_id, num_envs * len(names)) for module_id, names in self.agents.items()}
 
     def __len__(self) -> int:
-        """Number of transitions of all modules."""
+        """Return the number of transitions of all modules."""
         return sum(map(len, self.buffers.values()))
 
     @property
@@ -51,11 +51,11 @@ class MultiAgentReplayBuffer:
 
     @property
     def is_prioritized(self) -> bool:
-        """Does any module draw by priorities?"""
+        """Whether any module draws by priorities."""
         return any(buffer.priorities is not None for buffer in self.buffers.values())
 
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
-        """Adds the closed steps of pieces of episodes, each with its environment's index, whose last one it follows.
+        """Add the closed steps of pieces of episodes, each with its environment's index, whose last piece it follows.
 
         Steps of different agents and environments go in together. `KeyError`, adding nothing, for an agent whose module
         is another than it was made for.
@@ -80,34 +80,34 @@ class MultiAgentReplayBuffer:
 
     @staticmethod
     def _add_rows(buffer: ReplayBuffer, by_sub: Mapping[int, Sequence[Row]]) -> None:
-        """Each sub-buffer's rows in their order: the first of all of them at once, then the second, and so on."""
+        """Add each sub-buffer's rows in their order: the first of all of them at once, then the second, and so on."""
         for k in range(max(map(len, by_sub.values()), default=0)):
             now = {sub: rows[k] for sub, rows in by_sub.items() if k < len(rows)}
             cut = [sub for sub, row in now.items() if row is None]
             if cut:
                 buffer.cut(cut)
-            given = {sub: row for sub, row in now.items() if row is not None}
-            if given:
-                whole = [*given.values()]
+            present = {sub: row for sub, row in now.items() if row is not None}
+            if present:
+                whole = [*present.values()]
                 joined = {name: zip_trees(np.concatenate, [row[name] for row in whole], name) for name in whole[0]}
-                buffer.add(joined, list(given))
+                buffer.add(joined, list(present))
 
     def _sub_buffer(self, module_id: str, agent: AgentID, env_index: int) -> int:
-        own = self.agents[module_id]
-        return env_index * len(own) + own.index(agent)
+        agents = self.agents[module_id]
+        return env_index * len(agents) + agents.index(agent)
 
     def cut(self, env_index: int) -> None:
-        """The episode under way in this environment is left: nothing reaches over the boundary."""
-        for module_id, own in self.agents.items():
-            self.buffers[module_id].cut([self._sub_buffer(module_id, agent, env_index) for agent in own])
+        """Leave the episode under way in this environment: nothing reaches over the boundary."""
+        for module_id, agents in self.agents.items():
+            self.buffers[module_id].cut([self._sub_buffer(module_id, agent, env_index) for agent in agents])
 
     def reset(self) -> None:
-        """Empties it."""
+        """Empty all modules' buffers."""
         for buffer in self.buffers.values():
             buffer.reset()
 
     def sample(self, n: int) -> dict[str, SampleBatch]:
-        """`n` transitions of each module that has any, drawn at random with replacement; 0: all, once each.
+        """Return `n` transitions of each module that has any, drawn at random with replacement; 0: all, once each.
 
         `ValueError` where there are none at all.
         """

@@ -13,34 +13,31 @@ from lockstep.state import Schedule, ScheduleLike
 from lockstep.state.checks import is_number
 
 
-def schedule_of_beta(beta: ScheduleLike, name: str = "beta") -> Schedule:
-    """Beta over rows added. `ValueError` where it is below 0."""
-    schedule = Schedule(beta, name)
-    given: Any = schedule.specification
-    values = [] if callable(given) else [given] if is_number(given) else [value for _, value in given]
+def _schedule_of_beta(beta: ScheduleLike) -> Schedule:
+    """Return the schedule of beta over rows added. `ValueError` where it is below 0."""
+    schedule = Schedule(beta, "beta")
+    points: Any = schedule.specification
+    values = [] if callable(points) else [points] if is_number(points) else [value for _, value in points]
     if min(values, default=0.0) < 0.0:
-        raise ValueError(f"{name}={beta!r} is not allowed; it must be at least 0 (0 makes up for nothing)")
+        raise ValueError(f"beta={beta!r} is not allowed; it must be at least 0 (0 makes up for nothing)")
     return schedule
 
 
 class Priorities:
-    """Proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952): row `i` is drawn with probability
-    `p[i] = q[i] / sum(q)`, `q = (|error| + epsilon) ** alpha`, and learned from with weight `(N * p[i]) ** -beta`
-    divided by the largest weight of its batch.
+    """Proportional prioritisation (Schaul et al. 2016, arXiv:1511.05952).
 
-    New rows get the largest error seen so far. `beta` is a number or a schedule over the number of rows added
-    (an `OfflineTrainer`'s goes by gradient steps).
+    Row `i` is drawn with probability `p[i] = q[i] / sum(q)`, `q = (|error| + epsilon) ** alpha`, and learned from with
+    weight `(N * p[i]) ** -beta` divided by the largest weight of its batch. New rows get the largest error seen so far.
+    `beta` is a number or a schedule over the number of rows added (an `OfflineTrainer`'s goes by gradient steps).
     """
 
     def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
         if not (is_number(alpha) and alpha >= 0.0):
             raise ValueError(f"alpha={alpha!r} is not allowed; it must be at least 0 (0 draws uniformly)")
         if not (is_number(epsilon) and epsilon > 0.0):
-            raise ValueError(
-                f"epsilon={epsilon!r} is not allowed; it must be larger than 0, so that every row is drawn"
-            )
+            raise ValueError(f"epsilon={epsilon!r} is not allowed; it must be above 0, so that every row is drawn")
         self.alpha, self.epsilon = float(alpha), float(epsilon)
-        self.beta = schedule_of_beta(beta)
+        self.beta = _schedule_of_beta(beta)
         self.tree = SumTree(num_rows)
         self.largest = 1.0
         """largest error so far"""
@@ -50,29 +47,25 @@ class Priorities:
         self._beta_at: int | None = None
 
     def options(self) -> dict[str, Any]:
-        """What this was made with."""
+        """Return what this was made with."""
         return {"alpha": self.alpha, "epsilon": self.epsilon, "beta": self.beta.specification}
 
     def set_beta(self, beta: ScheduleLike) -> None:
         """Replace the schedule of beta."""
-        self.beta = schedule_of_beta(beta)
+        self.beta = _schedule_of_beta(beta)
         self._beta_set = None if callable(beta) else self.beta.specification
 
     def clear(self) -> None:
-        """No row has a priority; the largest error is kept."""
+        """Take all rows their priorities; the largest error is kept."""
         self.tree.load(np.zeros(self.tree.size))
 
     def add(self, rows: np.ndarray) -> None:
-        """New rows."""
+        """Give new rows the largest priority so far."""
         self.tree.set_trusted(rows, self._newest)
-
-    def draw(self, uniforms: np.ndarray) -> np.ndarray:
-        """Rows [n] for numbers [n] in [0, 1)."""
-        return self.tree.draw(uniforms)
 
     @contextmanager
     def beta_at(self, step: int) -> Iterator[None]:
-        """Within it the schedule of beta stands at `step`, whatever was added: of data that do not grow."""
+        """Within this context beta stands at `step` of its schedule, whatever was added: for data that do not grow."""
         self._beta_at = step
         try:
             yield
@@ -80,13 +73,13 @@ class Priorities:
             self._beta_at = None
 
     def weights(self, rows: np.ndarray, num_added: int) -> np.ndarray:
-        """float32 [n]; the schedule of beta stands at `num_added`, or where `beta_at` says."""
+        """Return weights float32 [n], with beta at `num_added` of its schedule, or where `beta_at` says."""
         step = num_added if self._beta_at is None else self._beta_at
         # divided by the largest weight, that of the smallest priority, N and the total cancel out
         return self.tree.relative_powers(rows, self.beta(step))
 
     def update(self, rows: np.ndarray, errors: np.ndarray) -> None:
-        """New errors [n] (any sign) of rows; of a row named twice the last counts."""
+        """Set new errors [n] (any sign) of rows; of a row named twice the last counts."""
         errors = np.ascontiguousarray(errors).reshape(-1)
         if errors.shape != rows.shape:
             raise ValueError(f"{len(rows)} indices and {len(errors)} weights; give one for each")
@@ -98,12 +91,12 @@ class Priorities:
             self._newest = self.largest**self.alpha
 
     def get_state(self, used: int) -> dict[str, Any]:
-        """Priorities of the first `used` rows, the largest error, the position of beta, and beta where it was set."""
+        """Return the first `used` rows' priorities, the largest error, beta's position, and beta where it was set."""
         state = {"values": self.tree.values[:used].copy(), "largest": self.largest, "beta": self.beta.get_state()}
         return state if self._beta_set is None else {**state, "beta_set": self._beta_set}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what `get_state` gave."""
+        """Go back to what `get_state` gave."""
         values = np.zeros(self.tree.size)
         values[: len(state["values"])] = state["values"]
         self.tree.load(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,53 @@ import numpy as np
 from lockstep.data.columns import Columns
 from lockstep.data.trees import leaves
 from lockstep.replay.hindsight import Hindsight
-from lockstep.replay.next_obs import SharedNextObs
-from lockstep.replay.options import ReplayOptions
-from lockstep.replay.packed_rows import PackedRows
 from lockstep.replay.ring import TERMINATED, Ring
-from lockstep.replay.storage import ColumnStore
+from lockstep.replay.rows import REQUIRED
+from lockstep.replay.storage import ColumnStore, SharedNextObs
+from lockstep.state.checks import check_flags, check_wholes, is_number
 from lockstep.state.streams import RandomStreams
 
 OBS, NEXT_OBS, ACTIONS, REWARDS = Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS
 TERMINATEDS, TRUNCATEDS = Columns.TERMINATEDS, Columns.TRUNCATEDS
-REQUIRED = (OBS, ACTIONS, REWARDS, TERMINATEDS, TRUNCATEDS, NEXT_OBS)
 Tree = Any
 
 
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The options of `ReplayBuffer` that are plain values; see there."""
+
+    size: int
+    buffer_num: int = 1
+    stack_num: int = 1
+    ignore_obs_next: bool = False
+    save_only_last_obs: bool = False
+    sample_avail: bool = False
+    n_step: int = 1
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_wholes(size=self.size, buffer_num=self.buffer_num, stack_num=self.stack_num, n_step=self.n_step)
+        flags = ("ignore_obs_next", "save_only_last_obs", "sample_avail")
+        check_flags(**{name: getattr(self, name) for name in flags})
+        if not (is_number(self.gamma) and 0.0 <= self.gamma <= 1.0):
+            raise ValueError(f"gamma={self.gamma!r} is not allowed; it must lie in [0, 1]")
+        if self.buffer_num > self.size:
+            raise ValueError(f"size={self.size} is less than one row for each of buffer_num={self.buffer_num}")
+        if self.sample_avail and self.stack_num == 1:
+            raise ValueError("sample_avail=True chooses rows by their stacks; it needs stack_num of at least 2")
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the options as keywords of `ReplayBuffer`, all but `size`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "size"}
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of one sub-buffer."""
+        return -(-self.size // self.buffer_num)
+
+
 class Reader:
-    """Makes batches from rows of a ring and its columns; stores nothing itself."""
+    """Makes transitions of the rows of a ring and its columns; stores nothing itself."""
 
     def __init__(
         self,
@@ -36,17 +69,13 @@ class Reader:
         self.ring, self.store, self.shared = ring, store, shared
         self.options, self.streams = options, streams
         self.extras = [name for name in store.trees if name not in REQUIRED]
-        self.names = (OBS, NEXT_OBS, ACTIONS, REWARDS, TERMINATEDS, TRUNCATEDS, *self.extras)
-        self.packed: PackedRows | None = None
-        if shared is None and options.n_step == options.stack_num == 1:
-            self.packed = PackedRows.of(ring, store)
         rewards: np.ndarray = store.trees[REWARDS]
         self.agents = rewards.shape[1:]
         """() or (number of agents,)"""
         self.rewards = rewards.reshape(ring.num_rows, -1)
 
     def plain(self, rows: np.ndarray) -> dict[str, Tree]:
-        """The transitions as they were added: single frames, single steps."""
+        """Return the transitions at `rows` as they were added: single frames, single steps."""
         store, (terminateds, truncateds) = self.store, self.ring.ends(rows)
         return {
             OBS: store.take(OBS, rows),
@@ -59,9 +88,7 @@ class Reader:
         }
 
     def columns(self, rows: np.ndarray, hindsight: Hindsight | None) -> dict[str, Tree]:
-        """Columns of the transitions at `rows`; with `hindsight` a share of them gets other goals."""
-        if self.packed is not None and hindsight is None and len(rows) <= self.packed.most_rows:
-            return self.packed.take(rows, self.names)
+        """Return the transitions at `rows` as they are drawn; with `hindsight` a share of them gets other goals."""
         ring, store, options = self.ring, self.store, self.options
         last, discounts = rows, None
         if options.n_step == 1:
@@ -103,8 +130,8 @@ class Reader:
         discounts: np.ndarray | None,
         terminateds: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Writes rewards, discounts and flags of relabelled rows in place; which they are, the last rows of all
-        windows, and the new goals.
+        """Write rewards, discounts and flags of relabelled rows in place; return which rows these are, the last rows of
+        all windows, and the new goals.
         """
         ring, options = self.ring, self.options
         relabelled, goal_rows = hindsight.choose(ring, rows, rng)
@@ -126,13 +153,13 @@ class Reader:
         return relabelled, last, goals
 
     def _frames(self, rows: np.ndarray) -> Tree:
-        """Observations as given out: [N, ...], or stacks [N, stack_num, ...]."""
+        """Return observations as they are drawn: [N, ...], or stacks [N, stack_num, ...]."""
         if self.options.stack_num > 1:
             rows = self.ring.stacked(rows, self.options.stack_num)
         return self.store.take(OBS, rows)
 
     def _next_frames(self, rows: np.ndarray) -> Tree:
-        """True next observations as given out."""
+        """Return true next observations as they are drawn."""
         newest = self.next_single(rows)
         if self.options.stack_num == 1:
             return newest
@@ -143,5 +170,5 @@ class Reader:
         return frames
 
     def next_single(self, rows: np.ndarray) -> Tree:
-        """True next observations as stored: one frame each."""
+        """Return true next observations as they are stored: one frame each."""
         return self.store.take(NEXT_OBS, rows) if self.shared is None else self.shared.take(rows)

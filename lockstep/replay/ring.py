@@ -15,8 +15,8 @@ TERMINATED, TRUNCATED, CUT, LOST = 1, 2, 4, 8
 
 
 class Placed(Sequence[np.ndarray]):
-    """What `ReplayBuffer.add` returns, `(indices, episode_return, episode_length, episode_start)`; entries are those
-    of the rows given.
+    """What `ReplayBuffer.add` returns: `(indices, episode_return, episode_length, episode_start)`, entries in the order
+    of the rows added.
     """
 
     __slots__ = ("_numbers",)
@@ -90,7 +90,7 @@ class Ring:
         return self.stored
 
     def clear(self, keep_statistics: bool) -> None:
-        """Forgets all rows; with `keep_statistics` the running episodes go on: returns, lengths, lost frames."""
+        """Forget all rows; with `keep_statistics` the running episodes go on: returns, lengths, lost frames."""
         self.generation += 1
         self.inherits[:] = self.go_on() if keep_statistics else 0
         self.flags[:] = 0
@@ -102,8 +102,8 @@ class Ring:
 
     def place(
         self, ids: np.ndarray, rewards: np.ndarray, terminateds: np.ndarray, truncateds: np.ndarray, cuts: np.ndarray
-    ) -> tuple[Placed, int]:
-        """Rows for new transitions (`rewards` [n] or [n, agents]); the second value as the kernel's.
+    ) -> Placed:
+        """Give new transitions (`rewards` [n] or [n, agents]) their rows, one after another.
 
         `cuts` uint8 [n]: further flags: CUT where an episode that goes on is left after the row, LOST.
         """
@@ -113,19 +113,17 @@ class Ring:
         if agents != self.returns.shape[1]:
             self.returns = np.zeros((self.num_buffers, agents), np.float64)
         numbers = np.empty((3 + agents, len(ids)), np.int64)
-        position = self.kernels.place(
-            ids, flat, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, numbers
-        )
-        return Placed(numbers), position
+        self.kernels.place(ids, flat, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, numbers)
+        return Placed(numbers)
 
     def go_on(self) -> np.ndarray:
-        """bool [num_buffers], does the next row go on with an episode, rows of which are stored or lost?"""
+        """Return bool [num_buffers]: does the next row go on with an episode of which rows are stored or lost?"""
         flags = self.flags[self.newest]
         return np.where(self.count > 0, (flags == 0) | (flags >= LOST), self.inherits != 0)
 
     def cut(self, ids: np.ndarray, goes_on: bool = False) -> None:
-        """The episodes under way in these sub-buffers end at their newest rows without being done; with `goes_on` the
-        next rows are of episodes whose rows in between are lost.
+        """Leave the episodes under way in these sub-buffers; with `goes_on` the next rows are of episodes whose rows in
+        between are lost.
         """
         newest = self.newest[ids]
         stored = newest[newest >= 0]
@@ -136,56 +134,56 @@ class Ring:
         self.lengths[ids] = 0
 
     def next(self, rows: np.ndarray) -> np.ndarray:
-        """See `ReplayBuffer.next`."""
+        """Return the row after each in its episode; itself at the episode's end and for the newest."""
         out = np.empty_like(rows)
         self.kernels.following(rows, self.flags, self.newest, out)
         return out
 
     def prev(self, rows: np.ndarray) -> np.ndarray:
-        """See `ReplayBuffer.prev`."""
+        """Return the row before each in its episode; itself at the episode's start and for the oldest."""
         out = np.empty_like(rows)
         self.kernels.preceding(rows, self.flags, self.oldest, out)
         return out
 
     def ends(self, rows: np.ndarray) -> np.ndarray:
-        """bool [2, N]: are the rows terminated, are they truncated?"""
+        """Return bool [2, N]: are the rows terminated, are they truncated?"""
         out = np.empty((2, len(rows)), np.bool_)
         self.kernels.ends(rows, self.flags, out)
         return out
 
     def begins_lost(self, rows: np.ndarray) -> np.ndarray:
-        """bool [N], does the row begin what is left of an episode whose earlier rows are gone?"""
+        """Return bool [N]: does the row begin what is left of an episode whose earlier rows are gone?"""
         buffers = rows % self.num_buffers
         is_oldest = rows == self.oldest[buffers]
         return np.where(is_oldest, self.inherits[buffers] != 0, self.flags[rows - self.num_buffers] >= LOST)
 
     def stacked(self, rows: np.ndarray, num_frames: int) -> np.ndarray:
-        """int64 [N, num_frames], the rows of each row's frames, oldest first."""
+        """Return the rows of each row's frames, int64 [N, num_frames], oldest first."""
         out = np.empty((len(rows), num_frames), np.int64)
         self.kernels.stacked(rows, self.flags, self.oldest, out)
         return out
 
     def can_be_stacked(self, rows: np.ndarray, num_frames: int, need_all: bool) -> np.ndarray:
-        """bool [N], are the frames of each row's stack stored; `need_all`: all of them different rows?"""
+        """Return bool [N]: are the frames of each row's stack stored (with `need_all` as different rows)?"""
         out = np.empty(len(rows), np.bool_)
         self.kernels.can_be_stacked(rows, self.flags, self.oldest, self.inherits, num_frames, need_all, out)
         return out
 
     def n_step(self, rows: np.ndarray, rewards: np.ndarray, gamma: float, n: int) -> tuple[np.ndarray, ...]:
-        """Last row [N], sum of rewards [N, agents] and discount [N] of up to `n` steps from each row."""
+        """Return the last row [N], sum of rewards [N, agents] and discount [N] of up to `n` steps from each row."""
         last, discounts = np.empty_like(rows), np.empty(len(rows), np.float32)
         totals = np.empty((len(rows), rewards.shape[1]), np.float64)
         self.kernels.n_step(rows, rewards, self.flags, self.newest, gamma, n, last, totals, discounts)
         return last, totals, discounts
 
     def window(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """The up to `n` rows from each row on, [N, n], and how many there are, [N]."""
+        """Return the up to `n` rows from each row on, [N, n], and how many there are, [N]."""
         out, lengths = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
         self.kernels.window(rows, self.flags, self.newest, out, lengths)
         return out, lengths
 
     def checked(self, indices: npt.ArrayLike) -> np.ndarray:
-        """`indices` as int64 [N]; `IndexError` unless they are rows that hold a transition.
+        """Return `indices` as int64 [N]; `IndexError` unless they are rows that hold a transition.
 
         Negative ones count back from the end of the rows in use, as in an array.
         """
@@ -207,26 +205,39 @@ class Ring:
             raise IndexError(f"indices must lie in 0 .. {self.num_rows - 1}, got {absent}")
         raise IndexError(f"there is no transition at {absent} yet")
 
+    def checked_ids(self, buffer_ids: npt.ArrayLike) -> np.ndarray:
+        """Return sub-buffers as int64 [n]; `ValueError` for those that there are not, and for one named twice."""
+        ids = np.atleast_1d(np.asarray(buffer_ids))
+        if ids.dtype.kind not in "iu" or ids.ndim != 1 or len(set(ids.tolist())) != len(ids):
+            raise ValueError(f"buffer_ids must be different whole numbers, got {ids.tolist()}")
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_buffers):
+            raise ValueError(f"buffer_ids={ids.tolist()}: there are {self.num_buffers} sub-buffers, counted from 0")
+        return ids.astype(np.int64)
+
     def episode_bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First and last stored row of each row's episode, [N] each."""
+        """Return the first and the last stored row of each row's episode, [N] each."""
         first, last = np.empty_like(rows), np.empty_like(rows)
         self.kernels.episode_bounds(rows, self.flags, self.newest, self.oldest, first, last)
         return first, last
 
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
-        """Stored rows for numbers in [0, 1), each equally likely."""
+        """Return stored rows for numbers in [0, 1), each equally likely."""
         out = np.empty(len(uniforms), np.int64)
         self.kernels.draw_uniform(uniforms, self.count, self.oldest, out)
         return out
 
     def in_order(self) -> np.ndarray:
-        """All stored rows, sub-buffer after sub-buffer, oldest first; int64 [len]."""
+        """Return all stored rows, sub-buffer after sub-buffer, oldest first; int64 [len]."""
         out = np.empty(len(self), np.int64)
         self.kernels.in_order(self.count, self.oldest, self.num_rows, out)
         return out
 
+    def by_buffer(self) -> list[np.ndarray]:
+        """Return the stored rows of each sub-buffer, oldest first."""
+        return np.split(self.in_order(), np.cumsum(self.count)[:-1])
+
     def get_state(self) -> dict[str, Any]:
-        """Copies of all marks; of `flags` only as far as rows were ever written."""
+        """Return copies of all marks; of `flags` only as far as rows were ever written."""
         return {
             "flags": self.flags[: self.used()].copy(),
             "returns": self.returns.copy(),
@@ -234,11 +245,11 @@ class Ring:
         }
 
     def used(self) -> int:
-        """Rows from the beginning of memory in which something is stored."""
+        """Return how many rows from the beginning of memory are in use."""
         return int(self.count.max()) * self.num_buffers
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what `get_state` gave."""
+        """Go back to what `get_state` gave."""
         self.generation += 1
         self.flags[:] = 0
         self.flags[: len(state["flags"])] = state["flags"]

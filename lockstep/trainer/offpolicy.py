@@ -16,7 +16,6 @@ from lockstep.data import MultiAgentBatch
 from lockstep.data.trees import named_leaves
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 from lockstep.replay.storage import shapes_of_space
-from lockstep.replay.transfer import join
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checks import check_whole, is_number
@@ -121,7 +120,7 @@ class OffpolicyTrainer(BaseTrainer):
                 f"process_buffer gave a {type(prepared).__name__}; OffpolicyTrainer needs a ReplayBuffer of it"
             )
         try:
-            join(self.buffer, prepared, replace=source is self.buffer)  # what was made of it takes its place
+            self.buffer.update(prepared, replace_all=source is self.buffer)  # what was made of it takes its place
         except (KeyError, ValueError) as error:
             raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
 

@@ -20,7 +20,6 @@ from lockstep.replay import (
     ReplayBuffer,
     VectorReplayBuffer,
 )
-from lockstep.replay.views import with_whole_returns
 from lockstep.state import CheckpointError, read_checkpoint, write_checkpoint
 
 
@@ -98,7 +97,7 @@ def test_a_checkpoint_in_pieces_writes_what_has_changed_and_links_the_rest(
     driver = Driver(seed, size, num_buffers)
     driver.add(np.arange(num_buffers))
     buffer = driver.buffer
-    buffer._segments.length = length
+    buffer._checkpoint_pieces.length = length
     files = {}
     for number, num_steps in enumerate(steps):
         driver.random_walk(num_steps, lambda driver: None)
@@ -216,7 +215,7 @@ def test_memory_mapped_columns_lie_in_files_that_go_with_the_buffer(tmp_path):
     ]  # fmt: skip
     check_counting(kept, kept.sample(30))
     temporary = fill_from_counting(ReplayBuffer(20, storage="memmap"), 9)
-    place = temporary._store.directory
+    place = temporary.store.directory
     assert place.is_dir()
     del temporary
     assert not place.exists()
@@ -279,7 +278,7 @@ def test_an_update_that_does_not_fit_writes_nothing(shared):
 def test_an_update_with_a_view_of_the_same_rows_is_refused():
     buffer = fill_from_counting(ReplayBuffer(20), 9)
     with pytest.raises(ValueError, match="another view of its rows"):
-        buffer.update(with_whole_returns(buffer, 0.9))
+        buffer.update(buffer.with_whole_returns(0.9))
 
 
 def test_reset_keeps_statistics_where_asked():
@@ -392,7 +391,7 @@ def test_extend_takes_episodes_by_flags_or_by_eps_id_and_keeps_the_last_rows_tha
     two = ReplayBuffer.from_batch(batch, buffer_num=2)
     assert two.maxsize == 12
     assert two.to_batch()["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    assert two._ring.count.tolist() == [3, 6]
+    assert two.ring.count.tolist() == [3, 6]
 
 
 def test_batches_joined_with_the_same_eps_id_stay_episodes_of_their_own():

@@ -18,8 +18,8 @@ def add(buffer, *firsts):
 
 def lost(buffer):
     """What is seen in rows that are stored and not drawn."""
-    rows_left = np.setdiff1d(buffer._ring.in_order(), buffer.indices())
-    return sorted(buffer._store.take("obs", rows_left)[:, 0].astype(int).tolist())
+    rows_left = np.setdiff1d(buffer.ring.in_order(), buffer.indices())
+    return sorted(buffer.store.take("obs", rows_left)[:, 0].astype(int).tolist())
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -5,7 +5,6 @@ import pytest
 
 from lockstep.data import SampleBatch
 from lockstep.replay import HERReplayBuffer, OfflineRows, ReplayBuffer
-from lockstep.replay.views import column_of, with_whole_returns
 
 ROWS = SampleBatch(x=np.arange(7))
 
@@ -59,17 +58,17 @@ def test_whole_returns_reach_to_the_end_of_the_episode_and_say_how_it_ended():
         "truncateds": np.array([0, 0, 0, 0, 1, 0], bool),
     }
     buffer = ReplayBuffer.from_batch(batch)
-    view = with_whole_returns(buffer, 0.5)
+    view = buffer.with_whole_returns(0.5)
     seen = view[np.arange(6)]
-    assert view._store is buffer._store  # nothing is copied
+    assert view.store is buffer.store  # nothing is copied
     np.testing.assert_allclose(seen["rewards"], [1 + 1 + 0.75, 2 + 1.5, 3, 4 + 2.5, 5, 6])
     np.testing.assert_allclose(seen["discounts"], [0.125, 0.25, 0.5, 0.25, 0.5, 0.5])
     np.testing.assert_allclose(seen["new_obs"], [90, 90, 90, 91, 91, 92])
     assert seen["terminateds"].tolist() == [True] * 3 + [False] * 3
     np.testing.assert_allclose(buffer[np.arange(6)]["rewards"], batch["rewards"])  # the buffer itself as before
-    np.testing.assert_allclose(column_of(buffer, "rewards"), batch["rewards"])
+    np.testing.assert_allclose(buffer.column("rewards"), batch["rewards"])
 
 
 def test_whole_returns_of_relabelled_goals_are_refused():
     with pytest.raises(ValueError, match="hindsight has no returns of whole episodes"):
-        with_whole_returns(HERReplayBuffer(10, lambda a, g, i: a[:, 0]), 0.9)
+        HERReplayBuffer(10, lambda a, g, i: a[:, 0]).with_whole_returns(0.9)

@@ -117,5 +117,5 @@ def test_last_observations_of_overwritten_episodes_make_room_again():
     buffer = ReplayBuffer(12, ignore_obs_next=True)
     for step in range(600):
         buffer.add(rows(1, 10 * step, ends=["terminated" if step % 2 else "truncated"]))
-    assert len(buffer._shared.pool) == 16
+    assert len(buffer._next_obs.pool) == 16
     assert buffer.all()["new_obs"][:, 0].tolist() == [10 * step + 1 for step in range(588, 600)]

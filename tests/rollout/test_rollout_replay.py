@@ -32,7 +32,7 @@ def collector_of(env, size=4000, frame_stack=1, buffer=None, **options):
 def rows_by_env(buffer):
     """Transitions of each environment, oldest first, as tuples."""
     rows = [[] for _ in range(buffer.buffer_num)]
-    indices = buffer._ring.in_order()
+    indices = buffer.ring.in_order()
     data = buffer[indices]
     for k, index in enumerate(indices):
         rows[index % buffer.buffer_num].append(tuple(map_tree(lambda leaf, k=k: leaf[k], data[n]) for n in NAMES))

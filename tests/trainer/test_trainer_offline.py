@@ -8,7 +8,7 @@ from trainer_tools import Recorder, RecordingLogger, Stops, digest, learned, ran
 from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
-from lockstep.replay.transfer import CHUNK
+from lockstep.replay.buffer import CHUNK
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder

@@ -170,10 +170,10 @@ def test_an_empty_or_malformed_buffer_is_refused():
         trainer_of(buffer=[1])
     source = trainer_of(max_epoch=1)
     source.run()
-    source.buffer._store.trees["rewards"][0] = np.nan
+    source.buffer.store.trees["rewards"][0] = np.nan
     with pytest.raises(MalformedBufferError, match="transitions with NaN"):
         trainer_of(buffer=source.buffer)
-    source.buffer._store.trees["rewards"][0] = -np.inf
+    source.buffer.store.trees["rewards"][0] = -np.inf
     with pytest.raises(MalformedBufferError, match="transitions of buffer have -inf in column 'rewards'"):
         trainer_of(buffer=source.buffer)
 

@@ -12,7 +12,6 @@ from lockstep import Collector, DQNConfig
 from lockstep.envs import make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
-from lockstep.replay.views import with_whole_returns
 from lockstep.rollout import MalformedBufferError
 
 
@@ -73,7 +72,7 @@ def test_a_buffer_is_as_before_where_what_process_buffer_makes_of_it_does_not_fi
         def process_buffer(self, buffer):
             if made == "other columns":
                 return ReplayBuffer.from_batch({**buffer.to_batch(), "values": np.zeros(12)})
-            return with_whole_returns(buffer, 0.9) if made == "a view of the same rows" else buffer.to_batch()
+            return buffer.with_whole_returns(0.9) if made == "a view of the same rows" else buffer.to_batch()
 
     config = Making().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
     policy = config.env_runners(num_envs_per_env_runner=NUM_ENVS).build_policy()

@@ -1,9 +1,8 @@
-"""The short way into a buffer: whole vector steps in one compiled call."""
+"""Adding: whole vector steps, several at once, some sub-buffers, rows of other kinds than their columns."""
 
 from __future__ import annotations
 
-import pickle
-
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_tools import rows
 
-from lockstep.data import SampleBatch
 from lockstep.data.trees import named_leaves
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
@@ -56,16 +54,6 @@ def test_a_whole_step_is_added_as_its_rows_given_by_ids_are(actions, number, pri
         assert_same(short, long)
 
 
-def test_whole_steps_of_fitting_arrays_take_the_short_way():
-    rng = np.random.default_rng(0)
-    buffer = VectorReplayBuffer(20, 2)
-    buffer.add(step(2, 0, rng))
-    for given_rows in (step(2, 1, rng), SampleBatch(step(2, 2, rng)), pickle.loads(pickle.dumps(step(2, 3, rng)))):
-        assert buffer._whole_steps.add(given_rows) is not None
-    assert len(buffer) == 8
-    np.testing.assert_array_equal(buffer[[2, 3]]["obs"][:, 0], [1, 2])
-
-
 def several(steps):
     """Steps as one batch, columns [T, number, ...]."""
     return {name: np.stack([batch[name] for batch in steps]) for name in steps[0]}
@@ -88,7 +76,6 @@ def test_several_steps_at_once_are_added_as_one_after_another(pieces, number, pr
             buffer.add({name: column[:1] for name, column in step(number, 1, np.random.default_rng(2)).items()}, [0])
     for count, size in enumerate(pieces):
         steps = [step(number, 100 * count + 10 * t, rng) for t in range(size)]
-        assert short._whole_steps.add_steps({}) is None
         short.add_steps(several(steps))
         for batch in steps:
             long.add(batch)
@@ -112,12 +99,11 @@ def test_several_steps_that_need_more_than_copying_are_stored_alike(changed):
         buffer.add(rows(2))
     batch = several(steps)
     batch |= {name: change(batch[name]) for name, change in changed.items()}
-    assert short._whole_steps.add_steps(batch) is None
     short.add_steps(batch)
     for each in steps:
         long.add(each)
     assert_same(short, long)
-    with pytest.raises(IndexError):  # one column is of fewer steps
+    with pytest.raises(ValueError, match="'obs' expects"):  # one column is of fewer steps
         short.add_steps({**batch, "obs": batch["obs"][:1]})
 
 
@@ -145,14 +131,11 @@ def test_a_buffer_with_an_add_of_its_own_gets_each_step():
         {"new_obs": torch.from_numpy(rows(2, 5)["new_obs"])},
     ],
 )
-def test_rows_that_need_more_than_copying_take_the_long_way_and_are_stored_alike(changed):
+def test_rows_that_need_more_than_copying_are_stored_alike(changed):
     short, long = VectorReplayBuffer(20, 2), VectorReplayBuffer(20, 2)
     for buffer in (short, long):
         buffer.add(rows(2))
     batch = rows(2, 5)
-    assert short._whole_steps.add({**batch, **changed}) is None
-    short.reset()
-    long.reset()
     short.add({**batch, **changed})
     long.add(batch)
     for name in ("obs", "rewards", "new_obs", "terminateds"):
@@ -183,15 +166,35 @@ def test_a_step_with_as_many_bytes_in_another_shape_or_dtype_is_refused_and_noth
         np.testing.assert_array_equal(a, b, err_msg=path)
 
 
-def test_what_the_short_way_does_not_know_takes_the_long_way(tmp_path):
-    for options in ({"storage": "memmap", "directory": tmp_path}, {"ignore_obs_next": True}):
-        buffer = ReplayBuffer(5, **options)
-        buffer.add(rows(1))
-        assert buffer._whole_steps is None
-    large = ReplayBuffer(5)
-    large.add(rows(1, obs_size=2000))
-    nested = ReplayBuffer(5)
-    nested.add({**rows(1), "obs": {"a": np.zeros((1, 2))}, "new_obs": {"a": np.zeros((1, 2))}})
-    agents = ReplayBuffer(5)
-    agents.add({**rows(1), "rewards": np.zeros((1, 2), np.float32)})
-    assert large._whole_steps is nested._whole_steps is agents._whole_steps is None
+BOX, CHOICES = gym.spaces.Box(-9.0, 99.0, (4,), np.float32), gym.spaces.Discrete(3)
+OPTIONS = {"n_step": 3, "gamma": 0.5, "ignore_obs_next": True, "observation_space": BOX, "action_space": CHOICES}
+
+
+def windows(buffer):
+    batch = buffer.all()
+    return batch["obs"][:, 0].tolist(), batch["new_obs"][:, 0].tolist(), batch["discounts"].tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ">f4"])
+def test_windows_reach_over_rows_of_another_dtype_where_observations_are_shared(dtype):
+    expected, found = (VectorReplayBuffer(40, 1, **OPTIONS) for _ in range(2))
+    for step in range(8):
+        expected.add(rows(1, step))
+        found.add(rows(1, step, dtype=dtype))
+    assert windows(found) == windows(expected)
+    assert windows(found)[2][:3] == [0.125] * 3
+
+
+def test_a_table_with_one_of_its_observations_in_another_dtype_is_one_episode():
+    buffer, table = ReplayBuffer(40, **OPTIONS), rows(8)
+    buffer.extend({**table, "obs": table["obs"].astype(np.float64)})
+    assert windows(buffer)[2] == [0.125] * 6 + [0.25, 0.5]
+    assert windows(buffer)[1][-1] == 8.0
+
+
+def test_rows_that_differ_by_less_than_the_column_can_hold_are_neighbours():
+    buffer = ReplayBuffer(40, **OPTIONS)
+    for step in range(4):
+        row = rows(1, step, dtype=np.float64)
+        buffer.add({**row, "obs": row["obs"] + 1e-12})
+    assert windows(buffer)[2] == [0.125, 0.125, 0.25, 0.5]

@@ -1,10 +1,11 @@
-"""The buffers by the names under which they are known: the same `ReplayBuffer` with its parts chosen."""
+"""`ReplayBuffer` by the names under which its combinations are known."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
-from lockstep.replay.buffer import ReplayBuffer
+from lockstep.replay.buffer import Options, ReplayBuffer
 from lockstep.replay.hindsight import GoalFunction, Hindsight
 from lockstep.state import ScheduleLike
 
@@ -15,8 +16,16 @@ class VectorReplayBuffer(ReplayBuffer):
     Further options as `ReplayBuffer`.
     """
 
-    def __init__(self, total_size: int, buffer_num: int, **options: Any) -> None:
-        super().__init__(total_size, buffer_num=buffer_num, **options)
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        *,
+        priorities: Mapping[str, Any] | None = None,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -26,9 +35,18 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """
 
     def __init__(
-        self, size: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, *, epsilon: float = 1e-6, **options: Any
+        self,
+        size: int,
+        alpha: float = 0.6,
+        beta: ScheduleLike = 0.4,
+        *,
+        epsilon: float = 1e-6,
+        buffer_num: int = 1,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(size, priorities={"alpha": alpha, "beta": beta, "epsilon": epsilon}, **options)
+        priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        super().__init__(size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
 
 
 class PrioritizedVectorReplayBuffer(ReplayBuffer):
@@ -42,10 +60,11 @@ class PrioritizedVectorReplayBuffer(ReplayBuffer):
         beta: ScheduleLike = 0.4,
         *,
         epsilon: float = 1e-6,
-        **options: Any,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
     ) -> None:
         priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
-        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, **options)
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
 
 
 class HERReplayBuffer(ReplayBuffer):
@@ -63,12 +82,14 @@ class HERReplayBuffer(ReplayBuffer):
         future_k: float = 4.0,
         strategy: str = "future",
         compute_terminated: GoalFunction | None = None,
-        **options: Any,
+        buffer_num: int = 1,
+        priorities: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
     ) -> None:
         hindsight = Hindsight(
             compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
         )
-        super().__init__(size, hindsight=hindsight, **options)
+        super().__init__(size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
 
 
 class HERVectorReplayBuffer(ReplayBuffer):
@@ -83,9 +104,10 @@ class HERVectorReplayBuffer(ReplayBuffer):
         future_k: float = 4.0,
         strategy: str = "future",
         compute_terminated: GoalFunction | None = None,
-        **options: Any,
+        priorities: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
     ) -> None:
         hindsight = Hindsight(
             compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
         )
-        super().__init__(total_size, buffer_num=buffer_num, hindsight=hindsight, **options)
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)

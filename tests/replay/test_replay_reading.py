@@ -1,4 +1,4 @@
-"""The short way out of a buffer: all columns of a batch in one compiled call."""
+"""Reading: every kind of column comes out as it went in, as a copy, from several threads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def step(kind, shape, count):
 
     def column():
         size = (2, *shape)
-        return rng.integers(0, 2, size).astype(kind) if kind == "bool" else rng.normal(0, 50, size).astype(kind)
+        with np.errstate(invalid="ignore"):  # a negative number as an unsigned one
+            return rng.integers(0, 2, size).astype(kind) if kind == "bool" else rng.normal(0, 50, size).astype(kind)
 
     ends = [("", "terminated", "truncated")[k] for k in rng.integers(0, 3, 2)]
     return {**rows(2, count, ends=ends), "obs": column(), "new_obs": column(), "more": column()}
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (4,), (2, 5), (7, 3)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_come_out_in_one_piece_as_they_went_in(kind, shape):
@@ -35,7 +35,6 @@ def test_rows_come_out_in_one_piece_as_they_went_in(kind, shape):
     buffer = VectorReplayBuffer(2 * 20, 2)
     for given in steps:
         placed = buffer.add(given)
-    assert buffer._reader.packed is not None
     columns = {name: np.concatenate([given[name] for given in steps[10:]]) for name in steps[0]}
     times = np.roll(np.arange(20), 10)  # position 0 holds step 20
     wanted = np.random.default_rng(0).integers(0, 40, 64)
@@ -72,36 +71,25 @@ def test_what_is_drawn_is_a_copy():
     np.testing.assert_array_equal(buffer.all()["obs"], stored)
 
 
-def test_what_the_short_way_out_does_not_know_is_gathered_column_by_column(tmp_path):
+def test_columns_of_every_form_come_out_as_they_went_in(tmp_path):
     nested = {"obs": {"a": np.zeros((1, 2))}, "new_obs": {"a": np.ones((1, 2))}}
     cases = [
         ({"storage": "memmap", "directory": tmp_path}, rows(1)),
         ({"ignore_obs_next": True}, rows(1)),
         ({"n_step": 2}, rows(1)),
-        ({"stack_num": 2}, rows(1)),
         ({}, {**rows(1), **nested}),
         ({}, rows(1, obs_size=2000)),
         ({}, {**rows(1), "more": np.zeros((1, 0))}),
     ]
-    for options, given in cases:
+    for options, row in cases:
         buffer = ReplayBuffer(5, **options)
-        buffer.add(given)
-        assert buffer._reader.packed is None
-        if options.get("stack_num") != 2:
-            drawn = buffer[[0, 0, 0]]
-            for name, column in given.items():
-                pairs = zip(named_leaves(name, drawn[name]), named_leaves(name, column), strict=True)
-                for (path, found), (_, expected) in pairs:
-                    np.testing.assert_array_equal(found, np.repeat(expected, 3, 0), err_msg=path)
+        buffer.add(row)
+        drawn = buffer[[0, 0, 0]]
+        for name, column in row.items():
+            pairs = zip(named_leaves(name, drawn[name]), named_leaves(name, column), strict=True)
+            for (path, found), (_, expected) in pairs:
+                np.testing.assert_array_equal(found, np.repeat(expected, 3, 0), err_msg=path)
         assert len(buffer.sample(3)) == 3
-
-
-def test_a_batch_of_very_many_rows_is_gathered_column_by_column():
-    buffer = ReplayBuffer(5)
-    for count in range(5):
-        buffer.add(rows(1, count))
-    chosen = np.arange(buffer._reader.packed.most_rows + 1) % 5
-    np.testing.assert_array_equal(buffer[chosen]["obs"], buffer[np.arange(5)]["obs"][chosen])
 
 
 def test_several_threads_read_one_buffer():
