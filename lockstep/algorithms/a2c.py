@@ -7,14 +7,14 @@ instead of the paper's RMSprop (with lr 7e-4), and GAE with lambda 1, which is t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import (
     evaluate_trajectories,
@@ -23,12 +23,21 @@ from lockstep.learner.onpolicy import (
     train_columns,
 )
 from lockstep.ops import gae
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class A2COptions(TrainingOptions, total=False):
+    """Options of `A2CTraining`."""
+
+    lambda_: float
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleLike
+    normalize_advantages: bool
+
+
 @dataclass
-class A2CTraining(TrainingSection):
+class A2CTraining(TrainingSection[ConfigT]):
     """Options of `A2CConfig.training(...)`."""
 
     lr: ScheduleLike = 7e-4
@@ -40,6 +49,10 @@ class A2CTraining(TrainingSection):
     vf_loss_coeff: float = option(0.5, ge=0)
     entropy_coeff: ScheduleLike = 0.01
     normalize_advantages: bool = False
+
+    def __call__(self, **options: Unpack[A2COptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class A2CLearner(Learner):
@@ -102,3 +115,8 @@ class A2CConfig(AlgorithmConfig):
     algorithm = "a2c"
     learner_class = A2CLearner
     training_class = A2CTraining
+
+    @property
+    def training(self) -> A2CTraining[Self]:
+        """The update."""
+        return self._section("training")

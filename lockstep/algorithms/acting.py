@@ -39,7 +39,7 @@ class ActingPolicy:
     ) -> None:
         self.config = config
         self.observation_space, self.action_space = observation_space, action_space
-        frames = config.frame_stack
+        frames = config.environment.frame_stack
         self._seen_space = observation_space if frames == 1 else FrameStack(frames, observation_space).observation_space
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
         self.is_stateful = module.is_stateful()
@@ -47,7 +47,7 @@ class ActingPolicy:
         self._exploration = config.exploration(action_space)
         self._version = 0
         self._training = False
-        self.seed(config.seed)
+        self.seed(config.debugging.seed)
         self._act_with(module, connectors)
 
     def _act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
@@ -79,7 +79,7 @@ class ActingPolicy:
     @property
     def frame_stack(self) -> int:
         """How many observations of an environment make one that it acts on (`environment(frame_stack=)`)."""
-        return int(self.config.frame_stack)
+        return int(self.config.environment.frame_stack)
 
     def set_weights(self, weights: ActingWeights) -> None:
         """Acts with these from now on. `ValueError` where they are of another network; nothing is changed then."""
@@ -119,7 +119,7 @@ class ActingPolicy:
     @property
     def is_exploring(self) -> bool:
         """Is this a training step (see `within_training_step`), and exploration not switched off?"""
-        return self._training and bool(self.config.explore)
+        return self._training and bool(self.config.env_runners.explore)
 
     def compute_actions(self, obs: Any, state: Any = None, explore: bool | None = None) -> Any:
         """Environment actions `[B, ...]` for raw observations `[B, ...]`.

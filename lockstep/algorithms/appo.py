@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -19,18 +19,37 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import adapt_kl_coefficient, evaluate_trajectories, inputs_under, train_columns
 from lockstep.learner.targets import TargetNetwork
 from lockstep.learner.vtrace import correct, load_vtrace
 from lockstep.ops import clipped_surrogate_loss
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class APPOOptions(TrainingOptions, total=False):
+    """Options of `APPOTraining`."""
+
+    max_lag: int
+    vtrace: bool
+    vtrace_clip_rho_threshold: float | None
+    vtrace_clip_pg_rho_threshold: float | None
+    lambda_: float
+    clip_param: ScheduleLike
+    target_worker_clipping: float
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleLike
+    use_kl_loss: bool
+    kl_coeff: float
+    kl_target: float
+    target_network_update_freq: int
+    tau: float
+
+
 @dataclass
-class APPOTraining(TrainingSection):
+class APPOTraining(TrainingSection[ConfigT]):
     """Options of `APPOConfig.training(...)`."""
 
     lr: ScheduleLike = 5e-4
@@ -63,6 +82,10 @@ class APPOTraining(TrainingSection):
     """updates between two of the target network"""
     tau: float = option(1.0, gt=0, le=1)
     """how far an update takes the target network towards the one that learns; 1: all the way"""
+
+    def __call__(self, **options: Unpack[APPOOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class APPOLearner(Learner):
@@ -148,6 +171,11 @@ class APPOConfig(AlgorithmConfig):
     first_values = ("kl_coeff",)
     training_class = APPOTraining
     is_asynchronous = True
+
+    @property
+    def training(self) -> APPOTraining[Self]:
+        """The update."""
+        return self._section("training")
 
 
 __all__ = ["APPOConfig", "APPOLearner", "APPOTraining"]

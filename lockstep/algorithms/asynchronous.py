@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def collects_while_learning(config: AlgorithmConfig) -> bool:
     """Does the algorithm allow it, and are there env runners in other processes?"""
-    return config.is_asynchronous and config.num_env_runners > 0
+    return config.is_asynchronous and config.env_runners.num_env_runners > 0
 
 
 def fragments_of(config: AlgorithmConfig) -> tuple[int, int]:
@@ -22,25 +22,27 @@ def fragments_of(config: AlgorithmConfig) -> tuple[int, int]:
 
     Without a `rollout_fragment_length`, fragments of all runners make one batch.
     """
-    num_envs = config.num_envs_per_env_runner
-    length = config.rollout_fragment_length or -(-config.train_batch_size // (config.num_env_runners * num_envs))
-    return int(length), max(1, -(-config.train_batch_size // (length * num_envs)))
+    num_envs = config.env_runners.num_envs_per_env_runner
+    length = config.env_runners.rollout_fragment_length or -(
+        -config.training.train_batch_size // (config.env_runners.num_env_runners * num_envs)
+    )
+    return int(length), max(1, -(-config.training.train_batch_size // (length * num_envs)))
 
 
 def steps_per_batch(config: AlgorithmConfig) -> int:
     """Environment steps in a train batch: whole fragments."""
     length, number = fragments_of(config)
-    return length * number * int(config.num_envs_per_env_runner)
+    return length * number * int(config.env_runners.num_envs_per_env_runner)
 
 
 def check_asynchronous(config: AlgorithmConfig) -> None:
     """Raises `ValueError` for what does not go with collecting while learning."""
-    if config.batch_mode != "truncate_episodes":
+    if config.env_runners.batch_mode != "truncate_episodes":
         raise ValueError(
-            f"env_runners.batch_mode={config.batch_mode!r}: {config.algorithm} collects fragments of equal length from "
-            "env runners in other processes; use 'truncate_episodes', or num_env_runners=0"
+            f"env_runners.batch_mode={config.env_runners.batch_mode!r}: {config.algorithm} collects fragments of equal "
+            "length from env runners in other processes; use 'truncate_episodes', or num_env_runners=0"
         )
-    if getattr(config.model_config, "recurrent", None) is not None and config.max_lag > 0:
+    if getattr(config.rl_module.model_config, "recurrent", None) is not None and config.max_lag > 0:
         raise ValueError(
             f"training.max_lag={config.max_lag}: a network with memory learns from its present self only; set max_lag=0"
         )

@@ -10,21 +10,29 @@ one instead. Learns from `offline_data(input_=...)`: only observations and actio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.modules import DefaultPolicyModule
 from lockstep.ops.losses import imitation_loss
+from lockstep.state.options import ConfigT
 from lockstep.state.schedules import ScheduleLike
 
 
+class BCOptions(TrainingOptions, total=False):
+    """Options of `BCTraining`."""
+
+    loss: Literal["log_prob", "mse"]
+    entropy_coeff: ScheduleLike
+
+
 @dataclass
-class BCTraining(SampledTraining):
+class BCTraining(SampledTraining[ConfigT]):
     """Options of `BCConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
@@ -35,6 +43,10 @@ class BCTraining(SampledTraining):
     the most likely ones"""
     entropy_coeff: ScheduleLike = 0.0
     """how much the entropy counts that keeps a policy from being surer than the data"""
+
+    def __call__(self, **options: Unpack[BCOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class BCLearner(Learner):
@@ -71,6 +83,11 @@ class BCConfig(AlgorithmConfig):
     training_class = BCTraining
     is_offline = True
     can_prioritize = False
+
+    @property
+    def training(self) -> BCTraining[Self]:
+        """The update."""
+        return self._section("training")
 
     def default_module_class(self, model_config: Any) -> Any:
         """A policy without a value function."""

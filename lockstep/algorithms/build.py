@@ -13,7 +13,6 @@ from gymnasium import spaces as gym_spaces
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.algorithms.asynchronous import build_async_collector, collects_while_learning
 from lockstep.algorithms.module_specs import (
-    OWN_CONFIG,
     declared_spaces,
     module_specs,
     spaces_by_module,
@@ -33,7 +32,7 @@ from lockstep.connectors import (
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.make import single_env_factory
 from lockstep.learner.backend import LearnerBackend
-from lockstep.learner.config import LearnersSection
+from lockstep.learner.config import CONFIGURED_MODULES, LearnersSection
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.members import training_with
@@ -65,8 +64,8 @@ Spaces = tuple[Any, Any]
 
 def make_envs(config: AlgorithmConfig, num_envs: int, env: Any = None, **env_config: Any) -> VectorBoundary:
     """The vector environment that the configuration names (or `env`)."""
-    section = config.sections["environment"]
-    runners = config.sections["env_runners"]
+    section = config.environment
+    runners = config.env_runners
     chosen = section.env if env is None else env
     finished = not isinstance(chosen, str) and not callable(chosen)
     mode = "auto" if finished else runners.vectorize_mode
@@ -76,7 +75,7 @@ def make_envs(config: AlgorithmConfig, num_envs: int, env: Any = None, **env_con
         mode=mode,
         env_config=None if finished else {**section.env_config, **env_config} or None,
         step_timeout=runners.step_timeout,
-        restarts=config.sections["fault_tolerance"].env_limits if mode == "async" else None,
+        restarts=config.fault_tolerance.env_limits if mode == "async" else None,
     )
 
 
@@ -85,7 +84,7 @@ def find_spaces(config: AlgorithmConfig, env: Any, spaces: Spaces | None) -> Spa
 
     Each may be a dict by module id; so they are for a PettingZoo environment, where the policies are configured.
     """
-    section = config.sections["environment"]
+    section = config.environment
     if spaces is not None:
         return spaces
     if section.observation_space is not None and section.action_space is not None:
@@ -108,16 +107,16 @@ def build_learner(
     """A built learner with its module and connectors; with a `reducer` one of several that act as one."""
     if spaces is not None and not (isinstance(spaces, tuple | list) and len(spaces) == 2):
         raise TypeError(f"spaces={spaces!r}; give (observation space, action space)")
-    if config.env is None and env is None and spaces is None:
-        config.sections["rl_module"].validate()
+    if config.environment.env is None and env is None and spaces is None:
+        config.rl_module.validate()
         spaces = declared_spaces(config)
-    if config.env is None and (env is not None or spaces is not None):
-        section = config.sections["environment"]
+    if config.environment.env is None and (env is not None or spaces is not None):
+        section = config.environment
         named = {"env": env} if spaces is None else dict(zip(("observation_space", "action_space"), spaces))
         config = config.with_sections(environment=replace(section, **named))
     config.validate()
     set_num_threads(config)
-    streams = RandomStreams(config.seed)
+    streams = RandomStreams(config.debugging.seed)
     specs = module_specs(config)
     one = list(specs) == [DEFAULT_MODULE_ID]
     connectors, modules = {}, {}
@@ -125,26 +124,26 @@ def build_learner(
         check_spaces(config.algorithm, *own)
         connectors[mid], module_space = build_connectors(config, *own)
         modules[mid] = build_module(config, specs[mid], module_space, own[1], streams if one else streams.child(mid))
-    overrides = config.sections["rl_module"].algorithm_config_overrides_per_module
+    overrides = config.rl_module.algorithm_config_overrides_per_module
     unknown = sorted(set(overrides) - set(modules))
     if unknown:
         raise ValueError(f"algorithm_config_overrides_per_module names {unknown}; the modules are {sorted(modules)}")
-    training = config.sections["training"]
+    training = config.training
     learner_class = training.learner_class or config.learner_class
     if not issubclass(learner_class, Learner):
         raise TypeError(f"training.learner_class={learner_class.__name__} must be a subclass of Learner")
     learner = learner_class(
         config=training,
-        module_spec=config.rl_module_spec
-        if isinstance(config.rl_module_spec, MultiRLModule)
+        module_spec=config.rl_module.rl_module_spec
+        if isinstance(config.rl_module.rl_module_spec, MultiRLModule)
         else MultiRLModule(modules),
-        framework=config.sections["framework"],
+        framework=config.framework,
         connectors=connectors,
         module_configs={mid: training_with(training, given) for mid, given in overrides.items()},
-        policies_to_train=config.sections["multi_agent"].policies_to_train,
+        policies_to_train=config.multi_agent.policies_to_train,
         streams=streams.child("learner"),
         reducer=reducer,
-        never_skip_update=config.never_skip_update,
+        never_skip_update=config.learners.never_skip_update,
     )
     learner.build()
     return learner
@@ -154,16 +153,26 @@ def build_learners(config: AlgorithmConfig, env: Any = None, spaces: Spaces | No
     """Learners in processes of their own, each from the same configuration. `ImportError` without ray."""
     config.validate()
     build = partial(build_learner, config.copy(), env, spaces)
-    strategy = config.sections["resources"].placement_strategy
-    limits = config.sections["fault_tolerance"].learner_limits
-    cluster = {"address": config.ray_address, "num_cpus": cpus_of_run(config)}
-    return start_learners(build, config.sections["learners"], strategy=strategy, limits=limits, **cluster)
+    strategy = config.resources.placement_strategy
+    limits = config.fault_tolerance.learner_limits
+    return start_learners(
+        build,
+        config.learners,
+        strategy=strategy,
+        limits=limits,
+        address=config.resources.ray_address,
+        num_cpus=cpus_of_run(config),
+    )
 
 
 def cpus_of_run(config: AlgorithmConfig) -> float:
     """What learners, env runners and this process ask of a cluster together."""
-    learners = config.num_learners * config.num_cpus_per_learner
-    return float(learners + config.num_env_runners * config.num_cpus_per_env_runner + config.num_cpus_for_main_process)
+    learners = config.learners.num_learners * config.learners.num_cpus_per_learner
+    return float(
+        learners
+        + config.env_runners.num_env_runners * config.env_runners.num_cpus_per_env_runner
+        + config.resources.num_cpus_for_main_process
+    )
 
 
 def start_learners(
@@ -199,10 +208,10 @@ def build_module(
     """A configured network; its initial weights depend on the seed of its streams only."""
     if isinstance(spec, RLModule):
         return spec
-    section = config.sections["rl_module"]
+    section = config.rl_module
     model_config = spec.model_config if spec.model_config is not None else section.model_config
     module_class = spec.module_class or config.default_module_class(model_config)
-    if issubclass(module_class, OWN_CONFIG):
+    if issubclass(module_class, CONFIGURED_MODULES):
         # A network of your own may have a dict of its own.
         model_config = config.complete_model_config(ModelConfig.of(model_config))
     filled = RLModuleSpec(
@@ -224,7 +233,7 @@ def build_connectors(
     config: AlgorithmConfig, observation_space: Any, action_space: Any
 ) -> tuple[ModuleConnectors, Any]:
     """The transforms around the network, and the space it sees."""
-    section = config.sections["environment"]
+    section = config.environment
     space = observation_space
     if section.frame_stack > 1:
         space = FrameStack(section.frame_stack, space).observation_space
@@ -233,10 +242,12 @@ def build_connectors(
         steps.append(NormalizeObs(clip=section.clip_observations))
     pipeline = ObsPipeline(steps, space)
     space = pipeline.observation_space
-    rewards = NormalizeRewards(gamma=config.gamma, clip=section.clip_rewards) if section.normalize_rewards else None
+    rewards = (
+        NormalizeRewards(gamma=config.training.gamma, clip=section.clip_rewards) if section.normalize_rewards else None
+    )
     actions: Any = None
     if isinstance(action_space, gym_spaces.Box):
-        squashed = config.squashes_actions or getattr(config.model_config, "squash_actions", False)
+        squashed = config.squashes_actions or getattr(config.rl_module.model_config, "squash_actions", False)
         if section.rescale_actions or squashed:
             if not action_space.is_bounded():
                 raise ValueError(
@@ -273,9 +284,9 @@ def build_acting_parts(
     check_spaces(config.algorithm, *spaces)
     connectors, module_space = build_connectors(config, *spaces)
     spec = copy.deepcopy(module_specs(config)[module_id])
-    module = build_module(config, spec, module_space, spaces[1], RandomStreams(config.seed))
+    module = build_module(config, spec, module_space, spaces[1], RandomStreams(config.debugging.seed))
     module.acting_connectors = connectors.acting_names
-    return module.to(getattr(torch, config.dtype)), connectors
+    return module.to(getattr(torch, config.framework.dtype)), connectors
 
 
 def build_env_runner(
@@ -292,14 +303,14 @@ def build_env_runner(
     module, connectors = build_acting_parts(config, spaces)
     return EnvRunner(
         ActingPolicy(config, module, connectors, observation_space=spaces[0], action_space=spaces[1]),
-        make_envs(config, config.num_envs_per_env_runner),
+        make_envs(config, config.env_runners.num_envs_per_env_runner),
         index=index,
         num_runners=num_runners,
         generation=generation,
-        streams=RandomStreams(config.seed).child("train_collector"),
-        explore=config.explore,
+        streams=RandomStreams(config.debugging.seed).child("train_collector"),
+        explore=config.env_runners.explore,
         with_logp=with_logp,
-        whole_episodes=config.batch_mode == "complete_episodes",
+        whole_episodes=config.env_runners.batch_mode == "complete_episodes",
     )
 
 
@@ -311,13 +322,13 @@ def build_env_runner_group(
     Raises `ImportError` without ray, `ValueError` for a finished environment, which cannot be made several times.
     """
     config.validate()
-    section, env = config.sections["env_runners"], config.env
+    section, env = config.env_runners, config.environment.env
     if not isinstance(env, str) and not callable(env):
         raise ValueError(
             f"env runners make their own environments, env={env!r} is one already; give an id or a function"
         )
     build = partial(build_env_runner, config.copy(), spaces or find_spaces(config, None, None), with_logp)
-    limits = config.sections["fault_tolerance"].env_runner_limits
+    limits = config.fault_tolerance.env_runner_limits
     if section.num_env_runners == 0:
         return EnvRunnerGroup(LocalRunner(build), section, limits)
     try:
@@ -326,7 +337,9 @@ def build_env_runner_group(
 
         cpus = cpus_of_run(config)
         return EnvRunnerGroup(
-            RayRunnerBackend(build, section, start_ray=partial(start_ray, config.ray_address, cpus)), section, limits
+            RayRunnerBackend(build, section, start_ray=partial(start_ray, config.resources.ray_address, cpus)),
+            section,
+            limits,
         )
     except ModuleNotFoundError as error:
         raise without_ray(error, f"env_runners.num_env_runners={section.num_env_runners}") from error
@@ -346,24 +359,26 @@ def build_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike
     if isinstance(policy, MultiAgentPolicy):
         from lockstep.algorithms.build_agents import build_multi_agent_collector
 
-        number = config.num_envs_per_env_runner
-        return build_multi_agent_collector(config, policy, "train_collector", number, explore=config.explore)
+        number = config.env_runners.num_envs_per_env_runner
+        return build_multi_agent_collector(
+            config, policy, "train_collector", number, explore=config.env_runners.explore
+        )
     spaces = policy.observation_space, policy.action_space
     if collects_while_learning(config):
         group = build_env_runner_group(config, spaces, with_logp=config.max_lag > 0)
         return build_async_collector(config, policy, group)
-    if config.num_env_runners:
+    if config.env_runners.num_env_runners:
         group = build_env_runner_group(config, spaces)
         buffer = build_replay_buffer(config, group.num_envs) if config.is_off_policy else None
         return GroupCollector(policy, group, buffer)
-    envs = make_envs(config, config.num_envs_per_env_runner)
-    whole = config.batch_mode == "complete_episodes"
+    envs = make_envs(config, config.env_runners.num_envs_per_env_runner)
+    whole = config.env_runners.batch_mode == "complete_episodes"
     return (WholeEpisodeCollector if whole else Collector)(
         policy,
         envs,
         build_replay_buffer(config, envs.num_envs) if config.is_off_policy else None,
-        exploration_noise=config.explore,
-        streams=RandomStreams(config.seed).child("train_collector"),
+        exploration_noise=config.env_runners.explore,
+        streams=RandomStreams(config.debugging.seed).child("train_collector"),
     )
 
 
@@ -373,15 +388,17 @@ def replay_nbytes(config: AlgorithmConfig, policy: AnyPolicy) -> int:
     pairs: list[tuple[Any, Any]] = [(observations, actions)]
     if isinstance(policy, MultiAgentPolicy):
         pairs = [(space, actions[module_id]) for module_id, space in observations.items()]
-    if config.frame_stack > 1:
-        pairs = [(FrameStack(config.frame_stack, space).observation_space, action) for space, action in pairs]
-    section = config.sections["replay"]
+    if config.environment.frame_stack > 1:
+        pairs = [
+            (FrameStack(config.environment.frame_stack, space).observation_space, action) for space, action in pairs
+        ]
+    section = config.replay
     return sum(section.capacity * row_nbytes(*pair, section.ignore_obs_next) for pair in pairs)
 
 
 def check_replay_memory(config: AlgorithmConfig, needed: int) -> None:
     """Raises `ValueError`, with both numbers, for a replay buffer that this machine's memory cannot hold."""
-    section, there = config.sections["replay"], machine_memory()
+    section, there = config.replay, machine_memory()
     if section.storage == "memory" and needed > there:
         raise ValueError(
             f"replay.capacity={section.capacity} needs {needed / 2**30:,.1f} GiB and this machine has "
@@ -402,18 +419,18 @@ def build_replay_buffer(
         section.capacity,
         buffer_num=num_envs,
         n_step=section.n_step,
-        gamma=config.gamma if gamma is None else gamma,
+        gamma=config.training.gamma if gamma is None else gamma,
         ignore_obs_next=section.ignore_obs_next,
         storage=section.storage,
         hindsight=build_hindsight(config) if section.her else None,
         priorities={"alpha": section.alpha, "beta": section.beta} if section.prioritized else None,
-        seed=RandomStreams(config.seed).seed("replay") if seed is None else seed,
+        seed=RandomStreams(config.debugging.seed).seed("replay") if seed is None else seed,
     )
 
 
 def build_hindsight(config: AlgorithmConfig) -> Hindsight:
     """Relabelling with the environment's own `compute_reward`; `ValueError` where it has none."""
-    section, replay = config.sections["environment"], config.sections["replay"]
+    section, replay = config.environment, config.replay
     finished = isinstance(section.env, gym.Env)
     env = section.env if finished else single_env_factory(section.env, section.env_config)()
     try:
@@ -432,20 +449,20 @@ def build_hindsight(config: AlgorithmConfig) -> Hindsight:
 
 def build_test_collector(config: AlgorithmConfig, policy: AnyPolicy) -> CollectorLike:
     """The evaluation collector: environments and random streams of its own."""
-    num_envs = min(config.evaluation_num_envs, config.evaluation_episodes)
-    epsilon = config.sections["evaluation"].epsilon
+    num_envs = min(config.evaluation.evaluation_num_envs, config.evaluation.evaluation_episodes)
+    epsilon = config.evaluation.epsilon
     if isinstance(policy, MultiAgentPolicy):
         from lockstep.algorithms.build_agents import build_multi_agent_collector
 
         return build_multi_agent_collector(
-            config, policy, "test_collector", num_envs, explore=config.evaluation_explore, epsilon=epsilon
+            config, policy, "test_collector", num_envs, explore=config.evaluation.evaluation_explore, epsilon=epsilon
         )
     return Collector(
         policy,
         make_envs(config, num_envs),
-        exploration_noise=config.evaluation_explore,
+        exploration_noise=config.evaluation.evaluation_explore,
         epsilon=epsilon,
-        streams=RandomStreams(config.seed).child("test_collector"),
+        streams=RandomStreams(config.debugging.seed).child("test_collector"),
     )
 
 
@@ -461,7 +478,7 @@ def set_num_threads(config: AlgorithmConfig) -> int:
     """Threads of torch in this process (house, decision 9); returns the number."""
     import torch
 
-    chosen = config.num_threads or 1
+    chosen = config.framework.num_threads or 1
     if torch.get_num_threads() != chosen:
         torch.set_num_threads(chosen)
     return int(chosen)

@@ -44,13 +44,15 @@ def build_multi_agent_collector(
 ) -> MultiAgentCollector:
     """A collector on environments and random streams (`name`) of its own; that of training with its replay buffer."""
     check_collecting(config)
-    finished = not isinstance(config.env, str) and not callable(config.env)
+    finished = not isinstance(config.environment.env, str) and not callable(config.environment.env)
     collector = MultiAgentCollector(
         policy,
-        PettingZooEnvs(config.env) if finished else PettingZooEnvs(config.env, num_envs, config.env_config),
+        PettingZooEnvs(config.environment.env)
+        if finished
+        else PettingZooEnvs(config.environment.env, num_envs, config.environment.env_config),
         exploration_noise=explore,
         epsilon=epsilon,
-        streams=RandomStreams(config.seed).child(name),
+        streams=RandomStreams(config.debugging.seed).child(name),
     )
     if config.is_off_policy and name == "train_collector":
         collector.buffer = build_replay_buffers(config, collector)
@@ -59,7 +61,10 @@ def build_multi_agent_collector(
 
 def build_replay_buffers(config: AlgorithmConfig, collector: MultiAgentCollector) -> MultiAgentReplayBuffer:
     """An empty replay buffer for each module, with a sub-buffer for each of its agents in each environment."""
-    seeds, own = RandomStreams(config.seed).child("replay"), config.algorithm_config_overrides_per_module
+    seeds, own = (
+        RandomStreams(config.debugging.seed).child("replay"),
+        config.rl_module.algorithm_config_overrides_per_module,
+    )
     return MultiAgentReplayBuffer(
         collector.agents_of_modules,
         collector.num_envs,
@@ -76,7 +81,7 @@ def check_collecting(config: AlgorithmConfig) -> None:
             f"{config.algorithm} learns from data that are there already, which no trainer does for several agents; "
             "use build_learner_group() and update_from_batch(MultiAgentBatch)"
         )
-    if config.is_off_policy and config.her:
+    if config.is_off_policy and config.replay.her:
         raise ValueError("replay.her=True is not allowed where a trainer trains several agents; leave it out")
     allowed: dict[str, tuple[Any, ...]] = {
         "env_runners.num_env_runners": (0,),

@@ -12,7 +12,7 @@ whose rewards are clipped) is not. Returns outside of it are taken for its ends:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,17 +20,25 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import action_values
-from lockstep.learner.action_values import ActionValueTraining
+from lockstep.learner.action_values import ActionValueOptions, ActionValueTraining
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import project_on_atoms
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
+
+
+class C51Options(ActionValueOptions, total=False):
+    """Options of `C51Training`."""
+
+    num_atoms: int
+    v_min: float
+    v_max: float
 
 
 @dataclass
-class C51Training(ActionValueTraining):
+class C51Training(ActionValueTraining[ConfigT]):
     """Options of `C51Config.training(...)`."""
 
     num_atoms: int = option(51, ge=2)
@@ -39,6 +47,10 @@ class C51Training(ActionValueTraining):
     """the lowest of them"""
     v_max: float = option(100.0, finite=True)
     """the highest of them"""
+
+    def __call__(self, **options: Unpack[C51Options]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
     def validate(self) -> None:
         """Refuse bounds of the returns that are the wrong way round."""
@@ -90,17 +102,26 @@ class C51Config(AlgorithmConfig):
     training_class = C51Training
     is_off_policy = True
 
+    @property
+    def training(self) -> C51Training[Self]:
+        """The update."""
+        return self._section("training")
+
     def default_module_class(self, model_config: Any) -> Any:
         """Distributions of action values."""
         return DistributionalQModule
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """The atoms."""
-        return replace(model_config, num_value_outputs=self.num_atoms, value_range=(self.v_min, self.v_max))
+        return replace(
+            model_config,
+            num_value_outputs=self.training.num_atoms,
+            value_range=(self.training.v_min, self.training.v_max),
+        )
 
     def exploration(self, action_space: Any) -> EpsilonGreedy | None:
         """Epsilon-greedy."""
-        return EpsilonGreedy(self.epsilon, int(action_space.n))
+        return EpsilonGreedy(self.training.epsilon, int(action_space.n))
 
 
 __all__ = ["C51Config", "C51Learner", "C51Training"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lockstep.algorithms.asynchronous import check_asynchronous, collects_while_learning
 from lockstep.algorithms.build import (
@@ -21,7 +21,6 @@ from lockstep.algorithms.module_specs import (
     check_multi_agent,
     check_off_policy,
     check_offline,
-    checked_policies,
     module_specs,
 )
 from lockstep.algorithms.offline import open_data
@@ -156,97 +155,107 @@ class AlgorithmConfig:
         }
         if self.is_off_policy:
             sections["replay"] = ReplaySection()
-        object.__setattr__(self, "sections", sections)
+        self._take(sections)
         object.__setattr__(self, "_frozen", False)
 
     sections: Mapping[str, Section]
 
-    # -- section methods ---
+    # -- sections ---
 
-    def environment(self, env: Any = None, **options: Any) -> Self:
-        """Which environment: see `EnvironmentSection`."""
-        return self.set_section("environment", options if env is None else {"env": env, **options})
+    @property
+    def environment(self) -> EnvironmentSection[Self]:
+        """Which environment."""
+        return self._section("environment")
 
-    def env_runners(self, **options: Any) -> Self:
-        """How data is collected: see `EnvRunnersSection`."""
-        return self.set_section("env_runners", options)
+    @property
+    def env_runners(self) -> EnvRunnersSection[Self]:
+        """How data is collected."""
+        return self._section("env_runners")
 
-    def learners(self, **options: Any) -> Self:
-        """Where learners run: see `LearnersSection`."""
-        return self.set_section("learners", options)
+    @property
+    def learners(self) -> LearnersSection[Self]:
+        """Where learners run."""
+        return self._section("learners")
 
-    def resources(self, **options: Any) -> Self:
-        """What the main process takes of a cluster: see `ResourcesSection`."""
-        return self.set_section("resources", options)
+    @property
+    def resources(self) -> ResourcesSection[Self]:
+        """What the main process takes of a cluster."""
+        return self._section("resources")
 
-    def rl_module(self, **options: Any) -> Self:
-        """Which networks: see `RLModuleSection`; a dict of `model_config` changes those fields only."""
-        overrides = options.get("algorithm_config_overrides_per_module")
-        if isinstance(overrides, Mapping):
-            named = {mid: self._changed_training(given) for mid, given in overrides.items()}
-            options = {**options, "algorithm_config_overrides_per_module": named}
-        given = options.get("model_config")
-        if isinstance(given, Mapping):
-            now = self.sections["rl_module"].model_config
-            own_network = options.get("rl_module_spec") or self.sections["rl_module"].rl_module_spec
-            if given.keys() == ModelConfig().to_dict().keys():  # whole, as `to_dict` writes it
-                options = {**options, "model_config": ModelConfig.of(given)}
-            elif own_network is None and isinstance(now, ModelConfig):
-                options = {**options, "model_config": ModelConfig.of({**now.to_dict(), **given})}
-        return self.set_section("rl_module", options)
+    @property
+    def rl_module(self) -> RLModuleSection[Self]:
+        """Which networks."""
+        return self._section("rl_module")
 
-    def training(self, **options: Any) -> Self:
-        """The update: see the algorithm's training section."""
-        return self.set_section("training", options)
+    @property
+    def training(self) -> TrainingSection[Self]:
+        """The update."""
+        return self._section("training")
 
-    def replay(self, **options: Any) -> Self:
-        """What is remembered, and how often it is learned from: see `ReplaySection`."""
+    @property
+    def replay(self) -> ReplaySection[Self]:
+        """What is remembered, and how often it is learned from; `ValueError` for an algorithm without a memory."""
         if not self.is_off_policy:
             raise ValueError(f"{self.algorithm} has no replay section: it learns from what it has just collected")
-        return self.set_section("replay", options)
+        return self._section("replay")
 
-    def offline_data(self, **options: Any) -> Self:
-        """What an offline algorithm learns from: see `OfflineDataSection`."""
-        return self.set_section("offline_data", options)
+    @property
+    def offline_data(self) -> OfflineDataSection[Self]:
+        """What an offline algorithm learns from."""
+        return self._section("offline_data")
 
-    def multi_agent(self, **options: Any) -> Self:
-        """Which modules there are, whose steps go where, who learns: see `MultiAgentSection`."""
-        if "policies" in options:
-            options = {**options, "policies": checked_policies(options["policies"])}
-        return self.set_section("multi_agent", options)
+    @property
+    def multi_agent(self) -> MultiAgentSection[Self]:
+        """Which modules there are, whose steps go where, who learns."""
+        return self._section("multi_agent")
+
+    @property
+    def evaluation(self) -> EvaluationSection[Self]:
+        """Evaluation."""
+        return self._section("evaluation")
+
+    @property
+    def reporting(self) -> ReportingSection[Self]:
+        """Length of the run and loggers."""
+        return self._section("reporting")
+
+    @property
+    def checkpointing(self) -> CheckpointingSection[Self]:
+        """Checkpoints."""
+        return self._section("checkpointing")
+
+    @property
+    def debugging(self) -> DebuggingSection[Self]:
+        """Seeds."""
+        return self._section("debugging")
+
+    @property
+    def fault_tolerance(self) -> FaultToleranceSection[Self]:
+        """How often what failed is started again."""
+        return self._section("fault_tolerance")
+
+    @property
+    def framework(self) -> FrameworkSection[Self]:
+        """Compile, device, threads."""
+        return self._section("framework")
+
+    @property
+    def callbacks(self) -> CallbacksSection[Self]:
+        """Who watches the run."""
+        return self._section("callbacks")
+
+    @property
+    def max_lag(self) -> int:
+        """How many updates a fragment may be behind the learner; 0 where the algorithm has no such option."""
+        return getattr(self.training, "max_lag", 0)
+
+    def _section(self, name: str) -> Any:
+        return self.__dict__["sections"][name]
 
     @property
     def is_multi_agent(self) -> bool:
         """Are there policies of agents, or other modules than the one of a single agent?"""
-        return self.policies is not None or list(module_specs(self)) != [DEFAULT_MODULE_ID]
-
-    def evaluation(self, **options: Any) -> Self:
-        """Evaluation: see `EvaluationSection`."""
-        return self.set_section("evaluation", options)
-
-    def reporting(self, **options: Any) -> Self:
-        """Length of the run and loggers: see `ReportingSection`."""
-        return self.set_section("reporting", options)
-
-    def checkpointing(self, **options: Any) -> Self:
-        """Checkpoints: see `CheckpointingSection`."""
-        return self.set_section("checkpointing", options)
-
-    def debugging(self, **options: Any) -> Self:
-        """Seeds: see `DebuggingSection`."""
-        return self.set_section("debugging", options)
-
-    def fault_tolerance(self, **options: Any) -> Self:
-        """How often what failed is started again: see `FaultToleranceSection`."""
-        return self.set_section("fault_tolerance", options)
-
-    def framework(self, **options: Any) -> Self:
-        """Compile, device, threads: see `FrameworkSection`."""
-        return self.set_section("framework", options)
-
-    def callbacks(self, callbacks_class: Any = None, **options: Any) -> Self:
-        """Who watches the run: see `CallbacksSection`."""
-        return self.set_section("callbacks", {"callbacks_class": callbacks_class, **options})
+        return self.multi_agent.policies is not None or list(module_specs(self)) != [DEFAULT_MODULE_ID]
 
     def set_section(self, name: str, options: Mapping[str, Any]) -> Self:
         """Sets options of one section; unknown names raise `ValueError` with a suggestion."""
@@ -271,12 +280,16 @@ class AlgorithmConfig:
 
     # -- reading and writing ---
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            for section in self.__dict__.get("sections", {}).values():
-                if name in section.__dict__:
-                    return section.__dict__[name]
-        raise AttributeError(f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_names())}")
+    if not TYPE_CHECKING:  # type checkers know options by their full paths only
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                for section in self.__dict__.get("sections", {}).values():
+                    if name in section.__dict__:
+                        return section.__dict__[name]
+            raise AttributeError(
+                f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_names())}"
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._check_not_frozen()
@@ -325,13 +338,13 @@ class AlgorithmConfig:
     def copy(self) -> Self:
         """An independent, unfrozen copy."""
         new = type(self)()
-        object.__setattr__(new, "sections", {name: section.copy() for name, section in self.sections.items()})
+        new._take({name: section.copy() for name, section in self.sections.items()})
         return new
 
     def with_sections(self, **sections: Any) -> Self:
-        """A configuration that shares all sections with this one but for those given."""
+        """Return a configuration with other sections in place of some, and the very objects that are options here."""
         new = type(self)()
-        object.__setattr__(new, "sections", {**self.sections, **sections})
+        new._take({name: replace(section) for name, section in {**self.sections, **sections}.items()})
         return new
 
     def freeze(self) -> Self:
@@ -374,25 +387,26 @@ class AlgorithmConfig:
         """Refuses mistakes within and across sections; every build calls it. Raises `ValueError`."""
         for section in self.sections.values():
             section.validate()
-            section.check_schedules((1, self.train_batch_size))
+            section.check_schedules((1, self.training.train_batch_size))
         check_multi_agent(self)
-        if self.sections["evaluation"].epsilon and not hasattr(self.sections["training"], "epsilon"):
+        if self.evaluation.epsilon and not hasattr(self.training, "epsilon"):
             raise ValueError(
-                f"evaluation.epsilon={self.sections['evaluation'].epsilon} is not allowed for {self.algorithm}, which "
+                f"evaluation.epsilon={self.evaluation.epsilon} is not allowed for {self.algorithm}, which "
                 "has no action values; evaluation(evaluation_explore=True) draws from its policy"
             )
         if collects_while_learning(self):
             check_asynchronous(self)
-        if not self.num_learners and self.framework_device_missing():  # others have devices of their own
-            raise ValueError(f"framework.device={self.device!r} is not there; torch sees no such device")
-        if self.num_gpus_per_learner and not self.device.startswith("cuda"):
+        if not self.learners.num_learners and self.framework_device_missing():  # others have devices of their own
+            raise ValueError(f"framework.device={self.framework.device!r} is not there; torch sees no such device")
+        if self.learners.num_gpus_per_learner and not self.framework.device.startswith("cuda"):
             raise ValueError(
-                f"learners.num_gpus_per_learner={self.num_gpus_per_learner}, but framework.device={self.device!r}; "
+                f"learners.num_gpus_per_learner={self.learners.num_gpus_per_learner}, but "
+                f"framework.device={self.framework.device!r}; "
                 "set framework(device='cuda'), or num_gpus_per_learner=0"
             )
-        for module_id, overrides in self.algorithm_config_overrides_per_module.items():
+        for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():
             try:
-                training_with(self.sections["training"], overrides)
+                training_with(self.training, overrides)
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None
@@ -402,7 +416,7 @@ class AlgorithmConfig:
         if self.is_off_policy:
             check_off_policy(self)
             return
-        batch, envs = self.train_batch_size, self.sections["env_runners"].num_envs
+        batch, envs = self.training.train_batch_size, self.env_runners.num_envs
         if batch < envs:
             raise ValueError(
                 f"training.train_batch_size={batch} is smaller than env_runners.num_envs_per_env_runner={envs}; "
@@ -430,7 +444,7 @@ class AlgorithmConfig:
         import torch
 
         try:
-            kind = torch.device(self.device).type
+            kind = torch.device(self.framework.device).type
         except RuntimeError:
             return True
         return (kind == "cuda" and not torch.cuda.is_available()) or (
@@ -452,7 +466,7 @@ class AlgorithmConfig:
         """The group of learners. `rl_module_spec` takes the place of the configured one."""
         if rl_module_spec is not None:
             return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
-        section = self.sections["learners"]
+        section = self.learners
         return LearnerGroup(
             build_learners(self, env, spaces) if section.num_learners else self.build_learner(env, spaces), section
         )
@@ -463,7 +477,7 @@ class AlgorithmConfig:
 
     def build_offline_data(self) -> Any:
         """The data that `offline_data(input_=...)` names, see `open_data`. `ValueError` where it names none."""
-        return open_data(self.sections["offline_data"])
+        return open_data(self.offline_data)
 
     def build_collector(self, policy: Any = None) -> Any:
         """The collector of training data, on environments of its own."""
@@ -484,17 +498,16 @@ class AlgorithmConfig:
 
     # -- inside ---
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._take(self.sections)
+
+    def _take(self, sections: Mapping[str, Section]) -> None:
+        object.__setattr__(self, "sections", {name: section.join(self) for name, section in sections.items()})
+
     def _check_not_frozen(self) -> None:
         if self.__dict__.get("_frozen"):
             raise ValueError(FROZEN)
-
-    def _changed_training(self, given: Any) -> Any:
-        """Overrides as a dict: of a whole configuration, the training options that differ from its defaults."""
-        if not isinstance(given, AlgorithmConfig):
-            return given
-        section, default = given.sections["training"], type(given)().sections["training"]
-        changed = {f.name: getattr(section, f.name) for f in fields(section)}
-        return {name: value for name, value in changed.items() if value != getattr(default, name)}
 
     def _meant(self, option: str, section: str) -> str:
         """Suggest options of the section, else of others, that are called so or that other libraries call so."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,13 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner import soft
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultSACModule, ModelConfig
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 CQL_NOISE = "cql_noise"
@@ -39,8 +39,28 @@ CQL_NOISE = "cql_noise"
 LARGEST_MULTIPLIER = 1e6
 
 
+class CQLOptions(TrainingOptions, total=False):
+    """Options of `CQLTraining`."""
+
+    actor_lr: ScheduleLike | None
+    critic_lr: ScheduleLike | None
+    alpha_lr: ScheduleLike | None
+    tau: float
+    target_update_interval: int
+    alpha: float | Literal["auto"]
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+    min_q_weight: float
+    num_actions: int
+    temperature: float
+    deterministic_backup: bool
+    bc_iters: int
+    lagrangian: bool
+    lagrangian_thresh: float
+
+
 @dataclass
-class CQLTraining(SampledTraining):
+class CQLTraining(SampledTraining[ConfigT]):
     """Options of `CQLConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
@@ -75,6 +95,10 @@ class CQLTraining(SampledTraining):
     lagrangian: bool = False
     """learn the weight of the conservative term, so that it becomes `lagrangian_thresh` (appendix F)"""
     lagrangian_thresh: float = 5.0
+
+    def __call__(self, **options: Unpack[CQLOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class CQLLearner(Learner):
@@ -177,6 +201,11 @@ class CQLConfig(AlgorithmConfig):
     training_class = CQLTraining
     is_offline = True
     squashes_actions = True
+
+    @property
+    def training(self) -> CQLTraining[Self]:
+        """The update."""
+        return self._section("training")
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ frames (memory, epsilon's way, target network) is shortened to what tasks withou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,20 +20,30 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import action_values
-from lockstep.learner.action_values import ActionValueTraining
+from lockstep.learner.action_values import ActionValueOptions, ActionValueTraining
 from lockstep.learner.fused import fused_q_loss, load_fused_q
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultQModule, EpsilonGreedy
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
+
+
+class DQNOptions(ActionValueOptions, total=False):
+    """Options of `DQNTraining`."""
+
+    huber_delta: float | None
 
 
 @dataclass
-class DQNTraining(ActionValueTraining):
+class DQNTraining(ActionValueTraining[ConfigT]):
     """Options of `DQNConfig.training(...)`."""
 
     huber_delta: float | None = option(1.0, gt=0)
     """errors count by their square up to here, and linearly beyond; `None`: always by their square"""
+
+    def __call__(self, **options: Unpack[DQNOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class DQNLearner(Learner):
@@ -79,13 +89,18 @@ class DQNConfig(AlgorithmConfig):
     training_class = DQNTraining
     is_off_policy = True
 
+    @property
+    def training(self) -> DQNTraining[Self]:
+        """The update."""
+        return self._section("training")
+
     def default_module_class(self, model_config: Any) -> Any:
         """Action values."""
         return DefaultQModule
 
     def exploration(self, action_space: Any) -> EpsilonGreedy | None:
         """Epsilon-greedy."""
-        return EpsilonGreedy(self.epsilon, int(action_space.n))
+        return EpsilonGreedy(self.training.epsilon, int(action_space.n))
 
 
 __all__ = ["DQNConfig", "DQNLearner", "DQNTraining"]

@@ -10,23 +10,35 @@ Defaults: value loss 0.5 and entropy 0.01 beside the paper's (table D.3), gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import evaluate_trajectories, train_columns
 from lockstep.learner.vtrace import correct, load_vtrace
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class IMPALAOptions(TrainingOptions, total=False):
+    """Options of `IMPALATraining`."""
+
+    max_lag: int
+    vtrace: bool
+    vtrace_clip_rho_threshold: float | None
+    vtrace_clip_pg_rho_threshold: float | None
+    lambda_: float
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleLike
+
+
 @dataclass
-class IMPALATraining(TrainingSection):
+class IMPALATraining(TrainingSection[ConfigT]):
     """Options of `IMPALAConfig.training(...)`."""
 
     lr: ScheduleLike = 5e-4
@@ -45,6 +57,10 @@ class IMPALATraining(TrainingSection):
     """how far the corrections reach (remark 2 of the paper)"""
     vf_loss_coeff: float = option(0.5, ge=0)
     entropy_coeff: ScheduleLike = 0.01
+
+    def __call__(self, **options: Unpack[IMPALAOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class IMPALALearner(Learner):
@@ -101,6 +117,11 @@ class IMPALAConfig(AlgorithmConfig):
     learner_class = IMPALALearner
     training_class = IMPALATraining
     is_asynchronous = True
+
+    @property
+    def training(self) -> IMPALATraining[Self]:
+        """The update."""
+        return self._section("training")
 
 
 __all__ = ["IMPALAConfig", "IMPALALearner", "IMPALATraining"]

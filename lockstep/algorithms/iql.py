@@ -15,7 +15,7 @@ rectified units, Adam with lr 3e-4; a Gaussian in [-1, 1] whose deviations do no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
@@ -31,12 +31,24 @@ from lockstep.learner.optimizers import fused_adam
 from lockstep.learner.targets import TargetNetwork, follow, modules_with_loss
 from lockstep.modules import DefaultIQLModule
 from lockstep.ops.losses import expectile_loss, exponential_weights
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class IQLOptions(TrainingOptions, total=False):
+    """Options of `IQLTraining`."""
+
+    actor_lr: ScheduleLike | None
+    value_lr: ScheduleLike | None
+    critic_lr: ScheduleLike | None
+    expectile: float
+    beta: float
+    exp_adv_max: float
+    tau: float
+
+
 @dataclass
-class IQLTraining(SampledTraining):
+class IQLTraining(SampledTraining[ConfigT]):
     """Options of `IQLConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
@@ -56,6 +68,10 @@ class IQLTraining(SampledTraining):
     """no action counts more than this"""
     tau: float = option(0.005, gt=0, le=1)
     """how far the target critics go towards those that learn, in each gradient step"""
+
+    def __call__(self, **options: Unpack[IQLOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class IQLLearner(Learner):
@@ -119,6 +135,11 @@ class IQLConfig(AlgorithmConfig):
     training_class = IQLTraining
     is_offline = True
     squashes_actions = True
+
+    @property
+    def training(self) -> IQLTraining[Self]:
+        """The update."""
+        return self._section("training")
 
     def __init__(self) -> None:
         super().__init__()

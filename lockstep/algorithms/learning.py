@@ -36,9 +36,9 @@ def update_from_rollout(
     results = policy.learner_group.update_from_episodes(
         rollout.episodes(),
         timesteps=policy.timesteps,
-        num_epochs=policy.config.num_epochs if repeat is None else repeat,
+        num_epochs=policy.config.training.num_epochs if repeat is None else repeat,
         minibatch_size=batch_size,
-        shuffle_batch_per_epoch=policy.config.shuffle_batch_per_epoch,
+        shuffle_batch_per_epoch=policy.config.training.shuffle_batch_per_epoch,
     )
     return policy.training_stats(results, started)
 

@@ -12,7 +12,7 @@ whole episodes, so the data must be a replay buffer, or have them as `rewards` (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.action_values import COLUMNS, discounts_of
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.minibatches import take_rows
 from lockstep.learner.onpolicy import columns_to_train, recorded_columns
@@ -30,12 +30,23 @@ from lockstep.ops import monte_carlo_returns
 from lockstep.ops.losses import exponential_weights
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class MARWILOptions(TrainingOptions, total=False):
+    """Options of `MARWILTraining`."""
+
+    beta: float
+    vf_coeff: float
+    moving_average_sqd_adv_norm_start: float
+    moving_average_sqd_adv_norm_update_rate: float
+    max_weight: float | None
+    bc_logstd_coeff: float
+
+
 @dataclass
-class MARWILTraining(SampledTraining):
+class MARWILTraining(SampledTraining[ConfigT]):
     """Options of `MARWILConfig.training(...)`."""
 
     lr: ScheduleLike = 1e-3
@@ -53,6 +64,10 @@ class MARWILTraining(SampledTraining):
     """no action counts more than this; None: the paper, without a limit"""
     bc_logstd_coeff: float = option(0.0, ge=0)
     """how much large deviations of a Gaussian are rewarded, so that it does not collapse onto few data"""
+
+    def __call__(self, **options: Unpack[MARWILOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class MARWILLearner(Learner):
@@ -123,10 +138,15 @@ class MARWILConfig(AlgorithmConfig):
     is_offline = True
     can_prioritize = False
 
+    @property
+    def training(self) -> MARWILTraining[Self]:
+        """The update."""
+        return self._section("training")
+
     def process_buffer(self, buffer: Any) -> Any:
         """Rewards become returns of the rest of the episode. `MalformedBufferError` for rows without their episodes."""
         if isinstance(buffer, ReplayBuffer):
-            return buffer.with_whole_returns(self.gamma)
+            return buffer.with_whole_returns(self.training.gamma)
         if Columns.DISCOUNTS not in buffer[[0]]:
             raise MalformedBufferError(
                 "marwil needs the returns of whole episodes; give the data as a replay buffer, or with returns as "

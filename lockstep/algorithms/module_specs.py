@@ -2,77 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data import MultiAgentEpisode
 from lockstep.learner.learner import Learner
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
-    DefaultActorCriticModule,
-    DefaultTD3Module,
     MultiRLModule,
     MultiRLModuleSpec,
-    RecurrentActorCriticModule,
     RLModule,
     RLModuleSpec,
-    check_module_id,
 )
-from lockstep.modules.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from lockstep.algorithms.config import AlgorithmConfig
 
-Policies = list[str] | dict[str, RLModuleSpec | None]
 Spaces = tuple[Any, Any]
 """observation and action space, of all modules or `{module_id: space}`"""
-OWN_CONFIG = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)
-"""modules that are configured by a `ModelConfig`; a network of your own may have a dict of its own"""
-
-
-def checked_policies(policies: Any) -> Policies | None:
-    """`multi_agent(policies=...)` in one form: a list of ids, or a dict id -> `RLModuleSpec` or None.
-
-    A dict of a spec's fields becomes the spec. Raises `TypeError` for something else, `ValueError` for ids that cannot
-    be, and unknown fields.
-    """
-    if policies is None:
-        return None
-    if isinstance(policies, str) or not isinstance(policies, Collection):
-        raise TypeError(
-            f"multi_agent.policies={policies!r}; give a list of module ids, or a dict {{module_id: RLModuleSpec}}"
-        )
-    for module_id in policies:
-        check_module_id(module_id)
-    if isinstance(policies, Mapping):
-        return {module_id: _checked_spec(module_id, spec) for module_id, spec in policies.items()}
-    return sorted(policies) if isinstance(policies, set | frozenset) else list(policies)
-
-
-def _checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
-    if spec is None or isinstance(spec, RLModuleSpec):
-        return spec
-    if not isinstance(spec, Mapping):
-        raise TypeError(
-            f"multi_agent.policies[{module_id!r}] is a {type(spec).__name__}; give an RLModuleSpec, a dict of its "
-            "fields, or None for the default module"
-        )
-    known = [item.name for item in fields(RLModuleSpec)]
-    unknown = sorted(set(spec) - set(known))
-    if unknown:
-        raise ValueError(f"multi_agent.policies[{module_id!r}] has {unknown}; an RLModuleSpec has {known}")
-    given = dict(spec)
-    if given.get("model_config") is not None and given.get("module_class") in (None, *OWN_CONFIG):
-        given["model_config"] = ModelConfig.of(given["model_config"])
-    return RLModuleSpec(**given)
 
 
 def check_multi_agent(config: AlgorithmConfig) -> None:
     """Refuses with `ValueError` what does not fit together: policies, mapping, who learns, specs, overrides."""
-    policies, spec = checked_policies(config.policies), config.rl_module_spec
-    if policies != config.policies:
-        config.sections["multi_agent"].policies = policies
+    policies, spec = config.multi_agent.policies, config.rl_module.rl_module_spec
     named = list(spec) if isinstance(spec, MultiRLModule) else None
     named = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else named
     if policies is not None and named is not None and set(named) != set(policies):
@@ -80,7 +32,7 @@ def check_multi_agent(config: AlgorithmConfig) -> None:
             f"multi_agent.policies={sorted(policies)}, but rl_module.rl_module_spec has the modules {sorted(named)}; "
             "give both the same ids, or only one of them"
         )
-    if config.reward_metric is not None and not config.is_multi_agent:
+    if config.multi_agent.reward_metric is not None and not config.is_multi_agent:
         raise ValueError(
             "multi_agent.reward_metric needs several agents; one agent's return is one number already. Leave it out, "
             "or name modules with multi_agent(policies=...)"
@@ -90,15 +42,18 @@ def check_multi_agent(config: AlgorithmConfig) -> None:
     ids = list(policies)
     if not ids:
         raise ValueError("multi_agent.policies is empty; name at least one module, or None for a single agent")
-    if config.policy_mapping_fn is None and DEFAULT_MODULE_ID not in ids:
+    if config.multi_agent.policy_mapping_fn is None and DEFAULT_MODULE_ID not in ids:
         raise ValueError(
             f"multi_agent.policy_mapping_fn=None maps every agent to {DEFAULT_MODULE_ID!r}, which is not among "
             f"multi_agent.policies={ids}; give a function (agent_id, episode) -> module id"
         )
-    allowed = config.policies_to_train
+    allowed = config.multi_agent.policies_to_train
     for name, given in (
         ("multi_agent.policies_to_train", [] if allowed is None or callable(allowed) else list(allowed)),
-        ("rl_module.algorithm_config_overrides_per_module", list(config.algorithm_config_overrides_per_module)),
+        (
+            "rl_module.algorithm_config_overrides_per_module",
+            list(config.rl_module.algorithm_config_overrides_per_module),
+        ),
     ):
         unknown = sorted(set(given) - set(ids))
         if unknown:
@@ -107,27 +62,27 @@ def check_multi_agent(config: AlgorithmConfig) -> None:
 
 def check_off_policy(config: AlgorithmConfig) -> None:
     """Refuses with `ValueError` what learning from a replay buffer cannot do."""
-    section = config.sections["environment"]
+    section = config.environment
     for name in ("normalize_observations", "normalize_rewards"):
         if getattr(section, name):
             raise ValueError(
                 f"environment.{name}=True is not allowed for {config.algorithm}: what was stored long ago would "
                 "get other statistics than what acts; wrap the environment instead"
             )
-    if config.compile and config.learner_class.after_gradient_step is Learner.after_gradient_step:
+    if config.framework.compile and config.learner_class.after_gradient_step is Learner.after_gradient_step:
         raise ValueError(
             f"framework.compile=True is not allowed for {config.algorithm}: its target network is not compiled"
         )
-    if config.capacity < config.num_envs_per_env_runner:
+    if config.replay.capacity < config.env_runners.num_envs_per_env_runner:
         raise ValueError(
-            f"replay.capacity={config.capacity} is less than one transition for each of "
-            f"env_runners.num_envs_per_env_runner={config.num_envs_per_env_runner} environments"
+            f"replay.capacity={config.replay.capacity} is less than one transition for each of "
+            f"env_runners.num_envs_per_env_runner={config.env_runners.num_envs_per_env_runner} environments"
         )
 
 
 def check_offline(config: AlgorithmConfig) -> None:
     """Refuses with `ValueError` what learning from data that are there already cannot do."""
-    section = config.sections["environment"]
+    section = config.environment
     if section.normalize_rewards:
         raise ValueError(
             f"environment.normalize_rewards=True is not allowed for {config.algorithm}: it is for rewards as "
@@ -138,13 +93,13 @@ def check_offline(config: AlgorithmConfig) -> None:
             f"environment.frame_stack={section.frame_stack} is not allowed for {config.algorithm}: data are taken as "
             "they are; store stacked observations"
         )
-    if config.compile:
+    if config.framework.compile:
         raise ValueError(f"framework.compile=True is not allowed for {config.algorithm}: its update is not compiled")
 
 
 def module_specs(config: AlgorithmConfig) -> dict[str, RLModuleSpec | RLModule]:
     """The spec (or the built module) of each module, by id; one spec serves all policies that have none."""
-    spec, policies = config.rl_module_spec, config.policies
+    spec, policies = config.rl_module.rl_module_spec, config.multi_agent.policies
     if isinstance(spec, MultiRLModule):
         return dict(spec.items())
     if isinstance(spec, MultiRLModuleSpec):
@@ -165,9 +120,11 @@ def declared_spaces(config: AlgorithmConfig) -> Spaces | None:
 
     A single module's are those of the environment where that is not configured, unless frames are stacked between.
     """
-    several = config.policies is not None or isinstance(config.rl_module_spec, MultiRLModule | MultiRLModuleSpec)
-    configured = config.observation_space is not None and config.action_space is not None
-    if not several and (configured or config.frame_stack > 1):
+    several = config.multi_agent.policies is not None or isinstance(
+        config.rl_module.rl_module_spec, MultiRLModule | MultiRLModuleSpec
+    )
+    configured = config.environment.observation_space is not None and config.environment.action_space is not None
+    if not several and (configured or config.environment.frame_stack > 1):
         return None
     specs = module_specs(config)
     observation = {mid: spec.observation_space for mid, spec in specs.items()}
@@ -196,7 +153,9 @@ def spaces_by_module(
             raise KeyError(f"no {kind} space for module {module_id!r}; there are some for {sorted(space)}")
         return space[module_id]
 
-    several = config.policies is not None or isinstance(config.rl_module_spec, MultiRLModule | MultiRLModuleSpec)
+    several = config.multi_agent.policies is not None or isinstance(
+        config.rl_module.rl_module_spec, MultiRLModule | MultiRLModuleSpec
+    )
     spaces = {}
     for module_id, spec in specs.items():
         own = (spec.observation_space, spec.action_space) if several else (None, None)
@@ -214,14 +173,14 @@ def spaces_of_agents(config: AlgorithmConfig, env: Any) -> Spaces | None:
     module that it does not name then (it may act in others) has them too. Raises `KeyError` for a module that is not
     there, `ValueError` where two agents of one module have different spaces.
     """
-    if config.policies is None or isinstance(env, str) or env is None:
+    if config.multi_agent.policies is None or isinstance(env, str) or env is None:
         return None
-    made = env(**config.env_config) if callable(env) else env
+    made = env(**config.environment.env_config) if callable(env) else env
     if not hasattr(made, "possible_agents"):
         return None
     found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     module_ids = list(module_specs(config))
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=config.policy_mapping_fn)
+    episode = MultiAgentEpisode(agent_to_module_mapping_fn=config.multi_agent.policy_mapping_fn)
     try:
         of_agents = {agent: (made.observation_space(agent), made.action_space(agent)) for agent in made.possible_agents}
         for agent, own in of_agents.items():

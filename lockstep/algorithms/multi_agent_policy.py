@@ -61,7 +61,7 @@ class MultiAgentPolicy:
             raise ValueError("the learners are in other processes: give parts to act with")
         self.config, self.learner_group = config, learner_group
         self.observation_space, self.action_space = dict(observation_space), dict(action_space)
-        self.policy_mapping_fn: Callable[..., str] | None = config.policy_mapping_fn
+        self.policy_mapping_fn: Callable[..., str] | None = config.multi_agent.policy_mapping_fn
         self.acting: dict[str, ActingPolicy] = {
             module_id: ActingPolicy(
                 config,
@@ -76,7 +76,7 @@ class MultiAgentPolicy:
         self._last_series: dict[Any, Any] = {}
         self._training = False
         self._set_timesteps({STEPS_SAMPLED: 0})
-        self.seed(config.seed)
+        self.seed(config.debugging.seed)
         self._take_over()
 
     @property
@@ -147,7 +147,7 @@ class MultiAgentPolicy:
     @property
     def is_exploring(self) -> bool:
         """Is this a training step (see `within_training_step`), and exploration not switched off?"""
-        return self._training and bool(self.config.explore)
+        return self._training and bool(self.config.env_runners.explore)
 
     @contextmanager
     def within_training_step(self, enabled: bool = True) -> Iterator[Self]:

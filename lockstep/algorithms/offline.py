@@ -127,7 +127,7 @@ def fit_normalizers(data: OfflineData, policy: Policy) -> None:
 def _source(given: Any, policy: Policy) -> OfflineData:
     if isinstance(given, ReplayBuffer | OfflineRows):
         return given
-    seed = RandomStreams(policy.config.seed).seed("replay")
+    seed = RandomStreams(policy.config.debugging.seed).seed("replay")
     if isinstance(given, OfflineDataset):
         return OfflineRows(given, seed=seed, convert=partial(_to_learn_from, policy=policy))
     if not isinstance(given, SampleBatch):
@@ -138,7 +138,7 @@ def _source(given: Any, policy: Policy) -> OfflineData:
     batch = SampleBatch({name: column for name, column in given.to_numpy().items() if name != Columns.INFOS})
     batch = _to_learn_from(batch, policy)
     if len(batch) and all(name in batch for name in REQUIRED):
-        buffer = ReplayBuffer.from_batch(batch, gamma=policy.config.gamma, seed=seed)
+        buffer = ReplayBuffer.from_batch(batch, gamma=policy.config.training.gamma, seed=seed)
         buffer.action_form = policy.action_form
         return buffer
     return OfflineRows(batch, seed=seed)

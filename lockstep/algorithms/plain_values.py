@@ -51,7 +51,7 @@ def named_options(config: AlgorithmConfig) -> dict[str, Any]:
     try:
         return config.to_dict()
     except ValueError:
-        changed, env, data = config.copy(), config.env, config.sections["offline_data"].input_
+        changed, env, data = config.copy(), config.environment.env, config.offline_data.input_
         if env is not None and not isinstance(env, str):
             name = getattr(env, "__name__", type(env).__name__)
             changed.environment(env=name, observation_space=None, action_space=None)

@@ -8,7 +8,7 @@ details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.fused import fused_loss, load_fused_loss
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.onpolicy import (
@@ -27,12 +27,27 @@ from lockstep.learner.onpolicy import (
     train_columns,
 )
 from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss, gae
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class PPOOptions(TrainingOptions, total=False):
+    """Options of `PPOTraining`."""
+
+    lambda_: float
+    clip_param: ScheduleLike
+    vf_clip_param: float | None
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleLike
+    normalize_advantages: Literal["minibatch", "batch"] | None
+    dual_clip: float | None
+    target_kl: float | None
+    kl_coeff: float
+    kl_target: float
+
+
 @dataclass
-class PPOTraining(TrainingSection):
+class PPOTraining(TrainingSection[ConfigT]):
     """Options of `PPOConfig.training(...)`."""
 
     minibatch_size: int | None = 64
@@ -57,6 +72,10 @@ class PPOTraining(TrainingSection):
     """start of the adaptive KL penalty (equation 8); 0: no penalty"""
     kl_target: float = option(0.01, gt=0)
     """the penalty's target"""
+
+    def __call__(self, **options: Unpack[PPOOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class PPOLearner(Learner):
@@ -174,6 +193,11 @@ class PPOConfig(AlgorithmConfig):
     learner_class = PPOLearner
     first_values = ("kl_coeff",)
     training_class = PPOTraining
+
+    @property
+    def training(self) -> PPOTraining[Self]:
+        """The update."""
+        return self._section("training")
 
 
 __all__ = ["PPOConfig", "PPOLearner", "PPOTraining"]

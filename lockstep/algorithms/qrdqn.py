@@ -11,30 +11,41 @@ Defaults: kappa 1 as the paper's QR-DQN-1; its 200 quantiles are shortened to 50
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import action_values
-from lockstep.learner.action_values import ActionValueTraining
+from lockstep.learner.action_values import ActionValueOptions, ActionValueTraining
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import quantile_huber_loss
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
+
+
+class QRDQNOptions(ActionValueOptions, total=False):
+    """Options of `QRDQNTraining`."""
+
+    num_quantiles: int
+    kappa: float
 
 
 @dataclass
-class QRDQNTraining(ActionValueTraining):
+class QRDQNTraining(ActionValueTraining[ConfigT]):
     """Options of `QRDQNConfig.training(...)`."""
 
     num_quantiles: int = option(50, ge=2)
     """numbers that stand for the distribution of an action's return"""
     kappa: float = option(1.0, ge=0)
     """errors count by their square up to here, and linearly beyond; 0: always linearly"""
+
+    def __call__(self, **options: Unpack[QRDQNOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class QRDQNLearner(Learner):
@@ -75,17 +86,22 @@ class QRDQNConfig(AlgorithmConfig):
     training_class = QRDQNTraining
     is_off_policy = True
 
+    @property
+    def training(self) -> QRDQNTraining[Self]:
+        """The update."""
+        return self._section("training")
+
     def default_module_class(self, model_config: Any) -> Any:
         """Distributions of action values."""
         return DistributionalQModule
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """The quantiles."""
-        return replace(model_config, num_value_outputs=self.num_quantiles, value_range=None)
+        return replace(model_config, num_value_outputs=self.training.num_quantiles, value_range=None)
 
     def exploration(self, action_space: Any) -> EpsilonGreedy | None:
         """Epsilon-greedy."""
-        return EpsilonGreedy(self.epsilon, int(action_space.n))
+        return EpsilonGreedy(self.training.epsilon, int(action_space.n))
 
 
 __all__ = ["QRDQNConfig", "QRDQNLearner", "QRDQNTraining"]

@@ -110,7 +110,7 @@ def _steps_at_once(steps: int, sample_size: int, acting: Iterable[ActingPolicy])
     """Of so many gradient steps, those whose samples are drawn together; the same in each run of one configuration."""
     if steps == 1 or not sample_size:
         return 1
-    rows = ((create_empty_array(one.observation_space), one.config.frame_stack) for one in acting)
+    rows = ((create_empty_array(one.observation_space), one.config.environment.frame_stack) for one in acting)
     row = sum(2 * frames * sum(leaf.nbytes for leaf in leaves(obs)) for obs, frames in rows)
     return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
 

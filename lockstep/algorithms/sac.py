@@ -13,24 +13,37 @@ dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.learner import soft
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.targets import follow_targets
 from lockstep.modules import DefaultSACModule
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class SACOptions(TrainingOptions, total=False):
+    """Options of `SACTraining`."""
+
+    actor_lr: ScheduleLike | None
+    critic_lr: ScheduleLike | None
+    alpha_lr: ScheduleLike | None
+    tau: float
+    target_update_interval: int
+    alpha: float | Literal["auto"]
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+
+
 @dataclass
-class SACTraining(SampledTraining):
+class SACTraining(SampledTraining[ConfigT]):
     """Options of `SACConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
@@ -52,6 +65,10 @@ class SACTraining(SampledTraining):
     """where a learned temperature begins"""
     target_entropy: float | Literal["auto"] = option("auto", finite=True)
     """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
+
+    def __call__(self, **options: Unpack[SACOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class SACLearner(Learner):
@@ -99,6 +116,11 @@ class SACConfig(AlgorithmConfig):
     training_class = SACTraining
     is_off_policy = True
     squashes_actions = True
+
+    @property
+    def training(self) -> SACTraining[Self]:
+        """The update."""
+        return self._section("training")
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,26 +14,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import delayed_policy
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultTD3Module, GaussianNoise
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class TD3Options(TrainingOptions, total=False):
+    """Options of `TD3Training`."""
+
+    actor_lr: ScheduleLike | None
+    critic_lr: ScheduleLike | None
+    tau: float
+    policy_delay: int
+    target_noise: float
+    noise_clip: float
+    exploration_noise: ScheduleLike
+
+
 @dataclass
-class TD3Training(SampledTraining):
+class TD3Training(SampledTraining[ConfigT]):
     """Options of `TD3Config.training(...)`."""
 
     lr: ScheduleLike = 3e-4
@@ -53,6 +65,10 @@ class TD3Training(SampledTraining):
     """limit of that noise"""
     exploration_noise: ScheduleLike = option(0.1, ge=0)
     """deviation of the noise on actions while collecting: a number, or a schedule over sampled steps"""
+
+    def __call__(self, **options: Unpack[TD3Options]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class TD3Learner(Learner):
@@ -115,6 +131,11 @@ class TD3Config(AlgorithmConfig):
     is_off_policy = True
     squashes_actions = True
 
+    @property
+    def training(self) -> TD3Training[Self]:
+        """The update."""
+        return self._section("training")
+
     def __init__(self) -> None:
         super().__init__()
         self.replay(capacity=1_000_000, update_per_step=1.0)
@@ -133,7 +154,7 @@ class TD3Config(AlgorithmConfig):
 
     def exploration(self, action_space: Any) -> GaussianNoise:
         """Normal noise on the policy's action."""
-        return GaussianNoise(self.exploration_noise, math.prod(action_space.shape))
+        return GaussianNoise(self.training.exploration_noise, math.prod(action_space.shape))
 
 
 __all__ = ["TD3Config", "TD3Learner", "TD3Training"]

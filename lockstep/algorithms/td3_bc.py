@@ -14,7 +14,7 @@ target noise 0.2 (limited to 0.5).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, Unpack
 
 from torch import Tensor
 
@@ -22,19 +22,31 @@ from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner import delayed_policy
 from lockstep.learner.action_values import COLUMNS
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
 from lockstep.learner.learner import Learner, TensorColumns
 from lockstep.learner.module_checks import check_parts
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultTD3Module
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class TD3BCOptions(TrainingOptions, total=False):
+    """Options of `TD3BCTraining`."""
+
+    actor_lr: ScheduleLike | None
+    critic_lr: ScheduleLike | None
+    alpha: float
+    tau: float
+    policy_delay: int
+    target_noise: float
+    noise_clip: float
+
+
 @dataclass
-class TD3BCTraining(SampledTraining):
+class TD3BCTraining(SampledTraining[ConfigT]):
     """Options of `TD3BCConfig.training(...)`."""
 
     lr: ScheduleLike = 3e-4
@@ -54,6 +66,10 @@ class TD3BCTraining(SampledTraining):
     """deviation of the noise on the target policy's action; 0: none"""
     noise_clip: float = option(0.5, ge=0)
     """limit of that noise"""
+
+    def __call__(self, **options: Unpack[TD3BCOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 class TD3BCLearner(Learner):
@@ -117,6 +133,11 @@ class TD3BCConfig(AlgorithmConfig):
     training_class = TD3BCTraining
     is_offline = True
     squashes_actions = True
+
+    @property
+    def training(self) -> TD3BCTraining[Self]:
+        """The update."""
+        return self._section("training")
 
     def __init__(self) -> None:
         super().__init__()

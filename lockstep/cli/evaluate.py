@@ -45,7 +45,7 @@ def eval_command(command: Eval) -> int:
     how = "drawn" if command.stochastic else "most likely"
     say_facts(
         {
-            "policy": f"{shown_path(path)} ({policy.config.algorithm} on {policy.config.env})",
+            "policy": f"{shown_path(path)} ({policy.config.algorithm} on {policy.config.environment.env})",
             "episodes": f"{returns.count}, {how} actions, seed {command.seed}",
             "return": f"{return_text(returns.mean, returns.std)}, median {returns.median:.4g}, "
             f"{returns.min:.4g} to {returns.max:.4g}",

@@ -37,8 +37,8 @@ def plan_of(trainer: Trainer, config: AlgorithmConfig, sources: Sequence[str]) -
         "learning rate": _rates_text(trainer, left),
         "networks": f"{sum(p.numel() for p in parameters):,} parameters "
         f"({size_text(sum(p.numel() * p.element_size() for p in parameters))})",
-        "device": f"{config.device}, {config.dtype}, {_count(threads, 'thread', 'threads')}, "
-        + ("compiled (the first update takes 10-20 s longer)" if config.compile else "eager"),
+        "device": f"{config.framework.device}, {config.framework.dtype}, {_count(threads, 'thread', 'threads')}, "
+        + ("compiled (the first update takes 10-20 s longer)" if config.framework.compile else "eager"),
         "evaluation": _evaluation_text(trainer, config),
     }
 
@@ -81,7 +81,7 @@ def _gradient_steps_text(trainer: OnpolicyTrainer, num_updates: int, per_update:
     size = min(minibatch or per_update, per_update)
     left_out = per_update - per_pass * size
     number = f"{num_updates * trainer.repeat_per_collect * per_pass:,}"
-    if getattr(policy.config.sections["training"], "target_kl", None) is not None:
+    if getattr(policy.config.training, "target_kl", None) is not None:
         number = f"at most {number}"
     elif _varies(trainer):
         number = f"about {number}"
@@ -91,13 +91,13 @@ def _gradient_steps_text(trainer: OnpolicyTrainer, num_updates: int, per_update:
 
 def _varies(trainer: OnpolicyTrainer | OffpolicyTrainer) -> bool:
     """Can a collect have more steps than it is asked for? With whole episodes, and where resets take rows."""
-    whole = trainer.policy.config.batch_mode == "complete_episodes"
+    whole = trainer.policy.config.env_runners.batch_mode == "complete_episodes"
     return whole or getattr(trainer.collector.env, "autoreset_mode", None) == "NEXT_STEP"
 
 
 def _replay_facts(trainer: OffpolicyTrainer, left: int) -> dict[str, str]:
     about = "about " if _varies(trainer) else ""
-    files = "in files of " if trainer.policy.config.storage == "memmap" else ""
+    files = "in files of " if trainer.policy.config.replay.storage == "memmap" else ""
     return {
         "updates": f"{trainer.update_per_step:g} gradient steps for each of {left:,} environment steps, after "
         f"{trainer.learning_starts:,} random ones" + _beyond(trainer),
@@ -190,15 +190,19 @@ def _evaluation_text(trainer: Trainer, config: AlgorithmConfig) -> str:
     if trainer.test_collector is None:
         return "none"
     every = trainer.step_per_epoch * trainer.test_interval
-    epsilon, how = config.sections["evaluation"].epsilon, "most likely actions"
-    if epsilon or config.evaluation_explore:
+    epsilon, how = config.evaluation.epsilon, "most likely actions"
+    if epsilon or config.evaluation.evaluation_explore:
         how = f"epsilon {epsilon:g}" if epsilon else "drawn actions"
-    stop = "" if config.stop_return is None else f"; stops at a mean return of {config.stop_return:g}"
+    stop = (
+        ""
+        if config.evaluation.stop_return is None
+        else f"; stops at a mean return of {config.evaluation.stop_return:g}"
+    )
     return f"{trainer.episode_per_test} episodes every {every:,} steps, {how}{stop}"
 
 
 def _environments_text(envs: Any, config: AlgorithmConfig) -> str:
-    return f"{envs.num_envs} x {_name(config.env)} ({envs.backend}, {envs.autoreset_mode}): "
+    return f"{envs.num_envs} x {_name(config.environment.env)} ({envs.backend}, {envs.autoreset_mode}): "
 
 
 def _space_text(space: Any) -> str:

@@ -28,7 +28,7 @@ def train_command(command: Train) -> int:
     settings = settings_of(command)
     if command.check:
         check(settings.config)
-    first, folders = settings.config.seed, []
+    first, folders = settings.config.debugging.seed, []
     for seed in range(first, first + command.seeds):
         config = settings.config.copy().debugging(seed=seed)
         say(f"{config.algorithm.upper()} on {command.env}, seed {seed}")
@@ -68,7 +68,9 @@ def run(
     config: AlgorithmConfig, sources: Sequence[str], *, root: Path, init_from: Path | None = None
 ) -> tuple[int, Path]:
     """Plan, training, short table. Returns the exit code and the run's folder."""
-    display = ProgressDisplay(make_console(), title=f"{config.algorithm.upper()} on {config.env}, seed {config.seed}")
+    display = ProgressDisplay(
+        make_console(), title=f"{config.algorithm.upper()} on {config.environment.env}, seed {config.debugging.seed}"
+    )
     with Interruption(display) as interruption:
         if init_from is not None:
             sources = [*sources, f"weights of {shown_path(find_policy(init_from))}"]
@@ -97,10 +99,13 @@ def _run(run: Run, config: AlgorithmConfig, interruption: Interruption) -> int:
 
 def check(config: AlgorithmConfig) -> None:
     """Refuses a broken environment before a run's folder is made: `ValueError` with what is wrong."""
-    if config.vectorize_mode in ("vector", "envpool"):
+    if config.env_runners.vectorize_mode in ("vector", "envpool"):
         return  # these are no single environments; their boundary checks what it gets
     findings = check_environment(
-        config.env, env_config=config.env_config, num_steps=CHECK_STEPS, max_seconds=CHECK_SECONDS
+        config.environment.env,
+        env_config=config.environment.env_config,
+        num_steps=CHECK_STEPS,
+        max_seconds=CHECK_SECONDS,
     )
     broken = [found for found in findings if found.level == "error" and found.code not in TRAINABLE]
     if broken:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
-from lockstep.state.options import Section, option
+from lockstep.state.options import ConfigT, Section, option
+
+
+class OfflineDataOptions(TypedDict, total=False):
+    """Options of `OfflineDataSection`."""
+
+    input_: Any
+    columns: Sequence[str] | Mapping[str, str] | None
+    max_memory_bytes: int
 
 
 @dataclass
-class OfflineDataSection(Section):
+class OfflineDataSection(Section[ConfigT]):
     """Where offline data is, and what of it is read."""
 
     name = "offline_data"
@@ -24,6 +32,10 @@ class OfflineDataSection(Section):
     """columns to read; as a dict `{name here: name in the files}`; `None`: all"""
     max_memory_bytes: int = option(256 << 20, ge=0)
     """size up to which the rows are held in memory; larger data is read from disk where it is needed"""
+
+    def __call__(self, **options: Unpack[OfflineDataOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
     def validate(self) -> None:
         """Raises `TypeError` or `ValueError` naming the option; the files are opened by `build` only."""

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from lockstep.state.options import Section, option
+from lockstep.state.options import ConfigT, Section, option
+
+
+class EnvironmentOptions(TypedDict, total=False):
+    """Options of `EnvironmentSection` besides `env`."""
+
+    env_config: dict[str, Any]
+    observation_space: Any
+    action_space: Any
+    normalize_observations: bool
+    clip_observations: float
+    normalize_rewards: bool
+    clip_rewards: float | None
+    rescale_actions: bool
+    clip_actions: bool
+    frame_stack: int
 
 
 @dataclass
-class EnvironmentSection(Section):
+class EnvironmentSection(Section[ConfigT]):
     """Which environment, and what its observations and actions go through."""
 
     name = "environment"
@@ -37,6 +52,10 @@ class EnvironmentSection(Section):
     """continuous actions are clipped to the bounds before the environment sees them"""
     frame_stack: int = option(1, ge=1)
     """last observations on a new first axis, oldest first (images with channels: side by side along these); 1: off"""
+
+    def __call__(self, env: Any = None, **options: Unpack[EnvironmentOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options if env is None else {"env": env, **options})
 
     def validate(self) -> None:
         """Refuse a section without an environment or spaces."""

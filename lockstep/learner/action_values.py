@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
-from lockstep.learner.config import SampledTraining
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.targets import TargetNetwork
-from lockstep.state.options import option
+from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 if TYPE_CHECKING:
@@ -21,8 +21,17 @@ COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, C
 """what the losses read, and `discounts` and `weights` where they are there"""
 
 
+class ActionValueOptions(TrainingOptions, total=False):
+    """Options of `ActionValueTraining`."""
+
+    epsilon: ScheduleLike
+    double_q: bool
+    target_update_interval: int
+    tau: float
+
+
 @dataclass
-class ActionValueTraining(SampledTraining):
+class ActionValueTraining(SampledTraining[ConfigT]):
     """Options that DQN, C51 and QR-DQN have in common."""
 
     lr: ScheduleLike = 5e-4
@@ -38,6 +47,10 @@ class ActionValueTraining(SampledTraining):
     of CartPole grow without bound)"""
     tau: float = option(1.0, gt=0, le=1)
     """how far an update takes the target network towards the one that learns; 1: all the way"""
+
+    def __call__(self, **options: Unpack[ActionValueOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
 
 def set_up_target(learner: Learner, module_id: str) -> None:

@@ -20,7 +20,7 @@ def check_parts_of_learner(
     if not isinstance(config, TrainingSection):
         raise TypeError(
             f"config is a {type(config).__name__}; a learner takes a training section, such as "
-            "PPOConfig().sections['training'] (of a whole configuration, use its build_learner())"
+            "PPOConfig().training (of a whole configuration, use its build_learner())"
         )
     single: tuple[tuple[str, Any, type], ...] = (
         ("framework", framework, FrameworkSection),

@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
-from lockstep.state.options import Section, option
+from lockstep.modules import (
+    DefaultActorCriticModule,
+    DefaultTD3Module,
+    RecurrentActorCriticModule,
+    RLModuleSpec,
+    check_module_id,
+)
+from lockstep.modules.model_config import ModelConfig
+from lockstep.state.options import ConfigT, Section, option
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.schedules import ScheduleLike
 
+Policies = list[str] | dict[str, RLModuleSpec | None]
+CONFIGURED_MODULES = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)
+"""modules that are configured by a `ModelConfig`; a network of your own may have a dict of its own"""
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]
 
 
+class TrainingOptions(TypedDict, total=False):
+    """Options of `TrainingSection`."""
+
+    lr: ScheduleLike
+    gamma: float
+    train_batch_size: int
+    minibatch_size: int | None
+    num_epochs: int
+    shuffle_batch_per_epoch: bool
+    grad_clip: float | None
+    grad_clip_by: GradClipBy
+    adam_epsilon: float
+    nan_policy: NanPolicy
+    learner_class: type | None
+    learner_config_dict: dict[str, Any]
+
+
 @dataclass
-class TrainingSection(Section):
+class TrainingSection(Section[ConfigT]):
     """What every update needs; an algorithm's own section adds its coefficients."""
 
     name = "training"
@@ -51,6 +79,10 @@ class TrainingSection(Section):
     )
     """options that hold for an update of all modules together, so that no module can have its own"""
 
+    def __call__(self, **options: Unpack[TrainingOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
     def validate(self) -> None:
         """Refuse a minibatch that is larger than the batch."""
         if self.minibatch_size is not None and self.minibatch_size > self.train_batch_size:
@@ -61,7 +93,7 @@ class TrainingSection(Section):
 
 
 @dataclass
-class SampledTraining(TrainingSection):
+class SampledTraining(TrainingSection[ConfigT]):
     """Options of an update in which each gradient step takes a fresh sample, from a replay buffer or from data."""
 
     train_batch_size: int = 256
@@ -78,8 +110,20 @@ class SampledTraining(TrainingSection):
                 raise ValueError(f"training.{name}={getattr(self, name)!r} is not allowed; it must be {allowed}")
 
 
+class LearnersOptions(TypedDict, total=False):
+    """Options of `LearnersSection`."""
+
+    num_learners: int
+    num_cpus_per_learner: int
+    num_gpus_per_learner: int
+    custom_resources_per_learner: dict[str, float]
+    max_requests_in_flight_per_learner: int
+    never_skip_update: bool
+    learner_timeout_s: float
+
+
 @dataclass
-class LearnersSection(Section):
+class LearnersSection(Section[ConfigT]):
     """Where learners run."""
 
     name = "learners"
@@ -96,9 +140,21 @@ class LearnersSection(Section):
     learner_timeout_s: float = option(300.0, gt=0)
     """seconds that one call on learners in other processes may take; after that they count as hanging"""
 
+    def __call__(self, **options: Unpack[LearnersOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
+
+class ResourcesOptions(TypedDict, total=False):
+    """Options of `ResourcesSection`."""
+
+    num_cpus_for_main_process: int
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+    ray_address: str | None
+
 
 @dataclass
-class ResourcesSection(Section):
+class ResourcesSection(Section[ConfigT]):
     """What the main process of a run takes of a cluster."""
 
     name = "resources"
@@ -110,9 +166,25 @@ class ResourcesSection(Section):
     """of a running Ray cluster that learners and env runners join ("auto": the one of this machine); `None`: Ray is
     started on this machine where it is needed"""
 
+    def __call__(self, **options: Unpack[ResourcesOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
+
+class FaultToleranceOptions(TypedDict, total=False):
+    """Options of `FaultToleranceSection`."""
+
+    max_learner_restarts: int
+    restart_failed_env_runners: bool
+    max_env_runner_restarts: int
+    restart_failed_envs: bool
+    max_env_restarts: int
+    max_restarts_in_window: int
+    restart_window_s: float
+
 
 @dataclass
-class FaultToleranceSection(Section):
+class FaultToleranceSection(Section[ConfigT]):
     """How often what died, hangs or raises is started again, before the run ends with its error.
 
     The limits of a run count all learners together (all env runners, all environments of a vector); the limit within
@@ -134,6 +206,10 @@ class FaultToleranceSection(Section):
     """of the same learner, env runner or vector of environments within `restart_window_s`"""
     restart_window_s: float = option(60.0, gt=0)
 
+    def __call__(self, **options: Unpack[FaultToleranceOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
     @property
     def learner_limits(self) -> RestartLimits:
         """For learners in other processes."""
@@ -152,8 +228,18 @@ class FaultToleranceSection(Section):
         return RestartLimits(in_run, self.max_restarts_in_window, self.restart_window_s)
 
 
+class FrameworkOptions(TypedDict, total=False):
+    """Options of `FrameworkSection`."""
+
+    compile: bool
+    device: str
+    dtype: Literal["float32", "float64"]
+    mixed_precision: bool
+    num_threads: int | None
+
+
 @dataclass
-class FrameworkSection(Section):
+class FrameworkSection(Section[ConfigT]):
     """How the arithmetic is done."""
 
     name = "framework"
@@ -167,6 +253,10 @@ class FrameworkSection(Section):
     """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
     num_threads: int | None = option(None, ge=1)
     """threads of torch in this process; `None`: 1, which is fastest for small networks"""
+
+    def __call__(self, **options: Unpack[FrameworkOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
     def validate(self) -> None:
         """Raises `ValueError` naming the option."""
@@ -182,8 +272,18 @@ class FrameworkSection(Section):
             )
 
 
+class MultiAgentOptions(TypedDict, total=False):
+    """Options of `MultiAgentSection`."""
+
+    policies: Any
+    policy_mapping_fn: Callable[..., str] | None
+    policies_to_train: Collection[str] | Callable[..., bool] | None
+    count_steps_by: Literal["env_steps", "agent_steps"]
+    reward_metric: Callable[..., Any] | None
+
+
 @dataclass
-class MultiAgentSection(Section):
+class MultiAgentSection(Section[ConfigT]):
     """Who learns what."""
 
     name = "multi_agent"
@@ -202,8 +302,16 @@ class MultiAgentSection(Section):
     """`f(returns[episode, agent]) -> [episode]`: what a trainer takes for the return of an episode; `None`: the sum
     over agents"""
 
+    def __call__(self, **options: Unpack[MultiAgentOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
+    def prepare(self, name: str, value: Any) -> Any:
+        """Bring `policies` into one form."""
+        return policies_in_one_form(value) if name == "policies" else value
+
     def validate(self) -> None:
-        """Raises `ValueError` or `TypeError` naming the option; how ids fit together is checked with the whole."""
+        """Refuse a function that does not take what `policies_to_train` takes."""
         check_policies_to_train(self.policies_to_train)
 
 
@@ -232,3 +340,40 @@ def takes_batch(function: Callable[..., Any]) -> bool:
             continue
         return len(arguments) == 2
     raise TypeError(f"policies_to_train{signature} must take (module_id), or (module_id, batch)")
+
+
+def policies_in_one_form(policies: Any) -> Policies | None:
+    """Return `multi_agent(policies=...)` as a list of ids, or a dict id -> `RLModuleSpec` or None.
+
+    A dict of a spec's fields becomes the spec. Raises `TypeError` for something else, `ValueError` for ids that cannot
+    be, and unknown fields.
+    """
+    if policies is None:
+        return None
+    if isinstance(policies, str) or not isinstance(policies, Collection):
+        raise TypeError(
+            f"multi_agent.policies={policies!r}; give a list of module ids, or a dict {{module_id: RLModuleSpec}}"
+        )
+    for module_id in policies:
+        check_module_id(module_id)
+    if isinstance(policies, Mapping):
+        return {module_id: _checked_spec(module_id, spec) for module_id, spec in policies.items()}
+    return sorted(policies) if isinstance(policies, set | frozenset) else list(policies)
+
+
+def _checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
+    if spec is None or isinstance(spec, RLModuleSpec):
+        return spec
+    if not isinstance(spec, Mapping):
+        raise TypeError(
+            f"multi_agent.policies[{module_id!r}] is a {type(spec).__name__}; give an RLModuleSpec, a dict of its "
+            "fields, or None for the default module"
+        )
+    known = [item.name for item in fields(RLModuleSpec)]
+    unknown = sorted(set(spec) - set(known))
+    if unknown:
+        raise ValueError(f"multi_agent.policies[{module_id!r}] has {unknown}; an RLModuleSpec has {known}")
+    given = dict(spec)
+    if given.get("model_config") is not None and given.get("module_class") in (None, *CONFIGURED_MODULES):
+        given["model_config"] = ModelConfig.of(given["model_config"])
+    return RLModuleSpec(**given)

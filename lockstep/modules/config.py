@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from lockstep.modules.rl_module import RLModule, RLModuleSpec
-from lockstep.state.options import Section, option
+from lockstep.state.options import ConfigT, Section, option
+
+
+class RLModuleOptions(TypedDict, total=False):
+    """Options of `RLModuleSection`."""
+
+    rl_module_spec: Any
+    model_config: Any
+    algorithm_config_overrides_per_module: Mapping[str, Any]
 
 
 @dataclass
-class RLModuleSection(Section):
+class RLModuleSection(Section[ConfigT]):
     """Which networks."""
 
     name = "rl_module"
@@ -25,6 +33,30 @@ class RLModuleSection(Section):
     """`ModelConfig`, or a dict of its fields"""
     algorithm_config_overrides_per_module: Mapping[str, Any] = option(factory=dict)
     """training options of single modules, `{module_id: {"lr": 1e-4}}`; the rest is as in `training`"""
+
+    def __call__(self, **options: Unpack[RLModuleOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
+    def set_options(self, options: Mapping[str, object]) -> None:
+        """Set options; some fields of `model_config` as a dict change those of the default network only."""
+        fields = options.get("model_config")
+        network = self.rl_module_spec if options.get("rl_module_spec") is None else options["rl_module_spec"]
+        if isinstance(fields, Mapping):
+            if fields.keys() == ModelConfig().to_dict().keys():  # whole, as `to_dict` writes it
+                options = {**options, "model_config": ModelConfig.of(fields)}
+            elif network is None and isinstance(self.model_config, ModelConfig):
+                changed = ModelConfig.of({**self.model_config.to_dict(), **fields})
+                options = {**options, "model_config": changed}
+        super().set_options(options)
+
+    def prepare(self, name: str, value: Any) -> Any:
+        """Take of a whole configuration that stands for overrides the training options that differ from defaults."""
+        if name != "algorithm_config_overrides_per_module" or not isinstance(value, Mapping):
+            return value
+        return {
+            mid: each.training.changed_options() if hasattr(each, "training") else each for mid, each in value.items()
+        }
 
     def validate(self) -> None:
         """A dict becomes a `ModelConfig` where the default network is used; raises what that raises."""

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from lockstep.algorithms import (
     A2CConfig,
-    AlgorithmConfig,
     APPOConfig,
     C51Config,
     DQNConfig,
@@ -18,7 +17,7 @@ from lockstep.algorithms import (
 )
 from lockstep.recipes.recipe import RL_ZOO, Recipe
 
-Config = TypeVar("Config", bound=AlgorithmConfig)
+Config = TypeVar("Config", DQNConfig, C51Config, QRDQNConfig)
 CLEANRL_C51 = "CleanRL, published agent CartPole-v1-c51-seed1, 500k steps"
 
 

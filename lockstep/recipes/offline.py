@@ -89,7 +89,7 @@ def _rectified(config: Config) -> Config:
 
 
 OFFLINE: tuple[Recipe, ...] = tuple(
-    Recipe(make().algorithm, str(make().env), make, reference, SOURCE, 5_000, band=band, requires="offline")
+    Recipe(make().algorithm, str(make().environment.env), make, reference, SOURCE, 5_000, band=band, requires="offline")
     for make, reference, band in (
         (bc_cartpole, 500.0, 475.0),
         (bc_pendulum, -157.4, -200.0),

@@ -63,14 +63,14 @@ def find_settings(
         name, sections = file
         runners = sections.get("env_runners")
         given = {f"env_runners.{option}" for option in runners} if isinstance(runners, Mapping) else set()
-        total = config.sections["env_runners"].num_envs
+        total = config.env_runners.num_envs
         config.update_from_dict(sections)
         settings.sources.append(name)
         _split(settings, given, total)
     if env is not None:
         config.environment(env)
     _stretch(settings, found, options.get("reporting.total_steps"))
-    total = config.sections["env_runners"].num_envs
+    total = config.env_runners.num_envs
     for path, value in options.items():
         config.set_path(path, value)
     if num_envs is not None and ENVS_PER_RUNNER in options:
@@ -122,9 +122,11 @@ def _split(settings: Settings, given: set[str], num_envs: int) -> None:
     if ENVS_PER_RUNNER in given or not given & {RUNNERS, "num_envs"}:
         return
     config = settings.config
-    config.env_runners(num_envs_per_env_runner=config.sections["env_runners"].split(num_envs))
-    if config.num_env_runners > 1:
-        settings.sources.append(f"{num_envs} environments, {config.num_envs_per_env_runner} on each env runner")
+    config.env_runners(num_envs_per_env_runner=config.env_runners.split(num_envs))
+    if config.env_runners.num_env_runners > 1:
+        settings.sources.append(
+            f"{num_envs} environments, {config.env_runners.num_envs_per_env_runner} on each env runner"
+        )
 
 
 def _stretch(settings: Settings, found: Recipe | None, total_steps: Any) -> None:
@@ -132,8 +134,8 @@ def _stretch(settings: Settings, found: Recipe | None, total_steps: Any) -> None
     if found is None or total_steps is None or total_steps == found.total_steps:
         return
     total_steps = check_whole("reporting.total_steps", total_steps, 1)
-    stretched = stretched_schedules(vars(settings.config.sections["training"]), total_steps / found.total_steps)
+    stretched = stretched_schedules(settings.config.training.options(), total_steps / found.total_steps)
     if stretched:
-        settings.config.training(**stretched)
+        settings.config.set_section("training", stretched)
         paths = ", ".join(f"training.{name}" for name in stretched)
         settings.sources.append(f"{paths} stretched to {total_steps:,} steps")

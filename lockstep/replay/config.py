@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
-from lockstep.state.options import Section, option
+from lockstep.state.options import ConfigT, Section, option
 from lockstep.state.schedules import ScheduleLike
 
 
+class ReplayOptions(TypedDict, total=False):
+    """Options of `ReplaySection`."""
+
+    capacity: int
+    learning_starts: int
+    update_per_step: float
+    n_step: int
+    prioritized: bool
+    alpha: float
+    beta: ScheduleLike
+    her: bool
+    her_future_k: float
+    her_strategy: Literal["future", "final", "episode"]
+    ignore_obs_next: bool
+    storage: Literal["memory", "memmap"]
+
+
 @dataclass
-class ReplaySection(Section):
+class ReplaySection(Section[ConfigT]):
     """Options of the `replay` section; only algorithms that learn from a replay buffer have it."""
 
     name = "replay"
@@ -41,3 +58,7 @@ class ReplaySection(Section):
     """store each observation once (half the memory; drawing takes a little longer)"""
     storage: Literal["memory", "memmap"] = "memory"
     """where: "memmap" in temporary files"""
+
+    def __call__(self, **options: Unpack[ReplayOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)

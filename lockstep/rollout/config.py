@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
-from lockstep.state.options import Section, option
+from lockstep.state.options import ConfigT, Section, option
+
+
+class EnvRunnersOptions(TypedDict, total=False):
+    """Options of `EnvRunnersSection`."""
+
+    num_env_runners: int
+    num_envs_per_env_runner: int
+    vectorize_mode: Literal["auto", "sync", "async", "vector", "envpool"]
+    rollout_fragment_length: int | None
+    batch_mode: Literal["truncate_episodes", "complete_episodes"]
+    explore: bool
+    step_timeout: float | None
+    sample_timeout_s: float
+    max_requests_in_flight_per_env_runner: int
+    num_cpus_per_env_runner: float
+    num_gpus_per_env_runner: float
+    custom_resources_per_env_runner: dict[str, float]
 
 
 @dataclass
-class EnvRunnersSection(Section):
+class EnvRunnersSection(Section[ConfigT]):
     """How data is collected."""
 
     name = "env_runners"
@@ -38,6 +55,10 @@ class EnvRunnersSection(Section):
     custom_resources_per_env_runner: dict[str, float] = option(factory=dict, ge=0)
     """other resources of a cluster that each runner takes, by name"""
 
+    def __call__(self, **options: Unpack[EnvRunnersOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
     @property
     def num_envs(self) -> int:
         """Environments of all runners."""
@@ -59,8 +80,19 @@ class EnvRunnersSection(Section):
         return each
 
 
+class EvaluationOptions(TypedDict, total=False):
+    """Options of `EvaluationSection`."""
+
+    evaluation_interval: int
+    evaluation_episodes: int
+    evaluation_num_envs: int
+    evaluation_explore: bool
+    epsilon: float
+    stop_return: float | None
+
+
 @dataclass
-class EvaluationSection(Section):
+class EvaluationSection(Section[ConfigT]):
     """Evaluation on environments and random streams of its own."""
 
     name = "evaluation"
@@ -75,3 +107,7 @@ class EvaluationSection(Section):
     """of DQN, C51 and QR-DQN: the probability of a chance action in evaluation"""
     stop_return: float | None = None
     """end the run when an evaluation's mean return reaches this"""
+
+    def __call__(self, **options: Unpack[EvaluationOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, NoReturn, Self, Union, cast
+from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, Union, cast
 
 import numpy as np
 
@@ -60,8 +60,15 @@ def option(default: Any = MISSING, *, factory: Callable[[], Any] | Any = MISSING
     return field(default=default, default_factory=factory, metadata={"limits": Limits(**limits)})
 
 
-class Section:
-    """Base of the dataclasses that hold the options of a configuration.
+ConfigT = TypeVar("ConfigT", covariant=True)
+"""the class of the configuration that a section belongs to"""
+
+
+class Section(Generic[ConfigT]):
+    """Base of the dataclasses that hold the options of a configuration: `config.training.lr` reads one.
+
+    Called with options (`config.training(lr=1e-3)`) a section sets them and returns the configuration. Each subclass
+    names its options in the signature of `__call__`, for editors and type checkers.
 
     Each option is checked against the type and the limits of its field whenever it is set, by the constructor too.
 
@@ -82,7 +89,22 @@ class Section:
             raise ValueError(FROZEN)
         object.__setattr__(self, name, self._checked(name, value) if name in self.declared() else value)
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the options without the configuration, which takes its sections back when it is read."""
+        return {name: value for name, value in self.__dict__.items() if name != "_config"}
+
+    def join(self, config: ConfigT) -> Self:  # type: ignore[misc]
+        """Make this a section of `config`; returns the section."""
+        object.__setattr__(self, "_config", config)
+        return self
+
+    def change(self, options: Mapping[str, object]) -> ConfigT:
+        """Set options through the configuration, which knows names of other sections too, and return it."""
+        config: ConfigT = self.__dict__["_config"]
+        config.set_section(self.name, options)  # type: ignore[attr-defined]
+        return config
+
+    def set_options(self, options: Mapping[str, object]) -> None:
         """Set several options, all of them or, where one is refused, none."""
         if self.__dict__.get("_frozen"):
             raise ValueError(FROZEN)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from lockstep.state.checks import suggestion
-from lockstep.state.options import Section, option
+from lockstep.state.options import ConfigT, Section, option
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
 from lockstep.tracking.mlflow import MLflowLogger
@@ -25,8 +25,17 @@ LOGGERS = tuple(CLASSES)
 LoggerName = Literal["jsonl", "tensorboard", "wandb", "mlflow"]
 
 
+class ReportingOptions(TypedDict, total=False):
+    """Options of `ReportingSection`."""
+
+    total_steps: int
+    steps_per_epoch: int | None
+    loggers: list[LoggerName]
+    logger_config: Mapping[LoggerName, Mapping[str, Any]]
+
+
 @dataclass
-class ReportingSection(Section):
+class ReportingSection(Section[ConfigT]):
     """Loggers and epochs."""
 
     name = "reporting"
@@ -37,8 +46,12 @@ class ReportingSection(Section):
     """the same between evaluations, rounded up to whole updates (the last epoch may be shorter); `None`: about a tenth
     of the run"""
     loggers: list[LoggerName] = option(factory=lambda: ["jsonl"])
-    logger_config: dict[LoggerName, dict[str, Any]] = option(factory=dict)
+    logger_config: Mapping[LoggerName, Mapping[str, Any]] = option(factory=dict)
     """arguments of the loggers' classes by name: `{"wandb": {"project": "poles"}, "jsonl": {"train_interval": 100}}`"""
+
+    def __call__(self, **options: Unpack[ReportingOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
 
     def validate(self) -> None:
         """Refuse arguments that a logger does not have."""
@@ -60,8 +73,15 @@ def _arguments_of(logger: type[BaseLogger]) -> list[str]:
     return known
 
 
+class CheckpointingOptions(TypedDict, total=False):
+    """Options of `CheckpointingSection`."""
+
+    checkpoint_interval: int
+    num_to_keep: int
+
+
 @dataclass
-class CheckpointingSection(Section):
+class CheckpointingSection(Section[ConfigT]):
     """Checkpoints of a run."""
 
     name = "checkpointing"
@@ -71,9 +91,19 @@ class CheckpointingSection(Section):
     num_to_keep: int = option(3, ge=1)
     """older ones are deleted; the best policy is kept apart"""
 
+    def __call__(self, **options: Unpack[CheckpointingOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
+
+class DebuggingOptions(TypedDict, total=False):
+    """Options of `DebuggingSection`."""
+
+    seed: int
+
 
 @dataclass
-class DebuggingSection(Section):
+class DebuggingSection(Section[ConfigT]):
     """Seeds."""
 
     name = "debugging"
@@ -81,9 +111,13 @@ class DebuggingSection(Section):
     seed: int = option(0, ge=0)
     """one seed for the tree of all random streams"""
 
+    def __call__(self, **options: Unpack[DebuggingOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
 
 @dataclass
-class CallbacksSection(Section):
+class CallbacksSection(Section[ConfigT]):
     """Who watches the run."""
 
     name = "callbacks"
@@ -91,6 +125,10 @@ class CallbacksSection(Section):
     callbacks_class: type | list[type] | None = None
     """a subclass of `lockstep.trainer.Callback`, or several; the trainer makes one of each, without arguments (those
     with arguments are given to `build_trainer(callbacks=[...])`)"""
+
+    def __call__(self, callbacks_class: type | list[type] | None = None) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change({"callbacks_class": callbacks_class})
 
     @property
     def classes(self) -> list[type]:

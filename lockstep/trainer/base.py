@@ -277,7 +277,7 @@ class BaseTrainer:
 
     def close(self) -> None:
         """End the processes and the environments that were made for the run; one that was handed over stays open."""
-        if isinstance(self.policy.config.env, str) or callable(self.policy.config.env):
+        if isinstance(self.policy.config.environment.env, str) or callable(self.policy.config.environment.env):
             for collector in (self.train_collector, self.test_collector):
                 if collector is not None:
                     collector.close()
@@ -601,7 +601,7 @@ class BaseTrainer:
         without a seed get the policy's, so that the run can be repeated; all else has its streams already. Raises
         `ValueError` for env runners, whose environments have the streams of their own configuration.
         """
-        streams = RandomStreams(self.policy.config.seed if seed is None else seed)
+        streams = RandomStreams(self.policy.config.debugging.seed if seed is None else seed)
         for name, collector in self._collectors().items():
             if isinstance(collector, Collector | MultiAgentCollector):
                 if seed is not None or not collector.is_seeded:

@@ -24,6 +24,7 @@ from lockstep.tracking import (
     TensorboardLogger,
     WandbLogger,
 )
+from lockstep.tracking.config import ReportingSection
 from lockstep.trainer.callbacks import Callback, check_callbacks
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
@@ -50,16 +51,16 @@ class RunLength:
         configured, else about a tenth of the run; where it can be, the epochs divide the run, so that it ends with the
         update that reaches `total_steps`.
         """
-        total, num_envs = config.total_steps, config.sections["env_runners"].num_envs
+        total, num_envs = config.reporting.total_steps, config.env_runners.num_envs
         if config.is_offline:
             per_update = 1
         elif collects_while_learning(config):
             per_update = steps_per_batch(config)
         else:
-            default = 1 if config.is_off_policy else -(-config.train_batch_size // num_envs)
-            per_update = int((config.rollout_fragment_length or default) * num_envs)
-        if config.steps_per_epoch is not None:
-            return cls(total, per_update, int(-(-config.steps_per_epoch // per_update) * per_update))
+            default = 1 if config.is_off_policy else -(-config.training.train_batch_size // num_envs)
+            per_update = int((config.env_runners.rollout_fragment_length or default) * num_envs)
+        if config.reporting.steps_per_epoch is not None:
+            return cls(total, per_update, int(-(-config.reporting.steps_per_epoch // per_update) * per_update))
         num_updates = -(-total // per_update)
         divisors = [n for n in range(5, 21) if num_updates % n == 0]
         num_epochs = min(divisors, key=lambda n: abs(n - 10)) if divisors else min(10, num_updates)
@@ -89,53 +90,57 @@ def build_trainer(
     """
     config.validate()
     for section in config.sections.values():
-        section.check_schedules([config.total_steps * tenths // 10 for tenths in range(1, 11)])
+        section.check_schedules([config.reporting.total_steps * tenths // 10 for tenths in range(1, 11)])
     check_callbacks(callbacks)
-    if not config.is_offline and config.sections["offline_data"].input_ is not None:
+    if not config.is_offline and config.offline_data.input_ is not None:
         raise ValueError(
             f"offline_data.input_ is set, and {config.algorithm} collects its own data; leave it out, or train "
             "config.build_policy() with lockstep.OfflineTrainer(policy, buffer=...)"
         )
     length = RunLength.of(config)
-    _warn_of_zero_rates(vars(config.sections["training"]), length)
+    _warn_of_zero_rates(config.training.options(), length)
     set_num_threads(config)
     policy = config.build_policy()
-    evaluate = config.evaluation_interval > 0 and not (config.is_offline and config.env is None)
-    stop_return = config.stop_return
+    training, evaluation = config.training, config.evaluation
+    evaluate = evaluation.evaluation_interval > 0 and not (config.is_offline and config.environment.env is None)
     try:
         options: dict[str, Any] = {
             "max_epoch": length.num_epochs,
-            "total_steps": config.total_steps,
+            "total_steps": config.reporting.total_steps,
             "test_collector": build_test_collector(config, policy) if evaluate else None,
             "step_per_epoch": length.per_epoch,
-            "episode_per_test": config.evaluation_episodes if evaluate else None,
-            "test_interval": config.evaluation_interval or 1,
-            "stop_fn": None if stop_return is None else lambda score: score >= stop_return,
-            "checkpoint_interval": config.checkpoint_interval,
-            "callbacks": [*(make() for make in config.sections["callbacks"].classes), *callbacks],
+            "episode_per_test": evaluation.evaluation_episodes if evaluate else None,
+            "test_interval": evaluation.evaluation_interval or 1,
+            "stop_fn": _reached(evaluation.stop_return),
+            "checkpoint_interval": config.checkpointing.checkpoint_interval,
+            "callbacks": [*(make() for make in config.callbacks.classes), *callbacks],
         }
         if folder is not None:
-            arguments = config.sections["reporting"].logger_config
-            options["logger"] = _make_logger(config.loggers, arguments, folder, resume=resume)
+            options["logger"] = _make_logger(config.reporting, folder, resume=resume)
         if config.is_offline:
-            data = config.build_offline_data()
-            trainer: Trainer = OfflineTrainer(policy, batch_size=config.train_batch_size, buffer=data, **options)
+            options["buffer"] = config.build_offline_data()
+            trainer: Trainer = OfflineTrainer(policy, batch_size=training.train_batch_size, **options)
         else:
             options |= {"train_collector": config.build_collector(policy), "step_per_collect": length.per_update}
-            options["reward_metric"] = config.reward_metric
+            options["reward_metric"] = config.multi_agent.reward_metric
             if config.is_off_policy:
-                options |= {"update_per_step": config.update_per_step, "learning_starts": config.learning_starts}
-                trainer = OffpolicyTrainer(policy, batch_size=config.train_batch_size, **options)
+                replay = config.replay
+                options |= {"update_per_step": replay.update_per_step, "learning_starts": replay.learning_starts}
+                trainer = OffpolicyTrainer(policy, batch_size=training.train_batch_size, **options)
             else:
-                options["repeat_per_collect"] = config.num_epochs
-                trainer = OnpolicyTrainer(policy, batch_size=config.minibatch_size, **options)
+                options["repeat_per_collect"] = training.num_epochs
+                trainer = OnpolicyTrainer(policy, batch_size=training.minibatch_size, **options)
     except BaseException:
         if policy.learner_group.is_remote:
             policy.learner_group.shutdown()
         raise
     if folder is not None:
-        _keep_files(trainer, folder, config.num_to_keep)
+        _keep_files(trainer, folder, config.checkpointing.num_to_keep)
     return trainer
+
+
+def _reached(wanted: float | None) -> Callable[[float], bool] | None:
+    return None if wanted is None else lambda score: score >= wanted
 
 
 def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int) -> None:
@@ -193,10 +198,8 @@ def _warn_of_zero_rates(options: Mapping[str, Any], length: RunLength) -> None:
             )
 
 
-def _make_logger(
-    names: Sequence[str], arguments: Mapping[str, Mapping[str, Any]], folder: RunFolder, *, resume: bool
-) -> BaseLogger:
-    """Make the loggers of these names, writing into the run's folder (W&B and MLflow: under its name)."""
+def _make_logger(section: ReportingSection, folder: RunFolder, *, resume: bool) -> BaseLogger:
+    """Make the loggers that are configured, writing into the run's folder (W&B and MLflow: under its name)."""
     run = folder.path
     makers: dict[str, Callable[..., BaseLogger]] = {
         "jsonl": partial(JsonlLogger, folder.metrics_path, resume=resume),
@@ -204,5 +207,5 @@ def _make_logger(
         "wandb": partial(WandbLogger, name=run.name, dir=run, config=folder.config),
         "mlflow": partial(MLflowLogger, run_name=run.name, config=folder.config),
     }
-    loggers = [makers[name](**arguments.get(name, {})) for name in names]
+    loggers = [makers[name](**section.logger_config.get(name, {})) for name in section.loggers]
     return loggers[0] if len(loggers) == 1 else MultiLogger(loggers)

@@ -80,7 +80,7 @@ class OfflineTrainer(BaseTrainer):
         if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
             check_whose_actions(self.buffer, policy)
             if Columns.REWARDS in required_columns(policy):
-                check_discounts(policy.config.gamma, self.buffer)
+                check_discounts(policy.config.training.gamma, self.buffer)
             if self.buffer.priorities is not None and not policy.config.can_prioritize:
                 raise ValueError(
                     f"buffer draws by priority, and {policy.config.algorithm} has no errors that priorities could come "

@@ -78,7 +78,7 @@ class OffpolicyTrainer(BaseTrainer):
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
         if isinstance(self.buffer, ReplayBuffer):
             self._check_shapes()
-            check_discounts(policy.config.gamma, self.buffer)
+            check_discounts(policy.config.training.gamma, self.buffer)
         if max_epoch and learning_starts >= self.steps_in_all:
             warnings.warn(
                 f"learning_starts={learning_starts} is not below the {self.steps_in_all} steps of the run: nothing "

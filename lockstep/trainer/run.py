@@ -149,13 +149,13 @@ def prepare_run(
     parents = [Path(root).absolute(), *Path(root).absolute().parents]
     missing = [parent for parent in parents if not parent.exists()]
     source = None if init_from is None else find_policy(init_from).absolute()
-    env = config.env
+    env = config.environment.env
     name = "offline" if env is None else env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     folder = RunFolder.create(
         root,
         algo=config.algorithm,
         env=name,
-        seed=config.seed,
+        seed=config.debugging.seed,
         config=named_options(config),
         init_from=None if source is None else str(source),
     )
@@ -314,16 +314,18 @@ def prepare_resume(
     stretched = _follow_total(before, config, asked)
     config.validate()
     changes = Changes.between(before, config)
-    if EPOCH in changes and config.steps_per_epoch == RunLength.of(before).per_epoch:
+    if EPOCH in changes and config.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
         del changes[EPOCH]  # as long as they were
     changes.check(config.first_values)
     state = read_checkpoint(checkpoint / "trainer")[""]["state"]
     counters, reason = state["counters"], state["stop_reason"]
     step = int(counters["env_step"] or counters["gradient_step"])
-    if step - config.total_steps >= RunLength.of(config).per_update:  # more than the last whole collect brought
+    if (
+        step - config.reporting.total_steps >= RunLength.of(config).per_update
+    ):  # more than the last whole collect brought
         raise ValueError(
-            f"total_steps={config.total_steps} is not allowed; the run in {folder.path} has {step} steps already, give "
-            "as many or more"
+            f"total_steps={config.reporting.total_steps} is not allowed; the run in {folder.path} has {step} steps "
+            "already, give as many or more"
         )
     has_ended = _has_ended(folder, counters)
     if has_ended or reason in ("interrupted", "error", "max_epoch"):
@@ -341,8 +343,8 @@ def prepare_resume(
     if words:
         sources.append(f"from step {step:,} on {words}")
     if stretched:
-        sources.append(f"{', '.join(stretched)} stretched to {config.total_steps:,} steps")
-    is_finished = has_ended and step >= config.total_steps and not state.get("under_way")
+        sources.append(f"{', '.join(stretched)} stretched to {config.reporting.total_steps:,} steps")
+    is_finished = has_ended and step >= config.reporting.total_steps and not state.get("under_way")
     return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason)
 
 
@@ -352,14 +354,16 @@ def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, asked: Mappin
     Epochs stay as long as they were, and schedules that ended with the run are stretched. Options that are asked for,
     or that differ already, stay as they are.
     """
-    if after.total_steps == before.total_steps:
+    if after.reporting.total_steps == before.reporting.total_steps:
         return []
-    if after.steps_per_epoch is None and EPOCH not in asked:
+    if after.reporting.steps_per_epoch is None and EPOCH not in asked:
         after.reporting(steps_per_epoch=RunLength.of(before).per_epoch)
-    old, new = vars(before.sections["training"]), vars(after.sections["training"])
+    old, new = before.training.options(), after.training.options()
     same = {name: new[name] for name in new if old[name] == new[name] and f"training.{name}" not in asked}
-    stretched = stretched_schedules(same, after.total_steps / before.total_steps, ended_at=before.total_steps)
-    after.training(**stretched)
+    stretched = stretched_schedules(
+        same, after.reporting.total_steps / before.reporting.total_steps, ended_at=before.reporting.total_steps
+    )
+    after.set_section("training", stretched)
     return [f"training.{name}" for name in stretched]
 
 

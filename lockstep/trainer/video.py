@@ -128,7 +128,7 @@ def _rendering_envs(config: AlgorithmConfig) -> Any:
         return make_envs(config, 1, render_mode="rgb_array")
     except TypeError as error:
         raise ValueError(
-            f"{config.env!r} cannot be filmed: it does not take render_mode='rgb_array' ({error})"
+            f"{config.environment.env!r} cannot be filmed: it does not take render_mode='rgb_array' ({error})"
         ) from error
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
-from typing import Any
+import pickle
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -259,6 +262,31 @@ WRONG_TYPES: list[tuple[type[AlgorithmConfig], str, Any, str]] = [
     (QRDQNConfig, "training.kappa", "one", "a number"),
     (QRDQNConfig, "training.double_q", "maybe", "True or False"),
 ]
+
+
+@pytest.mark.parametrize("kind", [AlgorithmConfig, *ALGORITHMS], ids=lambda kind: kind.algorithm)
+def test_each_section_names_its_options_and_their_types_to_type_checkers(kind: type[AlgorithmConfig]) -> None:
+    for section in kind().sections.values():
+        named: dict[str, Any] = {}
+        for parameter in inspect.signature(type(section).__call__, eval_str=True).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                (options,) = get_args(parameter.annotation)
+                named |= get_type_hints(options)
+            elif parameter.name != "self":
+                named[parameter.name] = parameter.annotation
+        assert named == {name: hint for name, (hint, _) in section.declared().items()}
+
+
+def test_a_section_is_read_by_its_path_and_its_call_returns_the_configuration() -> None:
+    config = PPOConfig()
+    assert config.training(lr=0.1).debugging(seed=4).environment("CartPole-v1") is config
+    assert (config.training.lr, config.debugging.seed, config.environment.env) == (0.1, 4, "CartPole-v1")
+    assert config.training == PPOConfig().training(lr=0.1).training
+    for other in (config.copy(), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert other.training(lr=0.2) is other
+        assert (other.training.lr, config.training.lr) == (0.2, 0.1)
+    alone = pickle.loads(pickle.dumps(config.training))
+    assert alone == config.training
 
 
 def set_and_validate(kind: type[AlgorithmConfig], option: str, value: Any) -> None:
