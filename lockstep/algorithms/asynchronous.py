@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout import EnvRunnerGroup
-from lockstep.rollout.async_group import AsyncGroupCollector
+from lockstep.rollout.group_collector import AsyncGroupCollector
 
 if TYPE_CHECKING:
     from lockstep.algorithms.config import AlgorithmConfig

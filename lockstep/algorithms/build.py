@@ -51,7 +51,7 @@ from lockstep.replay.hindsight import Hindsight
 from lockstep.replay.storage import machine_memory, row_nbytes
 from lockstep.rollout import Collector, CollectorLike, EnvRunner, EnvRunnerGroup, GroupCollector
 from lockstep.rollout.collector import WholeEpisodeCollector
-from lockstep.rollout.runner_backend import LocalRunner
+from lockstep.rollout.runner_group import LocalRunner
 from lockstep.state.messages import install_hint
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.streams import RandomStreams

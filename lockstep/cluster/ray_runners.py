@@ -12,8 +12,8 @@ from typing import Any
 from lockstep.cluster.start import start_ray
 from lockstep.rollout.config import EnvRunnersSection
 from lockstep.rollout.env_runner import EnvRunner
-from lockstep.rollout.errors import EnvRunnerError
-from lockstep.rollout.runner_backend import BuildRunner, Call, RunnerLostError
+from lockstep.rollout.errors import EnvRunnerError, RunnerLostError
+from lockstep.rollout.runner_group import BuildRunner, Call
 
 ROOM_S = 30.0
 """seconds that a cluster has to find room for a runner"""

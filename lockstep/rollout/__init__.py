@@ -2,16 +2,17 @@
 
 from lockstep.rollout.async_collector import AsyncCollector
 from lockstep.rollout.collector import Collector
-from lockstep.rollout.env_runner import EnvRunner, RolloutWorker
+from lockstep.rollout.env_runner import EnvRunner
 from lockstep.rollout.errors import EnvRunnerError, MalformedBufferError
 from lockstep.rollout.fragments import Fragment, rollout_of
-from lockstep.rollout.group_collector import GroupCollector
+from lockstep.rollout.group_collector import AsyncGroupCollector, GroupCollector
 from lockstep.rollout.multi_agent_collector import MultiAgentCollector
 from lockstep.rollout.protocols import CollectorLike
 from lockstep.rollout.runner_group import EnvRunnerGroup
 
 __all__ = [
     "AsyncCollector",
+    "AsyncGroupCollector",
     "Collector",
     "CollectorLike",
     "EnvRunner",
@@ -21,6 +22,5 @@ __all__ = [
     "GroupCollector",
     "MalformedBufferError",
     "MultiAgentCollector",
-    "RolloutWorker",
     "rollout_of",
 ]

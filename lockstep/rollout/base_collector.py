@@ -186,12 +186,8 @@ class BaseCollector(ABC):
         )
 
     def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
-        if (n_step is None) == (n_episode is None):
-            raise ValueError(f"give exactly one of n_step and n_episode, not n_step={n_step} and n_episode={n_episode}")
-        if n_step is None:
-            return int(check_whole("n_episode", n_episode, 1))
-        amount = int(check_whole("n_step", n_step, 1))
-        if self.rounds_up and amount % self.num_envs:
+        amount = exactly_one(n_step=n_step, n_episode=n_episode)
+        if n_step is not None and self.rounds_up and amount % self.num_envs:
             rounded = -(-amount // self.num_envs) * self.num_envs
             warnings.warn(
                 f"{amount} steps for each collect (a collector's n_step, a trainer's step_per_collect) are no multiple "
@@ -288,6 +284,14 @@ class BaseCollector(ABC):
     @abstractmethod
     def buffer(self) -> Any:
         """Where steps are stored; may be replaced between collects."""
+
+
+def exactly_one(**amounts: int | None) -> int:
+    """Return the one amount that is not None. `ValueError` unless there is exactly one, and it is whole and above 0."""
+    (first, a), (second, b) = amounts.items()
+    if (a is None) == (b is None):
+        raise ValueError(f"give exactly one of {first} and {second}, not {first}={a!r} and {second}={b!r}")
+    return int(check_whole(first, a, 1) if b is None else check_whole(second, b, 1))
 
 
 def check_no_data(buffer: Any) -> None:

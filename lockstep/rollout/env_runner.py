@@ -15,11 +15,10 @@ from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import Fragment
 from lockstep.rollout.protocols import RunnerPolicy
 from lockstep.state.streams import RandomStreams
-from lockstep.tracking.statistics import CollectStats
 
 
 class EnvRunner:
-    """Samples fragments of experience; RLlib's old name for it is `RolloutWorker`.
+    """Samples fragments of experience.
 
     `env`: the runner's own environments. `policy` acts with weights that come by `set_weights`; nothing is learned
     here. `index` and `num_runners`: its place among runners of equally many environments each; environment `b` of
@@ -44,8 +43,6 @@ class EnvRunner:
         whole_episodes: bool = False,
         raise_on_nan: bool = True,
     ) -> None:
-        if not 0 <= index < num_runners:
-            raise ValueError(f"index={index} is not allowed; with num_runners={num_runners} it is below that")
         streams = streams or RandomStreams(0)
         self.policy, self.index, self.with_logp = policy, index, with_logp
         self.collector = (WholeEpisodeCollector if whole_episodes else Collector)(
@@ -71,7 +68,7 @@ class EnvRunner:
         return self.policy.weights_seq_no
 
     def set_weights(self, weights: ActingWeights) -> None:
-        """Acts with these from the next sample on. `ValueError` where they are of another network."""
+        """Act with these from the next sample on. `ValueError` where they are of another network."""
         self.policy.set_weights(weights)
 
     def sample(
@@ -83,7 +80,7 @@ class EnvRunner:
         weights: ActingWeights | None = None,
         renew: bool = False,
     ) -> Fragment:
-        """The next fragment: `num_timesteps` steps over all environments (rounded up to whole vector steps), or
+        """Return the next fragment: `num_timesteps` steps over all environments (rounded up to whole vector steps), or
         `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
         sample; `fragment.episodes(...)` gives episodes.
 
@@ -114,20 +111,15 @@ class EnvRunner:
         return store
 
     def _logp(self, store: RolloutStore) -> np.ndarray:
-        """[T, k], all rows in one batch, under the weights that have acted."""
+        """Return `[T, k]` log-probabilities, all rows in one batch, under the weights that have acted."""
         rows = store.size * store.num_envs
         obs = map_tree(lambda leaf: leaf[: store.size].reshape(rows, *leaf.shape[2:]), store.obs)
         actions = store.actions[: store.size]
         logp = self.policy.action_logp(obs, actions.reshape(rows, *actions.shape[2:]))
         return logp.reshape(store.size, store.num_envs)
 
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation (as the network sees it before its pipeline) and action space of one environment."""
-        return self.collector.observation_space, self.collector.env.action_space
-
     def describe(self) -> dict[str, Any]:
-        """What steps the environments: `num_envs`, `backend`, `autoreset_mode`, `max_episode_steps`, both
-        spaces."""
+        """Return what the environments are: number, back end, autoreset mode, `max_episode_steps`, spaces."""
         env = self.collector.env
         return {
             "num_envs": env.num_envs,
@@ -139,25 +131,17 @@ class EnvRunner:
             "action_space": env.action_space,
         }
 
-    def get_metrics(self) -> CollectStats:
-        """Steps, episodes and seconds of all samples; single returns are in each fragment's `stats`."""
-        collector = self.collector
-        return CollectStats(collector.collect_episode, collector.collect_step, collector.collect_time)
-
     def get_state(self) -> dict[str, Any]:
-        """Environments (as far as they can tell their state), running episodes, random streams, counters."""
+        """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
         if self.collector.store is not None:
             self.collector.store.clear()  # what was sampled belongs to who sampled it
         return {"collector": self.collector.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`; environments without a state begin new episodes."""
+        """Continue from `get_state`; environments without a state begin new episodes."""
         self._empty_store(None)
         self.collector.set_state(state["collector"])
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Close the environments."""
         self.collector.close()
-
-
-RolloutWorker = EnvRunner

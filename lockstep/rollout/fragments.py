@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class Fragment:
 
     @property
     def ended(self) -> np.ndarray:
-        """[k] bool: the episode ended with the last row."""
+        """[k] bool, environments whose episode ended with the last row."""
         ended = np.zeros(self.num_envs, bool)
         last = self.final_index - (self.num_steps - 1) * self.num_envs
         ended[last[last >= 0]] = True
@@ -82,7 +82,7 @@ class Fragment:
 
     @classmethod
     def of(cls, store: RolloutStore, runner: int, begins: np.ndarray, stats: CollectStats) -> Fragment:
-        """What is in `store`, as views on it."""
+        """Return what is in `store`, as views on it."""
         size = store.size
         order = np.argsort(np.concatenate([*store.final_index, np.empty(0, np.int64)]), kind="stable")
         finals = zip_trees(np.concatenate, store.final_obs, "obs") if store.final_obs else None
@@ -106,27 +106,65 @@ class Fragment:
         )
 
     def episodes(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> RolloutEpisodes:
-        """The pieces of episodes in this fragment, as `RolloutStore.episodes()` gives them."""
+        """Return the pieces of episodes in this fragment, as `RolloutStore.episodes()` does."""
         return rollout_of([self], observation_space, action_space).episodes()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the fragment as values that a checkpoint can hold."""
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**columns, "stats": self.stats.get_state()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Fragment:
+        """Return the fragment that `get_state` described."""
+        return cls(**{**state, "stats": CollectStats.from_state(state["stats"])})
+
+    def write_to(self, store: RolloutStore, envs: slice, first: int, num_steps: int) -> None:
+        """Write all rows into columns `envs` of a store, from row `first` on, where `num_steps` rows have room."""
+        size = self.num_steps
+        rows = slice(first, first + size)
+        if size < num_steps:
+            _clear(store, slice(first + size, first + num_steps), envs)
+        for target, source in zip(leaves(store.obs), leaves(self.obs)):
+            target[rows, envs] = source[:size]
+            target[first + num_steps, envs] = source[size]
+        store.actions[rows, envs] = self.actions
+        store.rewards[rows, envs] = self.rewards
+        store.terminateds[rows, envs] = self.terminateds
+        store.truncateds[rows, envs] = self.truncateds
+        store.valid[rows, envs] = True if self.valid is None else self.valid
+        store.all_valid &= self.valid is None
+
+    def last_observations(self, num_steps: int) -> Iterator[tuple[np.ndarray, Tree]]:
+        """Yield flat rows `t * k + b` after which an episode is left, and the observations that followed.
+
+        Where other fragments have `num_steps` rows and this one fewer, no row follows its last one: what is under way
+        there is cut.
+        """
+        left_open = self.still_open if self.num_steps < num_steps else np.empty(0, np.int64)
+        if self.final_index.size:
+            yield self.final_index, self.final_obs
+        if left_open.size:
+            yield (self.num_steps - 1) * self.num_envs + left_open, rows_of(self.obs, (-1, left_open))
 
 
 def rollout_of(
     fragments: Sequence[Fragment], observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> RolloutStore:
-    """The environments of all fragments side by side, in the order given; shorter fragments are filled up with rows
-    that do not count. `ValueError` for none.
+    """Return the environments of all fragments side by side, in this order; shorter fragments are filled up with rows
+    that do not count. `ValueError` for no fragment.
     """
     if not fragments:
         raise ValueError("there is no fragment to make a rollout of; sample first")
     num_envs = sum(fragment.num_envs for fragment in fragments)
     longest = max(fragment.num_steps for fragment in fragments)
     store = RolloutStore(longest, num_envs, observation_space, action_space)
-    append_fragments(store, fragments)
+    append_fragments(fragments, store)
     return store
 
 
-def append_fragments(store: RolloutStore, fragments: Sequence[Fragment], *, by_runner: bool = False) -> None:
-    """Writes fragments side by side behind the rows that are in `store`, in their order, or `by_runner`: each where the
+def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_runner: bool = False) -> None:
+    """Write fragments side by side behind the rows that are in `store`, in their order, or `by_runner`: each where the
     runner of its index has its environments, of which some may be missing.
 
     Where a fragment begins new episodes the ones under way in `store` are left (`RolloutStore.cut`). `ValueError` where
@@ -154,13 +192,19 @@ def append_fragments(store: RolloutStore, fragments: Sequence[Fragment], *, by_r
             for fragment, envs in zip(fragments, columns):
                 store.versions[envs] = fragment.weights_seq_no
         store.state_in = _joined_states(fragments, columns, store.num_envs)
-    if store._needs_actions:
+    if store.actions.shape[1] == 0:  # none were written yet
         store.make_actions(fragments[0].actions.shape[2:], fragments[0].actions.dtype)
     if sum(fragment.num_envs for fragment in fragments) < store.num_envs:
-        _pass_over(store, slice(first, first + num_steps), slice(None))
+        _clear(store, slice(first, first + num_steps), slice(None))
     for fragment, envs in zip(fragments, columns):
-        _write(store, fragment, envs, first, num_steps)
-    _add_finals(store, fragments, columns, first)
+        fragment.write_to(store, envs, first, num_steps)
+    for index, obs in _last_observations(fragments, columns, store.num_envs):
+        store.final_index.append(first * store.num_envs + index)
+        store.final_obs.append(obs)
+        t, where = divmod(store.final_index[-1], store.num_envs)
+        left = where[~(store.terminateds[t, where] | store.truncateds[t, where])]
+        if left.size:
+            store.lose(int(t[0]) + 1, left)
     if fragments[0].starts is not None:
         store.starts.append(_joined([f.starts for f in fragments], columns, (num_steps, store.num_envs)))
     if first == 0 and all(fragment.action_logp is not None for fragment in fragments):
@@ -168,63 +212,37 @@ def append_fragments(store: RolloutStore, fragments: Sequence[Fragment], *, by_r
     store.end(first + num_steps, rows_of(store.obs, first + num_steps))
 
 
-def _write(store: RolloutStore, fragment: Fragment, envs: slice, first: int, num_steps: int) -> None:
-    size = fragment.num_steps
-    rows = slice(first, first + size)
-    if size < num_steps:
-        _pass_over(store, slice(first + size, first + num_steps), envs)
-    for target, source in zip(leaves(store.obs), leaves(fragment.obs)):
-        target[rows, envs] = source[:size]
-        target[first + num_steps, envs] = source[size]
-    store.actions[rows, envs] = fragment.actions
-    store.rewards[rows, envs] = fragment.rewards
-    store.terminateds[rows, envs] = fragment.terminateds
-    store.truncateds[rows, envs] = fragment.truncateds
-    store.valid[rows, envs] = True if fragment.valid is None else fragment.valid
-    store.all_valid &= fragment.valid is None
-
-
-def _pass_over(store: RolloutStore, rows: slice, envs: slice) -> None:
-    """These rows do not count."""
-    columns = store.actions, store.rewards, store.terminateds, store.truncateds, store.valid
-    for column in (*leaves(store.obs), *columns):
+def _clear(store: RolloutStore, rows: slice, envs: slice) -> None:
+    """Write rows that do not count."""
+    for column in (store.actions, store.rewards, store.terminateds, store.truncateds, store.valid):
         column[rows, envs] = 0
     for leaf in leaves(store.obs):
-        leaf[rows.stop, envs] = 0
+        leaf[rows.start : rows.stop + 1, envs] = 0
     store.all_valid = False
 
 
-def _add_finals(store: RolloutStore, fragments: Sequence[Fragment], columns: Sequence[slice], first: int) -> None:
-    """One piece for each vector step, environments ascending, as one collector of all environments writes them."""
+def _last_observations(
+    fragments: Sequence[Fragment], columns: Sequence[slice], num_envs: int
+) -> Iterator[tuple[np.ndarray, Tree]]:
+    """Yield one piece for each vector step, environments ascending, as one collector of all of them writes."""
     pieces_index, pieces_obs = [], []
     longest = max(fragment.num_steps for fragment in fragments)
     for fragment, envs in zip(fragments, columns):
-        left_open = fragment.still_open if fragment.num_steps < longest else np.empty(0, np.int64)
-        for index, obs in (
-            (fragment.final_index, fragment.final_obs),
-            # No row of a shorter fragment follows its last one here: what is under way there is cut, not run on.
-            ((fragment.num_steps - 1) * fragment.num_envs + left_open, rows_of(fragment.obs, (-1, left_open))),
-        ):
-            if index.size:
-                t, b = np.divmod(index, fragment.num_envs)
-                pieces_index.append((first + t) * store.num_envs + envs.start + b)
-                pieces_obs.append(obs)
+        for index, obs in fragment.last_observations(longest):
+            t, b = np.divmod(index, fragment.num_envs)
+            pieces_index.append(t * num_envs + envs.start + b)
+            pieces_obs.append(obs)
     if not pieces_index:
         return
     index, obs = np.concatenate(pieces_index), zip_trees(np.concatenate, pieces_obs, "obs")
     order = np.argsort(index, kind="stable")
     index = index[order]
-    for rows in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // store.num_envs)) + 1):
-        store.final_index.append(index[rows])
-        store.final_obs.append(rows_of(obs, order[rows]))
-        t, where = divmod(index[rows], store.num_envs)
-        left = where[~(store.terminateds[t, where] | store.truncateds[t, where])]
-        if left.size:
-            store.lose(int(t[0]) + 1, left)
+    for rows in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // num_envs)) + 1):
+        yield index[rows], rows_of(obs, order[rows])
 
 
 def _joined(parts: Sequence[Any], columns: Sequence[slice], shape: tuple[int, int]) -> np.ndarray:
-    """[T, B] of parts `[t, k]`, zeros where there is none."""
+    """Return `[T, B]` of parts `[t, k]`, zeros where there is none."""
     joined = np.zeros(shape, parts[0].dtype)
     for part, envs in zip(parts, columns):
         joined[: len(part), envs] = part

@@ -1,10 +1,11 @@
-"""`GroupCollector`: a group of env runners as a collector, so that a trainer need not know where environments are."""
+"""`GroupCollector` and `AsyncGroupCollector`: env runners as a collector, so that a trainer need not know of them."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.protocols import PublishingPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
+from lockstep.state.checks import check_whole, check_wholes
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
+
+WAIT_S = 1.0
+"""seconds of one wait for a fragment"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class GroupCollector:
             begin_in_mid_episode(self._ended, self.store)
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
-        """Collects `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, of
+        """Collect `n_step` steps (rounded up to whole vector steps of all environments) or `n_episode` episodes, of
         which each runner plays its share; the collect after that begins new episodes.
 
         Raises as `EnvRunnerGroup.sample`; no row is left behind then, and the next collect begins new episodes.
@@ -99,30 +104,34 @@ class GroupCollector:
         self.group.set_weights(self.policy.acting_weights(copy=False))
         fragments = self.group.sample(n_step, n_episode, random=random)
         if self.store is not None:
-            append_fragments(self.store, fragments, by_runner=True)
+            append_fragments(fragments, self.store, by_runner=True)
         for fragment in fragments:
             envs = slice(fragment.runner * fragment.num_envs, (fragment.runner + 1) * fragment.num_envs)
             self._ended[envs] = fragment.ended
-        stats = merged_stats(fragments, time.perf_counter() - started)
+        return self._counted(fragments, time.perf_counter() - started)
+
+    def _counted(self, fragments: Sequence[Fragment], seconds: float) -> CollectStats:
+        """Add the fragments to the counters; return their statistics."""
+        stats = merged_stats(fragments, seconds)
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
         self.collect_time += stats.collect_time
         return stats
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
-        """The next collect begins new episodes everywhere; empties buffer and counters if asked."""
-        self.group.renew()
+        """Begin new episodes everywhere with the next collect; empty buffer and counters if asked."""
+        self.reset_env()
         if reset_buffer:
             self.reset_buffer()
         if reset_stats:
             self.reset_stat()
 
     def reset_env(self) -> None:
-        """The next collect begins new episodes everywhere; nothing is estimated across this boundary."""
+        """Begin new episodes everywhere with the next collect; nothing is estimated across this boundary."""
         self.group.renew()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empties the buffer."""
+        """Empty the buffer."""
         if self.store is not None:
             self.store.clear()
         if isinstance(self.store, ReplayWriter):
@@ -131,19 +140,19 @@ class GroupCollector:
                 self.store.buffer.cut(np.flatnonzero(~self._ended), goes_on=True)
 
     def reset_stat(self) -> None:
-        """Counters to zero."""
+        """Set the counters to zero."""
         self.collect_step = 0
         self.collect_episode = 0
         self.collect_time = 0.0
 
     def close(self) -> None:
-        """Ends the runners and their environments. Collects and resets raise `RuntimeError` from then on."""
+        """End the runners and their environments. Collects and resets raise `RuntimeError` from then on."""
         self.group.shutdown()
 
     __reduce__ = no_copies_of_collectors
 
     def get_state(self) -> dict[str, Any]:
-        """The runners' states (environments as far as they can tell theirs) and counters."""
+        """Return the runners' states (environments as far as they can tell theirs) and counters."""
         check_no_data(self.buffer)
         return {
             "group": self.group.get_state(),
@@ -152,7 +161,7 @@ class GroupCollector:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from `get_state`; with another number of runners, new episodes begin (a boundary)."""
+        """Continue from `get_state`; with another number of runners, new episodes begin (a boundary)."""
         if "group" not in state:
             raise ValueError("the state is of a collector in one process; resume with env_runners.num_env_runners=0")
         runners = [saved["collector"] for saved in state["group"]["runners"]]
@@ -167,12 +176,165 @@ class GroupCollector:
             self.store.set_state(buffer)
 
 
+class AsyncGroupCollector(GroupCollector):
+    """Collects from runners that are always at work; a train batch is whichever fragments are ready first.
+
+    `fragment_length` vector steps make a fragment of one runner, `fragments_per_batch` of them the rollout of one
+    `collect`, side by side: its `num_envs` is that many times the environments of a runner. When a collect returns, the
+    runners go on with the weights they have; the next collect publishes the policy's new weights, which each runner
+    takes with its next request.
+
+    `max_lag`: no step is handed over whose weights are more than so many updates behind the policy; a fragment that is,
+    is dropped, and its steps are counted. So that this is rare, no more fragments are asked for than can be trained on
+    in time (back-pressure: at most `fragments_per_batch * (max_lag + 1)` under way or waiting): runners rest while the
+    learner is behind. `max_lag=0`: collecting and learning take turns, each runner gets the same share, and the
+    fragments come in the runners' order; the run is then the synchronous one, to the last bit.
+
+    Fragments of older weights carry the log-probabilities of the policy that acted (`RolloutStore.action_logp`), so
+    that V-trace can correct for it. For runners that are lost see `EnvRunnerGroup`.
+    """
+
+    def __init__(
+        self,
+        policy: PublishingPolicy,
+        group: EnvRunnerGroup,
+        buffer: RolloutStore | None = None,
+        *,
+        fragment_length: int,
+        fragments_per_batch: int,
+        max_lag: int,
+    ) -> None:
+        check_wholes(fragment_length=fragment_length, fragments_per_batch=fragments_per_batch)
+        check_whole("max_lag", max_lag, 0)
+        self.fragment_length, self.fragments_per_batch, self.max_lag = fragment_length, fragments_per_batch, max_lag
+        self._counts = {"sampled": 0, "collected": 0, "dropped": 0}
+        """steps by what became of them: sampled = collected + dropped + those that wait"""
+        self._waiting: list[Fragment] = []
+        self._published: int | None = None
+        """version of the weights that the runners have"""
+        super().__init__(policy, group, buffer)
+
+    @property
+    def num_envs(self) -> int:
+        """Environments side by side in one rollout; a runner's may be among them several times."""
+        return self.fragments_per_batch * self.envs_per_runner
+
+    @property
+    def envs_per_runner(self) -> int:
+        """Environments of one runner."""
+        return int(self.group.envs["num_envs"])
+
+    @property
+    def steps_per_collect(self) -> int:
+        """Steps in one rollout."""
+        return self.fragment_length * self.num_envs
+
+    # -- collecting ---
+
+    def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
+        """Collect the next rollout, of `steps_per_collect` steps: `n_step` can say nothing else.
+
+        Raises `ValueError` for another amount, and as `EnvRunnerGroup.ready`; what waits is kept then.
+        """
+        if n_episode is not None or n_step not in (None, self.steps_per_collect) or random:
+            raise ValueError(
+                f"n_step={n_step}, n_episode={n_episode}, random={random}: one rollout of an asynchronous collector "
+                f"has {self.steps_per_collect} steps ({self.fragments_per_batch} fragments of {self.envs_per_runner} "
+                f"environments and {self.fragment_length} steps), drawn by the policy"
+            )
+        self.group.check_open()
+        started = time.perf_counter()
+        now = self.policy.weights_seq_no
+        if now != self._published:
+            self.group.set_weights(self.policy.acting_weights())
+            self._published = now
+        self._drop_older_than(now - self.max_lag)
+        while len(self._waiting) < self.fragments_per_batch:
+            self._ask(self.fragments_per_batch * (self.max_lag + 1))
+            self._take(self.group.ready(WAIT_S))
+            self._drop_older_than(now - self.max_lag)
+        chosen, self._waiting = self._waiting[: self.fragments_per_batch], self._waiting[self.fragments_per_batch :]
+        self._ask(self.fragments_per_batch * self.max_lag)  # what the runners do while the policy learns
+        chosen.sort(key=lambda fragment: fragment.runner)
+        if self.store is not None:
+            append_fragments(_with_logp_of_older_weights(chosen, now), self.store)
+        self._counts["collected"] += sum(map(len, chosen))
+        return self._counted(chosen, time.perf_counter() - started)
+
+    def _ask(self, limit: int) -> None:
+        """Ask idle runners for fragments while less than `limit` are under way or waiting."""
+        group, steps = self.group, self.fragment_length * self.envs_per_runner
+        if self.max_lag == 0:  # shares do not depend on who is fast
+            there = Counter(fragment.runner for fragment in self._waiting)  # some may wait since an error, or a restore
+            for number in range(limit if group.num_in_flight == 0 else 0):
+                if there[number % len(group)]:
+                    there[number % len(group)] -= 1
+                else:
+                    group.ask(number % len(group), steps)
+            return
+        room = limit - len(self._waiting) - group.num_in_flight
+        most = group.section.max_requests_in_flight_per_env_runner
+        for _ in range(room):
+            asked, index = min((group.num_asked(i), i) for i in range(len(group)))
+            if asked >= most:
+                break
+            group.ask(index, steps)
+
+    def _take(self, fragments: list[Fragment]) -> None:
+        self._waiting += fragments
+        self._counts["sampled"] += sum(map(len, fragments))
+
+    def _drop_older_than(self, version: float) -> None:
+        old = [fragment for fragment in self._waiting if fragment.weights_seq_no < version]
+        self._waiting = [fragment for fragment in self._waiting if fragment.weights_seq_no >= version]
+        self._counts["dropped"] += sum(map(len, old))
+
+    def get_stats(self) -> dict[str, int]:
+        """Return steps by what became of them, and the runners' numbers (`EnvRunnerGroup.get_stats`)."""
+        counts = {**self._counts, "waiting": sum(map(len, self._waiting))}
+        return {**{f"num_steps_{name}": number for name, number in counts.items()}, **self.group.get_stats()}
+
+    # -- resets, state ---
+
+    def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
+        """Begin new episodes everywhere with the next collect; what waits or is under way is dropped, and counted."""
+        self.group.check_open()
+        self._take(self.group.drain())
+        self._drop_older_than(np.inf)
+        super().reset(reset_buffer, reset_stats)
+
+    def get_state(self) -> dict[str, Any]:
+        """Wait for what is under way and return it with what waits; else as `GroupCollector.get_state`."""
+        self._take(self.group.drain())
+        waiting = [fragment.get_state() for fragment in self._waiting]
+        return {**super().get_state(), "waiting": waiting, "counts": dict(self._counts)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`: what waited is handed over first."""
+        super().set_state(state)
+        self._waiting = [Fragment.from_state(saved) for saved in state["waiting"]]
+        self._counts = {name: int(state["counts"][name]) for name in self._counts}
+        self._published = None
+
+
+def _with_logp_of_older_weights(fragments: list[Fragment], now: int) -> list[Fragment]:
+    """Leave steps of the present weights without a log-probability: NaN beside others, None where all are."""
+    if all(fragment.weights_seq_no == now or fragment.action_logp is None for fragment in fragments):
+        return [replace(fragment, action_logp=None) for fragment in fragments]
+    return [
+        fragment
+        if fragment.weights_seq_no != now
+        else replace(fragment, action_logp=np.full(fragment.rewards.shape, np.nan, np.float32))
+        for fragment in fragments
+    ]
+
+
 def merged_stats(fragments: Sequence[Fragment], seconds: float) -> CollectStats:
-    """Of all runners: episodes in the order in which they ended, seconds in environments and acting as means over them
-    (they go on at the same time), `seconds` in all.
+    """Return the statistics of all runners: episodes in the order in which they ended, seconds in environments and
+    acting as means over them (they go on at the same time), `seconds` in all.
     """
     parts = [fragment.stats for fragment in fragments]
-    ended = [(own, n) for part in parts for own, n in zip(part.returns, part.lens)]
+    ended = [episode for part in parts for episode in zip(part.returns, part.lens)]
     if all(len(fragment.final_index) == len(fragment.stats.returns) for fragment in fragments):
         index = np.concatenate([fragment.final_index // fragment.num_envs for fragment in fragments])
         ended = [ended[i] for i in np.argsort(index, kind="stable")]

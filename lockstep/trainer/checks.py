@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
-from lockstep.rollout.async_group import AsyncGroupCollector
+from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.state.checks import check_functions, check_whole, suggestion
 from lockstep.tracking import BaseLogger, LazyLogger
 

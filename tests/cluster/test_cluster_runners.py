@@ -31,7 +31,7 @@ def config_of(num_env_runners, num_envs, env="CartPole-v1", **runners):
 
 @pytest.fixture(scope="module")
 def two(cluster):
-    with config_of(2, 2, max_requests_in_flight_per_env_runner=2).build_env_runner_group() as group:
+    with config_of(2, 2).build_env_runner_group() as group:
         yield group
 
 
@@ -55,18 +55,21 @@ def test_two_remote_runners_give_the_rows_of_one_collector(two):
 def test_requests_stay_under_way_on_each_runner_and_large_weights_go_through_the_object_store(two):
     config = config_of(0, 4)
     policy = config.build_policy()
-    found = two.sample_async(8, timeout_s=20.0)
+    found = []
     while len(found) < 6:
-        found += two.sample_async(8, timeout_s=20.0)
-        assert two.num_in_flight <= 4
+        for index in range(2):
+            for _ in range(2 - two.num_asked(index)):
+                two.ask(index, 8)
+        found += two.ready(20.0)
     found += two.drain()
     assert two.num_in_flight == 0
     assert {(fragment.runner, len(fragment)) for fragment in found} == {(0, 8), (1, 8)}
     weights = policy.acting_weights()
-    two.set_weights(weights, wait=True)
+    two.set_weights(weights)
     assert two.foreach_env_runner(lambda runner: runner.weights_seq_no) == [weights.version] * 2
     with pytest.raises(ValueError, match="of another network"):
-        two.set_weights(type(weights)(9, np.zeros(100_000, np.uint8)), wait=True)
+        two.set_weights(type(weights)(9, np.zeros(100_000, np.uint8)))
+        two.sample(8)
     two.set_weights(weights)
     state = two.get_state()
     first = two.sample(8)

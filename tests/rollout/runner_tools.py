@@ -4,7 +4,7 @@ import copy
 
 from lockstep import PPOConfig
 from lockstep.rollout.env_runner import EnvRunner
-from lockstep.rollout.runner_backend import RunnerLostError
+from lockstep.rollout.errors import RunnerLostError
 
 
 class ManyRunners:
@@ -52,6 +52,14 @@ class ManyRunners:
         self.closed = True
         for runner in self.runners:
             runner.close()
+
+
+def sample_when_ready(group, num_timesteps, num_requests=1, timeout_s=5.0):
+    """Keep so many requests under way on each runner; return the fragments that have come."""
+    for index in range(len(group)):
+        for _ in range(num_requests - group.num_asked(index)):
+            group.ask(index, num_timesteps)
+    return group.ready(timeout_s)
 
 
 def config_of(env="CartPole-v1", num_envs=2, seed=3, **sections):

@@ -15,7 +15,7 @@ from lockstep import APPOConfig, IMPALAConfig, OnpolicyTrainer
 from lockstep.algorithms.asynchronous import fragments_of, steps_per_batch
 from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.rollout import EnvRunnerGroup
-from lockstep.rollout.async_group import AsyncGroupCollector
+from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 
 ENVS = 4

@@ -15,8 +15,8 @@ from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup, GroupCollector
-from lockstep.rollout.async_group import AsyncGroupCollector
-from lockstep.rollout.runner_backend import LocalRunner
+from lockstep.rollout.group_collector import AsyncGroupCollector
+from lockstep.rollout.runner_group import LocalRunner
 
 EPISODES = ((5, "terminate"),)
 

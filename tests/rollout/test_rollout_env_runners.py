@@ -5,7 +5,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from runner_tools import ManyRunners, config_of, runner_count
+from runner_tools import ManyRunners, config_of, runner_count, sample_when_ready
 
 from lockstep import DQNConfig, OffpolicyTrainer, PPOConfig, RolloutStore
 from lockstep.algorithms import get_config
@@ -15,7 +15,7 @@ from lockstep.envs import make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.replay import VectorReplayBuffer
-from lockstep.rollout import EnvRunner, EnvRunnerError, EnvRunnerGroup, GroupCollector, RolloutWorker, rollout_of
+from lockstep.rollout import EnvRunner, EnvRunnerError, EnvRunnerGroup, GroupCollector, rollout_of
 from lockstep.rollout.fragments import append_fragments
 from lockstep.state.restarts import RestartLimits
 
@@ -81,14 +81,15 @@ def test_random_actions_and_memory_are_the_same_whatever_the_number_of_runners_i
 def test_a_fragment_gives_its_columns_and_its_episodes():
     config = config_of(num_envs=2)
     runner = config.build_env_runner_group()._backend.runner
-    assert type(runner) is EnvRunner is RolloutWorker
+    assert type(runner) is EnvRunner
     fragment = runner.sample(num_timesteps=60)
     assert (fragment.num_steps, fragment.num_envs, len(fragment)) == (30, 2, 60)
-    episodes = fragment.episodes(*runner.spaces())
+    about = runner.describe()
+    episodes = fragment.episodes(about["observation_space"], about["action_space"])
     assert sum(len(episode) for episode in episodes) == 60
     assert fragment.begins.all()
     assert not runner.sample(num_timesteps=60).begins.any()
-    assert runner.get_metrics().n_collected_steps == 120
+    assert runner.collector.collect_step == 120
     runner.close()
 
 
@@ -108,7 +109,10 @@ def test_episodes_are_shared_out_and_runners_without_a_share_are_left_out():
     "given", [{}, {"num_timesteps": 0}, {"num_episodes": True}, {"num_timesteps": 4, "num_episodes": 1}]
 )
 def test_a_sample_takes_exactly_one_amount(given):
-    with group_of(config_of()) as group, pytest.raises(ValueError, match="give exactly one of them, a whole number"):
+    with (
+        group_of(config_of()) as group,
+        pytest.raises(ValueError, match="give exactly one of num_timesteps and num_episodes|must be a whole number"),
+    ):
         group.sample(**given)
 
 
@@ -134,23 +138,24 @@ def test_statistics_of_observations_come_with_the_weights():
     with group_of(config) as group:
         policy = config.build_policy()
         policy.connectors.obs.update(np.full((3, 3), 7.0, np.float32))
-        group.set_weights(policy.acting_weights(), wait=True)
+        group.set_weights(policy.acting_weights())
+        group.sample(4)
         for runner in group._backend.runners:
             assert runner.policy.connectors.obs.connectors[0].moments[0].mean[0] == 7.0
 
 
 def test_asynchronous_samples_tell_the_version_they_were_sampled_with_and_how_likely_each_action_was():
-    config = config_of(env_runners={"max_requests_in_flight_per_env_runner": 2})
+    config = config_of()
     with group_of(config, with_logp=True) as group:
         policy = config.build_policy()
         group.set_weights(policy.acting_weights())
-        first = group.sample_async(num_timesteps=8)
+        first = sample_when_ready(group, 8, 2)
         assert [(f.runner, f.weights_seq_no, len(f)) for f in first] == [(0, 0, 8), (0, 0, 8), (1, 0, 8), (1, 0, 8)]
         with policy.within_training_step():
             policy.update(0, store_of(group, first))
         assert group.num_in_flight == 0
         group.set_weights(policy.acting_weights())
-        second = group.sample_async(8, timeout_s=5.0)
+        second = sample_when_ready(group, 8, 2)
         assert {f.weights_seq_no for f in second} == {policy.weights_seq_no}
         store = store_of(group, [first[0], second[0]])
         versions = [0, 0, policy.weights_seq_no, policy.weights_seq_no]
@@ -178,7 +183,7 @@ def test_a_lost_runner_is_replaced_and_the_others_lose_nothing():
         assert [f.begins.all() for f in fragments] == [False, True]
         assert [f.t_started.tolist() for f in fragments] == [[10, 10], [0, 0]]
         store.clear()
-        append_fragments(store, fragments, by_runner=True)
+        append_fragments(fragments, store, by_runner=True)
         assert [(e.id_, e.t_started) for e in store.episodes()] == [("4", 10), ("5", 10), ("8", 0), ("9", 0)]
         assert group.get_stats() | {"weights_seq_no": 0} == {
             "num_env_runners": 2,
@@ -195,7 +200,7 @@ def test_rows_before_a_lost_runner_are_cut_off_from_those_after_it():
     with group_of(config) as group:
         store = store_of(group, group.sample(40))
         group._backend.lost.add(0)
-        append_fragments(store, group.sample(40), by_runner=True)
+        append_fragments(group.sample(40), store, by_runner=True)
         lengths = [(len(e), e.is_terminated, e.is_truncated) for e in store.episodes()]
         assert lengths == [(10, False, False)] * 4 + [(20, False, False)] * 2
         assert store.trajectories().cuts[9].tolist() == [True, True, False, False]
@@ -209,7 +214,7 @@ def test_a_hanging_runner_is_replaced_after_sample_timeout_s():
         group._backend.hanging.add(0)
         found = []
         while {fragment.runner for fragment in found} != {0, 1}:
-            found += group.sample_async(4)
+            found += sample_when_ready(group, 4)
         assert group.num_restarts == 2
 
 
