@@ -111,7 +111,7 @@ def test_episodes_are_shared_out_and_runners_without_a_share_are_left_out():
 def test_a_sample_takes_exactly_one_amount(given):
     with (
         group_of(config_of()) as group,
-        pytest.raises(ValueError, match="give exactly one of num_timesteps and num_episodes|must be a whole number"),
+        pytest.raises(ValueError, match=r"give exactly one of num_timesteps and num_episodes|must be a whole number"),
     ):
         group.sample(**given)
 
@@ -298,7 +298,7 @@ def test_episodes_under_way_at_the_end_of_a_shorter_fragment_are_bootstrapped_fr
     found = 0
     for _ in range(6):  # rows that only reset count for nothing, so that some take one vector step more
         fragments = [runner.sample(100) for runner in runners]
-        rollout = rollout_of(fragments, *runners[0].spaces()).trajectories()
+        rollout = rollout_of(fragments, policy.observation_space, policy.action_space).trajectories()
         last = dict(zip(rollout.bootstrap_index.tolist(), rollout.bootstrap_obs))
         longest = max(fragment.num_steps for fragment in fragments)
         for i, fragment in enumerate(fragments):
