@@ -26,8 +26,7 @@ from lockstep.modules.encoders import Encoder, FlatFeatures
 from lockstep.modules.layers import hooks_of
 from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule
 from lockstep.modules.rl_module import RLModule
-from lockstep.ops.deterministic import SquashedDeterministic
-from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution, SquashedGaussian
+from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution, SquashedDeterministic, SquashedGaussian
 
 Noise = npt.NDArray[np.float32]
 State = dict[str, np.ndarray]

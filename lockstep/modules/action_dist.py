@@ -13,13 +13,13 @@ from gymnasium.spaces import Space
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK, carries_mask, from_space, to_space, without_mask
-from lockstep.ops.deterministic import SquashedDeterministic
 from lockstep.ops.distributions import (
     Bernoulli,
     Categorical,
     DiagGaussian,
     Distribution,
     MultiCategorical,
+    SquashedDeterministic,
     SquashedGaussian,
 )
 

@@ -15,9 +15,8 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.model_config import ModelConfig
-from lockstep.ops.batched_mlp import batched_mlp
 from lockstep.ops.mlp import ACTIVATIONS as FUSED_ACTIVATIONS
-from lockstep.ops.mlp import mlps
+from lockstep.ops.mlp import batched_mlp, mlps
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 

@@ -25,11 +25,11 @@ from lockstep.ops.returns import (
     lambda_returns,
     monte_carlo_returns,
     n_step_returns,
+    vtrace,
 )
 from lockstep.ops.statistics import RunningMoments, explained_variance
 from lockstep.ops.sum_tree import SumTree
 from lockstep.ops.value_distributions import project_on_atoms, quantile_huber_loss
-from lockstep.ops.vtrace import vtrace
 
 __all__ = [
     "Bernoulli",

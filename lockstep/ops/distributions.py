@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -377,6 +377,50 @@ class SquashedGaussian(Distribution):
         return torch.tanh(self.base.rsample(generator))
 
 
+class SquashedDeterministic(Distribution):
+    """`tanh` of the inputs; actions are floats in [-1, 1], `[N, A]`.
+
+    Noise is what exploration adds to the action, which stays within [-1, 1] (Lillicrap et al. 2016, Fujimoto et al.
+    2018). There is no density: `log_prob`, `entropy` and `kl` raise `TypeError`.
+    """
+
+    def __init__(self, inputs: Tensor) -> None:
+        """`inputs` `[N, A]`, before the tanh."""
+        self.inputs = inputs
+
+    @classmethod
+    def input_size(cls, *, size: int) -> int:
+        return size
+
+    @classmethod
+    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
+        _check_width(inputs, size, cls.__name__)
+        return cls(inputs)
+
+    @classmethod
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
+        """Zeros: how much there is to explore is the algorithm's to say (`GaussianNoise`)."""
+        return np.zeros((*leading_shape, size), np.float32)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return _no_density()
+
+    def entropy(self) -> Tensor:
+        return _no_density()
+
+    def kl(self, other: Any) -> Tensor:
+        return _no_density()
+
+    def mode(self) -> Tensor:
+        return torch.tanh(self.inputs)
+
+    def sample_with_noise(self, noise: Tensor) -> Tensor:
+        return (torch.tanh(self.inputs) + noise).clamp(-1.0, 1.0)
+
+    def rsample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self.mode()
+
+
 def _log_tanh_slope(raw: Tensor) -> Tensor:
     """`log(1 - tanh(raw)**2)`, stable for large `|raw|`."""
     # logsigmoid keeps the tiny term that softplus drops beyond its threshold, and its gradient.
@@ -400,3 +444,7 @@ def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatNoise:
 def _gumbel_like(logits: Tensor, generator: torch.Generator | None) -> Tensor:
     exponential = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
     return exponential.clamp_(min=torch.finfo(logits.dtype).tiny).log_().neg_()
+
+
+def _no_density() -> NoReturn:
+    raise TypeError("a deterministic policy has no density: no log_prob, entropy or kl")

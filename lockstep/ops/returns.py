@@ -1,4 +1,4 @@
-"""Returns and advantages of time-major rewards (numpy in, numpy out, compiled on first use).
+"""Returns, advantages and V-trace of time-major rewards (numpy in, numpy out, compiled on first use).
 
 Conventions of every function here, `T` time steps, `B` environments:
 
@@ -14,6 +14,8 @@ Conventions of every function here, `T` time steps, `B` environments:
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +52,13 @@ def gae(
     Raises:
         ValueError: shapes differ, or `gamma` or `lambda_` is outside [0, 1].
     """
-    from lockstep.ops import _kernels
+    from lockstep.ops import _return_kernels
 
-    check_unit_interval(gamma=gamma, lambda_=lambda_)
-    shape, floats = prepare_floats(rewards=rewards, values=values, next_values=next_values)
-    flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
+    _check_unit_interval(gamma=gamma, lambda_=lambda_)
+    shape, floats = _prepare_floats(rewards=rewards, values=values, next_values=next_values)
+    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
     advantages, value_targets = np.empty_like(floats[0]), np.empty_like(floats[0])
-    _kernels.gae(*floats, *flags, float(gamma), float(lambda_), advantages, value_targets)
+    _return_kernels.gae(*floats, *flags, float(gamma), float(lambda_), advantages, value_targets)
     return advantages.reshape(shape), value_targets.reshape(shape)
 
 
@@ -77,13 +79,13 @@ def lambda_returns(
     Returns:
         `[T, B]`. Errors as in :func:`gae`.
     """
-    from lockstep.ops import _kernels
+    from lockstep.ops import _return_kernels
 
-    check_unit_interval(gamma=gamma, lambda_=lambda_)
-    shape, floats = prepare_floats(rewards=rewards, next_values=next_values)
-    flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
+    _check_unit_interval(gamma=gamma, lambda_=lambda_)
+    shape, floats = _prepare_floats(rewards=rewards, next_values=next_values)
+    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
     returns = np.empty_like(floats[0])
-    _kernels.lambda_returns(*floats, *flags, float(gamma), float(lambda_), returns)
+    _return_kernels.lambda_returns(*floats, *flags, float(gamma), float(lambda_), returns)
     return returns.reshape(shape)
 
 
@@ -138,29 +140,88 @@ def n_step_returns(
     Raises:
         ValueError: `n_step < 1`, and as in :func:`gae`.
     """
-    from lockstep.ops import _kernels
+    from lockstep.ops import _return_kernels
 
     if n_step < 1 or int(n_step) != n_step:
         raise ValueError(f"n_step must be a whole number of at least 1, got {n_step!r}.")
-    check_unit_interval(gamma=gamma)
-    shape, floats = prepare_floats(rewards=rewards, next_values=next_values)
-    flags = prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
+    _check_unit_interval(gamma=gamma)
+    shape, floats = _prepare_floats(rewards=rewards, next_values=next_values)
+    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
     returns = np.empty_like(floats[0])
     if n_step >= shape[0]:  # the horizon is never reached: the same numbers in O(T)
-        _kernels.lambda_returns(*floats, *flags, float(gamma), 1.0, returns)
+        _return_kernels.lambda_returns(*floats, *flags, float(gamma), 1.0, returns)
     else:
-        _kernels.n_step_returns(*floats, *flags, float(gamma), int(n_step), returns)
+        _return_kernels.n_step_returns(*floats, *flags, float(gamma), int(n_step), returns)
     return returns.reshape(shape)
 
 
-def check_unit_interval(**coefficients: float) -> None:
+def vtrace(
+    log_ratios: npt.ArrayLike,
+    rewards: npt.ArrayLike,
+    values: npt.ArrayLike,
+    next_values: npt.ArrayLike,
+    terminateds: npt.ArrayLike,
+    truncateds: npt.ArrayLike,
+    *,
+    gamma: float,
+    lambda_: float = 1.0,
+    clip_rho: float | None = 1.0,
+    clip_c: float | None = 1.0,
+    clip_pg_rho: float | None = 1.0,
+    weighted: bool = True,
+) -> tuple[FloatArray, FloatArray]:
+    """V-trace (Espeholt et al. 2018, arXiv:1802.01561, equations 1 and 4; remark 2 for `lambda_`).
+
+    With `rho = min(clip_rho, exp(log_ratios))`, `c = lambda * min(clip_c, exp(log_ratios))` and
+    `delta[t] = r[t] + gamma * (1 - terminated[t]) * next_values[t] - values[t]`:
+
+        vs[t] = values[t] + rho[t] * delta[t] + gamma * c[t] * (1 - done[t]) * (vs[t + 1] - values[t + 1])
+        pg_advantages[t] = min(clip_pg_rho, ratio[t]) * (r[t] + gamma * q[t + 1] - values[t])
+
+    where `q[t + 1]` is `(1 - lambda) * values[t + 1] + lambda * vs[t + 1]`, and `next_values[t]` or zero
+    where the episode or trace ends. On-policy (`log_ratios = 0`), `vs` are the lambda returns and
+    `pg_advantages` are GAE's. Inside an episode `values[t + 1]` and `next_values[t]` are taken to be equal.
+
+    Args:
+        log_ratios: `[T, B]`, log-probability of the taken action under the learned policy minus that under
+            the policy that acted.
+        rewards, values, next_values, terminateds, truncateds: `[T, B]`, see the module's
+            conventions.
+        gamma: discount in [0, 1].
+        lambda_: in [0, 1].
+        clip_rho, clip_c, clip_pg_rho: upper limits of the importance weights, > 0; None: no limit.
+        weighted: False leaves the factor `min(clip_pg_rho, ratio)` out of `pg_advantages`, for a loss that puts
+            in that of the policy as it is by then.
+
+    Returns:
+        `(vs, pg_advantages)`, each `[T, B]`.
+
+    Raises:
+        ValueError: shapes differ, or a coefficient is outside its range.
+    """
+    from lockstep.ops import _return_kernels
+
+    _check_unit_interval(gamma=gamma, lambda_=lambda_)
+    limits: list[float] = []
+    for name, limit in (("clip_rho", clip_rho), ("clip_c", clip_c), ("clip_pg_rho", clip_pg_rho)):
+        if limit is not None and not limit > 0.0:
+            raise ValueError(f"{name} must be greater than 0, or None for no limit; got {limit!r}.")
+        limits.append(math.inf if limit is None else float(limit))
+    shape, floats = _prepare_floats(log_ratios=log_ratios, rewards=rewards, values=values, next_values=next_values)
+    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
+    vs, pg_advantages = np.empty_like(floats[0]), np.empty_like(floats[0])
+    _return_kernels.vtrace(*floats, *flags, float(gamma), float(lambda_), *limits, bool(weighted), vs, pg_advantages)
+    return vs.reshape(shape), pg_advantages.reshape(shape)
+
+
+def _check_unit_interval(**coefficients: float) -> None:
     """Raise `ValueError` for a coefficient outside [0, 1] (NaN included)."""
     for name, value in coefficients.items():
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"{name.rstrip('_')} must lie in [0, 1], got {value!r}.")
 
 
-def prepare_floats(**arrays: npt.ArrayLike) -> tuple[tuple[int, ...], list[FloatArray]]:
+def _prepare_floats(**arrays: npt.ArrayLike) -> tuple[tuple[int, ...], list[FloatArray]]:
     """Common shape of the arrays, and each as a contiguous `[T, B]` array of one float dtype."""
     found = {name: np.asarray(array) for name, array in arrays.items()}
     shapes = {name: array.shape for name, array in found.items()}
@@ -173,7 +234,7 @@ def prepare_floats(**arrays: npt.ArrayLike) -> tuple[tuple[int, ...], list[Float
     return shape, [_two_dimensional(array, dtype) for array in found.values()]
 
 
-def prepare_flags(shape: tuple[int, ...], **flags: npt.ArrayLike) -> list[npt.NDArray[np.bool_]]:
+def _prepare_flags(shape: tuple[int, ...], **flags: npt.ArrayLike) -> list[npt.NDArray[np.bool_]]:
     """Each flag array as a contiguous boolean `[T, B]` array; its shape must be `shape`."""
     found = {name: np.asarray(array) for name, array in flags.items()}
     for name, array in found.items():

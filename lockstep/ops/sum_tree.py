@@ -109,9 +109,9 @@ class SumTree:
         Returns:
             int64 `[n]`. `ValueError` where all numbers are 0.
         """
-        self._check_total()
+        total = self._check_total()
         found = np.empty(uniforms.shape, np.int64)
-        self._kernels.find(self._tree, self._levels, uniforms, self._tree[-1], found)
+        self._kernels.find(self._tree, self._levels, uniforms, total, found)
         return found
 
     def load(self, values: npt.ArrayLike) -> None:
@@ -130,6 +130,8 @@ class SumTree:
             raise IndexError(f"indices must lie in 0 .. {self.size - 1}, got {where.min()} .. {where.max()}")
         return where.astype(np.int64, copy=False)
 
-    def _check_total(self) -> None:
-        if not self._tree[-1] > 0.0:
+    def _check_total(self) -> np.float64:
+        total: np.float64 = self._tree[-1]
+        if not total > 0.0:
             raise ValueError("all numbers of the sum tree are 0: nothing can be drawn")
+        return total

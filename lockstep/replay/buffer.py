@@ -436,7 +436,7 @@ class ReplayBuffer:
 
     def sample_indices(self, n: int) -> np.ndarray:
         """Return `n` indices drawn as `sample` does, int64 [n]."""
-        if not is_whole(n) or n < 1:
+        if not (type(n) is int or is_whole(n)) or n < 1:
             raise ValueError(f"n={n!r} is not allowed; it must be a whole number, at least 1 (all() gives everything)")
         self._check_filled()
         rng = self.streams.numpy("sample")

@@ -76,20 +76,23 @@ class Reader:
 
     def plain(self, rows: np.ndarray) -> dict[str, Tree]:
         """Return the transitions at `rows` as they were added: single frames, single steps."""
-        store, (terminateds, truncateds) = self.store, self.ring.ends(rows)
-        return {
-            OBS: store.take(OBS, rows),
-            NEXT_OBS: self.next_single(rows),
-            ACTIONS: store.take(ACTIONS, rows),
-            REWARDS: store.take(REWARDS, rows),
-            TERMINATEDS: terminateds,
-            TRUNCATEDS: truncateds,
-            **{name: store.take(name, rows) for name in self.extras},
+        take = self.store.take
+        columns = {
+            OBS: take(OBS, rows),
+            NEXT_OBS: take(NEXT_OBS, rows) if self.shared is None else self.shared.take(rows),
+            ACTIONS: take(ACTIONS, rows),
+            REWARDS: take(REWARDS, rows),
         }
+        columns[TERMINATEDS], columns[TRUNCATEDS] = self.ring.ends(rows)
+        for name in self.extras:
+            columns[name] = take(name, rows)
+        return columns
 
     def columns(self, rows: np.ndarray, hindsight: Hindsight | None) -> dict[str, Tree]:
         """Return the transitions at `rows` as they are drawn; with `hindsight` a share of them gets other goals."""
         ring, store, options = self.ring, self.store, self.options
+        if options.n_step == options.stack_num == 1 and hindsight is None:
+            return self.plain(rows)
         last, discounts = rows, None
         if options.n_step == 1:
             rewards = store.trees[REWARDS].take(rows, 0)

@@ -145,11 +145,11 @@ class Ring:
         self.kernels.preceding(rows, self.flags, self.oldest, out)
         return out
 
-    def ends(self, rows: np.ndarray) -> np.ndarray:
-        """Return bool [2, N]: are the rows terminated, are they truncated?"""
+    def ends(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return two bool [N]: which rows are terminated, and which are truncated."""
         out = np.empty((2, len(rows)), np.bool_)
         self.kernels.ends(rows, self.flags, out)
-        return out
+        return out[0], out[1]
 
     def begins_lost(self, rows: np.ndarray) -> np.ndarray:
         """Return bool [N]: does the row begin what is left of an episode whose earlier rows are gone?"""

@@ -44,7 +44,7 @@ LEAVES: list[tuple[str, str | None]] = [
     ("lockstep/algorithms/policy.py", "Policy.update"),
     ("lockstep/learner/learner.py", "Learner.update_from_episodes"),
     ("lockstep/learner/onpolicy.py", "evaluate_trajectories"),
-    ("lockstep/ops/_kernels.py", "gae"),
+    ("lockstep/ops/_return_kernels.py", "gae"),
     ("lockstep/ops/losses.py", "clipped_surrogate_loss"),
     ("lockstep/ops/losses.py", "clipped_value_loss"),
     ("lockstep/learner/minibatches.py", "gather"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lockstep.modules import BatchedMLP
-from lockstep.ops.batched_mlp import batched_mlp
+from lockstep.ops.mlp import batched_mlp
 
 
 def networks(dtype=torch.float64, widths=(6, 5), num=3):

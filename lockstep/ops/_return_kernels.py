@@ -1,4 +1,4 @@
-"""Compiled loops of :mod:`lockstep.ops.returns` and :mod:`lockstep.ops.vtrace`.
+"""Compiled loops of :mod:`lockstep.ops.returns`.
 
 It imports numba, and is itself imported when a kernel is first called. Arrays are
 C-contiguous `[T, B]`; sums run in float64 whatever the dtype of the arrays. Kernels keep the result of row
