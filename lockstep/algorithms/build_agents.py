@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.algorithms.build import Spaces, build_acting_parts, build_replay_buffer, find_spaces
 from lockstep.algorithms.module_specs import module_specs, spaces_by_module
 from lockstep.algorithms.multi_agent_policy import MultiAgentPolicy
-from lockstep.envs.pettingzoo_envs import PettingZooEnvs
+from lockstep.envs.pettingzoo import PettingZooEnvs
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout import MultiAgentCollector
 from lockstep.state.streams import RandomStreams

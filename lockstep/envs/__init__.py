@@ -6,7 +6,7 @@ from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
 from lockstep.envs.goals import BitFlipping, goal_functions
 from lockstep.envs.make import make_vector
-from lockstep.envs.pettingzoo_episodes import record_aec_episode, record_parallel_episode
+from lockstep.envs.pettingzoo import record_aec_episode, record_parallel_episode
 from lockstep.envs.probes import PROBES, Probe, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
 from lockstep.envs.workers import WorkerVectorEnv

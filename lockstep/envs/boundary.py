@@ -1,8 +1,8 @@
 """One transition model over every vector back end and every autoreset mode.
 
-gymnasium knows three ways to end an episode in a vector (NEXT_STEP, SAME_STEP, DISABLED), and each tells the
-last observation in another place. Behind this boundary there is one: for each row a real
-``(obs, action, reward, next_obs, terminated, truncated)``, with
+gymnasium knows three ways to end an episode in a vector (NEXT_STEP, SAME_STEP, DISABLED), and each tells the last
+observation in another place. Behind this boundary there is one: for each row a real
+`(obs, action, reward, next_obs, terminated, truncated)`, with
 
     next_obs[b] = final_obs[b] where the episode of row b ended in this step, else obs[b].
 """
@@ -10,57 +10,67 @@ last observation in another place. Behind this boundary there is one: for each r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from lockstep.data.trees import Tree
+
+Flags = npt.NDArray[np.bool_]
 
 
 class StepResult:
-    """What one vector step gave. One object for each boundary, reused: copy what must outlive the next step.
+    """The outcome of one vector step. Each boundary reuses one object: copy what must outlive the next step.
 
     Attributes:
-        obs: tree of arrays [B, ...], the observation to act on next (the first of the new episode where one
-            ended, or still the last of the old one where the reset comes as an invalid row in the next step).
+        obs: tree of arrays [B, ...], the observation to act on next (the first of the new episode where one ended, or
+            still the last of the old one where the reset comes as an invalid row in the next step).
         rewards: float [B].
         terminateds: bool [B], the task ended: nothing follows, bootstrap with 0.
         truncateds: bool [B], the episode was cut: bootstrap with the value of the final observation.
-        valid: None (every row is a transition), or bool [B]: False marks a row that only reset its
-            environment; its action was ignored and it must not be stored.
-        final_obs: None, or ``(rows int64 [k], tree [k, ...])``: the true last observations of the episodes
-            that ended in this step, in ascending order of rows.
+        valid: None (every row is a transition), or bool [B]: False marks a row that only reset its environment; its
+            action was ignored and it must not be stored.
+        final_obs: None, or `(rows int64 [k], tree [k, ...])`: the true last observations of the episodes that ended in
+            this step, in ascending order of rows.
         lost: None, or int64 [k]: rows whose environment was started again in this step. The episode under way ended
             without a last observation, the row is not valid, and `obs` has the first observation of a new one.
-        infos: None, or ``{row: info}`` with the non-empty infos of the last step of episodes that ended.
+        infos: None, or `{row: info}` with the non-empty infos of the last step of episodes that ended.
         any_done: True where at least one episode ended (or was lost).
     """
 
     __slots__ = ("any_done", "final_obs", "infos", "lost", "obs", "rewards", "terminateds", "truncateds", "valid")
 
-    def __init__(self, obs: Any, rewards: npt.NDArray[Any], terminateds: Any, truncateds: Any) -> None:
+    def __init__(self, obs: Tree, rewards: npt.NDArray[Any], terminateds: Flags, truncateds: Flags) -> None:
         self.obs = obs
         self.rewards = rewards
-        self.terminateds: npt.NDArray[np.bool_] = terminateds
-        self.truncateds: npt.NDArray[np.bool_] = truncateds
-        self.valid: npt.NDArray[np.bool_] | None = None
-        self.final_obs: tuple[npt.NDArray[np.int64], Any] | None = None
+        self.terminateds = terminateds
+        self.truncateds = truncateds
+        self.forget_endings()
+
+    def forget_endings(self) -> None:
+        """No episode ended, and every row is a transition."""
+        self.valid: Flags | None = None
+        self.final_obs: tuple[npt.NDArray[np.int64], Tree] | None = None
         self.lost: npt.NDArray[np.int64] | None = None
-        self.infos: dict[int, dict[str, Any]] | None = None
+        self.infos: Mapping[int, dict[str, Any]] | None = None
         self.any_done = False
 
 
 class VectorBoundary(ABC):
-    """A vector of ``num_envs`` environments behind the one transition model.
+    """A vector of `num_envs` environments behind the one transition model.
 
     Attributes:
         num_envs: number of rows B.
         observation_space, action_space: the spaces of a single environment.
-        backend: what runs the environments: "light_sync", "gymnasium_sync", "gymnasium_async", "native" or
+        backend: what runs the environments: "light_sync", "workers", "gymnasium_sync", "gymnasium_async", "native" or
             "envpool".
         autoreset_mode: how the back end resets: "SAME_STEP", "NEXT_STEP" or "DISABLED".
-        has_invalid_rows: True where ``StepResult.valid`` may be something other than None.
-        single_env_spec: gymnasium's ``EnvSpec`` of a single environment, or None.
+        has_invalid_rows: True where `StepResult.valid` may be something other than None.
+        single_env_spec: gymnasium's `EnvSpec` of a single environment, or None.
     """
 
     num_envs: int
@@ -69,16 +79,22 @@ class VectorBoundary(ABC):
     backend: str
     autoreset_mode: str
     has_invalid_rows: bool = False
-    single_env_spec: Any = None
+    single_env_spec: EnvSpec | None = None
     _closed = False
+    _started = False
 
     @property
     def num_restarts(self) -> int:
         """Environments that were started again, where the back end does so."""
         return 0
 
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The limit of an episode's length that the environment is registered with; None where it has none."""
+        return None if self.single_env_spec is None else self.single_env_spec.max_episode_steps
+
     @abstractmethod
-    def reset(self, seeds: list[int] | None = None) -> Any:
+    def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row. `RuntimeError` once closed.
 
         Args:
@@ -90,7 +106,7 @@ class VectorBoundary(ABC):
         """
 
     @abstractmethod
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Tree) -> StepResult:
         """Take one action in every row and begin a new episode where one ended.
 
         Args:
@@ -102,22 +118,22 @@ class VectorBoundary(ABC):
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Everything needed to continue bit by bit, or None where the environments cannot tell it."""
+        """Return everything needed to continue bit for bit, or None where the environments cannot tell it."""
         return None
 
-    def set_state(self, state: dict[str, Any]) -> Any:
-        """Continue from what ``get_state`` gave; returns the current observations, a tree [B, ...].
+    def set_state(self, state: dict[str, Any]) -> Tree:
+        """Continue from what `get_state` gave; return the current observations, a tree [B, ...].
 
         Raises:
             ValueError: the environments cannot be put into a state, or it is of other environments.
         """
         raise ValueError(
-            f"the {self.backend!r} environments cannot be put into a stored state (get_state gives None for "
-            "them): reset them; the episode that was running ends at the checkpoint."
+            f"the {self.backend!r} environments cannot be put into a stored state (get_state gives None for them): "
+            "reset them; the episode that was running ends at the checkpoint."
         )
 
     def render(self, row: int = 0) -> Any:
-        """The frame of one row, as its ``render_mode`` says; None where the back end renders nothing."""
+        """Return the frame of one row, as its `render_mode` says; None where the back end renders nothing."""
         return None
 
     @abstractmethod
@@ -125,7 +141,7 @@ class VectorBoundary(ABC):
         """Release processes, windows and memory; a second call does nothing."""
 
     def check_open(self) -> None:
-        """Raises `RuntimeError` after `close`."""
+        """Raise `RuntimeError` after `close`."""
         if self._closed:
             raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
 
@@ -139,10 +155,20 @@ class VectorBoundary(ABC):
         if seeds is not None and len(seeds) != self.num_envs:
             raise ValueError(f"reset got {len(seeds)} seeds for {self.num_envs} environments; give one for each row.")
 
-    @property
-    def max_episode_steps(self) -> int | None:
-        """The limit of an episode's length that the environment is registered with; None where it has none."""
-        return None if self.single_env_spec is None else self.single_env_spec.max_episode_steps
+    def _check_started(self) -> None:
+        self.check_open()
+        if not self._started:
+            raise ValueError("step was called before reset: call reset(seeds) once, then step.")
+
+    def _check_num_actions(self, actions: Any, num_rows: int) -> None:
+        if len(actions) != num_rows:
+            raise ValueError(f"step got {len(actions)} actions for {num_rows} environments; give one for each row.")
+
+    def _check_num_states(self, state: Mapping[str, Any], num_envs: int) -> None:
+        if len(state["envs"]) != num_envs:
+            raise ValueError(
+                f"the state is of {len(state['envs'])} environments, there are {num_envs} here: use the same num_envs."
+            )
 
     def __repr__(self) -> str:
         name = "" if self.single_env_spec is None else f"{self.single_env_spec.id}, "

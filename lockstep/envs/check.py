@@ -13,9 +13,10 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
+from lockstep.data.trees import Tree, map_tree
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
-from lockstep.envs.make import single_env_factory
+from lockstep.envs.make import AnyEnv, single_env_factory
 
 LEVELS = ("error", "warning", "info")
 _SEEDED_STEPS = 50
@@ -42,7 +43,7 @@ class Finding:
 
 
 def check_environment(
-    env: Any,
+    env: AnyEnv,
     *,
     env_config: Mapping[str, Any] | None = None,
     num_steps: int = 2000,
@@ -63,128 +64,125 @@ def check_environment(
     Raises:
         ValueError: the id is unknown. (An environment that fails while being made is a finding.)
     """
-    given = isinstance(env, gym.Env)
-    make = (lambda: env) if given else single_env_factory(env, env_config)
-    look = _Look(num_steps, max_seconds, seed)
+    is_finished = isinstance(env, gym.Env)
+    make = (lambda: env) if is_finished else single_env_factory(env, env_config)
     try:
         made = make()
     except ValueError:
         raise
     except Exception as error:
-        look.add("error", "cannot_be_made", f"making the environment raised {type(error).__name__}: {error}")
-        return look.findings
+        message = f"making the environment raised {type(error).__name__}: {error}"
+        return [Finding("error", "cannot_be_made", message)]
+    examination = _Examination(made, num_steps, max_seconds, seed)
     try:
-        if look.spaces(made) and look.begins(made):
-            look.runs(made)
-            look.repeats(made)
+        if examination.check_spaces() and examination.begin():
+            examination.run()
+            examination.repeat()
     finally:
-        if not given:
+        if not is_finished:
             made.close()
-    return sorted(look.findings, key=lambda finding: LEVELS.index(finding.level))
+    return sorted(examination.findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-class _Look:
+class _Examination:
     """The findings so far, and the steps of the examination in order."""
 
-    def __init__(self, num_steps: int, max_seconds: float, seed: int) -> None:
+    def __init__(self, env: Any, num_steps: int, max_seconds: float, seed: int) -> None:
+        self.env = env
         self.findings: list[Finding] = []
         self._num_steps, self._max_seconds, self._seed = num_steps, max_seconds, seed
         self._masked = False
-        self._first: Any = None
+        self._first: Tree = None
 
     def add(self, level: str, code: str, message: str, value: float | None = None) -> None:
+        """Note a finding, unless there is one of the same kind."""
         if all(finding.code != code for finding in self.findings):
             self.findings.append(Finding(level, code, message, value))
 
-    def spaces(self, env: Any) -> bool:
-        """Whether both spaces can be used at all."""
-        fine = True
+    def check_spaces(self) -> bool:
+        """Return whether both spaces can be used at all."""
         for name in ("observation_space", "action_space"):
-            space = getattr(env, name, None)
-            if not isinstance(space, spaces.Space):
-                self.add("error", f"{name}_missing", trees.no_space(env, name))
-                fine = False
+            try:
+                space = trees.space_of(self.env, name)
+            except ValueError as error:
+                self.add("error", f"{name}_missing", str(error))
                 continue
             try:
                 trees.check_supported(space, name)
             except ValueError as error:
                 self.add("error", f"{name}_unsupported", str(error))
-                fine = False
-        if fine:
-            self._mask(env.observation_space, env.action_space)
-        if fine and isinstance(env.action_space, spaces.Box) and not env.action_space.is_bounded("both"):
-            self.add(
-                "warning",
-                "action_space_unbounded",
-                f"action_space {env.action_space} has infinite bounds: actions can be neither rescaled nor clipped",
-            )
-        return fine
+        if self.findings:
+            return False
+        self._check_mask()
+        space = self.env.action_space
+        if isinstance(space, spaces.Box) and not space.is_bounded("both"):
+            message = f"action_space {space} has infinite bounds: actions can be neither rescaled nor clipped"
+            self.add("warning", "action_space_unbounded", message)
+        return True
 
-    def _mask(self, observation_space: Any, action_space: Any) -> None:
+    def _check_mask(self) -> None:
         """Note whether observations carry an action mask; one that cannot be applied is an error."""
+        observation_space, action_space = self.env.observation_space, self.env.action_space
         try:
-            self._masked = carries_mask(observation_space)
+            if not carries_mask(observation_space):
+                return
         except ValueError as error:
             self.add("error", "action_mask_place", str(error))
             return
-        if not self._masked:
-            return
         mask = observation_space[ACTION_MASK]
         if not isinstance(action_space, MASKABLE):
-            self._masked = False
             self.add("error", "action_mask_kind", f"actions of {action_space} cannot be masked; leave the mask out")
         elif mask.shape != (mask_size(action_space),):
-            self._masked = False
             self.add(
                 "error",
                 "action_mask_shape",
                 f"the action mask {mask} must have shape ({mask_size(action_space)},), one entry for each choice of "
                 f"{action_space}",
             )
+        else:
+            self._masked = True
 
-    def _action(self, env: Any, obs: Any) -> Any:
-        """A random action, of those that the observation's mask allows."""
-        space = env.action_space
+    def _action(self, obs: Tree) -> Tree:
+        """Return a random action, of those that the observation's mask allows."""
+        space = self.env.action_space
         mask = obs.get(ACTION_MASK) if self._masked and isinstance(obs, Mapping) else None
         if mask is None or np.shape(mask) != (mask_size(space),):  # what is wrong with it is a finding already
             return space.sample()
         return allowed_actions(space, space.np_random, np.asarray(mask)[None])[0]
 
-    def begins(self, env: Any) -> bool:
-        """Whether `reset` works."""
-        answer = self._try(lambda: env.reset(seed=self._seed), "reset", "reset(seed)")
-        if answer is None:
-            return False
-        if not (isinstance(answer, tuple) and len(answer) == 2):
-            given, (_, values) = type(answer).__name__, FORMS["reset"]
-            self.add("error", "reset_form", f"reset gave {given}, expected {values}. {OLD_API}")
+    def begin(self) -> bool:
+        """Return whether `reset` works."""
+        answer = self._try(lambda: self.env.reset(seed=self._seed), "reset", "reset(seed)")
+        if answer is None or not self._has_form("reset", answer):
             return False
         self._first = answer[0]
-        self._observation(env, answer[0], "from reset")
-        self._info(answer[1], "reset")
+        self._check_observation(answer[0], "from reset")
+        self._check_info(answer[1], "reset")
         return True
 
-    def runs(self, env: Any) -> None:
-        """Random actions: observations, rewards, flags, infos, endings and speed."""
+    def run(self) -> None:
+        """Take random actions: observations, rewards, flags, infos, endings and speed."""
+        env = self.env
         env.action_space.seed(self._seed)
         length, endings, spent, done_steps = 0, 0, 0.0, 0
-        last: Any = None
+        last: Tree = None
         obs = self._first
         for number in range(1, self._num_steps + 1):
-            action = self._action(env, obs)
+            action = self._action(obs)
             begun = time.perf_counter()
             answer = self._try(partial(env.step, action), "step", f"step {number} with action {action!r}")
             spent += time.perf_counter() - begun
-            if answer is None or not self._step_form(env, answer, number):
+            if answer is None or not self._has_form("step", answer):
                 return
+            self._check_step(answer, number)
             done_steps, length, obs = number, length + 1, answer[0]
-            if isinstance(answer[0], np.ndarray) and answer[0] is last:
+            if isinstance(obs, np.ndarray) and obs is last:
                 self.add(
                     "info",
                     "observation_reused",
                     "step gives the same array object each time; whoever keeps it must copy (Lockstep does)",
                 )
-            last = answer[0]
+            last = obs
             if answer[2] or answer[3]:
                 endings, length = endings + 1, 0
                 begun = time.perf_counter()
@@ -193,101 +191,108 @@ class _Look:
                 if again is None:
                     return
                 obs = again[0]
-                self._observation(env, obs, f"from the reset after {number} steps")
+                self._check_observation(obs, f"from the reset after {number} steps")
             if spent > self._max_seconds:
                 break
-        self._endings(env, endings, length, done_steps)
+        if endings == 0:
+            self._check_endless(length, done_steps)
         speed = done_steps / max(spent, 1e-9)
         message = f"{speed:,.0f} environment steps in a second, one environment, resets included"
         self.add("info", "speed", message, speed)
 
-    def _endings(self, env: Any, endings: int, length: int, steps: int) -> None:
-        limit = None if env.spec is None else env.spec.max_episode_steps
-        if endings == 0 and limit is None:
+    def _check_endless(self, length: int, steps: int) -> None:
+        limit = None if self.env.spec is None else self.env.spec.max_episode_steps
+        if limit is None:
             self.add(
                 "warning",
                 "never_ends",
-                f"no episode ended in {steps} random steps and there is no time limit: no return would ever "
-                "be "
+                f"no episode ended in {steps} random steps and there is no time limit: no return would ever be "
                 "counted. Wrap it in gymnasium.wrappers.TimeLimit",
             )
-        elif endings == 0 and limit is not None and length > limit:
+        elif length > limit:
             self.add("error", "limit_ignored", f"an episode went {length} steps over its limit of {limit}")
 
-    def repeats(self, env: Any) -> None:
-        """The same seed must give the same episode."""
+    def repeat(self) -> None:
+        """Look whether the same seed gives the same episode."""
         if any(finding.level == "error" for finding in self.findings):
             return
-        first, second = self._episode(env), self._episode(env)
-        if len(first) != len(second) or not all(map(_same, first, second)):
-            number = next((k for k, (a, b) in enumerate(zip(first, second)) if not _same(a, b)), 0)
+        first, second = self._seeded_episode(), self._seeded_episode()
+        differ = [k for k, (one, other) in enumerate(zip(first, second)) if not trees.same(one, other)]
+        if differ or len(first) != len(second):
             self.add(
                 "error",
                 "seed_ignored",
                 f"reset(seed={self._seed}) twice and the same actions gave different episodes from step "
-                f"{number} on "
-                "(0 is the reset): draw random numbers from self.np_random after super().reset(seed=seed)",
+                f"{(differ or [0])[0]} on (0 is the reset): draw random numbers from self.np_random after "
+                "super().reset(seed=seed)",
             )
 
-    def _episode(self, env: Any) -> list[Any]:
+    def _seeded_episode(self) -> list[Tree]:
+        """Return copies of the observation of a reset, and of (observation, reward) of each step."""
+        env = self.env
         env.action_space.seed(self._seed)
         obs = env.reset(seed=self._seed)[0]
-        seen = [_copied(obs)]
+        seen = [map_tree(np.array, obs)]
         for _ in range(_SEEDED_STEPS):
-            obs, reward, terminated, truncated, _ = env.step(self._action(env, obs))
-            seen.append((_copied(obs), float(reward)))
+            obs, reward, terminated, truncated, _ = env.step(self._action(obs))
+            seen.append((map_tree(np.array, obs), float(reward)))
             if terminated or truncated:
                 break
         return seen
 
-    def _step_form(self, env: Any, answer: Any, number: int) -> bool:
-        if not (isinstance(answer, tuple) and len(answer) == 5):
-            given = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
-            number, values = FORMS["step"]
-            self.add("error", "step_form", f"step gave {given}, expected {number}: {values}. {OLD_API}")
-            return False
+    def _has_form(self, method: str, answer: object) -> bool:
+        number, values = FORMS[method]
+        if isinstance(answer, tuple) and len(answer) == number:
+            return True
+        found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+        self.add("error", f"{method}_form", f"{method} gave {found}, expected {number}: {values}. {OLD_API}")
+        return False
+
+    def _check_step(self, answer: tuple[Any, ...], number: int) -> None:
         obs, reward, terminated, truncated, info = answer
-        self._observation(env, obs, f"at step {number}")
-        self._reward(reward, number)
+        self._check_observation(obs, f"at step {number}")
+        if np.shape(reward) != () or np.asarray(reward).dtype.kind not in "biuf":
+            self.add("error", "reward_type", f"the reward at step {number} is {reward!r}, expected one number")
+        elif not np.isfinite(float(reward)):
+            self.add("error", "reward_not_finite", f"the reward at step {number} is {reward!r}")
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self.add("error", f"{name}_not_bool", f"{name} is {flag!r} ({type(flag).__name__}), not a bool")
-        self._info(info, "step")
-        return True
+        self._check_info(info, "step")
 
-    def _observation(self, env: Any, obs: Any, where: str) -> None:
+    def _check_observation(self, obs: Tree, where: str) -> None:
         """Say in which way an observation does not fit its space."""
-        for space, part, name in _leaves(env.observation_space, obs, "the observation", self.add):
-            self._array(space, part, f"{name} {where}")
+        try:
+            for space, part, name in trees.leaves_of(self.env.observation_space, obs, "the observation"):
+                self._check_leaf(space, part, f"{name} {where}")
+        except ValueError as error:
+            self.add("error", "observation_keys", f"{error} ({where})")
 
-    def _array(self, space: Any, part: Any, name: str) -> None:
+    def _check_leaf(self, space: Any, part: Any, name: str) -> None:
         shape, dtype = np.shape(part), np.asarray(part).dtype
+        is_outside = f"{name} lies outside of its space {space}: {part!r}"
         if dtype.kind in "OUS":
             self.add("error", "observation_type", f"{name} is a {type(part).__name__}, no array of numbers")
         elif shape != (space.shape or ()):
             self.add("error", "observation_shape", f"{name} has shape {shape}, its space says {space.shape}")
         elif dtype.kind == "f" and not np.isfinite(part).all():
             self.add("error", "observation_not_finite", f"{name} has NaN or infinite values")
-        elif isinstance(space, spaces.Box) and not (np.all(part >= space.low) and np.all(part <= space.high)):
-            self.add("error", "observation_outside", f"{name} lies outside of its space {space}: {part!r}")
-        elif isinstance(space, spaces.Box) and dtype != space.dtype:
+        elif not isinstance(space, spaces.Box):
+            if not space.contains(part):
+                self.add("error", "observation_outside", is_outside)
+        elif not (np.all(part >= space.low) and np.all(part <= space.high)):
+            self.add("error", "observation_outside", is_outside)
+        elif dtype != space.dtype:
             self.add("warning", "observation_dtype", f"{name} is {dtype}, its space says {space.dtype}")
-        elif not isinstance(space, spaces.Box) and not space.contains(part):
-            self.add("error", "observation_outside", f"{name} lies outside of its space {space}: {part!r}")
 
-    def _reward(self, reward: Any, number: int) -> None:
-        if np.shape(reward) != () or np.asarray(reward).dtype.kind not in "biuf":
-            self.add("error", "reward_type", f"the reward at step {number} is {reward!r}, expected one number")
-        elif not np.isfinite(float(reward)):
-            self.add("error", "reward_not_finite", f"the reward at step {number} is {reward!r}")
-
-    def _info(self, info: Any, source: str) -> None:
+    def _check_info(self, info: object, source: str) -> None:
         if not isinstance(info, dict):
             self.add("error", "info_type", f"the info of {source} is a {type(info).__name__}, expected a dict")
         elif not all(isinstance(key, str) for key in info):
             self.add("warning", "info_keys", f"the info of {source} has keys that are no strings: {list(info)!r}")
 
     def _try(self, call: Callable[[], Any], kind: str, name: str) -> Any:
+        """Return the answer of a call; None, and a finding, where it raises or gives nothing back."""
         try:
             answer = call()
         except Exception as error:
@@ -300,34 +305,3 @@ class _Look:
         if answer is None:
             self.add("error", f"{kind}_form", f"{name} gave nothing back")
         return answer
-
-
-def _leaves(space: Any, value: Any, name: str, add: Any) -> list[tuple[Any, Any, str]]:
-    """Pairs of a leaf space and the part of the observation that belongs to it."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) or set(value) != set(space.spaces):
-            add("error", "observation_keys", f"{name} is {value!r}, its space has keys {list(space.spaces)}")
-            return []
-        parts = [(part, value[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
-    elif isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
-            add("error", "observation_keys", f"{name} is {value!r}, its space has {len(space.spaces)} parts")
-            return []
-        parts = [(part, value[k], f"{name}[{k}]") for k, part in enumerate(space.spaces)]
-    else:
-        return [(space, value, name)]
-    return [leaf for part, inner, inner_name in parts for leaf in _leaves(part, inner, inner_name, add)]
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(part) for key, part in value.items()}
-    return tuple(map(_copied, value)) if isinstance(value, tuple | list) else np.array(value)
-
-
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, Mapping):
-        return all(_same(part, right[key]) for key, part in left.items())
-    if isinstance(left, tuple | list):
-        return all(map(_same, left, right))
-    return bool(np.array_equal(left, right))

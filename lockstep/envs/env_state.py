@@ -1,12 +1,12 @@
-"""The state of environments, as far as it can be had, so that a run continues bit by bit.
+"""The state of environments, as far as it can be had, so that a run continues bit for bit.
 
-Known: gymnasium's classic control, its MuJoCo environments, and every environment that has
+Known are gymnasium's classic control, its MuJoCo environments, and every environment that has
 
     get_env_state() -> dict of plain values and arrays        set_env_state(state) -> None
 
-in itself (below its wrappers); beside that state the environment's `np_random` is kept here. Wrappers that
-only transform are passed; one that may remember something (`FrameStackObservation`, `NormalizeReward`, a
-wrapper of the user's) makes the state unknown, which is None.
+in itself (below its wrappers); beside that state the environment's `np_random` is kept here. Wrappers that only
+transform are passed; one that may remember something (`FrameStackObservation`, `NormalizeReward`, a wrapper of the
+user's) makes the state unknown, which is None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
 
@@ -37,37 +36,35 @@ _PASSED = (
     wrappers.ReshapeObservation,
     wrappers.DtypeObservation,
 )
+AnyEnv = Any
+"""A gymnasium environment, or a native vector of them, wrapped or not."""
 
 
-def env_state(env: Any) -> dict[str, Any] | None:
-    """The state of one environment or native vector with its random generator and time limits, or None.
+def env_state(env: AnyEnv) -> dict[str, Any] | None:
+    """Return the state of an environment with its random generator and time limits, or None.
 
-    Only its own values: nothing in it changes when the environment goes on.
+    Nothing in it changes when the environment goes on.
     """
     if not tells_state(env):
         return None
     base = env.unwrapped
-    inner = _inner_state(base)
-    limits = [wrapper._elapsed_steps for wrapper in _wrappers_of(env) if type(wrapper) is wrappers.TimeLimit]
-    generator = base._np_random
     return {
         "class": type(base).__name__,
-        "inner": inner,
-        "generator": None if generator is None else deepcopy(generator.bit_generator.state),
-        "generator_seed": base._np_random_seed,
-        "elapsed_steps": limits,
+        "inner": _inner_state(base),
+        "generator": deepcopy(base.np_random.bit_generator.state),
+        "elapsed_steps": [elapsed_steps(limit) for limit in _time_limits(env)],
     }
 
 
-def tells_state(env: Any) -> bool:
-    """Whether `env_state` can give the state of this environment with all its wrappers."""
+def tells_state(env: AnyEnv) -> bool:
+    """Return whether `env_state` can give the state of this environment with all its wrappers."""
     base = env.unwrapped
     known = _is_classic(base) or _is_mujoco(base) or hasattr(base, "get_env_state")
     return known and all(type(wrapper) in _PASSED for wrapper in _wrappers_of(env))
 
 
-def set_env_state(env: Any, state: dict[str, Any]) -> None:
-    """Put one environment (with the same wrappers) into what `env_state` gave.
+def set_env_state(env: AnyEnv, state: dict[str, Any]) -> None:
+    """Reset an environment (with the same wrappers) and put it into what `env_state` gave.
 
     Raises:
         ValueError: the state is of another class of environment.
@@ -75,37 +72,37 @@ def set_env_state(env: Any, state: dict[str, Any]) -> None:
     base = env.unwrapped
     if state["class"] != type(base).__name__:
         raise ValueError(f"the state is of a {state['class']}, the environment is a {type(base).__name__}.")
+    env.reset()
     _set_inner_state(base, state["inner"])
-    if state["generator"] is None:
-        base._np_random = None
-    else:
+    if state["generator"] is not None:  # earlier versions kept none that was not in use yet
         bit_generator = getattr(np.random, state["generator"]["bit_generator"])(0)
         bit_generator.state = state["generator"]
-        base._np_random = np.random.Generator(bit_generator)
-    base._np_random_seed = state["generator_seed"]
-    elapsed = iter(state["elapsed_steps"])
-    for wrapper in _wrappers_of(env):
-        if type(wrapper) is wrappers.TimeLimit:
-            wrapper._elapsed_steps = next(elapsed)
-        elif type(wrapper) is wrappers.OrderEnforcing:
-            wrapper._has_reset = True
+        base.np_random = np.random.Generator(bit_generator)
+    for limit, elapsed in zip(_time_limits(env), state["elapsed_steps"], strict=True):
+        set_elapsed_steps(limit, elapsed)
 
 
-def check_rows(state: dict[str, Any], num_envs: int) -> None:
-    """Raise ``ValueError`` where a state of several environments has not ``num_envs`` of them."""
-    if len(state["envs"]) != num_envs:
-        raise ValueError(
-            f"the state is of {len(state['envs'])} environments, there are {num_envs} here: use the same num_envs."
-        )
+def elapsed_steps(limit: wrappers.TimeLimit) -> int:
+    """Return how many steps of the episode a time limit has counted."""
+    return int(limit._elapsed_steps or 0)
 
 
-def _wrappers_of(env: Any) -> Iterator[Any]:
+def set_elapsed_steps(limit: wrappers.TimeLimit, steps: int) -> None:
+    """Set how many steps of the episode a time limit has counted."""
+    limit._elapsed_steps = steps  # type: ignore[assignment]
+
+
+def _wrappers_of(env: AnyEnv) -> Iterator[Any]:
     while env is not env.unwrapped:
         yield env
         env = env.env
 
 
-def _inner_state(base: Any) -> dict[str, Any]:
+def _time_limits(env: AnyEnv) -> list[wrappers.TimeLimit]:
+    return [wrapper for wrapper in _wrappers_of(env) if type(wrapper) is wrappers.TimeLimit]
+
+
+def _inner_state(base: AnyEnv) -> dict[str, Any]:
     if hasattr(base, "get_env_state"):
         state: dict[str, Any] = base.get_env_state()
         return state
@@ -114,7 +111,7 @@ def _inner_state(base: Any) -> dict[str, Any]:
     return _mujoco_state(base)
 
 
-def _set_inner_state(base: Any, state: dict[str, Any]) -> None:
+def _set_inner_state(base: AnyEnv, state: dict[str, Any]) -> None:
     if hasattr(base, "set_env_state"):
         base.set_env_state(deepcopy(state))
     elif _is_mujoco(base):
@@ -124,17 +121,17 @@ def _set_inner_state(base: Any, state: dict[str, Any]) -> None:
             setattr(base, name, deepcopy(value))
 
 
-def _is_classic(base: Any) -> bool:
+def _is_classic(base: AnyEnv) -> bool:
     kind = type(base)
     return kind.__module__.startswith("gymnasium.envs.classic_control.") and kind.__name__ in _CLASSIC
 
 
-def _is_mujoco(base: gym.Env) -> bool:
+def _is_mujoco(base: AnyEnv) -> bool:
     return type(base).__module__.startswith("gymnasium.envs.mujoco.") and hasattr(base, "data")
 
 
-def _mujoco_state(base: Any) -> dict[str, Any]:
-    """What the next step depends on (`mj_getState`), and derived arrays that may be read before it."""
+def _mujoco_state(base: AnyEnv) -> dict[str, Any]:
+    """Return what the next step depends on (`mj_getState`), and derived arrays that may be read before it."""
     import mujoco  # type: ignore[import-untyped]
 
     size = mujoco.mj_stateSize(base.model, mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -144,7 +141,7 @@ def _mujoco_state(base: Any) -> dict[str, Any]:
     return {"integration": integration, "derived": derived}
 
 
-def _set_mujoco_state(base: Any, state: dict[str, Any]) -> None:
+def _set_mujoco_state(base: AnyEnv, state: dict[str, Any]) -> None:
     import mujoco
 
     mujoco.mj_setState(base.model, base.data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -154,8 +151,8 @@ def _set_mujoco_state(base: Any, state: dict[str, Any]) -> None:
         array[...] = state["derived"][name]
 
 
-def _derived_arrays(data: Any) -> Iterator[tuple[str, Any]]:
-    """Arrays of fixed size in an ``MjData``; those of contacts and constraints are made anew by each step."""
+def _derived_arrays(data: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield arrays of fixed size in an `MjData`; each step makes those of contacts and constraints anew."""
     for name in dir(data):
         if name.startswith(("_", "efc_", "contact", "iefc_", "island", "dof_island")):
             continue

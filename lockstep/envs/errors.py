@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from lockstep.data.trees import Tree
 
 
 class EnvironmentStepError(RuntimeError):
     """An environment raised, or its worker died, while it was stepped or reset.
 
-    The original exception is chained as ``__cause__`` (where there is one), so that its traceback is printed.
+    The original exception is chained as `__cause__` (where there is one), so that its traceback is printed.
 
     Attributes:
         env_index: row of the environment in the vector; None where the back end does not tell.
-        action: the last action given to it; None for a reset.
+        action: the last action handed to it; None for a reset.
     """
 
-    def __init__(self, message: str, *, env_index: int | None = None, action: Any = None) -> None:
+    def __init__(self, message: str, *, env_index: int | None = None, action: Tree = None) -> None:
         super().__init__(message)
         self.env_index = env_index
         self.action = action
 
 
 class EnvironmentTimeoutError(EnvironmentStepError):
-    """An environment did not answer within ``step_timeout`` seconds; the vector of workers was closed."""
+    """An environment did not answer within `step_timeout` seconds; the vector of workers was closed."""
+
+
+class WorkerTraceback(Exception):
+    """Carries the traceback text of a worker process, as the cause of the error raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"\n{text}")
 
 
 OLD_API = (
@@ -37,17 +44,23 @@ FORMS = {
 
 
 def step_error(
-    error: BaseException | str | None, *, backend: str, env_index: int | None, action: Any, during: str, hint: str = ""
+    error: BaseException | str | None,
+    *,
+    backend: str,
+    env_index: int | None,
+    action: Tree = None,
+    during: str,
+    hint: str = "",
 ) -> EnvironmentStepError:
-    """The error to raise ``from error``: back end, environment index, last action, original message, what to do."""
+    """Return the error to raise: back end, environment index, last action, original message, and what to do."""
     which = "an environment" if env_index is None else f"environment {env_index}"
     last = "" if during == "reset" else f"; last action: {action!r}"
     if error is None:
-        what = "ended without an answer"
+        happened = "ended without an answer"
     else:
-        what = f"raised {error if isinstance(error, str) else f'{type(error).__name__}: {error}'}"
+        happened = f"raised {error if isinstance(error, str) else f'{type(error).__name__}: {error}'}"
     return EnvironmentStepError(
-        f"{which} of the {backend!r} vector {what} (during {during}{last}). {hint or _form_hint(what)}"
+        f"{which} of the {backend!r} vector {happened} (during {during}{last}). {hint or _form_hint(happened)}"
         "The traceback of the environment stands above; the vector must be reset or built again. "
         "Whether the environment keeps to gymnasium's API, check_environment (`lockstep doctor`) says.",
         env_index=env_index,
@@ -55,16 +68,9 @@ def step_error(
     )
 
 
-def _form_hint(what: str) -> str:
-    """What to do where an answer could not be unpacked."""
+def _form_hint(message: str) -> str:
+    """Say what to do where an answer could not be unpacked."""
     for method, (number, values) in FORMS.items():
-        if f"values to unpack (expected {number}" in what:
+        if f"values to unpack (expected {number}" in message:
             return f"{method} must return {number} values, {values}. {OLD_API} "
     return ""
-
-
-class WorkerTraceback(Exception):
-    """Carries the traceback text of a worker process as the cause of the error raised here."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"\n{text}")

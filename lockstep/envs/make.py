@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
-from lockstep.envs.adapters import VectorEnvBoundary, native_vector
-from lockstep.envs.async_adapter import AsyncVectorEnvBoundary
 from lockstep.envs.boundary import VectorBoundary
-from lockstep.envs.envpool_adapter import EnvPoolBoundary, is_envpool, make_envpool
-from lockstep.envs.names import known_id, named_environment, suggestion
-from lockstep.envs.sync import LightSyncVectorEnv, single
+from lockstep.envs.gymnasium_vectors import (
+    AsyncVectorEnvBoundary,
+    EnvPoolBoundary,
+    VectorEnvBoundary,
+    is_envpool,
+    make_envpool,
+)
+from lockstep.envs.probes import register_environments
+from lockstep.envs.sync import LightSyncVectorEnv
 from lockstep.envs.workers import WorkerVectorEnv
-from lockstep.state.checks import check_whole
+from lockstep.state.checks import check_whole, is_number
 from lockstep.state.restarts import RestartLimits
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
+AnyEnv = Any
+"""An id, a spec, a function or class that makes one environment, an environment, or a vector of them."""
 
 
 def make_vector(
-    env: Any,
+    env: AnyEnv,
     *,
     num_envs: int = 1,
     mode: str = "auto",
@@ -32,50 +40,51 @@ def make_vector(
     step_timeout: float | None = None,
     restarts: RestartLimits | None = None,
 ) -> VectorBoundary:
-    """One boundary over whatever ``env`` is.
+    """Make one boundary over whatever `env` is.
 
     Args:
-        env: an environment id (or ``EnvSpec``), ``package:Id-v0`` or ``module:Class``; a function or class that
-            makes one environment; a finished environment (one row); a gymnasium vector environment or a pool
-            of EnvPool (their own number of rows); or a boundary, which is given back as it is.
+        env: an environment id (or `EnvSpec`), `package:Id-v0` or `module:Class`; a function or class that makes one
+            environment; a finished environment (one row); a gymnasium vector environment or a pool of EnvPool (their
+            own number of rows); or a boundary, which is returned as it is.
         num_envs: number of rows B; a finished environment or vector has its own.
-        mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto"
-            takes), "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
-        env_config: keyword arguments for making a single environment (native vectors and pools: for the
-            whole).
-        seed: where given, the first reset is done at once, with the seeds ``seed, seed + 1, ...``.
+        mode: for ids and functions, who steps the rows: "sync" (our vectoriser, in this process; what "auto" takes),
+            "async" (one process for each row), "vector" (the native vector form of an id), "envpool".
+        env_config: keyword arguments for making a single environment (native vectors and pools: for the whole).
+        seed: do the first reset at once, with the seeds `seed, seed + 1, ...`.
         step_timeout: seconds that a step of an environment in its own process may take; "async" only.
         restarts: how often environments in processes of their own are started again; "async" only.
 
     Raises:
-        ValueError: unknown id (with the nearest known ones), mode or number of environments, or options that
-            do not fit what ``env`` is.
+        ValueError: unknown id (with the nearest known ones), mode or number of environments, or options that do not fit
+            what `env` is.
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{suggestion(mode, MODES)}")
     num_envs = check_whole("num_envs", num_envs, 1)
-    if restarts is not None and mode != "async":
-        raise ValueError(f"restarts applies to mode='async' only, got mode={mode!r}.")
+    if step_timeout is not None and not (is_number(step_timeout) and step_timeout > 0):
+        raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
+    for name, value in (("step_timeout", step_timeout), ("restarts", restarts)):
+        if value is not None and mode != "async" and not (name == "step_timeout" and type(env) is AsyncVectorEnv):
+            raise ValueError(f"{name} applies to mode='async' only, got mode={mode!r} and {_kind(env)}.")
     boundary = _finished(env, step_timeout)
-    if boundary is not None:
-        if mode != "auto" or env_config or num_envs not in (1, boundary.num_envs):
-            raise ValueError(
-                f"{type(env).__name__} is finished, with {boundary.num_envs} rows: mode={mode!r}, "
-                f"num_envs={num_envs} and env_config={env_config!r} apply to ids and functions only. Leave "
-                "them out."
-            )
-    else:
+    if boundary is None:
         boundary = _build(env, num_envs, mode, env_config, step_timeout, restarts)
+    elif mode != "auto" or env_config or num_envs not in (1, boundary.num_envs):
+        raise ValueError(
+            f"{type(env).__name__} is finished, with {boundary.num_envs} rows: mode={mode!r}, num_envs={num_envs} and "
+            f"env_config={env_config!r} apply to ids and functions only. Leave them out."
+        )
     if seed is not None:
         boundary.reset([seed + row for row in range(boundary.num_envs)])
     return boundary
 
 
-def _finished(env: Any, step_timeout: float | None) -> VectorBoundary | None:
-    """The boundary over something that steps already, None for something to be made."""
-    if step_timeout is not None and isinstance(env, VectorBoundary | VectorEnv | gym.Env):
-        if type(env) is not AsyncVectorEnv:
-            raise ValueError(f"step_timeout applies to an AsyncVectorEnv only, got {type(env).__name__}.")
+def _kind(env: AnyEnv) -> str:
+    return repr(env) if isinstance(env, str) else type(env).__name__
+
+
+def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
+    """Return the boundary over something that steps already, None for something to be made."""
     if isinstance(env, VectorBoundary):
         return env
     if is_envpool(env):
@@ -84,35 +93,40 @@ def _finished(env: Any, step_timeout: float | None) -> VectorBoundary | None:
         return AsyncVectorEnvBoundary(env, step_timeout=step_timeout)
     if isinstance(env, VectorEnv):
         return VectorEnvBoundary(env)
-    return single(env) if isinstance(env, gym.Env) else None
+    return LightSyncVectorEnv([lambda: env], owns_envs=False) if isinstance(env, gym.Env) else None
 
 
 def _build(
-    env: Any,
+    env: AnyEnv,
     num_envs: int,
     mode: str,
     env_config: Mapping[str, Any] | None,
     step_timeout: float | None,
     restarts: RestartLimits | None,
 ) -> VectorBoundary:
-    if step_timeout is not None and mode != "async":
-        raise ValueError(f"step_timeout applies to mode='async' only, got mode={mode!r}.")
-    if mode == "envpool":
-        return make_envpool(env, num_envs, env_config or {})
-    if mode == "vector":
+    if mode in ("vector", "envpool"):
         named = named_environment(env) if isinstance(env, str) else env
         if not isinstance(named, str | EnvSpec):
-            raise TypeError(f"mode='vector' needs an environment id, got {env!r}.")
+            raise TypeError(f"mode={mode!r} needs an environment id, got {env!r}.")
+        if mode == "envpool":
+            return make_envpool(named if isinstance(named, str) else named.id, num_envs, env_config or {})
         spec = gym.spec(known_id(named)) if isinstance(named, str) else named
-        return VectorEnvBoundary(native_vector(spec, num_envs, env_config or {}))
+        if spec.vector_entry_point is None:
+            raise ValueError(
+                f"{spec.id!r} has no native vector form (vector_entry_point); use mode='sync' or mode='async'."
+            )
+        options = env_config or {}
+        return VectorEnvBoundary(
+            gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
+        )
     factory = single_env_factory(env, env_config)
     if mode == "async":
         return WorkerVectorEnv([factory] * num_envs, step_timeout=step_timeout, restarts=restarts)
     return LightSyncVectorEnv([factory] * num_envs)
 
 
-def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) -> Callable[[], gym.Env]:
-    """A function that makes one environment of an id, ``module:Class``, ``EnvSpec``, class or function.
+def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None) -> Callable[[], gym.Env]:
+    """Return a function that makes one environment of an id, `module:Class`, `EnvSpec`, class or function.
 
     Raises:
         ValueError: the id is unknown (with the nearest known ids), or its packages are not installed.
@@ -127,25 +141,121 @@ def single_env_factory(env: Any, env_config: Mapping[str, Any] | None = None) ->
     if callable(env):
         return lambda: _checked(env(**config), env)
     several = isinstance(env, list | tuple)
-    what_to_do = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
+    advice = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
     raise TypeError(
-        "env must be an environment id, a function or class that makes one, or an environment; got "
-        f"{env!r}{what_to_do}."
+        f"env must be an environment id, a function or class that makes one, or an environment; got {env!r}{advice}."
     )
 
 
-def _checked(made: Any, maker: Callable[..., Any]) -> gym.Env:
-    """What `maker` made, where that is one environment."""
+def _checked(made: object, maker: Callable[..., Any]) -> gym.Env:
+    """Return what `maker` made, where that is one environment."""
     if isinstance(made, gym.Env):
         return made
     of_vectors = ", or give the vector itself" if isinstance(made, VectorEnv) else ""
     raise TypeError(f"{maker!r} made {made!r}; it must return one gymnasium.Env at each call{of_vectors}.")
 
 
-def _gym_make(env: Any, config: dict[str, Any]) -> gym.Env:
+def _gym_make(env: str | EnvSpec, config: dict[str, Any]) -> gym.Env:
     if isinstance(env, str):
         known_id(env)  # in a process of its own its package may not be imported yet
     try:
         return gym.make(env, disable_env_checker=True, **config)
     except gym.error.DependencyNotInstalled as error:
         raise ValueError(f"the environment {env!r} needs a package that is not installed: {error}") from error
+
+
+# -- names ---
+
+PACKAGES = {"ALE": ("ale_py", "ale-py")}
+"""Namespace of ids -> the module that registers them when it is imported, and what pip calls it."""
+
+
+def named_environment(name: str) -> Any:
+    """Return what `name` stands for: the class or function of `module:Class`, else the id itself.
+
+    An id is as `gymnasium.make` takes it (`CartPole-v1`, `package:Id-v0`); the package before a colon is imported.
+
+    Raises:
+        ValueError: the module is not installed, or has nothing of that name (with the nearest names).
+    """
+    module_name, colon, rest = name.partition(":")
+    if not colon:
+        return name
+    module = _imported(module_name, name)
+    made: Any = getattr(module, rest, None)
+    if callable(made) or isinstance(made, gym.Env):
+        return made
+    if _registered(rest) is not None:
+        return name
+    near = suggestion(rest, [*(key for key, part in vars(module).items() if callable(part)), *gym.registry])
+    raise ValueError(
+        f"{name!r} is unknown: the module {module_name!r} has no class or function {rest!r}, and there is no "
+        f"environment id {rest!r} once it is imported.{near}"
+    )
+
+
+def known_id(env_id: str) -> str:
+    """Return the full id in gymnasium's registry; the package that registers it is imported, as far as the name tells.
+
+    Raises:
+        ValueError: gymnasium does not know the id all the same (with the nearest known ones).
+    """
+    module_name, colon, rest = env_id.partition(":")
+    if colon:
+        _imported(module_name, env_id)
+        env_id = rest
+    namespace, slash, _ = env_id.partition("/")
+    advice = "Environments of another package must be registered first (import it), or be named 'package:Id-v0'."
+    if slash and _registered(env_id) is None:
+        advice = _register(namespace) or advice
+    full = _registered(env_id)
+    if full is None:
+        raise ValueError(f"the environment id {env_id!r} is unknown.{suggestion(env_id, gym.registry)} {advice}")
+    return full
+
+
+def _registered(env_id: str) -> str | None:
+    """Return the id as it is registered, None where it is not; one without a version means the highest one."""
+    if env_id in gym.registry:
+        return env_id
+    try:
+        namespace, name, version = parse_env_id(env_id)
+    except gym.error.Error:
+        return None
+    highest = None if version is not None else find_highest_version(namespace, name)
+    return None if highest is None else f"{env_id}-v{highest}"
+
+
+def _register(namespace: str) -> str:
+    """Import the package of a namespace; return what to install where that is known and missing, else nothing."""
+    if namespace == "lockstep":
+        register_environments()
+        return ""
+    module_name, to_install = PACKAGES.get(namespace, (namespace, ""))
+    if not module_name:
+        return ""
+    try:
+        gym.register_envs(importlib.import_module(module_name))
+    except ModuleNotFoundError as error:
+        if error.name not in (module_name, module_name.partition(".")[0]):
+            raise
+        return f"Install the package of {namespace}/ environments: pip install {to_install}" if to_install else ""
+    return ""
+
+
+def _imported(module_name: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0] and error.name != module_name:
+            raise
+        raise ValueError(
+            f"{name!r}: there is no module {module_name!r}; is it in this directory, or the package that has it "
+            "installed (pip install ...)?"
+        ) from None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` with the nearest of the known names, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

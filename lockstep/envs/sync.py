@@ -1,26 +1,38 @@
-"""Our own vectoriser: environments stepped one after the other, with as little around them as can be."""
+"""Our own vectoriser: environments stepped one after the other, with as little around them as can be.
+
+It takes shorter ways through gymnasium's wrappers where the answer is provably the same. `TimeLimit` adds one to a
+counter and compares; `OrderEnforcing` looks whether `reset` came first. The vectoriser does both itself, so it calls
+the environment below them. `Discrete.contains` (which classic control asserts on every step) spends most of its time on
+questions of type; a set of the allowed integers answers the same.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space
+from gymnasium.spaces import Discrete
+from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from lockstep.data.trees import Tree
 from lockstep.envs import trees
 from lockstep.envs.boundary import StepResult, VectorBoundary
-from lockstep.envs.env_state import check_rows, env_state, set_env_state
+from lockstep.envs.env_state import elapsed_steps, env_state, set_elapsed_steps, set_env_state
 from lockstep.envs.errors import step_error
-from lockstep.envs.peel import NO_LIMIT, peel, quicken_action_space
+
+NO_LIMIT = sys.maxsize
+_LARGEST_SET = 4096
 
 
 class LightSyncVectorEnv(VectorBoundary):
-    """Steps ``B`` environments in a loop and resets a finished one at once (SAME_STEP).
+    """Steps `B` environments in a loop and resets a finished one at once (SAME_STEP).
 
-    Observations go straight into one preallocated buffer. Seeds are used at an explicit `reset` only; the
-    reset after an episode goes on with the environment's own generator, as gymnasium advises.
+    Observations go straight into one preallocated buffer. Seeds are used at an explicit `reset` only; the reset after
+    an episode goes on with the environment's own generator, as gymnasium advises.
 
     Args:
         env_fns: one function for each row that makes its environment.
@@ -46,19 +58,19 @@ class LightSyncVectorEnv(VectorBoundary):
             for env in self.envs:
                 quicken_action_space(env)
         peeled = [peel(env) for env in self.envs]
-        self._steps = [step for step, _, _ in peeled]
-        self._limits = [limit for _, limit, _ in peeled]
-        self._time_limits: list[list[Any]] = [passed for _, _, passed in peeled]
+        self._steps = [step for step, _ in peeled]
+        self._time_limits = [limits for _, limits in peeled]
+        self._limits = [_shortest(limits) for limits in self._time_limits]
         self._resets = [env.reset for env in self.envs]
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
         self._obs = trees.allocate(self.observation_space, self.num_envs)
         self._flat = isinstance(self._obs, np.ndarray)
-        flags = np.zeros((2, self.num_envs), dtype=np.bool_)
-        self._result = StepResult(self._obs, np.zeros(self.num_envs), flags[0], flags[1])
-        self._flags = flags
+        self._flags = np.zeros((2, self.num_envs), dtype=np.bool_)
+        self._result = StepResult(self._obs, np.zeros(self.num_envs), self._flags[0], self._flags[1])
         self._clock = 0
         self._deadlines: list[int] = []
+        """the clock at which the episode of each row is truncated"""
         self._unchecked = True
 
     def _check_spaces(self) -> None:
@@ -79,143 +91,127 @@ class LightSyncVectorEnv(VectorBoundary):
                         f"{getattr(self, name)}: all environments of one vector must have equal spaces."
                     )
 
-    def reset(self, seeds: list[int] | None = None) -> Any:
+    def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
         self._check_seeds(seeds)
         for row, reset in enumerate(self._resets):
             try:
                 obs, _ = reset() if seeds is None else reset(seed=int(seeds[row]))
-                trees.check_shape(self._obs, obs)
-                trees.write_row(self._obs, row, obs)
+                trees.check_shape(self.observation_space, obs)
+                trees.scatter(self._obs, row, obs)
             except Exception as error:
-                raise step_error(error, backend=self.backend, env_index=row, action=None, during="reset") from error
-        self._clock = 0
-        self._deadlines = list(self._limits)
-        self._unchecked = True
-        self._clear()
+                raise step_error(error, backend=self.backend, env_index=row, during="reset") from error
+        self._begin(list(self._limits))
         return self._obs
 
-    def _clear(self) -> None:
-        result = self._result
-        self._flags[:] = False
-        result.any_done = False
-        result.final_obs = None
-        result.infos = None
+    def _begin(self, deadlines: list[int]) -> None:
+        self._clock, self._deadlines = 0, deadlines
+        self._started = self._unchecked = True
+        self._clear()
 
-    def step(self, actions: Any) -> StepResult:
+    def _clear(self) -> None:
+        self._flags[:] = False
+        self._result.forget_endings()
+
+    def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
         result = self._result
         if result.any_done:
             self._clear()
         if self._unchecked:
-            self._check_first_step(actions)
+            self._check_started()
+            if self._rows_of_actions:
+                self._check_num_actions(actions, self.num_envs)
+            self._unchecked = False
         if not self._rows_of_actions:
-            actions = tuple(trees.split_actions(self._batched_actions, actions))
+            actions = tuple(iterate(self._batched_actions, actions))
         obs, rewards, deadlines = self._obs, result.rewards, self._deadlines
         flat = self._flat
         clock = self._clock = self._clock + 1
         row, row_obs = 0, None
-        final: list[tuple[int, Any, dict[str, Any]]] | None = None
+        ended: list[tuple[int, Tree, dict[str, Any]]] | None = None
         try:
             for step, action in zip(self._steps, actions):
                 row_obs, rewards[row], terminated, truncated, info = step(action)
                 if terminated or truncated or clock >= deadlines[row]:
-                    if final is None:
-                        final = []
-                    row_obs = self._end_episode(row, row_obs, terminated, truncated, info, final)
+                    if ended is None:
+                        ended = []
+                    ended.append((row, self._last_obs(row_obs), info))
+                    row_obs = self._begin_episode(row, terminated, truncated)
                 if flat:
                     obs[row] = row_obs
                 else:
-                    trees.write_row(obs, row, row_obs)
+                    trees.scatter(obs, row, row_obs)
                 row += 1
         except Exception as error:
             self._fail(error, row, actions, row_obs)
-        if final is not None:
-            self._report(final)
+        if ended is not None:
+            rows = np.array([row for row, _, _ in ended], np.int64)
+            result.final_obs = (rows, trees.concatenate([last for _, last, _ in ended]))
+            result.infos = {row: info for row, _, info in ended if info} or None
+            result.any_done = True
         return result
 
-    def _end_episode(
-        self, row: int, obs: Any, terminated: bool, truncated: bool, info: dict[str, Any], final: list[Any]
-    ) -> Any:
-        """Note flags and true last observation of a row, begin its next episode, return its first one."""
-        trees.check_shape(self._obs, obs)
+    def _last_obs(self, obs: Tree) -> Tree:
+        """Return a copy [1, ...] of an episode's last observation: an environment may reuse its array."""
+        trees.check_shape(self.observation_space, obs)
         last = trees.allocate(self.observation_space, 1)
-        trees.write_row(last, 0, obs)  # before the reset: an environment may reuse its array
-        final.append((row, last, info))
-        result = self._result
-        result.terminateds[row] = terminated
-        result.truncateds[row] = truncated or self._clock >= self._deadlines[row]
+        trees.scatter(last, 0, obs)
+        return last
+
+    def _begin_episode(self, row: int, terminated: bool, truncated: bool) -> Tree:
+        """Note how an episode ended, begin the next one, and return its first observation."""
+        self._result.terminateds[row] = terminated
+        self._result.truncateds[row] = truncated or self._clock >= self._deadlines[row]
         limit = self._limits[row]
         self._deadlines[row] = NO_LIMIT if limit == NO_LIMIT else self._clock + limit
-        first, _ = self._resets[row]()
-        return first
+        return self._resets[row]()[0]
 
-    def _report(self, final: list[tuple[int, Any, dict[str, Any]]]) -> None:
-        result = self._result
-        rows = np.array([row for row, _, _ in final], dtype=np.int64)
-        stacked = final[0][1] if len(final) == 1 else trees.concatenate([last for _, last, _ in final])
-        result.final_obs = (rows, stacked)
-        result.infos = {row: info for row, _, info in final if info} or None
-        result.any_done = True
-
-    def _check_first_step(self, actions: Any) -> None:
-        self.check_open()
-        if not self._deadlines:
-            raise ValueError("step was called before reset: call reset(seeds) once, then step.")
-        if self._rows_of_actions and len(actions) != self.num_envs:
-            raise ValueError(
-                f"step got {len(actions)} actions for {self.num_envs} environments; give one for each row."
-            )
-        self._unchecked = False
-
-    def _fail(self, error: Exception, row: int, actions: Any, row_obs: Any) -> NoReturn:
+    def _fail(self, error: Exception, row: int, actions: Tree, row_obs: Tree) -> NoReturn:
         action = actions[row] if row < len(actions) else None
         if row_obs is not None and isinstance(error, ValueError | KeyError):
             try:
-                trees.check_shape(self._obs, row_obs)  # is it what could not be written?
+                trees.check_shape(self.observation_space, row_obs)  # is it what could not be written?
             except ValueError as wrong:
                 wrong.__cause__, error = error, wrong
         raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
 
     def get_state(self) -> dict[str, Any] | None:
-        """The state of every environment, or None where one cannot tell it; see `lockstep.envs.env_state`."""
-        if not self._deadlines:
+        """Return the state of every environment, or None where one cannot tell it; see `lockstep.envs.env_state`."""
+        if not self._started:
             return None
-        for row, passed in enumerate(self._time_limits):
-            elapsed = self._clock - self._deadlines[row] + self._limits[row]
-            for time_limit in passed:
-                time_limit._elapsed_steps = elapsed
+        for limits, deadline, limit in zip(self._time_limits, self._deadlines, self._limits, strict=True):
+            for time_limit in limits:
+                set_elapsed_steps(time_limit, self._clock - deadline + limit)
         states = [env_state(env) for env in self.envs]
         if any(state is None for state in states):
             return None
         return {"envs": states, "obs": trees.gather(self._obs, np.arange(self.num_envs))}
 
-    def set_state(self, state: dict[str, Any]) -> Any:
-        """Continue from what `get_state` gave; returns the current observations."""
+    def set_state(self, state: dict[str, Any]) -> Tree:
+        """Continue from what `get_state` gave; return the current observations."""
         self.check_open()
-        check_rows(state, self.num_envs)
-        for row, (env, one) in enumerate(zip(self.envs, state["envs"], strict=True)):
-            set_env_state(env, one)
-            passed = self._time_limits[row]
-            self._limits[row] = min([limit._max_episode_steps for limit in passed], default=NO_LIMIT)
-        self._clock = 0
-        self._deadlines = [
-            limit if limit == NO_LIMIT else limit - passed[0]._elapsed_steps
-            for limit, passed in zip(self._limits, self._time_limits, strict=True)
-        ]
-        trees.copy_into(self._obs, state["obs"])
-        self._unchecked = True
-        self._clear()
+        self._check_num_states(state, self.num_envs)
+        for env, env_part in zip(self.envs, state["envs"], strict=True):
+            set_env_state(env, env_part)
+        self._limits = [_shortest(limits) for limits in self._time_limits]
+        self._begin(
+            [
+                limit if limit == NO_LIMIT else limit - elapsed_steps(limits[0])
+                for limit, limits in zip(self._limits, self._time_limits, strict=True)
+            ]
+        )
+        trees.scatter(self._obs, ..., state["obs"])
         return self._obs
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: its flags, which are views on one array, would be arrays apart."""
+        """Bind the flags of a copy again: they are views on one array, and would be arrays apart."""
         self.__dict__.update(state)
         self._result.terminateds, self._result.truncateds = self._flags
 
     def render(self, row: int = 0) -> Any:
-        """The frame of one row."""
+        """Return the frame of one row."""
         return self.envs[row].render()
 
     def close(self) -> None:
@@ -226,8 +222,45 @@ class LightSyncVectorEnv(VectorBoundary):
                 env.close()
 
 
-def single(env: gym.Env) -> LightSyncVectorEnv:
-    """A vector of one from an environment that the caller made and keeps owning the look of."""
-    if not isinstance(env, gym.Env):
-        raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}.")
-    return LightSyncVectorEnv([lambda: env], owns_envs=False)
+class QuickDiscrete(Discrete):
+    """A `Discrete` whose `contains` answers plain and 64-bit integers from a set, all else as `Discrete` does."""
+
+    allowed: frozenset[int]
+
+    def contains(self, x: Any) -> bool:
+        """Return whether `x` is a member: the same answer as `Discrete.contains`, sooner."""
+        kind = type(x)
+        if kind is int or kind is np.int64:
+            return x in self.allowed
+        return super().contains(x)
+
+
+def quicken_action_space(env: gym.Env) -> None:
+    """Give an environment that we made ourselves the quick form of its 64-bit `Discrete` action space.
+
+    The space object stays the same one (identity, generator, equality); only its `contains` becomes quicker.
+    """
+    space = vars(env.unwrapped).get("action_space")
+    if type(space) is Discrete and space.dtype == np.int64 and int(space.n) <= _LARGEST_SET:
+        space.__class__ = QuickDiscrete
+        first = int(space.start)
+        space.allowed = frozenset(range(first, first + int(space.n)))  # type: ignore[attr-defined]
+
+
+def peel(env: gym.Env) -> tuple[Callable[[Any], Any], list[TimeLimit]]:
+    """Return the innermost `step` that needs no `TimeLimit` or `OrderEnforcing` around it, and the limits passed.
+
+    Only these exact classes are passed (a subclass may do more), only from the outside inwards. The counters of the
+    limits are then the caller's to keep.
+    """
+    passed: list[TimeLimit] = []
+    while type(env) in (TimeLimit, OrderEnforcing):
+        if type(env) is TimeLimit:
+            passed.append(env)
+        env = env.env  # type: ignore[attr-defined]
+    return env.step, passed
+
+
+def _shortest(limits: list[TimeLimit]) -> int:
+    """Return the number of steps after which an episode is truncated, or `NO_LIMIT`."""
+    return min((limit._max_episode_steps for limit in limits), default=NO_LIMIT)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import create_empty_array, iterate
+from gymnasium.vector.utils import create_empty_array
+
+from lockstep.data.trees import Tree, map_tree, zip_trees
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+Rows = Any
+"""An index, a list of indices, a mask or a slice of rows."""
 
 
 def check_supported(space: spaces.Space, name: str) -> None:
-    """Raise ``ValueError`` for a space that has no fixed-size array form (Text, Graph, Sequence, ...)."""
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
+    """Raise `ValueError` for a space that has no array of fixed size (Text, Graph, Sequence, ...)."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
             check_supported(part, f"{name}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            check_supported(part, f"{name}[{index}]")
     elif not isinstance(space, ARRAY_SPACES):
         raise ValueError(
             f"{name} is {space!r}, which has no array of fixed size. Allowed: Box, Discrete, MultiDiscrete, "
@@ -29,120 +31,127 @@ def check_supported(space: spaces.Space, name: str) -> None:
 
 
 def space_of(env: Any, name: str) -> spaces.Space:
-    """The space that an environment has under this name; ``ValueError`` where it has none."""
+    """Return the space that an environment has under this name; `ValueError` where it has none."""
     space = getattr(env, name, None)
-    if not isinstance(space, spaces.Space):
-        raise ValueError(no_space(env, name))
-    return space
-
-
-def no_space(env: Any, name: str) -> str:
-    """What to say of an environment without a space of this name."""
+    if isinstance(space, spaces.Space):
+        return space
     example = "Discrete(2)" if "action" in name else "Box(-1.0, 1.0, (4,))"
-    return (
-        f"{name} of {env!r} is {getattr(env, name, None)!r}; it must be a gymnasium space. Set it in the environment's "
-        f"__init__, e.g. self.{name} = gymnasium.spaces.{example}."
+    raise ValueError(
+        f"{name} of {env!r} is {space!r}; it must be a gymnasium space. Set it in the environment's __init__, e.g. "
+        f"self.{name} = gymnasium.spaces.{example}."
     )
 
 
-def allocate(space: spaces.Space, num_rows: int) -> Any:
-    """A zeroed tree of arrays [num_rows, ...] for ``space``: dicts for Dict, tuples for Tuple."""
+# -- rows of trees ---
+
+
+def allocate(space: spaces.Space, num_rows: int) -> Tree:
+    """Return a zeroed tree of arrays [num_rows, ...] for `space`: dicts for Dict, tuples for Tuple."""
     return create_empty_array(space, n=num_rows, fn=np.zeros)
 
 
-def write_row(tree: Any, row: int, value: Any) -> None:
-    """Copy one observation into row ``row`` of a tree; a missing key or wrong shape raises."""
-    if isinstance(tree, np.ndarray):
-        tree[row] = value
-    elif isinstance(tree, Mapping):
-        for key, part in tree.items():
-            write_row(part, row, value[key])
-    else:
-        for part, part_value in zip(tree, value, strict=True):
-            write_row(part, row, part_value)
+def gather(tree: Tree, rows: Rows) -> Tree:
+    """Return a tree with these rows of each array; a copy unless `rows` is a slice."""
+    return map_tree(lambda leaf: leaf[rows], tree)
 
 
-def copy_into(target: Any, source: Any) -> None:
-    """Copy every array of ``source`` into the array at the same place of ``target``."""
-    if isinstance(target, np.ndarray):
-        target[...] = source
-    elif isinstance(target, Mapping):
-        for key, part in target.items():
-            copy_into(part, source[key])
-    else:
-        for part, part_source in zip(target, source, strict=True):
-            copy_into(part, part_source)
+def scatter(tree: Tree, rows: Rows, values: Tree) -> None:
+    """Write `values` into these rows of each array; `...` stands for all rows. A missing key or wrong shape raises."""
+    for leaf, value in pairs(tree, values):
+        leaf[rows] = value
 
 
-def gather(tree: Any, rows: Any) -> Any:
-    """A copied tree with only the given rows (integer indices or a mask) of each array."""
-    if isinstance(tree, np.ndarray):
-        return tree[rows]
-    if isinstance(tree, Mapping):
-        return {key: gather(part, rows) for key, part in tree.items()}
-    return tuple(gather(part, rows) for part in tree)
+def concatenate(parts: list[Tree]) -> Tree:
+    """Return trees of one form with their leaves joined along the rows."""
+    return zip_trees(np.concatenate, parts, "observation")
 
 
-def scatter(tree: Any, rows: Any, values: Any) -> None:
-    """Write ``values`` [k, ...] into the given k rows of each array."""
-    if isinstance(tree, np.ndarray):
-        tree[rows] = values
-    elif isinstance(tree, Mapping):
-        for key, part in tree.items():
-            scatter(part, rows, values[key])
-    else:
-        for part, part_values in zip(tree, values, strict=True):
-            scatter(part, rows, part_values)
-
-
-def stack_rows(space: spaces.Space, rows: list[Any]) -> Any:
-    """A new tree [len(rows), ...] from single observations."""
+def stack_rows(space: spaces.Space, rows: list[Tree]) -> Tree:
+    """Return a new tree [len(rows), ...] of single observations."""
     tree = allocate(space, len(rows))
     for index, row in enumerate(rows):
-        write_row(tree, index, row)
+        scatter(tree, index, row)
     return tree
 
 
-def check_shape(tree: Any, value: Any, name: str = "observation") -> None:
-    """Raise ``ValueError`` where a single observation has not the shape of one row of ``tree``.
+def as_arrays(tree: Tree) -> Tree:
+    """Return the same tree with numpy arrays as leaves (jax and torch arrays are converted)."""
+    return tree if isinstance(tree, np.ndarray) else map_tree(np.asarray, tree)
 
-    A plain write would broadcast a scalar over the whole row without a word.
-    """
-    if isinstance(tree, np.ndarray):
-        shape = np.shape(value)
-        if shape != tree.shape[1:]:
-            raise ValueError(
-                f"{name} has shape {shape}, its space says {tree.shape[1:]}; return observations of that shape, or "
-                "declare theirs in observation_space"
-            )
-    elif isinstance(tree, Mapping):
-        if not isinstance(value, Mapping) or value.keys() != tree.keys():
-            given = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"{name} has keys {given}, its space says {sorted(tree)}")
+
+def pairs(tree: Tree, other: Tree) -> Iterator[tuple[Any, Any]]:
+    """Yield each leaf of `tree` with what is at the same place in `other`."""
+    if isinstance(tree, Mapping):
         for key, part in tree.items():
-            check_shape(part, value[key], f"{name}[{key!r}]")
+            yield from pairs(part, other[key])
+    elif isinstance(tree, tuple):
+        for part, part_of_other in zip(tree, other, strict=True):
+            yield from pairs(part, part_of_other)
     else:
-        if not isinstance(value, tuple | list) or len(value) != len(tree):
-            raise ValueError(f"{name} must be a tuple of {len(tree)} parts, got {type(value).__name__}")
-        for index, (part, part_value) in enumerate(zip(tree, value, strict=True)):
-            check_shape(part, part_value, f"{name}[{index}]")
+        yield tree, other
 
 
-def as_row(space: spaces.Space | None, value: Any, name: str = "observation") -> Any:
-    """A copy of one observation, its arrays of the dtypes of `space`; of other spaces (None: unknown) as they are.
+def same(left: Tree, right: Tree) -> bool:
+    """Return whether the leaves of two trees of one form are equal; NaN equals NaN."""
+    return all(
+        np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind in "fc") for one, other in pairs(left, right)
+    )
 
-    Raises ``ValueError`` for another form or shape, and for fractions where the space has whole numbers.
+
+# -- single observations ---
+
+
+def leaves_of(space: spaces.Space | None, value: Tree, name: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yield each leaf of `space` with the part of `value` that belongs to it, and the name of that part.
+
+    Raises:
+        ValueError: other keys than the space has, or another number of parts.
     """
+    parts = _parts(space, value, name)
+    if parts is None:
+        yield space, value, name
+        return
+    for _, part, inner, inner_name in parts:
+        yield from leaves_of(part, inner, inner_name)
+
+
+def _parts(space: Any, value: Tree, name: str) -> list[tuple[Any, spaces.Space, Any, str]] | None:
+    """Return (key, its space, its value, its name) of the parts of a Dict or Tuple; None for another space."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            given = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"{name} has keys {given}, its space says {sorted(space.spaces)}")
-        return {key: as_row(part, value[key], f"{name}[{key!r}]") for key, part in space.spaces.items()}
+            found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{name} has keys {found}, its space says {sorted(space.spaces)}")
+        return [(key, part, value[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             raise ValueError(f"{name} must be a tuple of {len(space.spaces)} parts, got {type(value).__name__}")
-        parts = zip(space.spaces, value, strict=True)
-        return tuple(as_row(part, own, f"{name}[{index}]") for index, (part, own) in enumerate(parts))
+        return [(key, part, value[key], f"{name}[{key}]") for key, part in enumerate(space.spaces)]
+    return None
+
+
+def check_shape(space: spaces.Space, value: Tree) -> None:
+    """Raise `ValueError` where an observation has not the shape of its space.
+
+    A plain write would broadcast a scalar over the whole row without a word.
+    """
+    for leaf, part, name in leaves_of(space, value, "observation"):
+        if np.shape(part) != leaf.shape:
+            raise ValueError(
+                f"{name} has shape {np.shape(part)}, its space says {leaf.shape}; return observations of that shape, "
+                "or declare theirs in observation_space"
+            )
+
+
+def as_row(space: spaces.Space | None, value: Tree, name: str = "observation") -> Tree:
+    """Return a copy of an observation, its arrays of the dtypes of `space`; of other spaces (None: unknown) as it is.
+
+    Raises:
+        ValueError: another form or shape, or fractions where the space has whole numbers.
+    """
+    parts = _parts(space, value, name)
+    if parts is not None:
+        rows = {key: as_row(part, inner, inner_name) for key, part, inner, inner_name in parts}
+        return rows if isinstance(space, spaces.Dict) else tuple(rows.values())
     if not isinstance(space, ARRAY_SPACES):
         return copy.deepcopy(value)
     array, dtype = np.asarray(value), np.dtype(space.dtype)
@@ -151,18 +160,3 @@ def as_row(space: spaces.Space | None, value: Any, name: str = "observation") ->
     if array.dtype.kind not in ("iub" if dtype.kind in "iu" else "iubf"):
         raise ValueError(f"{name} has values of dtype {array.dtype}, its space {dtype}")
     return array.astype(dtype)[()]
-
-
-def split_actions(batched_space: spaces.Space, actions: Any) -> Iterable[Any]:
-    """One action for each row, from a batched tree of actions."""
-    return iterate(batched_space, actions)
-
-
-def concatenate(parts: list[Any]) -> Any:
-    """Trees of one form with their leaves joined along the rows."""
-    first = parts[0]
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts)
-    if isinstance(first, dict):
-        return {key: concatenate([part[key] for part in parts]) for key in first}
-    return tuple(concatenate([part[index] for part in parts]) for index in range(len(first)))

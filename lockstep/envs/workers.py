@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import CloudpickleWrapper, batch_space
+from gymnasium import spaces
+from gymnasium.vector.utils import CloudpickleWrapper, batch_space, iterate
 
+from lockstep.data.trees import Tree, map_tree
 from lockstep.envs import trees
 from lockstep.envs.boundary import StepResult, VectorBoundary
-from lockstep.envs.env_state import check_rows
+from lockstep.envs.env_state import env_state, set_env_state
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
-from lockstep.envs.worker import shared_tree, work
-from lockstep.state.checks import is_number
 from lockstep.state.messages import no_copies
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
 _GRACE = 1.0
-"""seconds that a worker is given to end by itself"""
+"""Seconds that a worker is given to end by itself."""
+ORPHAN_SECONDS = 2.0
+"""How long a worker whose parent was killed lives on at most."""
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """What one environment answered to a step."""
+    """The answer of one environment to a step."""
 
     row: int
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    final_obs: Any = None
+    final_obs: Tree = None
     """tree `[1, ...]`, where an episode ended"""
     info: dict[str, Any] | None = None
     lost: bool = False
@@ -56,12 +63,12 @@ class WorkerVectorEnv(VectorBoundary):
         restarts: limits, of all rows together; the default is 10 in a run and 1 in 60 s.
 
     Raises:
-        ValueError: no environment, a space without an array of fixed size, a time-out that is not above 0, or
-            `restarts` that are no limits.
+        ValueError: no environment, a space without an array of fixed size, or `restarts` that are no limits.
     """
 
     backend = "workers"
     autoreset_mode = "SAME_STEP"
+    has_invalid_rows = True
 
     def __init__(
         self,
@@ -72,9 +79,7 @@ class WorkerVectorEnv(VectorBoundary):
     ) -> None:
         if len(env_fns) == 0:
             raise ValueError("num_envs must be at least 1, got no environment.")
-        if step_timeout is not None and not (is_number(step_timeout) and step_timeout > 0):
-            raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
-        if restarts is not None and not isinstance(restarts, RestartLimits):
+        if restarts is not None and not isinstance(restarts, RestartLimits):  # 0 would be the default
             raise ValueError(
                 f"restarts={restarts!r} is not allowed; it must be a lockstep.envs.RestartLimits (RestartLimits(0): "
                 "never), or None for the default"
@@ -88,17 +93,17 @@ class WorkerVectorEnv(VectorBoundary):
         trees.check_supported(self.observation_space, "the observation space")
         trees.check_supported(self.action_space, "the action space")
         self.step_timeout, self.restarts = step_timeout, RestartBudget(restarts or RestartLimits())
-        self.has_invalid_rows = True
         self._env_fns = [CloudpickleWrapper(make) for make in env_fns]
         self._memory: list[Any] = []
-        self._obs = shared_tree(self.observation_space, self.num_envs, self._allocate)
+        self.observations = _shared_tree(self.observation_space, self.num_envs, self._allocate)
+        """the newest observation of every row, a tree `[B, ...]`, written to by later steps"""
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
         flags = np.zeros((2, self.num_envs), np.bool_)
-        self._result = StepResult(self._obs, np.zeros(self.num_envs), flags[0], flags[1])
+        self._result = StepResult(self.observations, np.zeros(self.num_envs), flags[0], flags[1])
         self._seeds: list[int | None] = [None] * self.num_envs
-        self._sent: dict[int, tuple[float, Any]] = {}  # row -> when, which action
-        self._started, self._broken = False, ""
+        self._sent: dict[int, tuple[float, Tree]] = {}  # row -> when, which action
+        self._broken = ""
         self._dropped: set[str] = set()
         self._pipes: list[Any] = [None] * self.num_envs
         self._processes: list[Any] = [None] * self.num_envs
@@ -117,7 +122,7 @@ class WorkerVectorEnv(VectorBoundary):
     def _start(self, row: int) -> None:
         ours, theirs = multiprocessing.Pipe()
         arguments = (self._env_fns[row], row, self.num_envs, theirs, self._memory, os.getpid())
-        process = multiprocessing.Process(target=work, args=arguments, daemon=True, name=f"environment {row}")
+        process = multiprocessing.Process(target=_work, args=arguments, daemon=True, name=f"environment {row}")
         process.start()
         theirs.close()
         self._pipes[row], self._processes[row] = ours, process
@@ -125,13 +130,11 @@ class WorkerVectorEnv(VectorBoundary):
     # -- asking and answering ---
 
     def _ask(self, row: int, name: str, argument: Any = None) -> None:
-        try:
+        with contextlib.suppress(OSError):  # where it is dead, reading its answer tells so
             self._pipes[row].send((name, argument))
-        except OSError:
-            return  # it is dead, which reading its answer tells
 
-    def _answer(self, row: int, deadline: float | None, action: Any, during: str) -> Any:
-        """The row's answer. Raises what ended the worker: `EOFError`, `TimeoutError`, or the environment's error."""
+    def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
+        """Return the row's answer; raise what ended the worker: `EOFError`, `TimeoutError`, the environment's error."""
         pipe = self._pipes[row]
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not pipe.poll(left):
@@ -142,13 +145,13 @@ class WorkerVectorEnv(VectorBoundary):
             raise EOFError from error
         if answer[0] == "ok":
             if answer[2]:
-                self._tell_dropped(answer[2])
+                self._warn_of_dropped(answer[2])
             return answer[1]
-        told = step_error(answer[1], backend=self.backend, env_index=row, action=action, during=during)
-        raise told from WorkerTraceback(answer[2])
+        failure = step_error(answer[1], backend=self.backend, env_index=row, action=action, during=during)
+        raise failure from WorkerTraceback(answer[2])
 
-    def _tell_dropped(self, dropped: dict[str, str]) -> None:
-        """Warns, once for each key of an info."""
+    def _warn_of_dropped(self, dropped: dict[str, str]) -> None:
+        """Warn, once for each key of an info."""
         new = {key: reason for key, reason in dropped.items() if key not in self._dropped}
         self._dropped |= new.keys()
         for key, reason in new.items():
@@ -163,8 +166,11 @@ class WorkerVectorEnv(VectorBoundary):
     def _deadline(self) -> float | None:
         return None if self.step_timeout is None else time.monotonic() + self.step_timeout
 
-    def _ask_all(self, name: str, arguments: Sequence[Any], actions: Sequence[Any] | None) -> list[Any]:
-        """Every row's answer; `Arrived(lost=True)` for one that was started again. All are read before one raises."""
+    def _ask_all(self, name: str, arguments: Sequence[Any], actions: Sequence[Tree] | None = None) -> list[Any]:
+        """Return every row's answer, `Arrived(lost=True)` for one that was started again.
+
+        All are read before one raises.
+        """
         deadline = self._deadline()
         for row, argument in enumerate(arguments):
             self._ask(row, name, argument)
@@ -183,25 +189,25 @@ class WorkerVectorEnv(VectorBoundary):
             raise failed
         return answers
 
-    def _restart(self, row: int, error: Exception, action: Any, during: str) -> None:
-        """A new worker with a new episode in it, and a warning; the error where the limits do not allow one."""
+    def _restart(self, row: int, error: Exception, action: Tree, during: str) -> None:
+        """Start a new worker with a new episode in it, and warn; raise where the limits do not allow one."""
         hangs = isinstance(error, TimeoutError)
         self._end_worker(row, kill=True)
-        what = f"did not answer within step_timeout={self.step_timeout} s" if hangs else "ended without an answer"
+        happened = f"did not answer within step_timeout={self.step_timeout} s" if hangs else "ended without an answer"
         code = "" if hangs else f", exit code {self._processes[row].exitcode}"
-        told = f"environment {row} {what} (during {during}; last action: {action!r}{code})"
+        failure = f"environment {row} {happened} (during {during}; last action: {action!r}{code})"
         refused = self.restarts.take("any")  # the rows share the limits
         if refused is not None:
-            self._broken = told
+            self._broken = failure
             self._end_all()
             kind = EnvironmentTimeoutError if hangs else EnvironmentStepError
             raise kind(
-                f"{told}, and was not started again: {refused}. All workers were ended; build the vector again.",
+                f"{failure}, and was not started again: {refused}. All workers were ended; build the vector again.",
                 env_index=row,
                 action=action,
             ) from error
         warnings.warn(
-            f"{told}; it was started again ({self.num_restarts} of {self.restarts.limits.in_run}), its unfinished "
+            f"{failure}; it was started again ({self.num_restarts} of {self.restarts.limits.in_run}), its unfinished "
             "episode is lost",
             RuntimeWarning,
             stacklevel=2,
@@ -216,31 +222,31 @@ class WorkerVectorEnv(VectorBoundary):
             self._restart(row, second, None, "reset")
 
     def check_open(self) -> None:
-        """Raises `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
+        """Raise `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
         if self._broken:
             raise EnvironmentStepError(f"the workers were ended ({self._broken}); build the vector again.")
         super().check_open()
 
     # -- all rows together ---
 
-    def reset(self, seeds: list[int] | None = None) -> Any:
+    def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
         self._check_seeds(seeds)
         self.drain()
         self._seeds = [None] * self.num_envs if seeds is None else [int(seed) for seed in seeds]
-        self._ask_all("reset", self._seeds, None)
+        self._ask_all("reset", self._seeds)
         self._started = True
         self._clear()
-        return self._obs
+        return self.observations
 
     def _clear(self) -> None:
         result = self._result
         result.rewards[:] = 0.0
         result.terminateds[:] = result.truncateds[:] = False
-        result.any_done, result.final_obs, result.infos, result.valid, result.lost = False, None, None, None, None
+        result.forget_endings()
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
         split = self._split(actions, self.num_envs)
         arrived = self._ask_all("step", split, split)
@@ -256,9 +262,9 @@ class WorkerVectorEnv(VectorBoundary):
             if final is not None:
                 done.append(Arrived(row, final_obs=final, info=info))
         if done:
-            rows = np.array([one.row for one in done], np.int64)
-            result.final_obs = (rows, trees.concatenate([one.final_obs for one in done]))
-            result.infos = {one.row: one.info for one in done if one.info} or None
+            rows = np.array([each.row for each in done], np.int64)
+            result.final_obs = (rows, trees.concatenate([each.final_obs for each in done]))
+            result.infos = {each.row: each.info for each in done if each.info} or None
         if lost:
             result.lost = np.array(lost, np.int64)
             result.valid = np.ones(self.num_envs, np.bool_)
@@ -266,37 +272,29 @@ class WorkerVectorEnv(VectorBoundary):
         result.any_done = bool(done or lost)
         return result
 
-    def _split(self, actions: Any, num_rows: int) -> list[Any]:
-        self.check_open()
-        if not self._started:
-            raise ValueError("step was called before reset: call reset(seeds) once, then step.")
+    def _split(self, actions: Tree, num_rows: int) -> list[Tree]:
+        self._check_started()
         if not self._rows_of_actions:
-            return list(trees.split_actions(self._batched_actions, actions))
-        if len(actions) != num_rows:
-            raise ValueError(f"step got {len(actions)} actions for {num_rows} environments; give one for each row.")
+            return list(iterate(self._batched_actions, actions))
+        self._check_num_actions(actions, num_rows)
         return list(actions)
 
     # -- single rows ---
-
-    @property
-    def observations(self) -> Any:
-        """The newest observation of every row, a tree `[B, ...]`, written to by later steps."""
-        return self._obs
 
     @property
     def in_flight(self) -> list[int]:
         """Rows that were sent an action and have not been received."""
         return list(self._sent)
 
-    def send(self, rows: Sequence[int], actions: Any) -> None:
-        """Hands an action to each of these rows (array spaces only), and does not wait."""
+    def send(self, rows: Sequence[int], actions: Tree) -> None:
+        """Hand an action to each of these rows (array spaces only), without waiting."""
         now = time.monotonic()
         for row, action in zip(rows, self._split(actions, len(rows)), strict=True):
             self._sent[row] = (now, action)
             self._ask(row, "step", action)
 
     def receive(self, most: int) -> list[Arrived]:
-        """Waits until one sent row has answered, and gives all that have, at most `most`, in the order of sending."""
+        """Wait until one sent row has answered; return all that have, at most `most`, in the order of sending."""
         by_pipe = {id(self._pipes[row]): row for row in self._sent}
         pipes = [self._pipes[row] for row in self._sent]
         deadline = None if self.step_timeout is None else min(at for at, _ in self._sent.values()) + self.step_timeout
@@ -316,7 +314,7 @@ class WorkerVectorEnv(VectorBoundary):
         return Arrived(row, reward, terminated, truncated, final, info)
 
     def drain(self) -> None:
-        """Takes in and forgets all answers that are still to come."""
+        """Take in and forget all answers that are still to come."""
         while self._sent:
             self.receive(len(self._sent))
 
@@ -325,27 +323,27 @@ class WorkerVectorEnv(VectorBoundary):
     __reduce__ = no_copies("processes", "make another one, then other.set_state(env.get_state())")
 
     def get_state(self) -> dict[str, Any] | None:
-        """The state of every environment; None where one cannot tell it, or while actions are under way."""
+        """Return the state of every environment; None where one cannot tell it, or while actions are under way."""
         if not self._started or self._broken or self._closed or self._sent:
             return None
-        states = self._ask_all("get_state", [None] * self.num_envs, None)
+        states = self._ask_all("get_state", [None] * self.num_envs)
         if any(state is None or isinstance(state, Arrived) for state in states):
             return None
-        return {"envs": states, "obs": trees.gather(self._obs, np.arange(self.num_envs))}
+        return {"envs": states, "obs": trees.gather(self.observations, np.arange(self.num_envs))}
 
-    def set_state(self, state: dict[str, Any]) -> Any:
-        """Continue from what `get_state` gave (ours, or of environments in one process); gives the observations."""
+    def set_state(self, state: dict[str, Any]) -> Tree:
+        """Continue from what `get_state` gave (ours, or of environments in one process); return the observations."""
         self.check_open()
-        check_rows(state, self.num_envs)
+        self._check_num_states(state, self.num_envs)
         self.drain()
-        self._ask_all("set_state", state["envs"], None)
-        trees.copy_into(self._obs, state["obs"])
+        self._ask_all("set_state", state["envs"])
+        trees.scatter(self.observations, ..., state["obs"])
         self._started = True
         self._clear()
-        return self._obs
+        return self.observations
 
     def render(self, row: int = 0) -> Any:
-        """The frame of one row."""
+        """Return the frame of one row."""
         self.check_open()
         self._ask(row, "render")
         return self._answer(row, self._deadline(), None, "render")
@@ -374,3 +372,108 @@ class WorkerVectorEnv(VectorBoundary):
         if not self._broken and not self._closed:
             self._closed = True
             self._end_all()
+
+
+# -- in the process of one environment ---
+
+
+def _shared_tree(space: spaces.Space[Any], num_envs: int, make: Callable[[int], Any]) -> Tree:
+    """Return a tree of arrays `[num_envs, ...]` on memory that `make(bytes)` gives leaf by leaf."""
+
+    def on_shared(leaf: np.ndarray) -> np.ndarray:
+        return np.frombuffer(make(max(1, leaf.nbytes)), leaf.dtype, leaf.size).reshape(leaf.shape)
+
+    return map_tree(on_shared, trees.allocate(space, num_envs))
+
+
+def _work(
+    make_env: Callable[[], gym.Env], row: int, num_envs: int, pipe: Connection, memory: list[Any], parent: int
+) -> None:
+    """Answer `("ok", result, dropped)` or `("error", summary, traceback)` until the pipe closes or the parent is gone.
+
+    `dropped`: keys of an info that cannot be pickled, each with the reason.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends the run in order
+    try:
+        served = _ServedEnv(make_env(), row, num_envs, memory)
+        commands: dict[str, Callable[[Any], Any]] = {
+            "reset": served.reset,
+            "step": served.step,
+            "get_state": served.get_state,
+            "set_state": served.set_state,
+            "render": served.render,
+        }
+        while True:
+            while not pipe.poll(ORPHAN_SECONDS):
+                if os.getppid() != parent:
+                    return
+            name, argument = pipe.recv()
+            if name == "close":
+                served.env.close()
+                return
+            try:
+                answer = _pickled(name, commands[name](argument))
+            except Exception as error:
+                answer = ForkingPickler.dumps(("error", _summary(error), traceback.format_exc()))
+            pipe.send_bytes(answer)
+    except (EOFError, OSError):
+        return
+
+
+def _summary(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _pickled(name: str, result: Any) -> memoryview:
+    """Return the answer as bytes; keys of an info that cannot be pickled are left out, and named with the reason."""
+    try:
+        return ForkingPickler.dumps(("ok", result, {}))
+    except Exception as error:
+        if name != "step" or not isinstance(result[-1], dict):
+            raise TypeError(f"what {name} gave cannot be pickled ({_summary(error)})") from error
+    kept, dropped = {}, {}
+    for key, value in result[-1].items():
+        try:
+            ForkingPickler.dumps((key, value))
+            kept[key] = value
+        except Exception as error:
+            dropped[str(key)] = _summary(error)
+    return ForkingPickler.dumps(("ok", (*result[:-1], kept), dropped))
+
+
+class _ServedEnv:
+    """Holds one environment; its observations go into its row of the shared memory."""
+
+    def __init__(self, env: gym.Env, row: int, num_envs: int, memory: list[Any]) -> None:
+        self.env, self.row = env, row
+        parts = iter(memory)
+        self.obs = _shared_tree(env.observation_space, num_envs, lambda size: next(parts))
+
+    def reset(self, seed: int | None) -> None:
+        obs, _ = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        self._write(obs)
+
+    def step(self, action: Tree) -> tuple[float, bool, bool, Any, Any]:
+        """Return reward, terminated, truncated and, where the episode ended, its last observation and info."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        final = None
+        if terminated or truncated:
+            trees.check_shape(self.env.observation_space, obs)
+            final = trees.allocate(self.env.observation_space, 1)
+            trees.scatter(final, 0, obs)
+            obs, _ = self.env.reset()
+        self._write(obs)
+        return float(reward), bool(terminated), bool(truncated), final, info if final is not None and info else None
+
+    def _write(self, obs: Tree) -> None:
+        trees.check_shape(self.env.observation_space, obs)
+        trees.scatter(self.obs, self.row, obs)
+
+    def get_state(self, _: None) -> dict[str, Any] | None:
+        return env_state(self.env)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        set_env_state(self.env, state)
+
+    def render(self, _: None) -> Any:
+        return self.env.render()

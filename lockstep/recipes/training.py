@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms import AlgorithmConfig, get_config
-from lockstep.envs.names import named_environment
+from lockstep.envs.make import named_environment
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.state.checks import check_whole
 from lockstep.trainer.build import stretched_schedules

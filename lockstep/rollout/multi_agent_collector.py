@@ -14,8 +14,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.rollout import EpisodeStore
 from lockstep.data.trees import named_leaves
 from lockstep.envs.errors import step_error
-from lockstep.envs.pettingzoo_envs import PettingZooEnvs
-from lockstep.envs.pettingzoo_play import play_of
+from lockstep.envs.pettingzoo import PettingZooEnvs, play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions

@@ -10,9 +10,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from lockstep.envs import LightSyncVectorEnv, check_environment, make_vector, names
+from lockstep.envs import LightSyncVectorEnv, RestartLimits, check_environment, make, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
-from lockstep.envs.envpool_adapter import EnvPoolBoundary
+from lockstep.envs.gymnasium_vectors import EnvPoolBoundary
 
 
 def counting_vector(**kwargs):
@@ -30,9 +30,10 @@ def counting_vector(**kwargs):
         ("/Env-v0", "unknown"),
     ],
 )
-def test_an_unknown_id_says_what_may_have_been_meant(env_id, suggestion):
+@pytest.mark.parametrize("mode", ["sync", "async", "vector"])
+def test_an_unknown_id_says_what_may_have_been_meant(env_id, suggestion, mode):
     with pytest.raises(ValueError, match=suggestion) as caught:
-        make_vector(env_id)
+        make_vector(env_id, mode=mode)
     assert repr(env_id) in str(caught.value)
 
 
@@ -86,38 +87,34 @@ def test_a_name_that_cannot_be_found_says_what_to_do(name, words):
 
 
 def test_a_missing_package_of_a_known_namespace_is_named(monkeypatch):
-    monkeypatch.setitem(names.PACKAGES, "Else", ("no_such_package", "no-such-package"))
+    monkeypatch.setitem(make.PACKAGES, "Else", ("no_such_package", "no-such-package"))
     with pytest.raises(ValueError, match="pip install no-such-package"):
         make_vector("Else/Env-v0")
 
 
-@pytest.mark.parametrize("mode", ["async", "vector", "sync"])
-def test_an_unknown_id_is_refused_in_every_mode(mode):
-    with pytest.raises(ValueError, match="Did you mean 'Pendulum-v1'"):
-        make_vector("Pendulm-v1", mode=mode)
-
-
-def test_wrong_options_say_what_is_allowed():
-    with pytest.raises(ValueError, match="Did you mean 'async'"):
-        make_vector("CartPole-v1", mode="asnyc")
-    with pytest.raises(ValueError, match="num_envs=0 is not allowed; it must be a whole number, at least 1"):
-        make_vector("CartPole-v1", num_envs=0)
-    with pytest.raises(ValueError, match="has no native vector form"):
-        make_vector("Pendulum-v1", mode="vector")
-    with pytest.raises(ValueError, match="step_timeout applies to mode='async' only"):
-        make_vector("CartPole-v1", step_timeout=1.0)
-    with pytest.raises(ValueError, match="step_timeout applies to an AsyncVectorEnv only"):
-        make_vector(counting_vector(), step_timeout=1.0)
-    with pytest.raises(ValueError, match="apply to ids and functions only"):
-        make_vector(gym.make("CartPole-v1"), num_envs=4)
-    with pytest.raises(ValueError, match="apply to ids and functions only"):
-        make_vector(counting_vector(), mode="async")
-    with pytest.raises(TypeError, match="env must be an environment id"):
-        make_vector(3)
-    with pytest.raises(TypeError, match="of several functions make gymnasium"):
-        make_vector([CountingEnv, CountingEnv])
-    with pytest.raises(TypeError, match="mode='vector' needs an environment id"):
-        make_vector(CountingEnv, mode="vector")
+@pytest.mark.parametrize(
+    ("env", "options", "words"),
+    [
+        ("CartPole-v1", {"mode": "asnyc"}, "Did you mean 'async'"),
+        ("CartPole-v1", {"num_envs": 0}, "num_envs=0.*at least 1"),
+        ("Pendulum-v1", {"mode": "vector"}, "has no native vector form"),
+        ("CartPole-v1", {"step_timeout": 1.0}, "step_timeout applies to mode='async' only"),
+        (counting_vector(), {"step_timeout": 1.0}, "step_timeout applies to mode='async' only"),
+        ("CartPole-v1", {"restarts": RestartLimits(0)}, "restarts applies to mode='async' only"),
+        (CountingEnv, {"mode": "async", "step_timeout": 0}, "step_timeout must be a positive number"),
+        (CountingEnv, {"mode": "async", "step_timeout": -1.0}, "step_timeout must be a positive number"),
+        (CountingEnv, {"mode": "async", "step_timeout": "soon"}, "step_timeout must be a positive number"),
+        (gym.make("CartPole-v1"), {"num_envs": 4}, "apply to ids and functions only"),
+        (counting_vector(), {"mode": "async"}, "apply to ids and functions only"),
+        (3, {}, "env must be an environment id"),
+        ([CountingEnv, CountingEnv], {}, "of several functions make gymnasium"),
+        (CountingEnv, {"mode": "vector"}, "mode='vector' needs an environment id"),
+        (CountingEnv, {"mode": "envpool"}, "mode='envpool' needs an environment id"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(env, options, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        make_vector(env, **options)
 
 
 def test_spaces_without_arrays_are_refused_with_the_place():

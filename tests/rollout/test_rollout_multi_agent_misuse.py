@@ -8,7 +8,7 @@ from lockstep import MultiAgentCollector, PPOConfig
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
-from lockstep.envs.pettingzoo_envs import PettingZooEnvs
+from lockstep.envs.pettingzoo import PettingZooEnvs
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 
 

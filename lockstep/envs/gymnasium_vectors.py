@@ -1,0 +1,546 @@
+"""gymnasium's own vector environments and EnvPool's, in any autoreset mode, behind the boundary.
+
+- NEXT_STEP: the step after an ending only resets. Where the back end resets single rows safely (`SyncVectorEnv`,
+  `AsyncVectorEnv` with shared memory) the boundary does so at once; elsewhere that row comes as invalid.
+- SAME_STEP: the back end has reset already; the true last observation is in `infos["final_obs"]`.
+- DISABLED: the boundary resets the finished rows through `reset_mask`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import multiprocessing
+import queue
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing import connection
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from lockstep.data.trees import Tree, row_of
+from lockstep.envs import trees
+from lockstep.envs.boundary import Flags, StepResult, VectorBoundary
+from lockstep.envs.env_state import env_state, set_env_state, tells_state
+from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
+from lockstep.state.messages import install_hint, no_copies
+
+Rows = npt.NDArray[np.int64]
+
+
+class VectorEnvBoundary(VectorBoundary):
+    """Puts any `gymnasium.vector.VectorEnv` (wrapped or not) behind the boundary.
+
+    Args:
+        env: the vector environment; the boundary closes it.
+
+    Raises:
+        ValueError: the environment tells no autoreset mode, steps only part of its rows at a time, or has a space
+            without an array of fixed size.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.env = env
+        self.num_envs = env.num_envs
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        trees.check_supported(self.observation_space, "the observation space")
+        trees.check_supported(self.action_space, "the action space")
+        self.single_env_spec = _spec_of(env)
+        base: Any = env.unwrapped
+        self.backend = _backend_name(base)
+        mode = _autoreset_mode(env)
+        self.autoreset_mode = mode.name
+        batch_size = self._batch_size()
+        if batch_size != self.num_envs:
+            raise ValueError(
+                f"the vector environment answers {batch_size} of its {self.num_envs} rows at a time; the boundary "
+                "steps all rows together. Make it with batch_size equal to num_envs."
+            )
+        masked = mode is AutoresetMode.NEXT_STEP and env is base and self._resets_single_rows()
+        self._resets_here = masked or mode is AutoresetMode.DISABLED
+        self._has_final_infos = mode is AutoresetMode.SAME_STEP
+        self.has_invalid_rows = not (self._resets_here or self._has_final_infos)
+        self._pending = np.zeros(self.num_envs, dtype=np.bool_)
+        """rows that only reset in the next step"""
+        self._any_pending = False
+        self._done = np.zeros(self.num_envs, dtype=np.bool_)
+        # Without shared memory a worker in NEXT_STEP mode does not notice an explicit reset: if its last
+        # step ended an episode it resets once more in the next step, which is then no transition.
+        self._resets_twice = (
+            isinstance(base, AsyncVectorEnv) and not base.shared_memory and mode is AutoresetMode.NEXT_STEP
+        )
+        self._mask_unproven = env is base and mode is AutoresetMode.DISABLED
+        empty = np.zeros(self.num_envs, dtype=np.bool_)
+        self._result = StepResult(None, np.zeros(self.num_envs), empty, empty)
+        self._env_step = env.step
+
+    def _batch_size(self) -> int:
+        """Return how many rows the environment answers at a time."""
+        return int(getattr(self.env.unwrapped, "batch_size", None) or self.num_envs)
+
+    def _resets_single_rows(self) -> bool:
+        """Return whether a masked reset in NEXT_STEP mode leaves no second reset behind."""
+        return type(self.env) is SyncVectorEnv
+
+    def reset(self, seeds: list[int] | None = None) -> Tree:
+        """Begin a new episode in every row; see `VectorBoundary.reset`."""
+        self.check_open()
+        self._check_seeds(seeds)
+        with self._located("reset"):
+            obs = self._reset_all(seeds)
+        if not self._resets_twice:
+            self._pending[:] = False
+        self._any_pending = bool(self._pending.any())
+        self._started = True
+        self._result.forget_endings()
+        self._result.obs = trees.as_arrays(obs)
+        return self._result.obs
+
+    def _reset_all(self, seeds: list[int] | None) -> Tree:
+        if seeds is None:
+            return self.env.reset()[0]
+        if self.backend == "native":
+            return self.env.reset(seed=int(seeds[0]))[0]
+        return self.env.reset(seed=[int(seed) for seed in seeds])[0]  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def _located(self, during: str) -> Iterator[None]:
+        """Add the row to an error: gymnasium does not tell it, but its loop variable does."""
+        try:
+            yield
+        except EnvironmentStepError:
+            raise
+        except Exception as error:
+            row = _row_in_traceback(error.__traceback__)
+            raise step_error(error, backend=self.backend, env_index=row, during=during) from error
+
+    def step(self, actions: Tree) -> StepResult:
+        """Take one action in every row; see `VectorBoundary.step`."""
+        if not self._started or self._closed:
+            self._check_started()
+        try:
+            obs, rewards, terminateds, truncateds, infos = self._env_step(actions)
+        except EnvironmentStepError:
+            raise
+        except Exception as error:
+            row = _row_in_traceback(error.__traceback__)
+            action = None if row is None else row_of(actions, row)
+            raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
+        result = self._result
+        if type(obs) is not np.ndarray:
+            obs = trees.as_arrays(obs)
+        if type(rewards) is not np.ndarray:
+            rewards, terminateds, truncateds = map(np.asarray, (rewards, terminateds, truncateds))
+        result.obs, result.rewards = obs, rewards
+        result.terminateds, result.truncateds = terminateds, truncateds
+        result.valid = None
+        if self._any_pending:
+            result.valid = ~self._pending
+            self._pending[:] = False
+            self._any_pending = False
+        done = np.logical_or(terminateds, truncateds, out=self._done)
+        if done.any():
+            self._end_episodes(result, done, infos)
+        elif result.any_done:
+            result.any_done, result.final_obs, result.infos = False, None, None
+        return result
+
+    def _end_episodes(self, result: StepResult, done: Flags, infos: Mapping[str, Any]) -> None:
+        rows = np.flatnonzero(done)
+        result.any_done = True
+        if self._has_final_infos:
+            result.final_obs = (rows, self._final_from_infos(infos, rows))
+            final_infos = infos.get("final_info")
+            result.infos = _RowInfos(final_infos, rows) if final_infos else None
+            return
+        result.final_obs = (rows, trees.gather(result.obs, rows))
+        result.infos = _RowInfos(infos, rows) if infos else None
+        if self._resets_here:
+            # a copy of the mask: gymnasium empties the options that it is handed, and may keep the array
+            with self._located("reset"):
+                obs = trees.as_arrays(self._reset_rows(done.copy()))
+            if self._mask_unproven and not done.all():
+                self._prove_mask(result.obs, obs, ~done)
+            result.obs = obs
+        else:
+            self._pending[:] = done
+            self._any_pending = True
+
+    def _reset_rows(self, mask: Flags) -> Tree:
+        return self.env.reset(options={"reset_mask": mask})[0]
+
+    def _prove_mask(self, before: Tree, after: Tree, kept: Flags) -> None:
+        """Refuse a vector that ignores `reset_mask`: it would restart running episodes without a word."""
+        self._mask_unproven = False
+        if not trees.same(trees.gather(before, kept), trees.gather(after, kept)):
+            raise ValueError(
+                f"{type(self.env).__name__} says autoreset mode DISABLED but did not heed "
+                "reset(options={'reset_mask': ...}): running episodes were reset too. Use another autoreset mode."
+            )
+
+    def _final_from_infos(self, infos: Mapping[str, Any], rows: Rows) -> Tree:
+        final = infos.get("final_obs")
+        if final is None:
+            raise ValueError(
+                f"{type(self.env).__name__} says autoreset mode SAME_STEP but gave no infos['final_obs'] for rows "
+                f"{rows.tolist()}: without it the last observation of an episode is lost."
+            )
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            return trees.stack_rows(self.observation_space, [final[row] for row in rows])
+        return trees.gather(trees.as_arrays(final), rows)  # a plain batch, as AtariVectorEnv gives
+
+    def _stateful_envs(self) -> list[Any]:
+        """Return the environments that can tell a state, those of a `SyncVectorEnv` or a native vector; else none."""
+        if self.env is not self.env.unwrapped:
+            return []
+        envs = list(self.env.envs) if type(self.env) is SyncVectorEnv else [self.env]
+        return envs if all(map(tells_state, envs)) else []
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Return the state of a `SyncVectorEnv` or of a native vector that tells it; None for all others."""
+        envs = self._stateful_envs()
+        if not self._started or not envs:
+            return None
+        obs = trees.gather(self._result.obs, np.arange(self.num_envs))
+        return {"envs": [env_state(env) for env in envs], "obs": obs, "pending": self._pending.copy()}
+
+    def set_state(self, state: dict[str, Any]) -> Tree:
+        """Continue from what `get_state` gave; return the current observations."""
+        envs = self._stateful_envs()
+        if not envs:
+            return super().set_state(state)
+        self._check_num_states(state, len(envs))
+        pending = state.get("pending", np.zeros(self.num_envs, bool))  # other back ends let no reset wait
+        if len(pending) != self.num_envs:
+            raise ValueError(f"the state is of {len(pending)} rows, there are {self.num_envs} here.")
+        self.reset()
+        for env, env_part in zip(envs, state["envs"], strict=True):
+            set_env_state(env, env_part)
+        self._result.obs = trees.gather(state["obs"], np.arange(self.num_envs))
+        self._pending[:] = pending
+        self._any_pending = bool(self._pending.any())
+        return self._result.obs
+
+    def render(self, row: int = 0) -> Any:
+        """Return the frame of one row, where the vector renders."""
+        frames: Any = self.env.render()
+        return frames[row] if isinstance(frames, tuple | list | np.ndarray) else frames
+
+    def close(self) -> None:
+        """Close the vector environment; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.env.close()
+
+
+class _RowInfos(Mapping[int, dict[str, Any]]):
+    """Takes the infos of the rows that ended out of gymnasium's dict of arrays, when one is asked for."""
+
+    def __init__(self, infos: Mapping[str, Any], rows: Rows) -> None:
+        self._infos, self._rows = infos, rows
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row not in self._rows:
+            raise KeyError(row)
+        return _info_of_row(self._infos, row)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows.tolist())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    info = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if (key.startswith("_") and key[1:] in infos) or (mask is not None and not mask[row]):
+            continue
+        info[key] = _info_of_row(value, row) if isinstance(value, Mapping) else value[row]
+    return info
+
+
+def _spec_of(env: Any) -> EnvSpec | None:
+    base = env.unwrapped
+    spec = getattr(base.envs[0] if isinstance(base, SyncVectorEnv) else env, "spec", None)
+    return spec if isinstance(spec, EnvSpec) else None
+
+
+def _backend_name(base: VectorEnv) -> str:
+    if isinstance(base, SyncVectorEnv):
+        return "gymnasium_sync"
+    return "gymnasium_async" if isinstance(base, AsyncVectorEnv) else "native"
+
+
+def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
+    """Return the autoreset mode of this very instance; `ValueError` where it tells none.
+
+    The instance's own attribute goes before its metadata: some classes (`AtariVectorEnv`) write the mode of the
+    instance made last into metadata that all instances share.
+    """
+    for value in (getattr(env.unwrapped, "autoreset_mode", None), env.metadata.get("autoreset_mode")):
+        if value is not None:
+            return AutoresetMode(value)
+    raise ValueError(
+        f"{type(env.unwrapped).__name__} does not say how it resets finished rows. Set env.metadata['autoreset_mode'] "
+        "to gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED."
+    )
+
+
+def _row_in_traceback(traceback: TracebackType | None) -> int | None:
+    codes = (SyncVectorEnv.step.__code__, SyncVectorEnv.reset.__code__)
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            row = traceback.tb_frame.f_locals.get("i")
+            return row if isinstance(row, int) else None
+        traceback = traceback.tb_next
+    return None
+
+
+# -- AsyncVectorEnv ---
+
+_REPORT_TIMEOUT = 5.0
+"""Seconds to wait for the report of a worker that has said that it failed."""
+_RESTARTS = (
+    "gymnasium's AsyncVectorEnv cannot start a worker again; our own vector does, within limits: give the function "
+    "that makes one environment, with env_runners(vectorize_mode='async') or "
+    "make_vector(function, num_envs=n, mode='async')."
+)
+_PICKLE = (
+    "What an environment in a process of its own gives, info too, must be picklable: take the rest out of info, or use "
+    "make_vector(function, num_envs=n, mode='async'), which leaves it out. "
+)
+
+
+class AsyncVectorEnvBoundary(VectorEnvBoundary):
+    """Puts `AsyncVectorEnv` (one process for each environment) behind the boundary, and guards its known faults.
+
+    - After a time-out its pipes answer the wrong question: the workers are ended, and a further step is refused.
+    - An error in a worker arrives with its traceback, row and last action; gymnasium only logs the traceback.
+    - A worker that died cannot be started again from outside: the answers of the others are read, and the arguments of
+      its process gone. The error says what can (`WorkerVectorEnv`).
+    - In DISABLED mode stepping past the end is silent: the boundary resets finished rows itself, always.
+
+    Args:
+        env: the vector environment, not wrapped.
+        step_timeout: seconds that the slowest environment may take for a step or a reset; None waits for ever.
+    """
+
+    def __init__(self, env: AsyncVectorEnv, *, step_timeout: float | None = None) -> None:
+        self._workers = env
+        super().__init__(env)
+        self._step_timeout = step_timeout
+        self._env_step = self._step_workers
+        self._last_actions: Tree = None
+        self._failure = ""
+        self._under_way = False
+        """the workers were asked something and have not answered"""
+        env._raise_if_errors = self._raise_worker_errors  # type: ignore[method-assign]
+
+    def _resets_single_rows(self) -> bool:
+        return bool(self._workers.shared_memory)
+
+    def _step_workers(self, actions: Tree) -> Any:
+        self._last_actions = actions
+        with self._guarded("step"):
+            self._workers.step_async(actions)
+            return self._workers.step_wait(self._step_timeout)
+
+    def _reset_all(self, seeds: list[int] | None) -> Tree:
+        self._last_actions = None
+        with self._guarded("reset"):
+            self._workers.reset_async(seed=None if seeds is None else [int(seed) for seed in seeds])
+            return self._workers.reset_wait(self._step_timeout)[0]
+
+    def _reset_rows(self, mask: Flags) -> Tree:
+        with self._guarded("reset"):
+            self._workers.reset_async(options={"reset_mask": mask})
+            return self._workers.reset_wait(self._step_timeout)[0]
+
+    def check_open(self) -> None:
+        """Raise `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
+        if self._failure:
+            raise EnvironmentStepError(
+                f"the workers were ended after an earlier failure ({self._failure}); build the vector again."
+            )
+        super().check_open()
+
+    @contextlib.contextmanager
+    def _guarded(self, during: str) -> Iterator[None]:
+        self._under_way = True
+        try:
+            yield
+        except EnvironmentStepError:
+            raise
+        except multiprocessing.TimeoutError as error:
+            late = [row for row, pipe in enumerate(self._workers.parent_pipes) if not pipe.poll(0)]
+            self._end_workers(f"time-out of rows {late}")
+            raise EnvironmentTimeoutError(
+                f"environments {late} did not answer within step_timeout={self._step_timeout} s (during {during}). "
+                f"Their pipes are out of step, so all workers were ended; build the vector again. {_RESTARTS}",
+                env_index=late[0] if late else None,
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            row = self._dead_row()
+            self._end_workers(f"worker {row} died")
+            raise step_error(
+                None,
+                backend=self.backend,
+                env_index=row,
+                action=self._action_of(row),
+                during=during,
+                hint=f"{_RESTARTS} ",
+            ) from error
+        self._under_way = False
+
+    def _dead_row(self) -> int | None:
+        """Return the first worker that has ended; a pipe may be seen closed a moment before its process is gone."""
+        sentinels = [process.sentinel for process in self._workers.processes]
+        ended = connection.wait(sentinels, timeout=_REPORT_TIMEOUT)
+        return min((sentinels.index(sentinel) for sentinel in ended), default=None)  # type: ignore[arg-type]
+
+    def _action_of(self, row: int | None) -> Tree:
+        return None if row is None or self._last_actions is None else row_of(self._last_actions, row)
+
+    def _raise_worker_errors(self, successes: Iterable[bool]) -> None:
+        """Stand in for `AsyncVectorEnv._raise_if_errors`: with the place and the traceback."""
+        failed = [row for row, success in enumerate(successes) if not success]
+        if not failed:
+            return
+        row, value, text = self._report_of(failed)
+        self._end_workers(f"error in row {row}")
+        if isinstance(value, KeyboardInterrupt):
+            raise value
+        raise step_error(
+            value,
+            backend=self.backend,
+            env_index=row,
+            action=self._action_of(row),
+            during="reset" if self._last_actions is None else "step",
+            hint=_PICKLE if "pipe.send" in text and "pickle" in text else "",
+        ) from WorkerTraceback(text)
+
+    def _report_of(self, failed: list[int]) -> tuple[int, Any, str]:
+        """Return (row, error or its summary, traceback text) of the first failed row whose report arrives."""
+        reports: list[Any] = []
+        try:
+            while len(reports) < len(failed):
+                reports.append(self._workers.error_queue.get(timeout=_REPORT_TIMEOUT))
+        except queue.Empty:
+            lost = "an error that cannot be pickled, so that it could not be told from its process"
+        except Exception as error:
+            lost = f"an error that cannot be made again from its pickled form ({error})"
+        if not reports:
+            return failed[0], lost, "(in a worker process; step the environment in one process to see its traceback)"
+        row, _, value, text = min(reports, key=lambda report: report[0])
+        return row, value, text
+
+    def _end_workers(self, failure: str) -> None:
+        """End all processes and pipes without asking them anything."""
+        self._failure = failure
+        self._closed = True
+        env = self._workers
+        for process in env.processes:
+            process.terminate()
+        for process in env.processes:
+            process.join(1.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in env.parent_pipes:
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+        env.closed = True
+
+    __reduce__ = no_copies("processes", "make another one")
+
+    def close(self) -> None:
+        """End the workers; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            if not self._under_way:
+                with contextlib.suppress(EOFError, OSError):
+                    self._workers.close()
+            if not self._workers.closed:
+                self._end_workers("")
+
+
+# -- EnvPool ---
+
+_LARGEST_SEED = 2**31 - 1
+
+
+def is_envpool(env: object) -> bool:
+    """Return whether `env` is a pool with the gymnasium interface; needs no import of EnvPool."""
+    return any(base.__name__ == "GymnasiumEnvPoolMixin" for base in type(env).__mro__)
+
+
+class EnvPoolBoundary(VectorEnvBoundary):
+    """Puts a pool of EnvPool behind the boundary; rows that only reset come as invalid.
+
+    EnvPool resets in the step after an ending (NEXT_STEP), steps rows on its own threads, and takes seeds only when a
+    pool is made. It reports an episode that terminates in the very step of its time limit as truncated only.
+
+    Args:
+        env: a pool made by `envpool.make_gymnasium`, with `batch_size` equal to `num_envs`.
+        make: makes the same pool with other seeds, for `reset(seeds)`; None where only the caller could.
+    """
+
+    def __init__(self, env: Any, make: Callable[[list[int]], Any] | None = None) -> None:
+        super().__init__(env)
+        self.backend = "envpool"
+        self._make = make
+
+    def _batch_size(self) -> int:
+        return int(self.env.config["batch_size"])  # type: ignore[attr-defined]
+
+    def _resets_single_rows(self) -> bool:
+        return False
+
+    def _reset_all(self, seeds: list[int] | None) -> Tree:
+        if seeds is not None:
+            if self._make is None:
+                warnings.warn(
+                    "a pool takes its seeds when it is made: the seeds handed to reset are not used. Pass the id with "
+                    "mode='envpool' instead of a finished pool.",
+                    stacklevel=3,
+                )
+            else:
+                self.env.close()
+                self.env = self._make([int(seed) % _LARGEST_SEED for seed in seeds])
+                self._env_step = self.env.step
+        return self.env.reset()[0]
+
+
+def make_envpool(env_id: str, num_envs: int, config: Mapping[str, Any]) -> EnvPoolBoundary:
+    """Make a pool of `num_envs` environments of `env_id`.
+
+    Raises:
+        ValueError: EnvPool is not installed, or does not know the id (with the nearest ones).
+    """
+    try:
+        import envpool
+    except ImportError as error:
+        raise ValueError(f"mode='envpool' needs EnvPool: {install_hint('envpool')}") from error
+    known = envpool.list_all_envs()
+    if env_id not in known:
+        near = difflib.get_close_matches(env_id, known, n=3)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"EnvPool does not know the environment id {env_id!r}.{hint}")
+
+    def make(seeds: list[int]) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # spaces rounded to float32, told once for each bound
+            pool = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=seeds, **config)
+            _ = pool.observation_space, pool.action_space
+        return pool
+
+    seeds = np.random.default_rng().integers(_LARGEST_SEED, size=num_envs).tolist()
+    return EnvPoolBoundary(make(seeds), make)
