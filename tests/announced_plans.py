@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, Policy
-from lockstep.cli.plan import plan_of, size_text
+from lockstep.cli.plan import Plan, size_text
 from lockstep.data.trees import leaves
 from lockstep.trainer import Callback
 
@@ -164,7 +164,7 @@ class PlanWatch(Callback):
         plain = isinstance(trainer, OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer)
         if not plain or not isinstance(trainer.policy, Policy) or getattr(trainer, "episode_per_collect", None):
             return  # a plan is of one agent, and of collects whose steps are known
-        self.announced = read_plan(plan_of(trainer, trainer.policy.config, ["a trainer"]))
+        self.announced = read_plan(Plan(trainer, trainer.policy.config).facts(["a trainer"]))
         self.before = event.gradient_step, event.position
         self.happened = Happened()
 

@@ -1,4 +1,4 @@
-"""`lockstep list`: algorithms, the spaces they take, options and recipes, asked of the code itself."""
+"""The tables of `lockstep list`: algorithms, the spaces they take, options and recipes, read from the code itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
-from lockstep.cli.arguments import List
-from lockstep.cli.report import say, show_table
 from lockstep.modules import ModelConfig
 from lockstep.recipes import RECIPES
 
@@ -50,27 +48,8 @@ class Option:
     """the first sentences of its documentation, on one line"""
 
 
-def list_command(command: List) -> int:
-    """Prints the lists; returns the exit code."""
-    if command.markdown:
-        for line in markdown():
-            say(line)
-        return 0
-    show_table(*algorithm_table())
-    show_table(*recipe_table())
-    if command.options:
-        for config_class in ALGORITHMS:
-            for section, options in options_of(config_class):
-                show_table(
-                    ("option", "default", "meaning"),
-                    [(f"{section}.{option.name}", option.default, option.text) for option in options],
-                    title=f"{config_class.algorithm}: {section}",
-                )
-    return 0
-
-
 def algorithm_table() -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Columns and rows: name, what it is, observation spaces, action spaces."""
+    """Return columns and rows: name, what it is, observation spaces, action spaces."""
     columns = ("algorithm", "what it is", "observations", "actions")
     rows: list[Sequence[str]] = []
     for config_class in ALGORITHMS:
@@ -80,7 +59,7 @@ def algorithm_table() -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def recipe_table() -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Columns and rows: what the median seed must reach, and what others reached (on data of our own agents: we)."""
+    """Return columns and rows: what the median seed must reach, and the reference (on data of our own agents: ours)."""
     columns = ("recipe", "steps", "promised return", "reference return", "source", "needs")
     rows: list[Sequence[str]] = [
         (
@@ -97,7 +76,7 @@ def recipe_table() -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[list[str], list[str]]:
-    """The kinds of observation and action spaces for which a learner can be built: each is tried."""
+    """Return the kinds of observation and action spaces for which a learner can be built: each is tried."""
 
     def takes(observation: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
         config = config_class().environment(observation_space=observation, action_space=action)
@@ -114,7 +93,7 @@ def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[list[str], list[str]
 
 
 def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[Option]]]:
-    """`(section, options)` in the order of the configuration, with the values that the algorithm begins with."""
+    """Yield `(section, options)` in the order of the configuration, with the values that the algorithm begins with."""
     for name, section in config_class().sections.items():
         yield name, _options_in(section)
         if name == "rl_module":
@@ -122,7 +101,7 @@ def options_of(config_class: type[AlgorithmConfig]) -> Iterator[tuple[str, list[
 
 
 def markdown() -> Iterator[str]:
-    """The reference page, line by line."""
+    """Yield the reference page, line by line."""
     yield from ("# Reference", "", "Written by `lockstep list --markdown` (`make docs`).", "", "## Algorithms", "")
     yield from _markdown_table(*algorithm_table())
     yield from ("", "## Recipes", "")

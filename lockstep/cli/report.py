@@ -1,16 +1,18 @@
-"""Tables on the terminal, and plain ones where the output is no terminal."""
+"""Text and tables on the terminal, and plain ones where the output is no terminal."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.cli.app import shown_path
 from lockstep.tracking import RunFolder, iqm_bootstrap
 from lockstep.trainer.display import clock_text
 
@@ -18,30 +20,34 @@ PLAIN_WIDTH = 200
 
 
 def make_console() -> Console:
-    """A console on stdout that takes text as it is; wide where no terminal sets a width."""
+    """Return a console on stdout that takes text as it is; wide where no terminal sets a width."""
     plain = Console(markup=False, highlight=False, emoji=False)
     if plain.is_terminal:
         return plain
     return Console(markup=False, highlight=False, emoji=False, width=PLAIN_WIDTH)
 
 
+def shown_path(path: str | Path) -> str:
+    """Return a path relative to here where it lies below, quoted for a shell where it must be."""
+    full, here = Path(path).absolute(), Path.cwd()
+    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))
+
+
 def say(text: str = "") -> None:
-    """One line to stdout at once, never wrapped."""
+    """Print one line to stdout at once, never wrapped."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def say_facts(facts: Mapping[str, str]) -> None:
-    """`name  value` lines, names aligned."""
+    """Print `name  value` lines, names aligned."""
     width = max(map(len, facts))
     for name, value in facts.items():
         say(f"  {name:<{width}}  {value}")
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """A small table; columns of numbers are aligned to the right."""
-    from rich import box
-
+    """Print a small table; columns of numbers are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for number, name in enumerate(columns):
         numeric = all(row[number].lstrip("-")[:1].isdigit() for row in rows)
@@ -52,7 +58,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
 
 
 def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """`(stage, seconds, share)`, largest first; what no stage explains is that of checkpoints and logs."""
+    """Return `(stage, seconds, share)`, largest first; checkpoints and logs take what no stage explains."""
     stages = {name: float(value) for name, value in (summary.get("seconds_by_stage") or {}).items()}
     total = max(float(summary["timing"]["total_time"]), sum(stages.values()))
     stages["checkpoints, logs"] = total - sum(stages.values())
@@ -61,7 +67,7 @@ def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, float, float]]:
 
 
 def show_result(folder: RunFolder) -> dict[str, Any]:
-    """The short table of a run that has ended, from its summary; returns the summary."""
+    """Print the short table of a run that has ended, from its summary; return the summary."""
     summary = folder.read_summary()
     stages = "  ".join(f"{name} {share:.0%}" for name, _, share in stage_rows(summary))
     best = summary.get("best_score")
@@ -84,7 +90,7 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
 
 
 def _evaluated_text(summary: Mapping[str, Any]) -> str:
-    """Where the final return is from an earlier step than the run's last: from which."""
+    """Return the step of the final return, where it is earlier than the run's last."""
     step = summary.get("final_return_step")
     if summary.get("final_return") is None or step in (None, summary["train_step"] or summary["gradient_step"]):
         return ""
@@ -99,7 +105,7 @@ def _steps_text(summary: Mapping[str, Any]) -> str:
 
 
 def show_seeds(folders: Sequence[Path]) -> None:
-    """One row for each run, and the interquartile mean of their final returns with its bootstrap interval."""
+    """Print a row for each run, and the interquartile mean of their final returns with its bootstrap interval."""
     rows, finals = [], []
     for path in folders:
         folder = RunFolder.open(path)
@@ -118,8 +124,6 @@ def show_seeds(folders: Sequence[Path]) -> None:
         )
     show_table(("run", "final return", "best", "steps/s", "folder"), rows)
     if finals:
-        import numpy as np
-
         interval = iqm_bootstrap(np.array(finals))
         say(
             f"{len(finals)} runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean "
@@ -127,8 +131,8 @@ def show_seeds(folders: Sequence[Path]) -> None:
         )
 
 
-def return_text(mean: Any, std: Any) -> str:
-    """`"412.3 ± 50.1"`, or `"none"`."""
+def return_text(mean: float | None, std: float | None) -> str:
+    """Return `"412.3 ± 50.1"`, or `"none"`."""
     if mean is None:
         return "none"
     return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.3g}"

@@ -10,7 +10,7 @@ from agent_games import CountingGame, game_config
 
 from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.cli.plan import plan_of, size_text
+from lockstep.cli.plan import Plan, size_text
 from lockstep.trainer.run import prepare_run
 
 
@@ -47,7 +47,7 @@ def announced_and_made(config):
     """The number of gradient steps that the plan says, and the number that the run makes; the text."""
     trainer = config.build_trainer()
     try:
-        text = plan_of(trainer, config, ["test"])["gradient steps"]
+        text = Plan(trainer, config).facts(["test"])["gradient steps"]
         made = trainer.run().gradient_step
     finally:
         trainer.policy.learner_group.shutdown()
@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_announces_what_is_left():
     trainer = config.build_trainer()
     next(iter(trainer))
     before = trainer.gradient_step
-    text = plan_of(trainer, config, ["test"])["gradient steps"]
+    text = Plan(trainer, config).facts(["test"])["gradient steps"]
     for _ in range(2):
         next(trainer, None)
     assert text.startswith(f"{trainer.gradient_step - before} on 8 transitions")
@@ -121,7 +121,7 @@ def test_an_update_that_may_end_early_announces_a_bound():
 )
 def test_the_announced_memory_of_the_replay_buffer_is_taken(config):
     trainer = config.build_trainer()
-    plan = plan_of(trainer, config, ["test"])["replay buffer"]
+    plan = Plan(trainer, config).facts(["test"])["replay buffer"]
     assert trainer.buffer.nbytes() == 0, "said before it is taken"
     trainer.run()
     kind = "in files of " if config.storage == "memmap" else ""
@@ -142,7 +142,7 @@ def test_a_replay_buffer_larger_than_the_memory_is_refused_with_both_numbers(tmp
 def test_several_agents_have_a_plan(algorithm):
     config = game_config(CountingGame, algorithm)
     trainer = config.build_trainer()
-    plan = plan_of(trainer, config, ["test"])
+    plan = Plan(trainer, config).facts(["test"])
     assert "first: Box" in plan["environments"]
     if algorithm is PPOConfig:
         assert plan["gradient steps"].endswith(
@@ -170,4 +170,4 @@ class WithOwnRate(PPOLearner):
 
 def test_an_optimizer_with_a_rate_of_its_own_has_a_plan():
     config = ppo(learner_class=WithOwnRate)
-    assert "0.002 throughout" in str(plan_of(config.build_trainer(), config, ["test"]))
+    assert "0.002 throughout" in str(Plan(config.build_trainer(), config).facts(["test"]))

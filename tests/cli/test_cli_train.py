@@ -18,9 +18,8 @@ import pytest
 from conftest import SMALL, Said, Trained, command, process_env, run_process
 
 from lockstep import get_config
-from lockstep.cli.arguments import parse
+from lockstep.cli.commands import parse, parse_setting
 from lockstep.cli.report import show_result
-from lockstep.cli.settings import parse_value, settings_of
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder, read_metrics
 from lockstep.trainer import Callback, UpdateEnd
@@ -115,7 +114,7 @@ def test_settings_later_sources_win(tmp_path: Path) -> None:
     file.write_text(json.dumps({"training": {"lr": 0.5, "gamma": 0.9}, "evaluation": {"evaluation_episodes": 3}}))
     words = ["train", "ppo", "CartPole-v1", "--config", str(file), "--set", "training.lr=3e-4", "--num-envs", "2"]
     words += ["--set", "rl_module.model_config.hiddens=[32]", "--compile", "--stop-return", "-5", "--seed", "7"]
-    settings = settings_of(parse(words))  # type: ignore[arg-type]
+    settings = parse(words).settings()  # type: ignore[union-attr]
     config = settings.config
     assert (config.lr, config.gamma, config.evaluation_episodes) == (3e-4, 0.9, 3)
     assert config.model_config.hiddens == (32,)
@@ -129,7 +128,7 @@ def test_settings_later_sources_win(tmp_path: Path) -> None:
 
 
 def test_settings_recipe_schedules_span_a_longer_run() -> None:
-    settings = settings_of(parse(["train", "ppo", "CartPole-v1", "--total-steps", "2e5"]))  # type: ignore[arg-type]
+    settings = parse(["train", "ppo", "CartPole-v1", "--total-steps", "2e5"]).settings()  # type: ignore[union-attr]
     assert settings.config.lr == [[0, 1e-3], [200_000, 0.0]]
     assert settings.config.total_steps == 200_000
     assert "training.lr stretched to 200,000 steps" in settings.sources[1]
@@ -139,14 +138,14 @@ def test_settings_recipe_schedules_span_a_longer_run() -> None:
 def test_settings_without_a_recipe_are_the_defaults(env: str, more: list[str]) -> None:
     from lockstep import PPOConfig
 
-    settings = settings_of(parse(["train", "ppo", env, *more]))  # type: ignore[arg-type]
+    settings = parse(["train", "ppo", env, *more]).settings()  # type: ignore[union-attr]
     assert settings.config == PPOConfig().environment(env)
     assert settings.sources == ["the defaults of ppo"]
 
 
 def test_settings_of_a_run_can_be_used_again(trained: Trained) -> None:
     words = ["train", "ppo", "CartPole-v1", "--config", str(trained.runs[1] / "config.json")]
-    config = settings_of(parse(words)).config  # type: ignore[arg-type]
+    config = parse(words).settings().config  # type: ignore[union-attr]
     assert (config.seed, config.train_batch_size, config.loggers) == (1, 256, ["jsonl", "tensorboard"])
 
 
@@ -155,7 +154,7 @@ def test_settings_of_a_run_can_be_used_again(trained: Trained) -> None:
     [("3e-4", 3e-4), ("null", None), ("None", None), ("True", True), ("[1, 2]", [1, 2]), ("relu", "relu")],
 )
 def test_set_values_are_json_python_or_text(text: str, value: object) -> None:
-    assert parse_value(text) == value
+    assert parse_setting(f"training.lr= {text}") == ("training.lr", value)
 
 
 def test_resume_goes_on_with_more_steps(lockstep: Command, trained: Trained, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ COMMANDS = [
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_exists(words, capsys):
     if words[0] == "lockstep":
-        from lockstep.cli.arguments import parse
+        from lockstep.cli.commands import parse
 
         if len(words) == 2 and words[1] != "list":
             words = [*words, "--help"]  # the command by name

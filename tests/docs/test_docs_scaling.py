@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.arguments import parse
-from lockstep.cli.settings import settings_of
+from lockstep.cli.commands import parse
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
@@ -22,7 +21,7 @@ def test_the_kuberay_job_is_a_command_whose_workers_fit_into_its_pods():
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     words = shlex.split(job["spec"]["entrypoint"])
     assert words[0] == "lockstep"
-    config = settings_of(parse(words[1:])).config
+    config = parse(words[1:]).settings().config
     config.validate()
     assert config.ray_address == "auto"
     groups = {group["groupName"]: group for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]}

@@ -5,8 +5,7 @@ import pytest
 import lockstep
 from lockstep import PPOConfig
 from lockstep.algorithms import get_config
-from lockstep.cli.arguments import parse
-from lockstep.cli.settings import settings_of
+from lockstep.cli.commands import parse
 from lockstep.recipes import RECIPES, find_recipe
 from lockstep.recipes.training import find_settings
 from lockstep.tracking import RunFolder
@@ -15,7 +14,7 @@ RUNNERS, PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_per_e
 
 
 def command_line(*words):
-    return settings_of(parse(["train", *words]))
+    return parse(["train", *words]).settings()
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.algorithm}-{recipe.env}")

@@ -1,0 +1,664 @@
+"""The commands: what each takes, as tyro reads it (the docstrings of fields are the help texts), and what it does."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Literal, Self, TextIO
+
+import tyro
+from tyro.conf import Positional, UseAppendAction, arg
+from tyro.constructors import PrimitiveConstructorSpec
+
+from lockstep._version import __version__
+from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
+from lockstep.algorithms.build import make_envs, set_num_threads
+from lockstep.algorithms.policy import Policy
+from lockstep.cli import EarlyInterrupt
+from lockstep.cli.listing import algorithm_table, markdown, options_of, recipe_table
+from lockstep.cli.plan import Plan
+from lockstep.cli.report import (
+    make_console,
+    return_text,
+    say,
+    say_facts,
+    show_result,
+    show_seeds,
+    show_table,
+    shown_path,
+    stage_rows,
+)
+from lockstep.envs.check import check_environment
+from lockstep.envs.errors import EnvironmentStepError
+from lockstep.recipes.training import Settings, find_settings
+from lockstep.rollout import Collector
+from lockstep.state.streams import RandomStreams
+from lockstep.tracking import RunFolder, plot_runs
+from lockstep.trainer import Callback, ProgressDisplay
+from lockstep.trainer.callbacks import Stop
+from lockstep.trainer.events import CollectEnd, EvaluationEnd, RunStart, UpdateEnd
+from lockstep.trainer.run import Run, find_policy, load_policy, prepare_resume, prepare_run
+from lockstep.trainer.video import FORMATS, record_video
+
+WRONG_INPUT, FAILED = 2, 1
+USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError)
+_OWN = f"{os.sep}lockstep{os.sep}"
+CHECK_STEPS, CHECK_SECONDS = 200, 1.0
+TRAINABLE = ("observation_outside", "seed_ignored", "limit_ignored")
+"""findings of `check_environment` that are errors of the environment, but can be trained on: shown, not refused"""
+MAX_EVALUATION_ENVS = 8
+
+
+class CommandFailedError(Exception):
+    """Ends a command with a message on stderr and an exit code: 2 for wrong input, 1 for a run that failed."""
+
+    def __init__(self, message: str, code: int = WRONG_INPUT) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# -- arguments ---
+
+
+def whole_number(text: str) -> int:
+    """Return the whole number in `"100_000"` or `"1e6"`; raise `ValueError` for anything else."""
+    try:
+        return int(text)
+    except ValueError:
+        value = number(text)
+        if not value.is_integer():
+            raise ValueError(f"{text!r} is no whole number") from None
+        return int(value)
+
+
+def number(text: str) -> float:
+    """Return the number in a text; raise `ValueError` for anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+def _reader(kind: type, read: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:
+    """Read one word of the command line by `read`; None is only the value of an option that is left out."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: ["unset" if value is None else str(value)],
+    )
+
+
+Count = Annotated[int, _reader(int, whole_number, "INT")]
+MaybeCount = Annotated[int | None, _reader(int, whole_number, "INT")]
+MaybeNumber = Annotated[float | None, _reader(float, number, "FLOAT")]
+MaybeText = Annotated[str | None, _reader(str, str, "STR")]
+MaybePath = Annotated[Path | None, _reader(Path, Path, "PATH")]
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Return `("training.lr", 0.0003)` of `"training.lr=3e-4"`. Values are JSON, a Python literal, or else text."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ValueError(f"--set {text!r} has no value; write section.option=value, e.g. training.lr=3e-4")
+    value = value.strip()
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return path.strip(), read(value)
+        except (ValueError, SyntaxError):
+            continue
+    return path.strip(), value
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return options by section, from a file of them or from a run's config.json; `ValueError` for another file."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read --config {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"--config {path} is no JSON: {error}") from error
+    if isinstance(data, dict) and {"algo", "env", "config"} <= set(data):
+        data = data["config"]
+    if not isinstance(data, dict):
+        raise ValueError(f'--config {path} must be an object of sections, e.g. {{"training": {{"lr": 0.001}}}}')
+    return data
+
+
+# -- commands ---
+
+
+@dataclass
+class Train:
+    """Train an agent: `lockstep train ppo CartPole-v1`."""
+
+    algorithm: Positional[Annotated[str, arg(metavar="ALGORITHM")]]
+    """Its name, e.g. ppo; `lockstep list` shows all."""
+    env: Positional[Annotated[str, arg(metavar="ENV")]]
+    """An environment's id (CartPole-v1, package:Id-v0), or module:Class of your own."""
+    total_steps: MaybeCount = None
+    """Environment steps of the whole run."""
+    seed: MaybeCount = None
+    """Seed of all random streams."""
+    seeds: Count = 1
+    """Number of runs, one after the other, with seeds from --seed upwards."""
+    num_envs: MaybeCount = None
+    """Environments stepped together; env runners share them evenly."""
+    num_learners: MaybeCount = None
+    """Learners in processes of their own (Ray); 0: one in this process."""
+    num_env_runners: MaybeCount = None
+    """Processes that step environments (Ray); 0: this one does."""
+    ray_address: MaybeText = None
+    """Ray cluster to join, e.g. auto; else Ray is started on this machine where it is needed."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Any option: section.option=value with a JSON value, e.g. training.lr=3e-4. May be repeated."""
+    config: MaybePath = None
+    """JSON file of options by section, or the config.json of a run."""
+    init_from: Annotated[MaybePath, arg(name="from")] = None
+    """A run (its best policy) or a checkpoint: begin with its weights and connectors' statistics; all else is new."""
+    stop_return: MaybeNumber = None
+    """End the run when an evaluation's mean return reaches this."""
+    logger: UseAppendAction[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...]] = ()
+    """Where records go, beside metrics.jsonl. May be repeated."""
+    compile: bool = False
+    """Compile the gradient step."""
+    device: MaybeText = None
+    """cpu, cuda, cuda:1, ..."""
+    recipe: bool = True
+    """Use the recipe for this algorithm and environment where there is one; else the algorithm's defaults."""
+    check: bool = True
+    """Take some random steps in the environment first and refuse one that is broken."""
+    root: Path = field(default_factory=lambda: Path("runs"))
+    """Where the run's folder is made."""
+
+    def run(self) -> int:
+        """Make one run, or several with successive seeds; return the exit code."""
+        if self.seeds < 1:
+            raise ValueError(f"--seeds {self.seeds} is not allowed; it must be at least 1")
+        settings = self.settings()
+        if self.check:
+            _check_environment(settings.config)
+        first, folders = settings.config.debugging.seed, []
+        for seed in range(first, first + self.seeds):
+            config, sources = settings.config.copy().debugging(seed=seed), settings.sources
+            title = f"{config.algorithm.upper()} on {config.environment.env}, seed {seed}"
+            say(f"{config.algorithm.upper()} on {self.env}, seed {seed}")
+            display = ProgressDisplay(make_console(), title=title)
+            with Interruption(display) as interruption:
+                if self.init_from is not None:
+                    sources = [*sources, f"weights of {shown_path(find_policy(self.init_from))}"]
+                callbacks = [display, interruption]
+                run = prepare_run(config, self.root, callbacks=callbacks, init_from=self.init_from, sources=sources)
+                code = _finish(run, config, interruption)
+            folders.append(run.folder.path)
+            if code:
+                return code
+        if len(folders) > 1:
+            say()
+            show_seeds(folders)
+            say(f"curves: lockstep plot {' '.join(shown_path(folder) for folder in folders)} -o curves.png")
+        return 0
+
+    def settings(self) -> Settings:
+        """Return the recipe (or the algorithm's defaults), then the file, the options, `--set`, in that order."""
+        if self.total_steps is not None and self.total_steps < 1:
+            raise ValueError(f"--total-steps {self.total_steps} is not allowed; it must be at least 1")
+        options = {
+            "reporting.total_steps": self.total_steps,
+            "debugging.seed": self.seed,
+            "learners.num_learners": self.num_learners,
+            "env_runners.num_env_runners": self.num_env_runners,
+            "resources.ray_address": self.ray_address,
+            "evaluation.stop_return": self.stop_return,
+            "framework.device": self.device,
+            "framework.compile": self.compile or None,
+            "reporting.loggers": list(dict.fromkeys(("jsonl", *self.logger))) if self.logger else None,
+        }
+        settings = find_settings(
+            self.algorithm,
+            self.env,
+            recipe=self.recipe,
+            num_envs=self.num_envs,
+            options={path: value for path, value in options.items() if value is not None}
+            | dict(parse_setting(text) for text in self.set),
+            file=None if self.config is None else (str(self.config), read_config_file(self.config)),
+        )
+        settings.config.validate()
+        return settings
+
+
+@dataclass
+class Resume:
+    """Go on with a run from its newest intact checkpoint."""
+
+    folder: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """The run's folder."""
+    total_steps: MaybeCount = None
+    """A new length of the whole run, the steps that it has included."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Another value from here on: section.option=value, e.g. training.lr=1e-4. May be repeated."""
+
+    def run(self) -> int:
+        """Go on with the run; return the exit code."""
+        shown = shown_path(self.folder)
+        display = ProgressDisplay(make_console(), title=f"resumed {shown}")
+        with Interruption(display) as interruption:
+            settings = dict(parse_setting(text) for text in self.set)
+            try:
+                resumption = prepare_resume(self.folder, total_steps=self.total_steps, settings=settings)
+                if resumption.is_finished:
+                    raise CommandFailedError(
+                        f"{shown} has made all its {resumption.step:,} steps; give more with --total-steps"
+                    )
+                run = resumption.build([display, interruption])
+            except KeyError as error:
+                raise ValueError(
+                    f"the checkpoint of {shown} lacks {error}: another version of lockstep wrote it (config.json says "
+                    "which)"
+                ) from error
+            folder = run.folder
+            say(f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}, goes on at step {run.trainer.position:,}")
+            return _finish(run, resumption.config, interruption)
+
+
+@dataclass
+class Eval:
+    """Evaluate the best policy of a run on new episodes."""
+
+    folder: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """A run's folder, or one of its checkpoints."""
+    episodes: Count = 20
+    """Episodes to play."""
+    stochastic: bool = False
+    """Draw actions instead of taking the most likely ones."""
+    seed: Count = 0
+    """Seed of these episodes."""
+    video: MaybePath = None
+    """Also write a video (.mp4 or .gif) of the first episodes."""
+    video_episodes: Count = 1
+    """Episodes in the video."""
+
+    def run(self) -> int:
+        """Play episodes with the run's best policy and print their returns; return the exit code."""
+        for option, count in (("--episodes", self.episodes), ("--video-episodes", self.video_episodes)):
+            if count < 1:
+                raise ValueError(f"{option} {count} must be at least 1")
+        if self.video is not None and self.video.suffix.lower() not in FORMATS:
+            raise ValueError(f"--video {self.video} must end in {' or '.join(FORMATS)}")
+        if not self.folder.exists():
+            raise ValueError(f"there is no {self.folder}; give a run's folder (runs/...) or one of its checkpoints")
+        path = find_policy(self.folder)
+        policy = load_policy(path)
+        if not isinstance(policy, Policy):
+            raise ValueError(
+                f"{shown_path(path)} is of several agents; play it with MultiAgentCollector(policy, make_env)"
+            )
+        set_num_threads(policy.config)
+        with make_envs(policy.config, min(MAX_EVALUATION_ENVS, self.episodes)) as envs:
+            streams = RandomStreams(self.seed).child("eval")
+            collector = Collector(policy, envs, exploration_noise=self.stochastic, streams=streams)
+            stats = collector.collect(n_episode=self.episodes)
+        returns, lens = stats.returns_stat, stats.lens_stat
+        if returns is None or lens is None:
+            raise RuntimeError("no episode ended")
+        how = "drawn" if self.stochastic else "most likely"
+        say_facts(
+            {
+                "policy": f"{shown_path(path)} ({policy.config.algorithm} on {policy.config.environment.env})",
+                "episodes": f"{returns.count}, {how} actions, seed {self.seed}",
+                "return": f"{return_text(returns.mean, returns.std)}, median {returns.median:.4g}, "
+                f"{returns.min:.4g} to {returns.max:.4g}",
+                "length": f"{return_text(lens.mean, lens.std)}",
+            }
+        )
+        if self.video is not None:
+            filmed = record_video(
+                policy, self.video, num_episodes=self.video_episodes, explore=self.stochastic, seed=self.seed
+            )
+            shown = ", ".join(f"{value:.4g}" for value in filmed.returns)
+            say(f"  video     {shown_path(self.video)} (return {shown})")
+        return 0
+
+
+@dataclass
+class Plot:
+    """Draw the learning curves of runs; several seeds become an interquartile mean with its interval."""
+
+    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN")]]
+    """Folders of runs."""
+    output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("curves.png"))
+    """The picture to write."""
+    metric: str = "returns_stat/mean"
+    """Name of the record."""
+    scope: Literal["test", "train"] = "test"
+    """Of evaluation, or of training episodes."""
+
+    def run(self) -> int:
+        """Draw the curves; return the exit code."""
+        if not self.runs:
+            raise ValueError("plot needs at least one run's folder: lockstep plot runs/ppo_* -o curves.png")
+        if self.output.suffix.lower() not in (".png", ".pdf", ".svg"):
+            raise ValueError(f"--output {self.output} must end in .png, .pdf or .svg")
+        try:
+            picture = plot_runs(self.runs, self.output, metric=self.metric, scope=self.scope)
+        except OSError as error:
+            raise ValueError(f"cannot write {self.output}: {describe(error)}") from error
+        say(shown_path(picture))
+        return 0
+
+
+@dataclass
+class List:
+    """List algorithms, the spaces they take, and recipes with their reference scores."""
+
+    options: bool = False
+    """Every option of every algorithm, too."""
+    markdown: bool = False
+    """The whole reference, options included, as Markdown."""
+
+    def run(self) -> int:
+        """Print the lists; return the exit code."""
+        if self.markdown:
+            for line in markdown():
+                say(line)
+            return 0
+        show_table(*algorithm_table())
+        show_table(*recipe_table())
+        for config_class in ALGORITHMS if self.options else ():
+            for section, options in options_of(config_class):
+                rows = [(f"{section}.{option.name}", option.default, option.text) for option in options]
+                show_table(("option", "default", "meaning"), rows, title=f"{config_class.algorithm}: {section}")
+        return 0
+
+
+@dataclass
+class Doctor:
+    """Where a run's time went; or what is wrong with an environment, and how fast it is."""
+
+    subject: Positional[Annotated[str, arg(metavar="RUN|ENV")]]
+    """A run's folder, or an environment's id (or module:Class)."""
+    steps: Count = 2000
+    """Random steps to look at an environment for."""
+
+    def run(self) -> int:
+        """Examine a run's folder where there is one of that name, else an environment; return the exit code."""
+        if Path(self.subject).is_dir():
+            return self._examine_run(Path(self.subject))
+        if self.steps < 1:
+            raise ValueError(f"--steps {self.steps} must be at least 1")
+        findings = check_environment(self.subject, num_steps=self.steps)
+        for finding in findings:
+            say(str(finding))
+        errors = sum(finding.level == "error" for finding in findings)
+        say(f"{self.subject}: {errors} errors, {sum(finding.level == 'warning' for finding in findings)} warnings")
+        return FAILED if errors else 0
+
+    def _examine_run(self, path: Path) -> int:
+        """Print seconds and shares by stage, from summary.json, with advice about the largest."""
+        folder = RunFolder.open(path)
+        summary = folder.read_summary()
+        rows = stage_rows(summary)
+        say(
+            f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}: {summary['train_step']:,} steps, "
+            f"{summary['steps_per_second']:,.0f} steps/s while training; ended by {summary.get('stop_reason')}"
+        )
+        table = [(name, f"{seconds:.2f}", f"{share:.1%}") for name, seconds, share in rows]
+        show_table(("stage", "seconds", "share"), table)
+        inner = summary.get("update_seconds_by_stage") or {}
+        if inner:
+            say("within the update: " + ", ".join(f"{name} {float(seconds):.2f} s" for name, seconds in inner.items()))
+        for line in advice({name: share for name, _, share in rows}, folder.config):
+            say(line)
+        return 0
+
+
+def advice(shares: Mapping[str, float], config: Mapping[str, Any]) -> list[str]:
+    """Return what to try, from where the time went: shares by stage, and the options of the run by section."""
+    mode = (config.get("env_runners") or {}).get("vectorize_mode", "auto")
+    compiled = (config.get("framework") or {}).get("compile", False)
+    lines = []
+    if shares.get("environment", 0) > 0.4 and mode in ("auto", "sync"):
+        lines.append(
+            "The environments take most: try --set env_runners.vectorize_mode=vector (native vectors), envpool, or "
+            "async (one process each, for slow environments)."
+        )
+    if shares.get("update", 0) > 0.5 and not compiled:
+        lines.append(
+            "The update takes most: try --compile, larger minibatches (training.minibatch_size) or fewer passes "
+            "(training.num_epochs)."
+        )
+    if shares.get("evaluation", 0) > 0.3:
+        lines.append(
+            "Evaluation takes much: fewer episodes (evaluation.evaluation_episodes) or longer epochs "
+            "(reporting.steps_per_epoch)."
+        )
+    if shares.get("checkpoints, logs", 0) > 0.3:
+        lines.append(
+            "Checkpoints and logs take much: longer epochs (reporting.steps_per_epoch) or fewer checkpoints "
+            "(checkpointing.checkpoint_interval)."
+        )
+    return lines or ["No stage stands out."]
+
+
+def _check_environment(config: AlgorithmConfig) -> None:
+    """Raise `ValueError` for a broken environment, before a run's folder is made; print lesser findings."""
+    if config.env_runners.vectorize_mode in ("vector", "envpool"):
+        return  # these are no single environments; their boundary checks what it gets
+    findings = check_environment(
+        config.environment.env,
+        env_config=config.environment.env_config,
+        num_steps=CHECK_STEPS,
+        max_seconds=CHECK_SECONDS,
+    )
+    broken = [finding for finding in findings if finding.level == "error" and finding.code not in TRAINABLE]
+    if broken:
+        lines = "\n".join(f"  {finding.message}" for finding in broken)
+        raise ValueError(f"the environment is broken (lockstep doctor looks closer, --no-check skips this):\n{lines}")
+    for finding in findings:
+        if finding.level != "info":
+            say(f"warning: the environment: {finding.message}")
+
+
+# -- running a command ---
+
+
+class Interruption(Callback):
+    """While entered, SIGINT and SIGTERM ask the run to stop where it can go on bit by bit: after an update.
+
+    Before the run has begun they end the process as usual; where Python drops the exception (in a destructor, say), the
+    run stops as it begins. A second signal ends the run without a new checkpoint.
+    """
+
+    def __init__(self, display: ProgressDisplay | None = None) -> None:
+        self.signal: int | None = None
+        self._display = display
+        self._running = False
+        self._owner = os.getpid()
+        self._before: dict[int, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, as a shell counts; 0 without one."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def __enter__(self) -> Self:
+        for code in (signal.SIGINT, signal.SIGTERM):
+            self._before[code] = signal.signal(code, self._handle)
+        if EarlyInterrupt.came:
+            self.signal = int(signal.SIGINT)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for code, handler in self._before.items():
+            signal.signal(code, handler)
+
+    def _handle(self, code: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            return  # processes of environments are ended by their owner
+        if self.signal is not None:
+            raise SystemExit(128 + code)
+        self.signal = code
+        if not self._running:
+            raise KeyboardInterrupt
+        note = "stopping after this update; once more stops at once"
+        if self._display is not None and self._display.is_live:
+            self._display.note = note
+        else:
+            os.write(2, f"{note}\n".encode())  # a handler must not enter a buffered stream a second time
+
+    def _reason(self) -> Stop:
+        return None if self.signal is None else "interrupted"
+
+    def on_run_start(self, event: RunStart) -> Stop:
+        """Ask to stop where a signal came before; from now on one waits for the end of the update."""
+        self._running = True
+        return self._reason()
+
+    def on_collect_end(self, event: CollectEnd) -> Stop:
+        """Ask to stop; the update that belongs to the collected data is still made."""
+        return self._reason()
+
+    def on_update_end(self, event: UpdateEnd) -> Stop:
+        """Ask to stop."""
+        return self._reason()
+
+    def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
+        """Ask to stop."""
+        return self._reason()
+
+
+def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> int:
+    """Print the plan, train, print a short table; return the exit code."""
+    folder, shown = run.folder, shown_path(run.folder.path)
+    say_facts({**Plan(run.trainer, config).facts(run.sources), "folder": shown})
+    say()
+    try:
+        with _failing_run(folder.path):
+            run.finish()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 130
+        there = folder.newest_checkpoint()
+        how = f"go on from its last checkpoint with: lockstep resume {shown}" if there else "it has no checkpoint yet"
+        raise CommandFailedError(f"stopped at once; {how}", code) from None
+    show_result(folder)
+    if interruption.signal is not None:
+        say(f"\ninterrupted; go on with: lockstep resume {shown}")
+    return interruption.exit_code
+
+
+@contextmanager
+def _failing_run(folder: Path) -> Iterator[None]:
+    """Turn an error into a run that failed: exit code 1, with the folder and how to go on."""
+    try:
+        yield
+    except Exception as error:
+        then = f"The run's folder: {shown_path(folder)}."
+        if any((folder / "checkpoints").glob("step_*/manifest.json")):
+            then += f" To go on from its last checkpoint: lockstep resume {shown_path(folder)}"
+        raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
+
+
+Command = (
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Eval, tyro.conf.subcommand("eval")]
+    | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+)
+
+
+def parse(words: list[str]) -> Train | Resume | Eval | Plot | List | Doctor:
+    """Return the command that the words name. Ends the process with help (0) or a message about what is wrong (2)."""
+    return tyro.cli(
+        Command,
+        prog="lockstep",
+        description="Reinforcement learning on PyTorch: train, evaluate, resume, compare.",
+        args=words,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
+    )
+
+
+def run_command(words: list[str]) -> int:
+    """Parse and run one command; return its exit code. With LOCKSTEP_DEBUG=1 tracebacks are printed too."""
+    if words == ["--version"]:
+        print(f"lockstep {__version__}")
+        return 0
+    try:
+        command = parse(words or ["--help"])
+    except SystemExit as ending:  # tyro has printed help (0) or what is wrong (2)
+        return ending.code if isinstance(ending.code, int) else WRONG_INPUT
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # `module:Class` may name a file beside the user
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return command.run()
+    except BrokenPipeError:  # the reader of our output has gone, as in `lockstep list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except CommandFailedError as error:
+        return _complain(str(error), error.code)
+    except USER_ERRORS as error:
+        return _complain(describe(error), WRONG_INPUT)
+    except Exception as error:
+        hint = "" if _debugging() else " (LOCKSTEP_DEBUG=1 shows the traceback)"
+        return _complain(f"{describe(error)}{hint}", FAILED)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in words, without a traceback."""
+    cause = error.__cause__
+    if isinstance(error, EnvironmentStepError) and cause is not None:
+        which = "an environment" if error.env_index is None else f"environment {error.env_index}"
+        last = "" if error.action is None else f"; its last action was {error.action!r}"
+        return f"{which} raised {type(cause).__name__}: {cause}{_place(cause)}{last}"
+    text, place = str(error), _place(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, KeyError) and error.args and " " in str(error.args[0]):
+        return str(error.args[0])  # a sentence; a bare key says nothing without its place
+    clear = ValueError | OSError | ImportError | FloatingPointError | EnvironmentStepError
+    if text and (isinstance(error, clear) or (isinstance(error, TypeError) and _OWN in place)):
+        return text
+    return f"{type(error).__name__}: {text}{place}"
+
+
+def _place(error: BaseException) -> str:
+    """Return where it was raised: ` (my_env.py:12, in step)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+
+
+def _complain(message: str, code: int) -> int:
+    if _debugging():
+        traceback.print_exc()
+    sys.stderr.write(f"error: {message}\n")
+    return code
+
+
+def _debugging() -> bool:
+    return os.environ.get("LOCKSTEP_DEBUG", "") not in ("", "0")
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if not issubclass(category, DeprecationWarning | PendingDeprecationWarning):
+        (file or sys.stderr).write(f"warning: {message}\n")
