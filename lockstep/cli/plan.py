@@ -44,14 +44,15 @@ class Plan:
             where = f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): "
         parameters = [p for p in policy.module.parameters() if p.requires_grad]
         num_bytes = sum(p.numel() * p.element_size() for p in parameters)
-        how = "compiled (the first update takes 10-20 s longer)" if config.framework.compile else "eager"
+        framework, threads = config.framework, torch.get_num_threads()
+        how = "compiled (the first update takes 10-20 s longer)" if framework.compile else "eager"
         return {
             "settings": "; ".join(sources),
             "environments": f"{where}{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}",
             **self._updates(),
             "learning rate": self._rates_text(),
             "networks": f"{sum(p.numel() for p in parameters):,} parameters ({size_text(num_bytes)})",
-            "device": f"{config.framework.device}, {config.framework.dtype}, {_count(torch.get_num_threads(), 'thread', 'threads')}, {how}",
+            "device": f"{framework.device}, {framework.dtype}, {_count(threads, 'thread', 'threads')}, {how}",
             "evaluation": self._evaluation_text(),
         }
 
