@@ -26,8 +26,8 @@ import torch
 from numerics import NUM_UPDATES, WATCHED, Recording
 
 from lockstep import SACConfig, SampleBatch
+from lockstep.algorithms.families.soft_actor_critic import NEXT_NOISE, NOISE
 from lockstep.algorithms.sac import SACLearner
-from lockstep.learner.soft import NEXT_NOISE, NOISE
 
 PEERS: dict[str, tuple[str, str, float, tuple[str, ...]]] = {
     "Stable-Baselines3": (

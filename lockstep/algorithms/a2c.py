@@ -7,22 +7,17 @@ instead of the paper's RMSprop (with lr 7e-4), and GAE with lambda 1, which is t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import (
-    evaluate_trajectories,
-    load_kernels,
-    log_explained_variance,
-    train_columns,
-)
-from lockstep.ops import gae
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -55,48 +50,34 @@ class A2CTraining(TrainingSection[ConfigT]):
         return self.change(options)
 
 
-class A2CLearner(Learner):
+class A2CLearner(OnPolicyLearner[A2CTraining]):
     """The update of A2C."""
 
     scheduled = ("entropy_coeff",)
 
-    def build(self) -> A2CLearner:
-        """Loads the compiled estimators too."""
-        if self._module is None:
-            super().build()
-            load_kernels(self)
-        return self
-
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads."""
+        """Return the columns that the loss reads."""
         return (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Advantages and value targets of a rollout, computed once."""
-        config: Any = self.config_of(module_id)
-        rollout = evaluate_trajectories(self, module_id, trajectories)
-        terminateds, cuts = trajectories.terminateds, trajectories.cuts
-        rewards = self.connectors[module_id].learning_rewards(trajectories)
-        advantages, targets = gae(
-            rewards,
-            rollout.values,
-            rollout.next_values,
-            terminateds,
-            cuts,
-            gamma=config.gamma,
-            lambda_=config.lambda_,
+        """Return advantages and value targets of a rollout, computed once."""
+        config = self.config_of(module_id)
+        rollout = self.evaluate(module_id, trajectories)
+        advantages, targets = self.generalized_advantages(
+            module_id, trajectories, rollout, config.gamma, config.lambda_
         )
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
-            Columns.ADVANTAGES: self.to_tensor(advantages.reshape(-1)),
-            Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
+            Columns.ADVANTAGES: advantages,
+            Columns.VALUE_TARGETS: targets,
         }
-        log_explained_variance(self, module_id, trajectories, rollout.values, targets)
-        return train_columns(columns, rollout, trajectories)
+        return self.rows_to_train(columns, rollout, trajectories)
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """Policy gradient with advantages, squared value error, entropy bonus (algorithm S3 of the paper)."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: A2CTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the policy gradient with advantages, squared value error, entropy bonus (the paper's algorithm S3)."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         advantages = batch[Columns.ADVANTAGES]
         if config.normalize_advantages:

@@ -10,20 +10,21 @@ second update; value loss, entropy, gradient norm and learning rate as in IMPALA
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import adapt_kl_coefficient, evaluate_trajectories, inputs_under, train_columns
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
-from lockstep.learner.vtrace import correct, load_vtrace
 from lockstep.ops import clipped_surrogate_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -88,36 +89,36 @@ class APPOTraining(TrainingSection[ConfigT]):
         return self.change(options)
 
 
-class APPOLearner(Learner):
+class APPOLearner(OnPolicyLearner[APPOTraining]):
     """The update of APPO."""
 
     scheduled = ("clip_param", "entropy_coeff")
 
     def setup_module(self, module_id: str) -> None:
-        """The target network and the coefficient of the KL penalty are part of the learner's state."""
-        load_vtrace(self)
+        """Make the target network and the coefficient of the KL penalty parts of the state."""
+        super().setup_module(module_id)
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
-        config: Any = self.config_of(module_id)
+        config = self.config_of(module_id)
         start = torch.tensor(config.kl_coeff, dtype=self.dtype, device=self.device)
         self.register_state(f"{module_id}/kl_coeff", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads."""
+        """Return the columns that the loss reads."""
         names = (Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
-        config: Any = self.config_of(module_id)
+        config = self.config_of(module_id)
         return (*names, Columns.ACTION_DIST_INPUTS) if config.use_kl_loss else names
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """V-trace from the policy that acted to the target network; log-probabilities to compare the new ones with."""
-        config: Any = self.config_of(module_id)
-        rollout = evaluate_trajectories(self, module_id, trajectories)
+        """Return V-trace from the policy that acted to the target network, and what to compare with."""
+        config = self.config_of(module_id)
+        rollout = self.evaluate(module_id, trajectories)
         target = self.registered[f"{module_id}/target"].module
-        target_inputs = inputs_under(self, target, trajectories, rollout)
+        target_inputs = self.inputs_under(target, trajectories, rollout)
         dist_cls = self.module[module_id].action_dist_cls
         target_logp = dist_cls.from_inputs(target_inputs).log_prob(rollout.actions)
-        corrected = correct(self, module_id, trajectories, rollout, target_logp=target_logp, weighted=True)
+        corrected = self.correct(module_id, config, trajectories, rollout, target_logp=target_logp, weighted=True)
         # Equation 4: new / max(target, acted / limit), so that one who acted far from the target weighs no more.
-        floor = corrected.behaviour_logp - math.log(config.target_worker_clipping)
+        floor = rollout.old_logp - math.log(config.target_worker_clipping)
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
@@ -127,10 +128,12 @@ class APPOLearner(Learner):
         }
         if config.use_kl_loss:
             columns[Columns.ACTION_DIST_INPUTS] = target_inputs
-        return train_columns(columns, rollout, trajectories)
+        return self.rows_to_train(columns, rollout, trajectories)
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """Algorithm 1: clipped surrogate around the target network, squared value error, entropy bonus, KL penalty."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: APPOTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the clipped surrogate around the target network (algorithm 1), value error, entropy, KL penalty."""
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         surrogate = clipped_surrogate_loss(
@@ -152,13 +155,12 @@ class APPOLearner(Learner):
             self.log(module_id, mean_kl_loss=mean_kl)
         return loss
 
-    def after_gradient_based_update(self, *, timesteps: Any) -> None:
-        """Target networks follow, KL penalties adapt."""
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+        """Let target networks follow, and KL penalties adapt."""
         for module_id in self.module:
-            config: Any = self.config_of(module_id)
+            config = self.config_of(module_id)
             if config.use_kl_loss:
-                mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
-                adapt_kl_coefficient(self.registered[f"{module_id}/kl_coeff"], mean_kl, config.kl_target)
+                self.adapt_kl_coefficient(module_id, config.kl_target)
             target: TargetNetwork = self.registered[f"{module_id}/target"]
             target.after_gradient_step(self.optimizers, config.target_network_update_freq, config.tau)
 

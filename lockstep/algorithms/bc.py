@@ -17,7 +17,8 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.learner import Learner, TensorColumns
+from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultPolicyModule
 from lockstep.ops.losses import imitation_loss
 from lockstep.state.options import ConfigT
@@ -49,24 +50,26 @@ class BCTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class BCLearner(Learner):
+class BCLearner(Learner[BCTraining]):
     """The update of BC."""
 
     scheduled = ("entropy_coeff",)
 
     def setup_module(self, module_id: str) -> None:
-        """Refuses a distance of actions where they are choices."""
-        config: Any = self.config_of(module_id)
+        """Refuse a distance of actions where they are choices."""
+        config = self.config_of(module_id)
         space = self.module[module_id].action_space
         if config.loss == "mse" and self.module[module_id].action_dist_cls.is_discrete:
             raise ValueError(f"training.loss='mse' needs a Box of actions, not {space}; set it to 'log_prob'")
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads."""
+        """Return the columns that the loss reads."""
         return (Columns.OBS, Columns.ACTIONS)
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """The mean of what `loss` names, minus the weighted entropy."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: BCTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the mean of what `loss` names, minus the weighted entropy."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         actions = batch[Columns.ACTIONS]
         policy_loss = self.masked_mean(imitation_loss(dist, actions, kind=config.loss), batch)

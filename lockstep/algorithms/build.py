@@ -31,11 +31,9 @@ from lockstep.connectors import (
 )
 from lockstep.envs import VectorBoundary, goal_functions, make_vector
 from lockstep.envs.make import single_env_factory
-from lockstep.learner.backend import LearnerBackend
 from lockstep.learner.config import CONFIGURED_MODULES, LearnersSection
-from lockstep.learner.group import LearnerGroup
+from lockstep.learner.group import LearnerBackend, LearnerGroup
 from lockstep.learner.learner import Learner
-from lockstep.learner.members import training_with
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
@@ -139,7 +137,7 @@ def build_learner(
         else MultiRLModule(modules),
         framework=config.framework,
         connectors=connectors,
-        module_configs={mid: training_with(training, given) for mid, given in overrides.items()},
+        module_configs={mid: training.overridden(given) for mid, given in overrides.items()},
         policies_to_train=config.multi_agent.policies_to_train,
         streams=streams.child("learner"),
         reducer=reducer,

@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
-from lockstep.learner import action_values
-from lockstep.learner.action_values import ActionValueOptions, ActionValueTraining
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.module_checks import check_parts
-from lockstep.learner.targets import follow_targets
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import project_on_atoms
 from lockstep.state.options import ConfigT, option
@@ -61,36 +60,30 @@ class C51Training(ActionValueTraining[ConfigT]):
             )
 
 
-class C51Learner(Learner):
+class C51Learner(QLearner[C51Training]):
     """The update of C51."""
 
     def setup_module(self, module_id: str) -> None:
-        """The target network is part of the learner's state."""
+        """Check the network, and make its target."""
         if self.should_module_be_updated(module_id):  # others need not have what the loss asks for
-            check_parts(self, module_id, "value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
-        action_values.set_up_target(self, module_id)
+            self.check_parts(module_id, "value_outputs", "masked", "mean_values", "mean_of_probs", "value_range")
+        super().setup_module(module_id)
 
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` and `weights` only where they are there)."""
-        return action_values.COLUMNS
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+    def compute_loss_for_module(
+        self, *, module_id: str, config: C51Training, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
         """How far the distribution of `Q(s, a)` is from that of `r + gamma Q'(s', best)` on the same atoms: the
         Kullback-Leibler divergence, whose gradient is that of the paper's cross entropy.
         """
-        log_probs = action_values.of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
-        following = action_values.of_best_next_action(self, module_id, config.double_q, batch).softmax(-1)
-        discounts = action_values.discounts_of(batch, config.gamma, log_probs.dtype)
+        log_probs = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS]).log_softmax(-1)
+        following = self.best_next_outputs(module_id, config.double_q, batch).softmax(-1)
+        discounts = discounts_of(batch, config.gamma, log_probs.dtype)
         module: Any = self.module[module_id]
         v_min, v_max = module.value_range
         targets = project_on_atoms(following, batch[Columns.REWARDS], discounts, v_min=v_min, v_max=v_max)
         each = F.kl_div(log_probs, targets, reduction="none").sum(-1)
         self.log(module_id, q_mean=self.masked_mean(module.mean_of_probs(log_probs.detach().exp()), batch))
-        return action_values.loss_of_rows(self, module_id, batch, each, each)
-
-    def after_gradient_step(self) -> None:
-        """The target network follows."""
-        follow_targets(self)
+        return self.mean_of_rows(module_id, batch, each, each)
 
 
 class C51Config(AlgorithmConfig):

@@ -37,7 +37,6 @@ from lockstep.learner.config import (
 )
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
-from lockstep.learner.members import training_with
 from lockstep.learner.reduction import Reducer
 from lockstep.modules import DEFAULT_MODULE_ID, Exploration, RLModule, default_module_class
 from lockstep.modules.config import RLModuleSection
@@ -332,7 +331,7 @@ class AlgorithmConfig:
 
         Raises `ValueError` for names and values that the algorithm does not have.
         """
-        training_with(cls.training_class(), training)
+        cls.training_class().overridden(training)
         return training
 
     def copy(self) -> Self:
@@ -406,7 +405,7 @@ class AlgorithmConfig:
             )
         for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():
             try:
-                training_with(self.training, overrides)
+                self.training.overridden(overrides)
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None

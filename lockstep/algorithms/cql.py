@@ -21,15 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.soft_actor_critic import NOISE, SoftActorCriticLearner
+from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
-from lockstep.learner import soft
-from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.optimizers import fused_adam
-from lockstep.learner.targets import follow_targets
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule, ModelConfig
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -101,60 +99,57 @@ class CQLTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class CQLLearner(Learner):
+class CQLLearner(SoftActorCriticLearner[CQLTraining]):
     """The update of CQL."""
 
     def setup_module(self, module_id: str) -> None:
-        """Target critics, temperature and the learned weight are part of the learner's state."""
-        soft.set_up(self, module_id)
-        config: Any = self.config_of(module_id)
-        if config.lagrangian:
+        """Make the learned weight a part of the state, too."""
+        super().setup_module(module_id)
+        if self.config_of(module_id).lagrangian:
             first = torch.zeros((), dtype=self.dtype, device=self.device)
             self.register_state(f"{module_id}/log_multiplier", nn.Parameter(first))
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        """As SAC; and "multiplier" where the weight of the conservative term is learned."""
-        soft.register_optimizers(self, module_id, config)
+    def configure_optimizers_for_module(self, module_id: str, config: CQLTraining) -> None:
+        """Register, beside those of SAC, "multiplier" where the weight of the conservative term is learned."""
+        super().configure_optimizers_for_module(module_id, config)
         if config.lagrangian:
-            params, lr = [self.registered[f"{module_id}/log_multiplier"]], config.critic_lr
-            make = fused_adam(config.adam_epsilon)
-            self.optimizers.register(module_id, "multiplier", make, params, config.lr if lr is None else lr)
-
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` and `weights` only where they are there)."""
-        return COLUMNS
+            lr = config.lr if config.critic_lr is None else config.critic_lr
+            params = [self.registered[f"{module_id}/log_multiplier"]]
+            self.register_adam(module_id, "multiplier", params, lr, config.adam_epsilon)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """For a Box: the random numbers of the policy's and of the estimated sum's actions."""
-        config: Any = self.config_of(module_id)
-        columns = soft.noise_columns(self, module_id)
+        """Return, for a Box, the random numbers of the policy's and of the estimated sum's actions."""
+        columns = super().noise_columns(module_id)
         if columns:
-            columns[CQL_NOISE] = 3 * config.num_actions * columns[soft.NOISE]
+            columns[CQL_NOISE] = 3 * self.config_of(module_id).num_actions * columns[NOISE]
         return columns
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """SAC's losses, and the conservative term (equation 4)."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: CQLTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return SAC's losses, and the conservative term (equation 4)."""
         module: Any = self.module[module_id]
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
-            following = soft.next_values(self, module_id, batch, 0.0 if config.deterministic_backup else alpha)
-            terms, neg_entropy = soft.policy_terms(self, module_id, batch, fwd_out, alpha)
-        taken = critics_of_actions(module, fwd_out["q_values"], batch)
-        loss = critic_loss(self, module_id, batch, taken, td_targets(batch, following, config.gamma))
+            following = self.soft_next_values(module_id, batch, 0.0 if config.deterministic_backup else alpha)
+            terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+        taken = values_of_actions(batch, fwd_out["q_values"], self.is_discrete(module_id))
+        targets = td_targets(batch, following, config.gamma)
+        loss = critic_loss(batch, taken, targets, module_id=module_id, learner=self)
         loss = loss + self.conservative_term(module_id, config, batch, fwd_out["q_values"], taken)
         if self.registered[f"{module_id}/target"].num_steps < config.bc_iters:
             dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
             terms = alpha * neg_entropy - dist.log_prob(batch[Columns.ACTIONS])
         actor_loss = self.masked_mean(terms, batch)
         self.log(module_id, actor_loss=actor_loss)
-        return loss + actor_loss + soft.temperature_loss(self, module_id, batch, neg_entropy)
+        return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
 
     def conservative_term(
-        self, module_id: str, config: Any, batch: TensorColumns, values: Tensor, taken: Tensor
+        self, module_id: str, config: CQLTraining, batch: TensorColumns, values: Tensor, taken: Tensor
     ) -> Tensor:
-        """Weighted: how much more the critics promise of any action than of those in the data (`taken` `[K, N]`)."""
+        """Return, weighted, how much more critics promise of any action than of those in the data, `taken` `[K, N]`."""
         everywhere = values
-        if not soft.is_discrete(self, module_id):
+        if not self.is_discrete(module_id):
             with self.mixed_precision():
                 everywhere = self.sampled_values(module_id, config, batch)
         soft_maximum = config.temperature * torch.logsumexp(everywhere / config.temperature, -1)
@@ -169,8 +164,8 @@ class CQLLearner(Learner):
         self.log(module_id, multiplier=multiplier, multiplier_loss=multiplier_loss)
         return multiplier.detach() * missing + multiplier_loss
 
-    def sampled_values(self, module_id: str, config: Any, batch: TensorColumns) -> Tensor:
-        """`[K, N, 3 * num_actions]`: values of sampled actions, minus the logarithms of their densities."""
+    def sampled_values(self, module_id: str, config: CQLTraining, batch: TensorColumns) -> Tensor:
+        """Return `[K, N, 3 * num_actions]`, values of sampled actions minus the logarithms of their densities."""
         module: Any = self.module[module_id]
         size, rows = config.num_actions, len(batch[CQL_NOISE])
         noise = batch[CQL_NOISE].reshape(rows, 3, size, -1)
@@ -186,10 +181,6 @@ class CQLLearner(Learner):
         obs = map_tree(lambda leaf: leaf.repeat_interleave(3 * size, 0), batch[Columns.OBS])
         values = self.to_tensor(module.critics(obs, every.reshape(rows * 3 * size, -1)))
         return values.reshape(-1, rows, 3 * size) - torch.cat(densities, 1)
-
-    def after_gradient_step(self) -> None:
-        """The target critics follow."""
-        follow_targets(self)
 
 
 class CQLConfig(AlgorithmConfig):

@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
-from lockstep.learner import action_values
-from lockstep.learner.action_values import ActionValueOptions, ActionValueTraining
-from lockstep.learner.fused import fused_q_loss, load_fused_q
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.targets import follow_targets
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 from lockstep.state.options import ConfigT, option
 
@@ -46,27 +45,19 @@ class DQNTraining(ActionValueTraining[ConfigT]):
         return self.change(options)
 
 
-class DQNLearner(Learner):
+class DQNLearner(QLearner[DQNTraining]):
     """The update of DQN."""
 
-    def setup_module(self, module_id: str) -> None:
-        """The target network is part of the learner's state."""
-        action_values.set_up_target(self, module_id)
-        load_fused_q(self, module_id)
+    loss_has_kernel = True
 
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` and `weights` only where they are there)."""
-        return action_values.COLUMNS
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """The error of `Q(s, a)` against `r + gamma max Q'(s', .)`, with n steps for one where the batch says so."""
-        fused = fused_q_loss(self, module_id, config, batch, fwd_out)
-        if fused is not None:  # the same numbers from one compiled kernel
-            return fused
-        taken = action_values.of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
-        values, picking = action_values.next_q_values(self, module_id, config.double_q, batch)
-        following = action_values.of_actions(values, (values if picking is None else picking).argmax(-1))
-        discounts = action_values.discounts_of(batch, config.gamma, taken.dtype)
+    def compute_loss_for_module(
+        self, *, module_id: str, config: DQNTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the error of `Q(s, a)` against `r + gamma max Q'(s', .)`, of n steps where the batch says so."""
+        taken = of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
+        values, picking = self.next_q_values(module_id, config.double_q, batch)
+        following = of_actions(values, (values if picking is None else picking).argmax(-1))
+        discounts = discounts_of(batch, config.gamma, taken.dtype)
         targets = batch[Columns.REWARDS] + discounts * following
         errors = taken - targets
         if config.huber_delta is None:
@@ -74,11 +65,7 @@ class DQNLearner(Learner):
         else:
             each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
         self.log(module_id, q_mean=self.masked_mean(taken.detach(), batch))
-        return action_values.loss_of_rows(self, module_id, batch, each, errors)
-
-    def after_gradient_step(self) -> None:
-        """The target network follows."""
-        follow_targets(self)
+        return self.mean_of_rows(module_id, batch, each, errors)
 
 
 class DQNConfig(AlgorithmConfig):

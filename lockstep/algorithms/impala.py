@@ -10,17 +10,17 @@ Defaults: value loss 0.5 and entropy 0.01 beside the paper's (table D.3), gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import evaluate_trajectories, train_columns
-from lockstep.learner.vtrace import correct, load_vtrace
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -63,26 +63,22 @@ class IMPALATraining(TrainingSection[ConfigT]):
         return self.change(options)
 
 
-class IMPALALearner(Learner):
+class IMPALALearner(OnPolicyLearner[IMPALATraining]):
     """The update of IMPALA."""
 
     scheduled = ("entropy_coeff",)
 
-    def setup_module(self, module_id: str) -> None:
-        """Kernels are loaded before the first update."""
-        load_vtrace(self)
-
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads."""
+        """Return the columns that the loss reads."""
         names = (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
-        config: Any = self.config_of(module_id)
+        config = self.config_of(module_id)
         return (*names, Columns.ACTION_LOGP) if config.vtrace else names
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """V-trace targets and advantages of a rollout (section 4.1)."""
-        config: Any = self.config_of(module_id)
-        rollout = evaluate_trajectories(self, module_id, trajectories)
-        corrected = correct(self, module_id, trajectories, rollout)
+        """Return V-trace targets and advantages of a rollout (section 4.1)."""
+        config = self.config_of(module_id)
+        rollout = self.evaluate(module_id, trajectories)
+        corrected = self.correct(module_id, config, trajectories, rollout)
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
@@ -90,11 +86,13 @@ class IMPALALearner(Learner):
             Columns.VALUE_TARGETS: corrected.value_targets,
         }
         if config.vtrace:
-            columns[Columns.ACTION_LOGP] = corrected.behaviour_logp
-        return train_columns(columns, rollout, trajectories)
+            columns[Columns.ACTION_LOGP] = rollout.old_logp
+        return self.rows_to_train(columns, rollout, trajectories)
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """Section 4.2: policy gradient with clipped importance weights, squared value error, entropy bonus."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: IMPALATraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the policy gradient with clipped importance weights (section 4.2), value error, entropy bonus."""
         dist = self.module[module_id].action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         logp, advantages = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ADVANTAGES]
         if config.vtrace:

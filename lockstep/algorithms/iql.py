@@ -21,14 +21,12 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.transitions import COLUMNS, critic_loss, td_targets, values_of_actions
 from lockstep.data.columns import Columns
-from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.module_checks import check_parts
-from lockstep.learner.optimizers import fused_adam
-from lockstep.learner.targets import TargetNetwork, follow, modules_with_loss
+from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.minibatches import TensorColumns
+from lockstep.learner.targets import TargetNetwork
 from lockstep.modules import DefaultIQLModule
 from lockstep.ops.losses import expectile_loss, exponential_weights
 from lockstep.state.options import ConfigT, option
@@ -74,46 +72,48 @@ class IQLTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class IQLLearner(Learner):
+class IQLLearner(Learner[IQLTraining]):
     """The update of IQL."""
 
     def setup_module(self, module_id: str) -> None:
-        """The target critics are part of the learner's state."""
-        check_parts(self, module_id, "critics.is_discrete", "value_head")
+        """Make the target critics a part of the state."""
+        self.check_parts(module_id, "critics.is_discrete", "value_head")
         module: Any = self.module[module_id]
         self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        """Three: "critic", "value" and "actor" (which has an encoder that is shared)."""
+    def configure_optimizers_for_module(self, module_id: str, config: IQLTraining) -> None:
+        """Register "critic", "value" and "actor" (which has an encoder that is shared)."""
         module: Any = self.module[module_id]
         value_encoder = getattr(module, "value_encoder", None)
         parts = {"critic": [module.critics], "value": [value_encoder, module.value_head], "actor": [module]}
         taken: set[int] = set()
         for name, owners in parts.items():
             params = [p for owner in owners if owner is not None for p in owner.parameters()]
-            params = [p for p in params if p.requires_grad and id(p) not in taken]
+            params = [p for p in params if id(p) not in taken]
             taken |= {id(p) for p in params}
             lr = getattr(config, f"{name}_lr")
-            make = fused_adam(config.adam_epsilon)
-            self.optimizers.register(module_id, name, make, params, config.lr if lr is None else lr)
+            self.register_adam(module_id, name, params, config.lr if lr is None else lr, config.adam_epsilon)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` and `weights` only where they are there)."""
+        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
         return COLUMNS
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """State value (equation 5), critics (6), policy (7)."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: IQLTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the losses of state value (equation 5), critics (6), policy (7)."""
         module: Any = self.module[module_id]
         values = fwd_out[Columns.VF_PREDS]
         with torch.no_grad(), self.mixed_precision():
             target: Any = self.registered[f"{module_id}/target"].module
             believed = self.to_tensor(target(batch[Columns.OBS], batch[Columns.ACTIONS]))
-            believed = critics_of_actions(module, believed, batch).amin(0)
+            believed = values_of_actions(batch, believed, module.critics.is_discrete).amin(0)
             following = self.to_tensor(module.compute_values({Columns.OBS: batch[Columns.NEXT_OBS]}))
         advantages = believed - values
         vf_loss = self.masked_mean(expectile_loss(advantages, config.expectile), batch)
-        taken = critics_of_actions(module, fwd_out["q_values"], batch)
-        loss = critic_loss(self, module_id, batch, taken, td_targets(batch, following, config.gamma))
+        taken = values_of_actions(batch, fwd_out["q_values"], module.critics.is_discrete)
+        targets = td_targets(batch, following, config.gamma)
+        loss = critic_loss(batch, taken, targets, module_id=module_id, learner=self)
         weights = exponential_weights(advantages.detach(), config.beta, config.exp_adv_max)
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         actor_loss = -self.masked_mean(weights * dist.log_prob(batch[Columns.ACTIONS]), batch)
@@ -121,10 +121,10 @@ class IQLLearner(Learner):
         return loss + vf_loss + actor_loss
 
     def after_gradient_step(self) -> None:
-        """The target critics follow."""
-        for module_id in modules_with_loss(self):
-            config: Any = self.config_of(module_id)
-            follow(self, module_id, 1, config.tau)
+        """Let the target critics follow."""
+        for module_id in self.optimizers.module_ids_with_loss():
+            target: TargetNetwork = self.registered[f"{module_id}/target"]
+            target.after_gradient_step(self.optimizers, 1, self.config_of(module_id).tau)
 
 
 class IQLConfig(AlgorithmConfig):

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.transitions import COLUMNS, discounts_of
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.action_values import COLUMNS, discounts_of
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.minibatches import take_rows
-from lockstep.learner.onpolicy import columns_to_train, recorded_columns
+from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.ops import monte_carlo_returns
 from lockstep.ops.losses import exponential_weights
 from lockstep.replay import ReplayBuffer
@@ -70,23 +69,23 @@ class MARWILTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class MARWILLearner(Learner):
+class MARWILLearner(Learner[MARWILTraining]):
     """The update of MARWIL."""
 
     def setup_module(self, module_id: str) -> None:
-        """The moving average of squared advantages is part of the learner's state."""
-        config: Any = self.config_of(module_id)
+        """Make the moving average of squared advantages a part of the state."""
+        config = self.config_of(module_id)
         start = torch.tensor(config.moving_average_sqd_adv_norm_start, dtype=self.dtype, device=self.device)
         self.register_state(f"{module_id}/squared_advantages", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` only where they are there)."""
+        """Return the columns that the loss reads (`discounts` only where they are there)."""
         return COLUMNS
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Rewards become returns to the end of the episode, or to where it was cut, whose value is bootstrapped."""
+        """Turn rewards into returns to the end of the episode, or to where it was cut, whose value is bootstrapped."""
         gamma = self.config_of(module_id).gamma
-        columns = recorded_columns(self, module_id, trajectories)
+        columns = self.recorded_columns(module_id, trajectories)
         terminateds, ends = trajectories.terminateds, trajectories.terminateds | trajectories.cuts
         rewards = self.connectors[module_id].learning_rewards(trajectories)
         steps, width = trajectories.shape
@@ -100,10 +99,12 @@ class MARWILLearner(Learner):
             Columns.REWARDS: self.to_tensor(returns.reshape(-1)),
             Columns.DISCOUNTS: self.to_tensor((gamma ** (last - at + 1.0)).reshape(-1)),
         }
-        return columns_to_train(self, module_id, columns, trajectories)
+        return self.train_columns(module_id, columns, trajectories)
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """Weighted imitation and the value error."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: MARWILTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return weighted imitation and the value error."""
         module = self.module[module_id]
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         values = fwd_out[Columns.VF_PREDS]

@@ -22,9 +22,8 @@ from lockstep.data import MultiAgentBatch, MultiAgentEpisode
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.publishing import after_update
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.state.streams import RandomStreams
@@ -211,7 +210,7 @@ class MultiAgentPolicy:
             self._last_series = self.learner_group.learner.last_series
             return
         for module_id, one in self.acting.items():
-            weights, self._last_series = self.learner_group.first_learner(after_update, module_id)
+            weights, self._last_series = self.learner_group.first_learner(Learner.after_update, module_id)
             one.set_weights(weights)
 
     @staticmethod

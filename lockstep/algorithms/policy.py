@@ -19,7 +19,7 @@ from lockstep.algorithms.state_dicts import IncompatibleKeys, load_state_dict_of
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.publishing import after_update
+from lockstep.learner.learner import Learner
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.tracking.statistics import TrainingStats
@@ -94,7 +94,7 @@ class Policy(ActingPolicy):
         if self.learner_group.is_local:
             self._last_series = self.learner_group.learner.last_series
         else:
-            weights, self._last_series = self.learner_group.first_learner(after_update, DEFAULT_MODULE_ID)
+            weights, self._last_series = self.learner_group.first_learner(Learner.after_update, DEFAULT_MODULE_ID)
             self.set_weights(weights)
 
     # -- learning ---

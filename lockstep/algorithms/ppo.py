@@ -7,26 +7,21 @@ details of PPO", Huang et al. 2022, details 3 and 11), advantages normalised per
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, Unpack
+from typing import Literal, Self, Unpack
 
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.on_policy import OnPolicyLearner
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingOptions, TrainingSection
-from lockstep.learner.fused import fused_loss, load_fused_loss
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.onpolicy import (
-    adapt_kl_coefficient,
-    evaluate_trajectories,
-    load_kernels,
-    log_explained_variance,
-    train_columns,
-)
-from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss, gae
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
+from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -78,21 +73,21 @@ class PPOTraining(TrainingSection[ConfigT]):
         return self.change(options)
 
 
-class PPOLearner(Learner):
+class PPOLearner(OnPolicyLearner[PPOTraining]):
     """The update of PPO."""
 
     scheduled = ("clip_param", "entropy_coeff")
+    loss_has_kernel = True
 
     def setup_module(self, module_id: str) -> None:
-        """The coefficient of the KL penalty belongs to the state; kernels are loaded before the first update."""
-        load_kernels(self)
-        load_fused_loss(self, module_id)
-        start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)  # type: ignore[attr-defined]
+        """Make the coefficient of the KL penalty a part of the state."""
+        super().setup_module(module_id)
+        start = torch.tensor(self.config_of(module_id).kl_coeff, dtype=self.dtype, device=self.device)
         self.register_state(f"{module_id}/kl_coeff", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads."""
-        config: Any = self.config_of(module_id)
+        """Return the columns that the loss reads."""
+        config = self.config_of(module_id)
         names: tuple[str, ...] = (
             Columns.OBS,
             Columns.ACTIONS,
@@ -104,42 +99,32 @@ class PPOLearner(Learner):
         return names + ((Columns.ACTION_DIST_INPUTS,) if config.kl_coeff > 0 else ())
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Advantages and value targets of a rollout, computed once, and what the policy that acted gave its actions."""
-        config: Any = self.config_of(module_id)
-        rollout = evaluate_trajectories(self, module_id, trajectories)
-        terminateds, cuts = trajectories.terminateds, trajectories.cuts
-        rewards = self.connectors[module_id].learning_rewards(trajectories)
-        advantages, targets = gae(
-            rewards,
-            rollout.values,
-            rollout.next_values,
-            terminateds,
-            cuts,
-            gamma=config.gamma,
-            lambda_=config.lambda_,
+        """Return advantages and value targets of a rollout, computed once, and what the policy that acted gave."""
+        config = self.config_of(module_id)
+        rollout = self.evaluate(module_id, trajectories)
+        advantages, targets = self.generalized_advantages(
+            module_id, trajectories, rollout, config.gamma, config.lambda_
         )
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
             Columns.ACTION_LOGP: rollout.old_logp,
-            Columns.ADVANTAGES: self.to_tensor(advantages.reshape(-1)),
-            Columns.VALUE_TARGETS: self.to_tensor(targets.reshape(-1)),
+            Columns.ADVANTAGES: advantages,
+            Columns.VALUE_TARGETS: targets,
         }
         if config.vf_clip_param is not None:
             columns[Columns.VF_PREDS] = self.to_tensor(rollout.old_values.reshape(-1))
         if config.kl_coeff > 0:
             columns[Columns.ACTION_DIST_INPUTS] = rollout.old_dist_inputs
-        columns = train_columns(columns, rollout, trajectories)
+        columns = self.rows_to_train(columns, rollout, trajectories)
         if config.normalize_advantages == "batch":
             columns[Columns.ADVANTAGES] = self.normalized(columns[Columns.ADVANTAGES], columns)
-        log_explained_variance(self, module_id, trajectories, rollout.values, targets)
         return columns
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """Equation 9: clipped surrogate, value loss, entropy bonus; all means over the global minibatch."""
-        fused = fused_loss(self, module_id, config, batch, fwd_out)
-        if fused is not None:  # the same numbers from one compiled kernel
-            return fused
+    def compute_loss_for_module(
+        self, *, module_id: str, config: PPOTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return equation 9: clipped surrogate, value loss, entropy bonus; all means over the global minibatch."""
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         logp, old_logp = dist.log_prob(batch[Columns.ACTIONS]), batch[Columns.ACTION_LOGP]
@@ -170,20 +155,19 @@ class PPOLearner(Learner):
         return loss
 
     def should_stop_passes(self) -> bool:
-        """The mean KL of the last pass against `target_kl`."""
+        """Return whether the mean KL of the last pass is above `target_kl`."""
         for module_id in self.module:
-            limit = self.config_of(module_id).target_kl  # type: ignore[attr-defined]
+            limit = self.config_of(module_id).target_kl
             if limit is not None and self.metrics.pass_mean(module_id, "mean_kl_loss") > limit:
                 return True
         return False
 
-    def after_gradient_based_update(self, *, timesteps: Any) -> None:
-        """Adapts the KL penalty (section 4)."""
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+        """Adapt the KL penalty (section 4)."""
         for module_id in self.module:
-            config: Any = self.config_of(module_id)
+            config = self.config_of(module_id)
             if config.kl_coeff > 0:
-                mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
-                adapt_kl_coefficient(self.registered[f"{module_id}/kl_coeff"], mean_kl, config.kl_target)
+                self.adapt_kl_coefficient(module_id, config.kl_target)
 
 
 class PPOConfig(AlgorithmConfig):

@@ -16,12 +16,11 @@ from typing import Any, Self, Unpack
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.q_learning import ActionValueOptions, ActionValueTraining, QLearner, of_actions
+from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
-from lockstep.learner import action_values
-from lockstep.learner.action_values import ActionValueOptions, ActionValueTraining
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.module_checks import check_parts
-from lockstep.learner.targets import follow_targets
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
 from lockstep.ops import quantile_huber_loss
 from lockstep.state.options import ConfigT, option
@@ -48,33 +47,27 @@ class QRDQNTraining(ActionValueTraining[ConfigT]):
         return self.change(options)
 
 
-class QRDQNLearner(Learner):
+class QRDQNLearner(QLearner[QRDQNTraining]):
     """The update of QR-DQN."""
 
     def setup_module(self, module_id: str) -> None:
-        """The target network is part of the learner's state."""
+        """Check the network, and make its target."""
         if self.should_module_be_updated(module_id):  # others need not have what the loss asks for
-            check_parts(self, module_id, "value_outputs", "masked", "mean_values")
-        action_values.set_up_target(self, module_id)
+            self.check_parts(module_id, "value_outputs", "masked", "mean_values")
+        super().setup_module(module_id)
 
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` and `weights` only where they are there)."""
-        return action_values.COLUMNS
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
+    def compute_loss_for_module(
+        self, *, module_id: str, config: QRDQNTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
         """The quantile Huber loss of the quantiles of `Q(s, a)` against those of `r + gamma Q'(s', best)`."""
-        quantiles = action_values.of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
-        following = action_values.of_best_next_action(self, module_id, config.double_q, batch)
-        discounts = action_values.discounts_of(batch, config.gamma, quantiles.dtype)
+        quantiles = of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
+        following = self.best_next_outputs(module_id, config.double_q, batch)
+        discounts = discounts_of(batch, config.gamma, quantiles.dtype)
         targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * following
         each = quantile_huber_loss(quantiles, targets, kappa=config.kappa)
         means = quantiles.detach().mean(-1)
         self.log(module_id, q_mean=self.masked_mean(means, batch))
-        return action_values.loss_of_rows(self, module_id, batch, each, means - targets.mean(-1))
-
-    def after_gradient_step(self) -> None:
-        """The target network follows."""
-        follow_targets(self)
+        return self.mean_of_rows(module_id, batch, each, means - targets.mean(-1))
 
 
 class QRDQNConfig(AlgorithmConfig):

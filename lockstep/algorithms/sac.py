@@ -18,12 +18,11 @@ from typing import Any, Literal, Self, Unpack
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.learner import soft
-from lockstep.learner.action_values import COLUMNS
+from lockstep.algorithms.families.soft_actor_critic import SoftActorCriticLearner
+from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.critics import critic_loss, critics_of_actions, td_targets
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.targets import follow_targets
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -71,40 +70,23 @@ class SACTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class SACLearner(Learner):
+class SACLearner(SoftActorCriticLearner[SACTraining]):
     """The update of SAC."""
 
-    def setup_module(self, module_id: str) -> None:
-        """Target critics and temperature are part of the learner's state."""
-        soft.set_up(self, module_id)
-
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        """Three: "actor", "critic" and, where the temperature is learned, "alpha"."""
-        soft.register_optimizers(self, module_id, config)
-
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` and `weights` only where they are there)."""
-        return COLUMNS
-
-    def noise_columns(self, module_id: str) -> dict[str, int]:
-        """For a Box: the random numbers of two actions for each row."""
-        return soft.noise_columns(self, module_id)
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """Critics (equations 5 and 6), policy (equation 9, the smallest critic), temperature (equation 18)."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: SACTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the losses of critics (equations 5, 6), policy (9, by the smallest critic) and temperature (18)."""
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
-            following = soft.next_values(self, module_id, batch, alpha)
-            policy_terms, neg_entropy = soft.policy_terms(self, module_id, batch, fwd_out, alpha)
-        values = critics_of_actions(self.module[module_id], fwd_out["q_values"], batch)
-        loss = critic_loss(self, module_id, batch, values, td_targets(batch, following, config.gamma))
+            following = self.soft_next_values(module_id, batch, alpha)
+            policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+        values = values_of_actions(batch, fwd_out["q_values"], self.is_discrete(module_id))
+        targets = td_targets(batch, following, config.gamma)
+        loss = critic_loss(batch, values, targets, module_id=module_id, learner=self)
         actor_loss = self.masked_mean(policy_terms, batch)
         self.log(module_id, actor_loss=actor_loss)
-        return loss + actor_loss + soft.temperature_loss(self, module_id, batch, neg_entropy)
-
-    def after_gradient_step(self) -> None:
-        """The target critics follow."""
-        follow_targets(self)
+        return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
 
 
 class SACConfig(AlgorithmConfig):

@@ -19,15 +19,12 @@ from typing import Any, Self, Unpack
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.families.delayed_actor_critic import DelayedActorCriticLearner
+from lockstep.algorithms.families.transitions import critic_loss, td_targets
 from lockstep.data.columns import Columns
-from lockstep.learner import delayed_policy
-from lockstep.learner.action_values import COLUMNS
 from lockstep.learner.config import SampledTraining, TrainingOptions
-from lockstep.learner.critics import critic_loss, register_actor_and_critic, td_targets
-from lockstep.learner.learner import Learner, TensorColumns
-from lockstep.learner.module_checks import check_parts
-from lockstep.learner.optimizers import RegisteredOptimizer
-from lockstep.learner.targets import TargetNetwork
+from lockstep.learner.learner import Outputs
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTD3Module
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
@@ -72,35 +69,16 @@ class TD3BCTraining(SampledTraining[ConfigT]):
         return self.change(options)
 
 
-class TD3BCLearner(Learner):
+class TD3BCLearner(DelayedActorCriticLearner[TD3BCTraining]):
     """The update of TD3+BC."""
 
-    def setup_module(self, module_id: str) -> None:
-        """The target policy and critics are part of the learner's state."""
-        check_parts(self, module_id, "critics", "compute_actions")
-        self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
-
-    def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        """Two: "actor" and "critic"."""
-        register_actor_and_critic(self, module_id, config)
-
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """What the loss reads (`discounts` and `weights` only where they are there)."""
-        return COLUMNS
-
-    def noise_columns(self, module_id: str) -> dict[str, int]:
-        """The random numbers that smooth the target action."""
-        return delayed_policy.noise_columns(self, module_id)
-
-    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
-        """Values `[K, N]` of the actions that were taken."""
-        return delayed_policy.taken_values(self, batch)
-
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """The errors of TD3's critics; when it is due, the policy's scaled values and its distance to the data."""
-        following = delayed_policy.smoothed_next_values(self, module_id, batch)
-        loss = critic_loss(self, module_id, batch, fwd_out, td_targets(batch, following, config.gamma))
-        if not delayed_policy.policy_learns(self, module_id):
+    def compute_loss_for_module(
+        self, *, module_id: str, config: TD3BCTraining, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the errors of TD3's critics; when it is due, the policy's scaled values and distance to the data."""
+        targets = td_targets(batch, self.smoothed_next_values(module_id, batch), config.gamma)
+        loss = critic_loss(batch, fwd_out["q_values"], targets, module_id=module_id, learner=self)
+        if not self.policy_learns(module_id):
             return loss
         module: Any = self.module[module_id]
         with self.mixed_precision():
@@ -111,18 +89,6 @@ class TD3BCLearner(Learner):
         actor_loss = distance - config.alpha / size.clamp(min=1e-8) * self.masked_mean(values, batch)
         self.log(module_id, actor_loss=actor_loss, bc_loss=distance)
         return loss + actor_loss
-
-    def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """The policy's optimizer does when it is due."""
-        return delayed_policy.takes_part(self, entry)
-
-    def compiled_variant(self) -> tuple[bool, ...]:
-        """Which policies learn now."""
-        return tuple(delayed_policy.policy_learns(self, module_id) for module_id in self.module)
-
-    def after_gradient_step(self) -> None:
-        """The target networks follow."""
-        delayed_policy.follow_targets(self)
 
 
 class TD3BCConfig(AlgorithmConfig):

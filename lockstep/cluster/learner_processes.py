@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.cluster.learner_worker import CONTROL, Answer, BuildLearner, LearnerWorker, Whole
 from lockstep.learner.config import LearnersSection
-from lockstep.learner.errors import LearnerError
+from lockstep.learner.reduction import LearnerError
 
 GRACE_S = 5.0
 """seconds that the others have to answer when one learner failed, before they are started again, too"""

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lockstep.learner.backend import modules_with_memory, update_learner
-from lockstep.learner.errors import LearnerError
+from lockstep.learner.group import run_request
 from lockstep.learner.learner import Learner
-from lockstep.learner.reduction import DistributedReducer, LocalReducer, Reducer, distributed
-from lockstep.learner.requests import UpdateRequest
+from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, distributed
+from lockstep.learner.request_queue import UpdateRequest
 
 BuildLearner = Callable[..., Learner]
 """`build(reducer=...)`: a built learner, the same in each process"""
@@ -94,13 +93,13 @@ class LearnerWorker:
             if self._learner is None:
                 self._learner = build(reducer=reducer)
             self._learner.reducer = reducer
-            return modules_with_memory(self._learner)
+            return self._learner.modules_with_memory()
 
         return _answer(work)
 
     def update(self, request: UpdateRequest, data: Any) -> Answer:
         """The learner's part in an update."""
-        return self._try(lambda: update_learner(self.learner, replace(request, data=data)))
+        return self._try(lambda: run_request(replace(request, data=data), self.learner))
 
     def apply(self, func: Callable[..., Any], *args: Any) -> Answer:
         """`func(learner, *args)`, which may change the learner."""
@@ -153,7 +152,7 @@ class LearnerWorker:
         if answer.error is not None:
             self._leave()
             return answer
-        return replace(answer, modules=modules_with_memory(self.learner))
+        return replace(answer, modules=self.learner.modules_with_memory())
 
     def _leave(self) -> None:
         if self._learner is not None and not isinstance(self._learner.reducer, _Left):

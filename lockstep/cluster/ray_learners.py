@@ -21,10 +21,10 @@ from lockstep.cluster.start import start_ray
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner.config import LearnersSection
-from lockstep.learner.errors import LearnerError
-from lockstep.learner.requests import UpdateRequest
-from lockstep.learner.results import Results
-from lockstep.learner.shards import EpisodeParts, shards_of
+from lockstep.learner.metrics import Results
+from lockstep.learner.reduction import LearnerError
+from lockstep.learner.request_queue import UpdateRequest
+from lockstep.learner.sharding import EpisodeParts, shards_of
 from lockstep.state.restarts import RestartBudget, RestartLimits
 
 MISTAKES = (ValueError, TypeError, KeyError)

@@ -1,11 +1,10 @@
 """Learners: from batches to gradients to parameters."""
 
 from lockstep.learner.config import FrameworkSection, LearnersSection, TrainingSection
-from lockstep.learner.errors import LearnerError
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import Learner
 from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER
-from lockstep.learner.reduction import DistributedReducer, LocalReducer, Reducer
+from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer
 
 __all__ = [
     "ALL_MODULES",

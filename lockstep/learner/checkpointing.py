@@ -1,26 +1,20 @@
-"""State of a learner as a tree, and as the folders of a checkpoint."""
+"""The parts of a learner's state, the folders of its checkpoint, and what they say about how it is built."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
 
 from lockstep.connectors import ModuleConnectors
-from lockstep.learner.argument_checks import checked_names
-from lockstep.learner.config import FrameworkSection, TrainingSection
-from lockstep.learner.optimizers import tell_configured
-from lockstep.learner.recipe import built_section, imported_class, recipe_of
-from lockstep.learner.reduction import Reducer
+from lockstep.learner.config import FrameworkSection
 from lockstep.modules import MultiRLModule, RLModule
-from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-
-if TYPE_CHECKING:
-    from lockstep.learner.learner import Learner
+from lockstep.state.options import Section
 
 State = dict[str, Any]
 COMPONENTS = (
@@ -29,169 +23,63 @@ COMPONENTS = (
 )  # fmt: skip
 
 LEARNER_CLASS = "learner_class"
-"""beside the components of a state from a checkpoint: whose it is, to be told where it does not fit"""
+"""beside the components of a state from a checkpoint: whose it is, to be named where it does not fit"""
 
 
-def learner_state(learner: Learner, *, inference_only: bool = False) -> State:
-    """Everything mutable: networks, optimizers, schedules, coefficients, statistics, random streams, counters."""
-    return {
-        "rl_module": learner.module.get_state(inference_only=inference_only),
-        "optimizer": learner.optimizers.get_state(),
-        "connectors": {mid: connectors.get_state() for mid, connectors in learner.connectors.items()},
-        "coefficients": {
-            f"{mid}/{name}": {"schedule": schedule.get_state(), "value": float(value)}
-            for (mid, name), (schedule, value) in learner.coefficients.items()
-        },
-        "registered": {name: _out(value) for name, value in learner.registered.items()},
-        "should_module_be_updated": _policies(learner.policies_to_train),
-        "weights_seq_no": learner.weights_seq_no,
-        "lifetime": dict(learner.lifetime),
-        "random": learner.streams.get_state(),
-    }
+def check_state(
+    state: Mapping[str, Any],
+    *,
+    learner: str,
+    modules: Mapping[str, torch.nn.Module],
+    known: Mapping[str, Collection[str]],
+    registered: Mapping[str, Any],
+    policies_to_train: object,
+) -> None:
+    """Raise `ValueError` with all that keeps `state` from being restored; optimizers aside.
 
-
-def set_learner_state(learner: Learner, state: Mapping[str, Any]) -> None:
-    """Restores the components present in `state`; what does not fit is refused before anything is changed."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
+    `learner`: the name of its class. `known`: the names that the components connectors, registered, coefficients have.
+    """
     unknown = sorted(set(state) - {*COMPONENTS, LEARNER_CLASS})
     if unknown:
         raise ValueError(f"unknown components {unknown}; a learner's state has {sorted(COMPONENTS)}")
-    _check(learner, state)
-    before = learner_state(learner)
-    try:
-        _apply(learner, state)
-    except Exception as error:
-        _apply(learner, before)
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the state does not fit this learner, nothing was changed: {reason}") from error
-
-
-def _apply(learner: Learner, state: Mapping[str, Any]) -> None:
+    for part in ("rl_module", "optimizer", "connectors", "coefficients", "registered", "lifetime"):
+        if not isinstance(state.get(part, {}), Mapping):
+            raise ValueError(f"{part} must be a dict, not {type(state[part]).__name__}; nothing was changed")
+    problems: list[str] = []
     for module_id, weights in state.get("rl_module", {}).items():
-        learner.module[module_id].set_state(weights)
-    if "optimizer" in state:
-        learner.optimizers.set_state(state["optimizer"])
-    for module_id, saved in state.get("connectors", {}).items():
-        learner.connectors[module_id].set_state(saved)
-    for key, saved in state.get("coefficients", {}).items():
-        module_id, name = key.rsplit("/", 1)
-        schedule, value = learner.coefficients[module_id, name]
-        saved_value = schedule.follow(saved["schedule"])
-        value.fill_(saved["value"] if saved_value is None else schedule.value)
-        if saved_value is not None:
-            tell_configured(f"{name} of {module_id}", schedule.value, saved_value)
+        if module_id in modules:
+            problems += [f"{module_id}: {text}" for text in weights_problems(modules[module_id], weights)]
+        else:
+            problems.append(f"module {module_id!r} is unknown (known: {sorted(modules)})")
+    for part, names in known.items():
+        if part in state and set(state[part]) != set(names):
+            missing, extra = sorted(set(names) - set(state[part])), sorted(set(state[part]) - set(names))
+            problems.append(f"{part}: missing {missing}, unknown {extra}")
     for name, saved in state.get("registered", {}).items():
-        _restore_registered(learner, name, saved)
-    if "weights_seq_no" in state:
-        learner.weights_seq_no = int(state["weights_seq_no"])
-    if "lifetime" in state:
-        learner.lifetime = {name: int(count) for name, count in state["lifetime"].items()}
-    if "random" in state:
-        learner.streams.set_state(state["random"])
-    allowed = state.get("should_module_be_updated", {})
-    if not isinstance(allowed, Mapping):  # a function cannot be saved: the learner keeps its own
-        learner.policies_to_train = allowed if allowed is None else list(allowed)
-
-
-def save_to_path(self: Learner, path: str | Path | None = None) -> str:
-    """Writes a checkpoint folder (safetensors and JSON, SHA-256 manifest); returns its absolute path.
-
-    `path` None: a new temporary folder.
-    """
-    return str(write_checkpoint(path, checkpoint_folders(self, "learner")))
-
-
-def restore_from_path(self: Learner, path: str | Path, component: str | None = None) -> None:
-    """Restores all of a checkpoint, or one component such as `"rl_module/default_policy"`; all or nothing.
-
-    That component may also come from a module's own folder, or from that of a `MultiRLModule`.
-
-    Raises `CheckpointError` for a damaged or foreign one, `KeyError` for a component that is not in it, `ValueError`
-    for one that does not fit.
-    """
-    self.set_state(state_to_restore(read_checkpoint(Path(path)), component, self.get_state()))
-
-
-def from_checkpoint(
-    cls: type[Learner],
-    path: str | Path,
-    *,
-    config: TrainingSection | None = None,
-    framework: FrameworkSection | None = None,
-    connectors: Mapping[str, ModuleConnectors] | None = None,
-    module_configs: Mapping[str, TrainingSection] | None = None,
-    modules: Mapping[str, RLModule] | None = None,
-    policies_to_train: Any = None,
-) -> Learner:
-    """The learner of a checkpoint, built as it was and restored; called on `Learner`, of the class that was saved.
-
-    What a file cannot hold is passed in: `config` (with schedules that are functions), `connectors` (with
-    statistics), `modules` by id (of classes that cannot be imported, or wrapped), `policies_to_train` (a function).
-    Raises `CheckpointError` for a damaged or foreign checkpoint, `ValueError` saying what has to be passed in.
-    """
-    return learner_from_folders(
-        read_checkpoint(Path(path)),
-        cls,
-        config=config,
-        framework=framework,
-        connectors=connectors,
-        module_configs=module_configs,
-        modules=modules,
-        policies_to_train=policies_to_train,
-    )
-
-
-def learner_from_folders(
-    folders: Mapping[str, State],
-    cls: type[Learner] | None = None,
-    *,
-    config: TrainingSection | None = None,
-    framework: FrameworkSection | None = None,
-    connectors: Mapping[str, ModuleConnectors] | None = None,
-    module_configs: Mapping[str, TrainingSection] | None = None,
-    modules: Mapping[str, RLModule] | None = None,
-    policies_to_train: Any = None,
-    reducer: Reducer | None = None,
-) -> Learner:
-    """As `from_checkpoint`, from what was read of it; with a `reducer` one of several learners that act as one."""
-    from lockstep.learner.learner import Learner
-
-    cls = cls or Learner
-    state = state_to_restore(folders, None, {})
-    recipe = folders["learner"].get("recipe")
-    if recipe is None:
-        raise ValueError("the checkpoint does not say how its learner is built; build one and use restore_from_path")
-    given = module_configs or {}
-    configs = {
-        mid: built_section(saved, given.get(mid), TrainingSection) for mid, saved in recipe["module_configs"].items()
-    }
-    start = "learner/rl_module/"
-    trees = {name[len(start) :]: tree for name, tree in folders.items() if name.startswith(start)}
-    built = {mid: (modules or {}).get(mid) or RLModule.from_state_tree(tree) for mid, tree in trees.items()}
-    if connectors is None:
-        _check_no_statistics(state_from_folders(folders, "learner")["connectors"])
-    learner_class = (
-        imported_class(recipe["learner_class"], Learner, "build it and use restore_from_path")
-        if cls is Learner
-        else cls
-    )
-    learner: Learner = learner_class(
-        config=built_section(recipe["training"], config, TrainingSection),
-        framework=built_section(recipe["framework"], framework, FrameworkSection),
-        module_spec=MultiRLModule(built),
-        connectors=connectors,
-        module_configs=configs,
-        policies_to_train=policies_to_train,
-        reducer=reducer,
-    )
-    learner.build()
-    learner.set_state(state)
-    return learner
+        present = registered.get(name)
+        if isinstance(present, torch.Tensor | np.ndarray) and np.shape(saved) != tuple(present.shape):
+            problems.append(f"registered {name!r} has shape {tuple(np.shape(saved))}, expected {tuple(present.shape)}")
+    allowed = state.get("should_module_be_updated")
+    if isinstance(allowed, Mapping):
+        if not callable(policies_to_train):
+            name = allowed.get("function")
+            problems.append(f"should_module_be_updated was the function {name}: set policies_to_train to it")
+    elif allowed is not None and not isinstance(allowed, list | tuple):
+        problems.append(f"should_module_be_updated must be None or a list of ids, not {allowed!r}")
+    elif unknown := sorted(set(map(str, allowed or ())) - set(modules)):
+        problems.append(f"should_module_be_updated names {unknown} (known: {sorted(modules)})")
+    if problems:
+        classes, saved = ", ".join(sorted({type(m).__name__ for m in modules.values()})), state.get(LEARNER_CLASS)
+        hint = (
+            f": it is of a {saved}; from_checkpoint(path) builds what was saved" if saved and saved != learner else ""
+        )
+        raise ValueError(
+            f"the state does not fit this {learner} (of {classes}){hint}, nothing was changed: {'; '.join(problems)}"
+        )
 
 
 def state_to_restore(folders: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
-    """The state of a checkpoint's learner, whole or one component of it (what is beside it, as in `current`).
+    """Return the state of a checkpoint's learner, whole or one component (what is beside it, as in `current`).
 
     A module's own folder, or one of several modules, has the component `"rl_module"`, and `"rl_module/<id>"`.
     Raises `ValueError` where a whole one lacks components (it is older, or was put together by hand).
@@ -217,13 +105,13 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
 
 
 def _modules_of(folders: Mapping[str, State]) -> dict[str, State] | None:
-    """The trees by id of what a module or several modules wrote (`""` for a module alone), or None."""
+    """Return the trees by id of what a module or several modules wrote (`""` for a module alone), or None."""
     trees = {name: tree for name, tree in folders.items() if name or tree}
     return trees if trees and all({"weights", "spec"} <= tree.keys() for tree in trees.values()) else None
 
 
 def _weights_to_restore(trees: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
-    """The weights by module id that `component` takes from modules that were saved without a learner.
+    """Return the weights by module id that `component` takes from modules that were saved without a learner.
 
     Raises `ValueError` where it does not say which module gets them, `KeyError` for one that is not there.
     """
@@ -242,22 +130,8 @@ def _weights_to_restore(trees: Mapping[str, State], component: str | None, curre
     return {module_id or known[0]: trees[""]["weights"]}
 
 
-def checkpoint_folders(learner: Learner, prefix: str) -> dict[str, State]:
-    """The folders of a learner's checkpoint: `prefix`, `prefix/optimizer`, `prefix/rl_module/<module id>`."""
-    state = learner_state(learner)
-    del state["rl_module"]
-    optimizer = state.pop("optimizer")
-    folders: dict[str, State] = {
-        prefix: {"state": state, "recipe": recipe_of(learner)},
-        f"{prefix}/optimizer": optimizer,
-    }
-    for module_id, module in learner.module.items():
-        folders[f"{prefix}/rl_module/{module_id}"] = module.state_tree()
-    return folders
-
-
 def state_from_folders(folders: Mapping[str, State], prefix: str) -> State:
-    """The learner's state that `checkpoint_folders` wrote; `KeyError` naming the folder that is missing."""
+    """Return the learner's state that `checkpoint_folders` wrote; `KeyError` naming the folder that is missing."""
     if prefix not in folders or "state" not in folders[prefix]:
         raise KeyError(f"the checkpoint has no folder {prefix!r} with a learner's state; it has {sorted(folders)}")
     state = dict(folders[prefix]["state"])
@@ -272,9 +146,9 @@ def state_from_folders(folders: Mapping[str, State], prefix: str) -> State:
 def select_components(
     state: State, components: Collection[str] | str | None, not_components: Collection[str] | str | None
 ) -> State:
-    """The named components only (`"rl_module"`, `"rl_module/p0"`); `KeyError` with those that exist."""
-    wanted = checked_names("components", components)
-    unwanted = checked_names("not_components", not_components) or []
+    """Return the named components only (`"rl_module"`, `"rl_module/p0"`); `KeyError` with those that exist."""
+    wanted = names_of(components)
+    unwanted = names_of(not_components) or []
     chosen: State = dict(state) if wanted is None else {}
     for path in wanted or []:
         head, rest = _split_path(state, path)
@@ -301,74 +175,24 @@ def _split_path(state: State, path: str) -> tuple[str, str]:
     return head, rest
 
 
-def _check(learner: Learner, state: Mapping[str, Any]) -> None:
-    problems: list[str] = []
-    for part in ("rl_module", "optimizer", "connectors", "coefficients", "registered", "lifetime"):
-        if not isinstance(state.get(part, {}), Mapping):
-            raise ValueError(f"{part} must be a dict, not {type(state[part]).__name__}; nothing was changed")
-    for module_id, weights in state.get("rl_module", {}).items():
-        if module_id not in learner.module:
-            problems.append(f"module {module_id!r} is unknown (known: {sorted(learner.module)})")
-            continue
-        problems += [f"{module_id}: {text}" for text in weights_problems(learner.module[module_id], weights)]
-    for group, known in (
-        ("connectors", set(learner.connectors)),
-        ("registered", set(learner.registered)),
-        ("coefficients", {f"{mid}/{name}" for mid, name in learner.coefficients}),
-    ):
-        if group in state and set(state[group]) != known:
-            missing, extra = sorted(known - set(state[group])), sorted(set(state[group]) - known)
-            problems.append(f"{group}: missing {missing}, unknown {extra}")
-    for name, saved in state.get("registered", {}).items():
-        own = learner.registered.get(name)
-        if isinstance(own, torch.Tensor | np.ndarray) and np.shape(saved) != tuple(own.shape):
-            problems.append(f"registered {name!r} has shape {tuple(np.shape(saved))}, expected {tuple(own.shape)}")
-    problems += _who_learns_problems(learner, state)
-    if problems:
-        raise ValueError(f"{_whose(learner, state)}, nothing was changed: {'; '.join(problems)}")
-    if "optimizer" in state:
-        learner.optimizers.check_state(state["optimizer"])
-
-
-def _whose(learner: Learner, state: Mapping[str, Any]) -> str:
-    """That the state does not fit, and of which learners the two are."""
-    own, saved = type(learner).__name__, state.get(LEARNER_CLASS)
-    modules = ", ".join(sorted({type(module).__name__ for module in learner.module.values()}))
-    told = f"the state does not fit this {own} (of {modules})"
-    if saved and saved != own:
-        return f"{told}: it is of a {saved}; from_checkpoint(path) builds what was saved"
-    return told
-
-
-def _who_learns_problems(learner: Learner, state: Mapping[str, Any]) -> list[str]:
-    allowed = state.get("should_module_be_updated")
-    if isinstance(allowed, Mapping) and not callable(learner.policies_to_train):
-        return [f"should_module_be_updated was the function {allowed.get('function')}: set policies_to_train to it"]
-    if allowed is None or isinstance(allowed, Mapping):
-        return []
-    if not isinstance(allowed, list | tuple):
-        return [f"should_module_be_updated must be None or a list of ids, not {allowed!r}"]
-    unknown = sorted(set(map(str, allowed)) - set(learner.module))
-    return [f"should_module_be_updated names {unknown} (known: {sorted(learner.module)})"] if unknown else []
-
-
-def weights_problems(module: torch.nn.Module, weights: Any) -> list[str]:
-    """What keeps `weights` from being loaded into `module`, in words."""
-    own = module.state_dict()
+def weights_problems(module: torch.nn.Module, weights: object) -> list[str]:
+    """Return what keeps `weights` from being loaded into `module`, in words."""
+    present = module.state_dict()
     if not isinstance(weights, Mapping):
         return [f"its weights must be a dict by name, not {type(weights).__name__}"]
     problems = []
-    if set(own) != set(weights):
-        problems.append(f"missing {sorted(set(own) - set(weights))}, unknown {sorted(set(weights) - set(own))}")
+    if set(present) != set(weights):
+        problems.append(f"missing {sorted(set(present) - set(weights))}, unknown {sorted(set(weights) - set(present))}")
     problems += [
-        f"{name} has shape {tuple(np.shape(weights[name]))}, expected {tuple(own[name].shape)}"
-        for name in sorted(set(own) & set(weights))
-        if tuple(own[name].shape) != tuple(np.shape(weights[name]))
+        f"{name} has shape {tuple(np.shape(weights[name]))}, expected {tuple(present[name].shape)}"
+        for name in sorted(set(present) & set(weights))
+        if tuple(present[name].shape) != tuple(np.shape(weights[name]))
     ]
     return problems
 
 
-def _out(value: Any) -> Any:
+def state_of(value: Any) -> Any:
+    """Return a copy of what is registered as state: a tensor, an array, a number, or what has `get_state`."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, np.ndarray):
@@ -376,26 +200,15 @@ def _out(value: Any) -> Any:
     return value.get_state() if hasattr(value, "get_state") else copy.deepcopy(value)
 
 
-def _restore_registered(learner: Learner, name: str, saved: Any) -> None:
-    value = learner.registered[name]
-    if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            value.copy_(torch.as_tensor(saved))
-    elif isinstance(value, np.ndarray):
-        value[...] = saved
-    elif hasattr(value, "set_state"):
-        value.set_state(saved)
-    else:
-        learner.registered[name] = copy.deepcopy(saved)
-
-
-def _policies(policies: Any) -> Any:
+def policies_state(policies: Any) -> Any:
+    """Return `policies_to_train` as plain data; a function by its name."""
     if callable(policies):
         return {"function": getattr(policies, "__qualname__", type(policies).__name__)}
     return None if policies is None else sorted(policies)
 
 
-def _check_no_statistics(saved: Mapping[str, Any]) -> None:
+def check_no_statistics(saved: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for saved connectors that hold statistics, which a checkpoint does not build."""
     for module_id, state in saved.items():
         try:
             if state["rewards"] is not None:
@@ -406,3 +219,86 @@ def _check_no_statistics(saved: Mapping[str, Any]) -> None:
                 f"module {module_id!r} had connectors with statistics, which a checkpoint does not build ({error}); "
                 "pass connectors={module_id: ModuleConnectors(...)}"
             ) from None
+
+
+def names_of(names: Collection[str] | str | None) -> list[str] | None:
+    """Return one name or several as a list; `TypeError` for anything but text."""
+    if names is None:
+        return None
+    several = [names] if isinstance(names, str) else names
+    if isinstance(several, Mapping) or not all(isinstance(name, str) for name in several):
+        raise TypeError(f"{names!r} must be one name, a list of names, or None")
+    return list(several)
+
+
+# -- how a learner is built ---
+
+
+def recipe_in(folders: Mapping[str, State]) -> State:
+    """Return what a checkpoint says about how its learner is built; `ValueError` where it does not."""
+    recipe = folders["learner"].get("recipe")
+    if recipe is None:
+        raise ValueError("the checkpoint does not say how its learner is built; build one and use restore_from_path")
+    return dict(recipe)
+
+
+def modules_in(folders: Mapping[str, State], modules: Mapping[str, RLModule]) -> MultiRLModule:
+    """Build the modules of a checkpoint, but for those in `modules`."""
+    start = "learner/rl_module/"
+    trees = {name[len(start) :]: tree for name, tree in folders.items() if name.startswith(start)}
+    return MultiRLModule({mid: modules.get(mid) or RLModule.from_state_tree(tree) for mid, tree in trees.items()})
+
+
+def section_recipe(section: Section) -> State:
+    """Return what a section is built from: its class by import path, plain options, the names of the others."""
+    options = {
+        f.name: getattr(section, f.name)
+        for f in fields(section)  # type: ignore[arg-type]
+        if f.name != "learner_class"
+    }
+    return {
+        "class": import_path(type(section)),
+        "options": {name: value for name, value in options.items() if _is_plain(value)},
+        "functions": sorted(name for name, value in options.items() if not _is_plain(value)),
+    }
+
+
+def built_section(saved: Mapping[str, Any], section: Section | None, base: type) -> Any:
+    """Return `section`, or build the one that was saved; `ValueError` saying what has to be passed in."""
+    if section is not None:
+        return section
+    name = "framework" if base is FrameworkSection else "config"
+    if saved["functions"]:
+        raise ValueError(
+            f"the options {saved['functions']} are functions or objects, which a checkpoint does not hold; pass {name}="
+        )
+    return imported_class(saved["class"], base, f"pass {name}=")(**saved["options"])
+
+
+def imported_class(path: str, base: type, otherwise: str) -> Any:
+    """Return the class at `package.module:Class`; `ValueError` unless it is importable and a subclass of `base`."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the class {path} cannot be imported ({error}); {otherwise}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(
+            f"{path} is no {base.__name__}; the checkpoint is foreign or its class has changed; {otherwise}"
+        )
+    return found
+
+
+def import_path(cls: type) -> str:
+    """Return `package.module:Class`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)

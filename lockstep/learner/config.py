@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, TypedDict, Unpack
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
 from lockstep.modules import (
     DefaultActorCriticModule,
@@ -15,6 +15,7 @@ from lockstep.modules import (
     check_module_id,
 )
 from lockstep.modules.model_config import ModelConfig
+from lockstep.state.checks import suggestion
 from lockstep.state.options import ConfigT, Section, option
 from lockstep.state.restarts import RestartLimits
 from lockstep.state.schedules import ScheduleLike
@@ -82,6 +83,29 @@ class TrainingSection(Section[ConfigT]):
     def __call__(self, **options: Unpack[TrainingOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
+
+    def overridden(self, overrides: TrainingSection | Mapping[str, Any]) -> Self:
+        """Return a copy with options of one module; `ValueError` for unknown ones, with "did you mean"."""
+        if isinstance(overrides, type(self)):
+            overrides.validate()
+            return overrides
+        if not isinstance(overrides, Mapping):
+            raise TypeError(
+                f"overrides for one module must be a dict of training options or a training section, not {overrides!r}"
+            )
+        known = [option.name for option in fields(self)]
+        for name in overrides:
+            if name not in known:
+                raise ValueError(f"training has no option {name!r} to override for a module; {suggestion(name, known)}")
+            if name in self.of_whole_update:
+                raise ValueError(
+                    f"training.{name} holds for the whole update, and cannot be overridden for one module; set it with "
+                    f"training({name}=...). A module may have its own "
+                    f"{', '.join(option for option in known if option not in self.of_whole_update)}"
+                )
+        changed = replace(self, **overrides)
+        changed.validate()
+        return changed
 
     def validate(self) -> None:
         """Refuse a minibatch that is larger than the batch."""
@@ -235,6 +259,7 @@ class FrameworkOptions(TypedDict, total=False):
     device: str
     dtype: Literal["float32", "float64"]
     mixed_precision: bool
+    fused_losses: bool
     num_threads: int | None
 
 
@@ -251,6 +276,8 @@ class FrameworkSection(Section[ConfigT]):
     dtype: Literal["float32", "float64"] = "float32"
     mixed_precision: bool = False
     """networks compute in bfloat16 while learning; parameters, losses and optimizers stay in float32"""
+    fused_losses: bool = True
+    """compute losses in one kernel where there is one for the same numbers (PPO and DQN on the CPU)"""
     num_threads: int | None = option(None, ge=1)
     """threads of torch in this process; `None`: 1, which is fastest for small networks"""
 

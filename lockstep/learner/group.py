@@ -2,31 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
-from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
-from lockstep.learner.argument_checks import check_batch, check_episodes, checked_names
-from lockstep.learner.backend import LearnerBackend, LocalBackend
-from lockstep.learner.checkpointing import checkpoint_folders, learner_from_folders, state_to_restore
+from lockstep.learner.checkpointing import names_of, state_to_restore
 from lockstep.learner.config import LearnersSection, TrainingSection
+from lockstep.learner.inputs import WhoLearns, check_batch
 from lockstep.learner.learner import Learner
-from lockstep.learner.loop import update_options
+from lockstep.learner.metrics import Results
+from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.requests import OnFull, RequestQueue, UpdateRequest, num_steps_of
-from lockstep.learner.results import Results
+from lockstep.learner.request_queue import OnFull, RequestQueue, Turn, UpdateRequest, frozen_data, num_steps_of
+from lockstep.learner.sharding import check_episodes
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
-from lockstep.state.checks import check_flags
 
-Updated = Results | list[Results] | list[list[Results]]
-WhoLearns = Collection[str] | Callable[..., bool] | None
+STATE_AFTER_UPDATE = "_rl_module_state_after_update"
+
+
+class LearnerBackend(Protocol):
+    """The learners of one group. One call at a time; each ends on all learners before it returns."""
+
+    is_local: bool
+    last_checkpoint: str
+    """path of what was saved or restored last; empty before that"""
+
+    def __len__(self) -> int:
+        """Return the number of learners."""
+        ...
+
+    def update(self, request: UpdateRequest) -> list[Results]:
+        """Update all learners together (each has its shard); return the results of each, in order."""
+        ...
+
+    def fetched(self, data: Any) -> Any:
+        """Return episodes or a batch, where `data` may be references to them."""
+        ...
+
+    def freeze(self, data: Any) -> Any:
+        """Return episodes or a batch as an asynchronous update holds them, whatever becomes of the caller's."""
+        ...
+
+    def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed."""
+        ...
+
+    def first(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
+        ...
+
+    def peek(self, func: Callable[..., Any]) -> Any:
+        """Return `func(learner)` of one learner, which may be at work on an update; None where none answers."""
+        ...
+
+    def resize(self, num_learners: int) -> None:
+        """Go on with another number of learners, which have the same state."""
+        ...
+
+    def num_restarts(self) -> int:
+        """Return how many learners were started again after a failure."""
+        ...
+
+    def shutdown(self) -> None:
+        """End all processes."""
+        ...
+
+
+class LocalBackend:
+    """One learner in this process."""
+
+    is_local = True
+
+    def __init__(self, learner: Learner) -> None:
+        learner.build()  # an override need not return anything
+        self.learner, self.last_checkpoint = learner, ""
+
+    def __len__(self) -> int:
+        return 1
+
+    def update(self, request: UpdateRequest) -> list[Results]:
+        """Return the results of the one learner."""
+        return [run_request(request, self.learner)]
+
+    def fetched(self, data: Any) -> Any:
+        """Return `data` itself: here nothing is referred to."""
+        return data
+
+    def freeze(self, data: Any) -> Any:
+        """Return a copy."""
+        return frozen_data(data)
+
+    def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return `[func(learner, *args)]`."""
+        return [func(self.learner, *args)]
+
+    def first(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Return `func(learner, *args)`."""
+        return func(self.learner, *args)
+
+    def peek(self, func: Callable[..., Any]) -> Any:
+        """Return `func(learner)`."""
+        return func(self.learner)
+
+    def resize(self, num_learners: int) -> None:
+        """Refuse more than one: a learner in this process stays one."""
+        if num_learners not in (0, 1):
+            raise ValueError(
+                f"resize({num_learners}): this group has its one learner in this process; for several, build the group "
+                f"with learners(num_learners={num_learners})"
+            )
+
+    def num_restarts(self) -> int:
+        """Return 0."""
+        return 0
+
+    def shutdown(self) -> None:
+        """Do nothing: there is no process to end."""
+
+
+def run_request(request: UpdateRequest, learner: Learner) -> Results:
+    """Return the results of one learner's part in an update; every backend calls it where its learners are."""
+    update = learner.update_from_episodes if request.kind == "episodes" else learner.update_from_batch
+    results: Results = update(request.data, **request.options)
+    if request.return_state and learner.reducer.rank == 0:
+        results[STATE_AFTER_UPDATE] = learner.get_weights()
+    return results
 
 
 class LearnerGroup:
@@ -52,29 +159,30 @@ class LearnerGroup:
                 "build_learner_group() of a configuration starts others (lockstep.cluster)"
             )
         self._backend: LearnerBackend = LocalBackend(learner) if isinstance(learner, Learner) else learner
+        self._learner = self._backend.learner if isinstance(self._backend, LocalBackend) else None
         self._queue = RequestQueue(self._run, self.section.max_requests_in_flight_per_learner)
         self._last_call_id = 0
 
     @property
     def is_local(self) -> bool:
-        """Does the learner run in this process?"""
+        """Whether the learner runs in this process."""
         return self._backend.is_local
 
     @property
     def is_remote(self) -> bool:
-        """Do learners run in other processes?"""
+        """Whether learners run in other processes."""
         return not self.is_local
 
     def __len__(self) -> int:
-        """Number of learners."""
+        """Return the number of learners."""
         return len(self._backend)
 
     @property
     def learner(self) -> Learner:
         """The learner in this process; `RuntimeError` where they are in others."""
-        if isinstance(self._backend, LocalBackend):
-            return self._backend.learner
-        raise RuntimeError("the learners are in other processes; use foreach_learner(func)")
+        if self._learner is None:
+            raise RuntimeError("the learners are in other processes; use foreach_learner(func)")
+        return self._learner
 
     @property
     def last_checkpoint(self) -> str:
@@ -97,7 +205,7 @@ class LearnerGroup:
 
     def update_from_episodes(
         self,
-        episodes: Sequence[Any],
+        episodes: Any,
         *,
         timesteps: Mapping[str, int] | None = None,
         async_update: bool = False,
@@ -108,7 +216,7 @@ class LearnerGroup:
         reduce_results: bool = True,
         on_full: OnFull = "wait",
     ) -> Any:
-        """Trains on episodes; returns `{module_id: {metric: number}}`, with `reduce_results=False` a list of one such
+        """Train on episodes; return `{module_id: {metric: number}}`, or with `reduce_results=False` a list of one such
         dict for each learner.
 
         `episodes`: a list of `SingleAgentEpisode` or `MultiAgentEpisode`, or what `RolloutStore.episodes()` returns
@@ -122,12 +230,22 @@ class LearnerGroup:
         `max_requests_in_flight_per_learner` calls are under way; then `on_full="wait"` waits, and `"drop"` drops the
         oldest that waits.
         """
-        options = _options(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        return self._update("episodes", episodes, options, async_update, return_state, reduce_results, on_full)
+        options: dict[str, Any] = {
+            "timesteps": timesteps,
+            "num_epochs": num_epochs,
+            "minibatch_size": minibatch_size,
+            "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
+        }
+        if async_update or self._learner is None:
+            request = self._request("episodes", episodes, options, return_state, reduce_results)
+            return self._submit(request, on_full) if async_update else self._run_now(request)
+        with self._queue.turn(num_steps_of(episodes)) as turn:
+            results = self._learner.update_from_episodes(episodes, **options)
+            return self._complete(turn, results, return_state, reduce_results)
 
     def update_from_batch(
         self,
-        batch: SampleBatch | MultiAgentBatch,
+        batch: Any,
         *,
         timesteps: Mapping[str, int] | None = None,
         async_update: bool = False,
@@ -138,52 +256,81 @@ class LearnerGroup:
         reduce_results: bool = True,
         on_full: OnFull = "wait",
     ) -> Any:
-        """As `update_from_episodes`, on a batch that has the columns the loss needs."""
-        options = _options(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        return self._update("batch", batch, options, async_update, return_state, reduce_results, on_full)
+        """Train as `update_from_episodes`, on a `SampleBatch` or `MultiAgentBatch` with the columns the loss needs."""
+        options: dict[str, Any] = {
+            "timesteps": timesteps,
+            "num_epochs": num_epochs,
+            "minibatch_size": minibatch_size,
+            "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
+        }
+        if async_update or self._learner is None:
+            request = self._request("batch", batch, options, return_state, reduce_results)
+            return self._submit(request, on_full) if async_update else self._run_now(request)
+        with self._queue.turn(num_steps_of(batch)) as turn:
+            results = self._learner.update_from_batch(batch, **options)
+            return self._complete(turn, results, return_state, reduce_results)
 
     def drain(self) -> list[Any]:
-        """Waits for all asynchronous updates under way; returns their results that were not yet handed out.
+        """Wait for all asynchronous updates under way; return their results that were not yet handed out.
 
         Raises the first error among them; the other results come with the next call.
         """
         return self._queue.drain()
 
-    def _update(
+    def _complete(self, turn: Turn, results: Results, return_state: bool, reduce_results: bool) -> Any:
+        """Return the results of the learner in this process, which a plain call has updated."""
+        self._last_call_id += 1
+        if return_state and self._learner is not None:
+            results[STATE_AFTER_UPDATE] = self._learner.get_weights()
+        value, has_trained = self._numbered([results], self._last_call_id, reduce_results)
+        turn.end(has_trained)
+        return value
+
+    def _request(
         self,
         kind: Literal["episodes", "batch"],
         data: Any,
         options: dict[str, Any],
-        async_update: bool,
         return_state: bool,
         reduce_results: bool,
-        on_full: OnFull,
-    ) -> Any:
-        if on_full not in ("wait", "drop"):
-            raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
-        check_flags(async_update=async_update, return_state=return_state, reduce_results=reduce_results)
+    ) -> UpdateRequest:
+        """Return the checked request for an update in a thread or in other processes."""
+        options["timesteps"] = {} if options["timesteps"] is None else options["timesteps"]
+        UpdateOptions(**options)  # refused in this call, not in that of a thread
+        options["timesteps"] = dict(options["timesteps"])
         data = self._backend.fetched(data)
         (check_episodes if kind == "episodes" else check_batch)(data)
-        ready = self._queue.take_finished() if async_update else []
-        given = self._backend.freeze(data) if async_update else data
+        return UpdateRequest(kind, data, options, return_state, reduce_results, num_steps=num_steps_of(data))
+
+    def _submit(self, request: UpdateRequest, on_full: OnFull) -> list[Any]:
+        """Leave a request to the thread; return the results that have become ready."""
+        if on_full not in ("wait", "drop"):
+            raise ValueError(f"on_full={on_full!r}; choose 'wait' or 'drop'")
+        ready = self._queue.take_finished()
+        data = self._backend.freeze(request.data)
         self._last_call_id += 1
-        request = UpdateRequest(
-            kind, given, options, return_state, reduce_results, self._last_call_id, num_steps_of(data)
-        )
-        if not async_update:
-            return self._queue.run_now(request)
-        self._queue.submit(request, on_full)
+        self._queue.submit(replace(request, data=data, call_id=self._last_call_id), on_full)
         return ready
 
+    def _run_now(self, request: UpdateRequest) -> Any:
+        with self._queue.turn(request.num_steps) as turn:
+            self._last_call_id += 1
+            value, has_trained = self._run(replace(request, call_id=self._last_call_id))
+            turn.end(has_trained)
+            return value
+
     def _run(self, request: UpdateRequest) -> tuple[Any, bool]:
-        """The results of one request, and whether anything was trained."""
-        results = self._backend.update(request)
+        """Return the results of one request, and whether anything was trained."""
+        return self._numbered(self._backend.update(request), request.call_id, request.reduce_results)
+
+    def _numbered(self, results: list[Results], call_id: int, reduce_results: bool) -> tuple[Any, bool]:
+        """Return results with the number of the call, and whether anything was trained."""
         skipped = bool(results[0].get(ALL_MODULES, {}).get("num_updates_skipped", 0))
         if skipped and self.section.never_skip_update:
             raise ValueError("the update has nothing to train on, and never_skip_update=True does not allow that")
         for part in results:
-            part["call_id"] = request.call_id  # type: ignore[assignment]
-        return (results[0] if request.reduce_results else results), not skipped
+            part["call_id"] = call_id  # type: ignore[assignment]
+        return (results[0] if reduce_results else results), not skipped
 
     # -- modules ---
 
@@ -195,22 +342,28 @@ class LearnerGroup:
         config_overrides: TrainingSection | Mapping[str, Any] | None = None,
         new_should_module_be_updated: WhoLearns = None,
     ) -> MultiRLModuleSpec:
-        """Adds a module on every learner; returns the new spec of all modules.
+        """Add a module on every learner; return the new spec of all modules.
 
         `ValueError` for an id that exists or is illegal; nothing is changed then.
         """
         with self._queue.between_updates():
-            return self._backend.foreach(
-                _add_module, module_id, module_spec, config_overrides, new_should_module_be_updated
-            )[0]
+            add = methodcaller(
+                "add_module",
+                module_id=module_id,
+                module_spec=module_spec,
+                config_overrides=config_overrides,
+                new_should_module_be_updated=new_should_module_be_updated,
+            )
+            return self._backend.foreach(add)[0]
 
     def remove_module(self, module_id: str, *, new_should_module_be_updated: WhoLearns = None) -> MultiRLModuleSpec:
-        """Removes a module on every learner; returns the new spec of the others.
+        """Remove a module on every learner; return the new spec of the others.
 
         `KeyError` with the ids that exist for an unknown one.
         """
         with self._queue.between_updates():
-            return self._backend.foreach(_remove_module, module_id, new_should_module_be_updated)[0]
+            remove = methodcaller("remove_module", module_id, new_should_module_be_updated=new_should_module_be_updated)
+            return self._backend.foreach(remove)[0]
 
     # -- state ---
 
@@ -221,20 +374,21 @@ class LearnerGroup:
         not_components: Collection[str] | str | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """`{"learner": {...}}`; components by path, e.g. `"learner/rl_module/p0"`.
+        """Return `{"learner": {...}}`; components by path, e.g. `"learner/rl_module/p0"`.
 
         `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component, with
         those that exist.
         """
-        inside, without = _below_learner(components), _below_learner(not_components, "not_components")
+        inside, without = _below_learner(components), _below_learner(not_components)
         if without is not None and "" in without:
             return {}
         wanted = None if inside is None or "" in inside else inside
         with self._queue.between_updates():
-            return {"learner": self._backend.first(_get_state, wanted, without, inference_only)}
+            read = methodcaller("get_state", wanted, not_components=without, inference_only=inference_only)
+            return {"learner": self._backend.first(read)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned, on every learner; all or nothing."""
+        """Restore what `get_state` returned, on every learner; all or nothing."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a group's state is a dict {{'learner': ...}}, not {type(state).__name__}")
         if set(state) != {"learner"}:
@@ -245,29 +399,27 @@ class LearnerGroup:
     def get_weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
-        """`{module_id: {name: array}}`; copies. `inference_only`: without what acting does not need."""
+        """Return `{module_id: {name: array}}`, copies. `inference_only`: without what acting does not need."""
         with self._queue.between_updates():
-            return self._backend.first(_get_weights, module_ids, inference_only)
+            return self._backend.first(methodcaller("get_weights", module_ids, inference_only))
 
     def set_weights(self, weights: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Sets the weights of the given modules on every learner; all or none."""
-        if not isinstance(weights, Mapping):
-            raise TypeError(f"weights is a {type(weights).__name__}; a dict {{module_id: {{name: array}}}} is needed")
+        """Set the weights of the modules named on every learner; all or none."""
         with self._queue.between_updates():
-            self._backend.foreach(Learner.set_state, {"rl_module": dict(weights)})
+            self._backend.foreach(Learner.set_state, {"rl_module": weights})
 
     def foreach_learner(self, func: Callable[..., Any], *args: Any) -> list[Any]:
-        """`[func(learner, *args)]`, in order, between two updates."""
+        """Return `[func(learner, *args)]`, in order, between two updates."""
         with self._queue.between_updates():
             return self._backend.foreach(func, *args)
 
     def first_learner(self, func: Callable[..., Any], *args: Any) -> Any:
-        """`func(learner, *args)` of one learner, between two updates: for what is the same on all."""
+        """Return `func(learner, *args)` of one learner, between two updates: for what is the same on all."""
         with self._queue.between_updates():
             return self._backend.first(func, *args)
 
     def get_stats(self) -> dict[str, int]:
-        """Calls and environment steps by how they ended, what is under way, restarts, skipped updates.
+        """Return calls and environment steps by how they ended, what is under way, restarts, skipped updates.
 
         `num_steps_submitted` = `num_steps_trained` + `num_steps_dropped`, when nothing is under way.
         """
@@ -277,18 +429,18 @@ class LearnerGroup:
             "last_call_id": self._last_call_id,
             **asdict(self._queue.counts),
             "num_restarts": self._backend.num_restarts(),
-            "num_updates_skipped": self._backend.peek(_num_updates_skipped) or 0,
+            "num_updates_skipped": (self._backend.peek(_lifetime_counts) or {}).get("num_updates_skipped", 0),
         }
 
     # -- checkpoints ---
 
     def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
-        """The folders of the group's checkpoint."""
+        """Return the folders of the group's checkpoint."""
         with self._queue.between_updates():
-            return self._backend.first(checkpoint_folders, "learner")
+            return self._backend.first(methodcaller("checkpoint_folders"))
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]], component: str | None = None) -> None:
-        """Restores from the folders of a checkpoint, all or one component, whatever the number of learners was."""
+        """Restore from the folders of a checkpoint, all or one component, whatever the number of learners was."""
         inside = _below_learner(component)
         chosen = None if inside is None or "" in inside else inside[0]
         current = {} if chosen is None else self.get_state()["learner"]
@@ -297,12 +449,12 @@ class LearnerGroup:
             self._backend.foreach(Learner.set_state, state)
 
     def save_to_path(self, path: str | Path | None = None) -> str:
-        """Writes a checkpoint folder, a new temporary one for None; returns its absolute path."""
+        """Write a checkpoint folder, a new temporary one for None; return its absolute path."""
         self.last_checkpoint = str(write_checkpoint(path, self.checkpoint_folders()))
         return self.last_checkpoint
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restores all, or one component such as `"learner/rl_module/default_policy"`.
+        """Restore all, or one component such as `"learner/rl_module/default_policy"`.
 
         That component may also come from a module's own folder, or from that of a `MultiRLModule`.
         """
@@ -311,11 +463,13 @@ class LearnerGroup:
             self.last_checkpoint = str(Path(path).absolute())
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, *, section: LearnersSection | None = None, **given: Any) -> Self:
-        """A group as the checkpoint describes it, of as many learners as `section` says (None: one in this process),
-        however many wrote it; `given` as `Learner.from_checkpoint`."""
+    def from_checkpoint(cls, path: str | Path, *, section: LearnersSection | None = None, **parts: Any) -> Self:
+        """Return a group as the checkpoint describes it, however many learners wrote it.
+
+        `section` says how many there are now (None: one in this process); `parts` as `Learner.from_checkpoint`.
+        """
         folders, chosen = read_checkpoint(Path(path)), section or LearnersSection()
-        build = partial(learner_from_folders, folders, **given)
+        build = partial(Learner.from_folders, folders, **parts)
         group = cls(cls.start_learners(build, chosen) if chosen.num_learners else build(), chosen)
         group.last_checkpoint = str(Path(path).absolute())
         return group
@@ -323,13 +477,16 @@ class LearnerGroup:
     # -- number of learners, end ---
 
     def resize(self, num_learners: int) -> None:
-        """Another number of learners, when all that was submitted is done. `ValueError` for the learner in this
-        process, `LearnerError` where there is no room for them (the group goes on as it was)."""
+        """Go on with another number of learners, when all that was submitted is done.
+
+        `ValueError` for the learner in this process, `LearnerError` where there is no room for them (the group goes
+        on as it was).
+        """
         with self._queue.when_idle():
             self._backend.resize(num_learners)
 
     def shutdown(self) -> None:
-        """Drops the updates that wait, lets the running one end, ends all threads and processes of the group."""
+        """Drop the updates that wait, let the running one end, end all threads and processes of the group."""
         self._queue.close()
         self._backend.shutdown()
 
@@ -342,55 +499,16 @@ class LearnerGroup:
         self.shutdown()
 
 
-def _options(
-    timesteps: Mapping[str, int] | None, num_epochs: int, minibatch_size: int | None, shuffle: bool
-) -> dict[str, Any]:
-    given = {
-        "timesteps": dict(timesteps) if isinstance(timesteps, Mapping) else timesteps,
-        "num_epochs": num_epochs,
-        "minibatch_size": minibatch_size,
-        "shuffle_batch_per_epoch": shuffle,
-    }
-    update_options(given)  # type: ignore[arg-type]  # refused in this call, not in that of a thread
-    return given
-
-
-def _below_learner(components: Collection[str] | str | None, name: str = "components") -> list[str] | None:
-    """Paths below `"learner"`; `""` for all of it."""
+def _below_learner(components: Collection[str] | str | None) -> list[str] | None:
+    """Return paths below `"learner"`; `""` for all of it."""
     if components is None:
         return None
-    paths = checked_names(name, components) or []
+    paths = names_of(components) or []
     for path in paths:
         if path.split("/")[0] != "learner":
             raise KeyError(f"no component {path!r}; a group's state has 'learner' and what lies below it")
     return [path.removeprefix("learner").removeprefix("/") for path in paths]
 
 
-def _get_state(learner: Learner, inside: Any, without: Any, inference_only: bool) -> dict[str, Any]:
-    return learner.get_state(inside, not_components=without, inference_only=inference_only)
-
-
-def _get_weights(learner: Learner, module_ids: Collection[str] | str | None, inference_only: bool) -> dict[str, Any]:
-    names = checked_names("module_ids", module_ids)
-    ids = list(learner.module) if names is None else names
-    unknown = [mid for mid in ids if mid not in learner.module]
-    if unknown:
-        raise KeyError(f"no modules {unknown}; there are {sorted(learner.module)}")
-    return {mid: learner.module[mid].get_state(inference_only=inference_only) for mid in ids}
-
-
-def _add_module(learner: Learner, module_id: str, spec: Any, overrides: Any, who_learns: Any) -> MultiRLModuleSpec:
-    return learner.add_module(
-        module_id=module_id,
-        module_spec=spec,
-        config_overrides=overrides,
-        new_should_module_be_updated=who_learns,
-    )
-
-
-def _remove_module(learner: Learner, module_id: str, who_learns: Any) -> MultiRLModuleSpec:
-    return learner.remove_module(module_id, new_should_module_be_updated=who_learns)
-
-
-def _num_updates_skipped(learner: Learner) -> int:
-    return learner.lifetime.get("num_updates_skipped", 0)
+def _lifetime_counts(learner: Learner) -> dict[str, int]:
+    return learner.lifetime

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self, TypeVar, Unpack
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -13,36 +16,70 @@ from torch import Tensor, nn
 
 from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns
+from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
-from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import map_tree
-from lockstep.learner import checkpointing, members, optimizer_methods
-from lockstep.learner.argument_checks import check_parts_of_learner
-from lockstep.learner.batches import tensors_of_batch, trajectories_by_module
-from lockstep.learner.compiled import CompiledUpdate
+from lockstep.data.trajectories import Trajectories, num_rows_of
+from lockstep.data.trees import is_numeric, leaves, map_tree
+from lockstep.learner import checkpointing, inputs
+from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
-from lockstep.learner.gradients import ClipFunction, clip_gradients_, global_norm
-from lockstep.learner.loop import StageSeconds, UpdateKeywords, run_update, update_options
-from lockstep.learner.losses import losses_of, rows_of_module
-from lockstep.learner.means import means_over_learners, once_over_learners
-from lockstep.learner.onpolicy import columns_to_train, recorded_columns
-from lockstep.learner.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerSet, RegisteredOptimizer, fused_adam
-from lockstep.learner.parameter_watch import GradientWatch, ParameterWatch
-from lockstep.learner.plan import agree_on_parts
-from lockstep.learner.reduction import LocalReducer, Reducer
-from lockstep.learner.results import Results, UpdateMetrics
-from lockstep.learner.summary import summarize_skipped
-from lockstep.modules import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
-from lockstep.state.schedules import Schedule
+from lockstep.learner.metrics import FirstValues, Results, StageSeconds, StepCounts, UpdateMetrics
+from lockstep.learner.minibatches import (
+    TensorColumns,
+    UpdateOptions,
+    gather,
+    module_minibatches,
+    step_counter,
+    take_rows,
+)
+from lockstep.learner.optimizers import (
+    ALL_MODULES,
+    DEFAULT_OPTIMIZER,
+    ClipFunction,
+    OptimizerSet,
+    RegisteredOptimizer,
+    check_optimizer,
+    clip_gradients_,
+    fused_adam,
+    global_norm,
+    warn_of_configured,
+)
+from lockstep.learner.reduction import (
+    LocalReducer,
+    Reducer,
+    any_learner,
+    counts_over_learners,
+    means_over_learners,
+    moments_over_learners,
+    once_over_learners,
+)
+from lockstep.learner.sequences import evaluate_sequences
+from lockstep.learner.sharding import Agreement, EpisodeParts, Episodes, agree_on_parts, parts_of_episodes, plan_update
+from lockstep.learner.watch import GradientWatch, ParameterWatch
+from lockstep.modules import (
+    DEFAULT_MODULE_ID,
+    ActingWeights,
+    MultiRLModule,
+    MultiRLModuleSpec,
+    RLModule,
+    RLModuleSpec,
+    check_module_id,
+)
+from lockstep.ops import RunningMoments
+from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
+from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.streams import RandomStreams
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 Gradients = dict[nn.Parameter, Tensor]
+Outputs = dict[str, Any]
+"""what `forward_train` of a module returns"""
+WhoLearns = Collection[str] | Callable[..., bool] | None
 T = TypeVar("T")
-TensorColumns = dict[str, Any]
+Training = TypeVar("Training", bound=TrainingSection)
 
 
-class Learner:
+class Learner(Generic[Training]):
     """One learner. An algorithm writes `prepare_batch` and `compute_loss_for_module`; all other methods are hooks.
 
     `module_spec` may be a spec or a built module (whose weights are kept). `config` is the training section; a
@@ -51,21 +88,27 @@ class Learner:
 
     scheduled: tuple[str, ...] = ()
     """names of training options that may be schedules; read them with `coefficient`"""
+    loss_has_kernel: bool = False
+    """whether `fused_loss` gives the numbers of `compute_loss_for_module`; a class that overrides that has none"""
 
     def __init__(
         self,
         *,
-        config: TrainingSection,
+        config: Training,
         module_spec: MultiRLModuleSpec | MultiRLModule | RLModuleSpec | RLModule,
         framework: FrameworkSection | None = None,
         connectors: Mapping[str, ModuleConnectors] | None = None,
-        module_configs: Mapping[str, TrainingSection] | None = None,
-        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
+        module_configs: Mapping[str, Training] | None = None,
+        policies_to_train: WhoLearns = None,
         streams: RandomStreams | None = None,
         reducer: Reducer | None = None,
         never_skip_update: bool = False,
     ) -> None:
-        check_parts_of_learner(config, framework, connectors, module_configs, streams, reducer)
+        if not isinstance(config, TrainingSection):
+            raise TypeError(
+                f"config is a {type(config).__name__}; a learner takes a training section, such as "
+                "PPOConfig().training (of a whole configuration, use its build_learner())"
+            )
         self.config = config
         self.framework = framework or FrameworkSection()
         self.module_configs = dict(module_configs or {})
@@ -75,7 +118,7 @@ class Learner:
         self.never_skip_update = never_skip_update
         """an update without anything to train on raises `ValueError`"""
         self.device = torch.device(self.framework.device)
-        self.dtype = getattr(torch, self.framework.dtype)
+        self.dtype: torch.dtype = getattr(torch, self.framework.dtype)
         self.connectors = dict(connectors or {})
         self.metrics = UpdateMetrics()
         self.weights_seq_no = 0
@@ -88,7 +131,7 @@ class Learner:
         self.rows_in_step = 0
         """rows of the present gradient step, the weight of what it logs; 0 where they only stand in for none"""
         self.stand_ins: frozenset[str] = frozenset()
-        """modules whose row in the present gradient step stands in for none; see `plan`"""
+        """modules whose row in the present gradient step stands in for none; see `sharding`"""
         self.modules_in_step: tuple[str, ...] | None = None
         """modules that the present gradient step is about; None before the first"""
         self.seconds = StageSeconds()
@@ -104,6 +147,11 @@ class Learner:
         self.parameter_watch: ParameterWatch | None = None
         self.gradient_watch = GradientWatch()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "compute_loss_for_module" in vars(cls) and "loss_has_kernel" not in vars(cls):
+            cls.loss_has_kernel = False
+
     # -- construction ---
 
     @property
@@ -114,41 +162,95 @@ class Learner:
         return self._module
 
     def build(self) -> Self:
-        """Module, device, coefficients, optimizers, compile; a second call does nothing."""
+        """Make module, coefficients, optimizers and compiled code; a second call does nothing."""
         if self._module is not None:
             return self
-        self._module = members.checked_modules(self, self._make_module())
-        for module_id in self._module:
-            members.set_up_module(self, module_id)
+        module = self._make_module()
+        if not len(module):
+            raise ValueError("the module spec has no modules; a learner needs at least one")
+        for module_id in module:
+            self._check_trainable(module_id, module[module_id])
+        inputs.check_who_learns(self.policies_to_train, module)
+        unknown = sorted(set(self.module_configs) - {*module, ALL_MODULES})
+        if unknown:
+            raise ValueError(f"module_configs names {unknown}; the modules are {sorted(module)}")
+        self._module = module.to(device=self.device, dtype=self.dtype)
+        for module_id in module:
+            self._set_up(module_id)
         self.configure_optimizers()
-        self.reset_compiled()
-        self.watch_parameters()
+        self._begin_anew()
         return self
 
     def _make_module(self) -> MultiRLModule:
-        """The networks from the spec; weights of a module that was passed in are kept."""
-        return members.built_modules(self._module_spec)
+        """Make the networks from the spec; weights of a module that was passed in are kept."""
+        spec = self._module_spec
+        if isinstance(spec, MultiRLModuleSpec):
+            return spec.build()
+        if isinstance(spec, MultiRLModule):
+            return spec
+        if not isinstance(spec, RLModule | RLModuleSpec):
+            raise TypeError(
+                f"module_spec must be an RLModuleSpec, a MultiRLModuleSpec or a built module, not "
+                f"{type(spec).__name__}; wrap_module() takes a plain nn.Module"
+            )
+        return MultiRLModule({DEFAULT_MODULE_ID: spec if isinstance(spec, RLModule) else spec.build()})
 
-    def _is_module_compatible_with_learner(self, module: Any) -> bool:
+    def _is_module_compatible_with_learner(self, module: object) -> bool:
         return isinstance(module, nn.Module)
 
+    def _check_trainable(self, module_id: str, module: object) -> None:
+        if not self._is_module_compatible_with_learner(module):
+            raise ValueError(
+                f"module {module_id!r} cannot be trained here; it must be a torch.nn.Module, or override "
+                f"{type(self).__name__}._is_module_compatible_with_learner"
+            )
+
+    def _set_up(self, module_id: str) -> None:
+        """Give a module what it has in its learner besides optimizers: connectors, coefficients, registered state."""
+        connectors = self.connectors.setdefault(module_id, ModuleConnectors())
+        self.module[module_id].acting_connectors = connectors.acting_names
+        if self.reducer.world_size > 1:
+            connectors.join = self._joined_moments
+            connectors.gather = lambda value: self.reducer.gather(value)
+        else:
+            connectors.join = None
+        config = self.config_of(module_id)
+        for name in self.scheduled:
+            schedule = Schedule(getattr(config, name), name=name)
+            value = torch.tensor(schedule(0), dtype=self.dtype, device=self.device)
+            self.coefficients[module_id, name] = (schedule, value)
+        self.setup_module(module_id)
+
+    def _joined_moments(self, seen: RunningMoments) -> RunningMoments:
+        """Return the moments of all learners' rows; of stand-ins nothing was seen."""
+        return moments_over_learners(self.reducer, seen if self.rows_in_step else RunningMoments(seen.shape))
+
     def setup_module(self, module_id: str) -> None:
-        """Once for each module, when the learner is built or the module added, before its optimizers are made.
+        """Set up a module when the learner is built or the module added, before its optimizers are made.
 
         The place for state of your own: `self.register_state(f"{module_id}/name", value)`, which goes with the module.
         """
 
+    def check_parts(self, module_id: str, *names: str) -> None:
+        """Raise `ValueError` with all of `names` that a module does not have (`"critics.is_discrete"`: of a part)."""
+        inputs.check_parts(self.module[module_id], names, module_id, type(self).__name__)
+
+    def config_of(self, module_id: str) -> Training:
+        """Return the training section of one module: its own, or the common one."""
+        return self.module_configs.get(module_id, self.config)
+
     def reset_compiled(self) -> None:
-        """Forgets what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
+        """Forget what was compiled; with `framework(compile=True)` the next gradient step is compiled anew."""
         self.compiled = CompiledUpdate(self) if self.framework.compile else None
 
-    def watch_parameters(self) -> None:
-        """From now on the next update notices what others replace or freeze; see `ParameterWatch`."""
+    def _begin_anew(self) -> None:
+        """Compile and watch what there is now, after modules have come or gone."""
+        self.reset_compiled()
         self.parameter_watch = ParameterWatch(self.module, self.optimizers, self.registered)
         self.gradient_watch.forget()
 
     def follow_replaced_parameters(self) -> None:
-        """Optimizers, targets and compiled code go on with the parameters as they are now.
+        """Let optimizers, targets and compiled code go on with the parameters as they are now.
 
         `ValueError` naming a parameter with which they cannot.
         """
@@ -156,74 +258,137 @@ class Learner:
             self.reset_compiled()
             self.gradient_watch.forget()
 
-    def begin_watch(self) -> None:
-        """Each update begins with it: what others replaced is followed, gradients that stay away are noticed."""
-        self.follow_replaced_parameters()
-        self.gradient_watch.begin(self.optimizers)
-
-    add_module = members.add_module
-    remove_module = members.remove_module
-
-    def config_of(self, module_id: str) -> TrainingSection:
-        """The training section of one module: its own, or the common one."""
-        return self.module_configs.get(module_id, self.config)
-
-    def configure_optimizers(self) -> None:
-        """One optimizer for each module; override to share one between modules."""
-        for module_id in self.module:
-            self.configure_optimizers_for_module(module_id, self.config_of(module_id))
-
-    def configure_optimizers_for_module(self, module_id: str, config: TrainingSection) -> None:
-        """One fused Adam over the module's trainable parameters, as one flat tensor."""
-        params = [p for p in self.module[module_id].parameters() if p.requires_grad]
-        self.optimizers.register(module_id, DEFAULT_OPTIMIZER, fused_adam(config.adam_epsilon), params, config.lr)
-
-    register_optimizer = optimizer_methods.register_optimizer
-    get_optimizer = optimizer_methods.get_optimizer
-    get_optimizers_for_module = optimizer_methods.get_optimizers_for_module
-    get_parameters = optimizer_methods.get_parameters
-    get_param_ref = optimizer_methods.get_param_ref
-    filter_param_dict_for_optimizer = optimizer_methods.filter_param_dict_for_optimizer
-    _check_registered_optimizer = optimizer_methods.check_registered_optimizer
-    _set_optimizer_lr = optimizer_methods.set_optimizer_lr
-    _get_optimizer_lr = optimizer_methods.get_optimizer_lr
-
     # -- one update call ---
 
-    def update_from_episodes(self, episodes: Sequence[Any], **options: Unpack[UpdateKeywords]) -> Results:
-        """As `update_from_batch`, from episodes: `prepare_batch` makes each module's train batch from its steps, once.
+    def update_from_episodes(
+        self,
+        episodes: Episodes | RolloutEpisodes | EpisodeParts,
+        *,
+        timesteps: Mapping[str, int] | None = None,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool = False,
+    ) -> Results:
+        """Take gradient steps on episodes: `prepare_batch` makes each module's train batch from its steps, once.
 
-        Episodes of one or of many agents (`trajectories_by_module` says whose steps go where); those that are views on
-        one rollout store (what a collector hands out) are read without a copy.
+        Episodes of one or of many agents; those that are views on one rollout store (what a collector hands out) are
+        read without a copy. Options and results are those of `update_from_batch`.
         """
-        given, started = update_options(options), time.perf_counter()
-        agreed = agree_on_parts(self, lambda: trajectories_by_module(self, episodes), given)
-        if not agreed.parts:
-            return summarize_skipped(self)
+        started = time.perf_counter()
+        steps = {} if timesteps is None else timesteps
+        options = UpdateOptions(steps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
+        read = partial(self._read_episodes, episodes)
+        agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
         columns = {}
         for module_id, trajectories in agreed.parts.items():
             self.rows_in_step = agreed.num_own_rows(module_id)
             columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
         self.seconds.pipeline = time.perf_counter() - started
-        return run_update(self, columns, agreed, given, agreed.parts)
+        return self._train(columns, agreed, options, agreed.parts)
 
-    def update_from_batch(self, batch: SampleBatch | MultiAgentBatch, **options: Unpack[UpdateKeywords]) -> Results:
-        """Gradient steps on a `SampleBatch` or `MultiAgentBatch` that has the columns the loss needs.
+    def update_from_batch(
+        self,
+        batch: SampleBatch | MultiAgentBatch,
+        *,
+        timesteps: Mapping[str, int] | None = None,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool = False,
+    ) -> Results:
+        """Take gradient steps on a batch that has the columns the loss needs.
 
         Options: `timesteps` (dict for schedules), `num_epochs` (passes), `minibatch_size` (rows of the largest
         module), `shuffle_batch_per_epoch`. Returns `{module_id: {metric: number}}`.
         """
-        given, started = update_options(options), time.perf_counter()
-        agreed = agree_on_parts(self, lambda: (tensors_of_batch(self, batch), batch.env_steps()), given)
-        if not agreed.parts:
-            return summarize_skipped(self)
+        started = time.perf_counter()
+        steps = {} if timesteps is None else timesteps
+        options = UpdateOptions(steps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
+        read = partial(self._read_batch, batch)
+        agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
         self.seconds.pipeline = time.perf_counter() - started
-        return run_update(self, agreed.parts, agreed, given, {})
+        return self._train(agreed.parts, agreed, options, {})
 
-    def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """One gradient step: forward, losses, gradients, clipping, optimizers. Returns forward outputs and losses."""
+    def _train(
+        self,
+        columns: dict[str, TensorColumns],
+        agreed: Agreement,
+        options: UpdateOptions,
+        trajectories: Mapping[str, Trajectories],
+    ) -> Results:
+        """Take all gradient steps of one update call on `columns` by module; return the results.
+
+        `trajectories`: by module, what the columns were made from (if anything); statistics take them in at the end.
+        """
+        if not columns:
+            return self._skip_update()
+        started = time.perf_counter()
+        plan = plan_update(self.reducer, columns, agreed.stand_ins, trajectories)
+        for module_id, part in columns.items():
+            if widths := self.noise_columns(module_id):
+                drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"))
+                columns = {**columns, module_id: {**part, **map_tree(self.to_tensor, drawn)}}
+        self.before_gradient_based_update(timesteps=options.timesteps)
+        self.follow_replaced_parameters()
+        self.gradient_watch.begin(self.optimizers)
+        minibatch_size, num_epochs = options.minibatch_size, options.num_epochs
+        shuffle = options.shuffle_batch_per_epoch and minibatch_size is not None
+        rng, num_steps = self.streams.numpy("minibatches"), step_counter(columns, plan.num_own_rows)
+        first_values = FirstValues({} if trajectories else columns)
+        trained = dict.fromkeys(columns, 0)
+        passes = num_minibatches = before = num_rows_used = 0
+        for indices, ends_pass in module_minibatches(plan.num_rows, minibatch_size, num_epochs, shuffle, rng):
+            rows, self.stand_ins = plan.own_rows(indices)
+            self.rows_in_step, tensors = 0, {}
+            for module_id, index in rows.items():
+                tensors[module_id] = None if index is None else torch.from_numpy(index).to(self.device)
+                everyones = indices[module_id]
+                num_rows_used += plan.num_rows[module_id] if everyones is None else len(everyones)
+                if module_id not in self.stand_ins:
+                    self.rows_in_step += plan.num_own_rows[module_id] if index is None else len(index)
+                    trained[module_id] += num_steps(module_id, index)
+            began = time.perf_counter()
+            if self.compiled is not None and self.compiled.run(columns, tensors):
+                self.seconds.forward_backward += time.perf_counter() - began
+            else:
+                self._update(gather(columns, tensors))
+            self.after_gradient_step()
+            if passes == 0:
+                first_values.add(self.row_values, rows, self.stand_ins)
+            self.metrics.end_step()
+            num_minibatches += 1
+            if ends_pass:
+                passes += 1
+                self.metrics.end_pass(num_minibatches - before)
+                before = num_minibatches
+                if passes < num_epochs and any_learner(self.reducer, self.should_stop_passes()):
+                    break
+        num_rows = sum(plan.num_rows.values())
+        steps = StepCounts(num_minibatches, passes, agreed.env_steps * passes, num_rows * passes - num_rows_used)
+        self._end_update(options.timesteps, agreed, trajectories, first_values)
+        if self._is_first_count("rows_left_out", steps.num_rows_left_out):
+            steps.warn_of_rows_left_out(num_rows, minibatch_size, shuffle)
+        return self._summarize(counts_over_learners(self.reducer, trained), steps, time.perf_counter() - started)
+
+    def _end_update(
+        self,
+        timesteps: Mapping[str, int],
+        agreed: Agreement,
+        trajectories: Mapping[str, Trajectories],
+        first_values: FirstValues,
+    ) -> None:
+        """After the gradient steps: hooks, statistics of observations, the explained variance of values."""
+        self.weights_seq_no += 1
+        self.after_gradient_based_update(timesteps=timesteps)
+        for module_id, part in trajectories.items():
+            self.rows_in_step = agreed.num_own_rows(module_id)
+            self.connectors[module_id].update(part.flat_obs(), part.rows())
+        for module_id, explained in first_values.explained_variances(self.reducer):
+            self.metrics.set(module_id, vf_explained_var=explained)
+
+    def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
+        """Take one gradient step: forward, losses, gradients, clipping, optimizers. Returns outputs and losses."""
         started, reduction = time.perf_counter(), self.seconds.reduction
-        fwd_out, losses = losses_of(self, batch)
+        fwd_out, losses = self.forward_and_losses(batch)
         gradients = self.compute_gradients(losses)
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
@@ -232,17 +397,61 @@ class Learner:
         self.seconds.step += time.perf_counter() - computed
         return fwd_out, losses
 
-    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Any]:
-        """`{module_id: forward outputs}`; computed in bfloat16 with `mixed_precision`, and float32 again after it."""
-        with self.mixed_precision():
-            outputs = {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
-        return map_tree(self.to_tensor, outputs) if self.framework.mixed_precision else outputs
+    # -- what is learned from ---
 
-    def mixed_precision(self) -> AbstractContextManager[Any]:
-        """Within it networks compute in bfloat16 where `framework(mixed_precision=True)` says so."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.framework.mixed_precision else nullcontext()
+    def _read_episodes(
+        self, episodes: Episodes | RolloutEpisodes | EpisodeParts
+    ) -> tuple[dict[str, Trajectories], int]:
+        """Return trajectories of the modules that have steps and are to learn, and the environment steps."""
+        parts = episodes  # of a group: the learner's share as arrays
+        if not isinstance(parts, EpisodeParts):
+            parts = parts_of_episodes(parts, self.module.keys(), self._to_train)
+        ids = self._to_train(parts.trajectories)
+        for module_id in ids:
+            actions = torch.as_tensor(parts.trajectories[module_id].flat_actions())
+            inputs.check_actions(actions, self.module[module_id].action_space, module_id)
+        for module_id, versions in parts.versions.items():
+            if module_id not in ids:
+                continue
+            self._note_sampler(module_id, versions)
+            if Columns.ACTION_LOGP in self.required_columns(module_id):
+                old = inputs.steps_of_unknown_policy(versions, self.weights_seq_no, parts.trajectories[module_id])
+                if self._is_first_count(f"{module_id}/steps_of_unknown_policy", old):
+                    inputs.warn_of_unknown_policy(module_id, old, versions, self.weights_seq_no)
+        return {module_id: parts.trajectories[module_id] for module_id in ids}, parts.env_steps
 
-    # -- hooks ---
+    def _read_batch(self, batch: SampleBatch | MultiAgentBatch) -> tuple[dict[str, TensorColumns], int]:
+        """Return columns as tensors, of the modules that have rows and are to learn, and the environment steps."""
+        columns: dict[str, TensorColumns] = {}
+        batches = inputs.batches_by_module(batch, self.module.keys())
+        for module_id in self._to_train(batches, batch):
+            module = self.module[module_id]
+            tensors = inputs.columns_of_batch(self.to_tensor, module, batches[module_id], module_id)
+            inputs.check_columns(tensors, self.required_columns(module_id), module, module_id, type(self).__name__)
+            if Columns.WEIGHTS_SEQ_NO in tensors:
+                numbers, mask = tensors[Columns.WEIGHTS_SEQ_NO], tensors.get(Columns.LOSS_MASK)
+                self._note_sampler(module_id, numbers if mask is None else numbers[mask])
+            columns[module_id] = tensors
+        return columns, batch.env_steps()
+
+    def _to_train(self, parts: Collection[str], batch: SampleBatch | MultiAgentBatch | None = None) -> list[str]:
+        """Return the modules that have a part and are to learn, in the learner's order; `KeyError` for unknown ones."""
+        unknown = sorted(module_id for module_id in parts if module_id not in self.module)
+        if unknown:
+            raise KeyError(f"there are rows for {unknown}; this learner's modules are {sorted(self.module)}")
+        return [mid for mid in self.module if mid in parts and self.should_module_be_updated(mid, batch)]
+
+    def should_module_be_updated(self, module_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
+        """Return whether `policies_to_train` names this module. `batch`: what to train on; None for episodes."""
+        allowed = self.policies_to_train
+        if not callable(allowed):
+            return allowed is None or module_id in allowed
+        return bool(allowed(module_id, batch) if takes_batch(allowed) else allowed(module_id))
+
+    def _note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
+        """Report how many updates ago the weights that acted were the learner's; `versions` of these, for each row."""
+        ago = self.weights_seq_no - float(versions.sum()) / len(versions)
+        self.metrics.set_share(module_id, len(versions), diff_num_grad_updates_vs_sampler_policy=ago)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return the train batch `{column: [N, ...]}`: what the episodes recorded (`obs`, `actions`, `rewards`,
@@ -250,48 +459,148 @@ class Learner:
 
         An algorithm that needs values, advantages or targets overrides it.
         """
-        return columns_to_train(self, module_id, recorded_columns(self, module_id, trajectories), trajectories)
+        return self.train_columns(module_id, self.recorded_columns(module_id, trajectories), trajectories)
 
-    def before_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
-        """Once before the gradient steps of an update call: schedules take their value at the given time."""
-        now = int(timesteps.get(STEPS_SAMPLED, 0))
-        for entry in self.optimizers:
-            if entry.schedule is not None and not entry.schedule.constant:
-                entry.set_lr(entry.schedule(now))
-        for schedule, value in self.coefficients.values():
-            if not schedule.constant:
-                value.fill_(schedule(now))
+    def recorded_columns(self, module_id: str, trajectories: Trajectories) -> TensorColumns:
+        """Return what the episodes recorded, `{name: [T * B, ...]}`, observations after the observation pipeline."""
+        connectors = self.connectors[module_id]
+        truncateds = trajectories.cuts if trajectories.truncateds is None else trajectories.truncateds
+        found: dict[str, Any] = {
+            Columns.OBS: connectors.obs(trajectories.flat_obs()),
+            Columns.ACTIONS: trajectories.flat_actions(),
+            Columns.REWARDS: np.ascontiguousarray(connectors.learning_rewards(trajectories)).reshape(-1),
+            Columns.NEXT_OBS: connectors.obs(trajectories.next_obs()),
+            Columns.TERMINATEDS: trajectories.terminateds.reshape(-1),
+            Columns.TRUNCATEDS: truncateds.reshape(-1),
+        }
+        extras = {Columns.ACTION_LOGP: trajectories.action_logp, **(trajectories.recorded or {})}
+        for name, column in extras.items():
+            if column is not None and name not in found and all(map(is_numeric, leaves(column))):
+                found[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
+        return {name: map_tree(self.to_tensor, column) for name, column in found.items()}
 
-    def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
-        """Once after the gradient steps of an update call, e.g. for a coefficient that adapts."""
+    def train_columns(self, module_id: str, columns: TensorColumns, trajectories: Trajectories) -> TensorColumns:
+        """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` of a module with
+        memory. Checked against `required_columns`.
+        """
+        module = self.module[module_id]
+        if module.is_stateful():
+            last = None
+            if len(trajectories.bootstrap_index):
+                last = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.bootstrap_obs))
+            sequences = evaluate_sequences(self.to_tensor, module, trajectories, columns[Columns.OBS], last)[2]
+            columns = sequences.train_columns(columns)
+        elif (rows := trajectories.rows()) is not None:
+            columns = take_rows(columns, torch.from_numpy(rows).to(self.device))
+        inputs.check_columns(columns, self.required_columns(module_id), module, module_id, type(self).__name__)
+        return columns
 
-    def should_stop_passes(self) -> bool:
-        """Asked after each pass: end the update here? (PPO's KL stop.)"""
-        return False
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """Return the columns that the loss reads; their absence is refused by name."""
+        return ()
 
-    def compute_losses(self, *, fwd_out: dict[str, Any], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
-        """`{module_id: 0-d loss}` over the modules present, or `{ALL_MODULES: 0-d loss}`: one for all of them."""
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """Return columns of standard normal numbers that the loss reads, with their widths.
+
+        They are drawn for each row of an update from a stream of the learner's, the same for any number of learners.
+        """
+        return {}
+
+    # -- forward pass and losses ---
+
+    def forward_and_losses(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
+        """Return forward outputs and losses by module.
+
+        The losses are logged as `total_loss` here, so that no hook that is overridden can keep one that is not finite
+        from those who look for it.
+        """
+        fwd_out = self.forward_train(batch)
+        for module_id, outputs in fwd_out.items():
+            if isinstance(outputs, dict) and Columns.VF_PREDS not in outputs:
+                module = self.module[module_id]
+                if type(module).compute_values is not RLModule.compute_values and not module.is_stateful():
+                    fwd_out[module_id] = inputs.OutputsWithValues(
+                        outputs, partial(self._values_of, module, batch[module_id])
+                    )
+        try:
+            losses = self.compute_losses(fwd_out=fwd_out, batch=batch)
+        except KeyError as error:
+            names = {module_id: type(module).__name__ for module_id, module in self.module.items()}
+            inputs.check_read(error.args[0] if error.args else None, fwd_out, batch, names, type(self).__name__)
+            raise
+        self.modules_in_step = tuple(batch)
+        self.row_values = {
+            module_id: outputs[Columns.VF_PREDS].detach()
+            for module_id, outputs in fwd_out.items()
+            if Columns.VALUE_TARGETS in batch.get(module_id, ())
+            and isinstance(outputs, dict)
+            and Columns.VF_PREDS in outputs
+        }
+        rows_in_all = self.rows_in_step
+        for module_id, loss in losses.items():
+            if module_id in batch:
+                self.rows_in_step = self._weight_of(module_id, batch[module_id])
+            elif module_id != ALL_MODULES and module_id not in self.module:
+                raise ValueError(
+                    f"compute_losses gave a loss for {module_id!r}; there are the modules {sorted(self.module)}, and "
+                    f"{ALL_MODULES!r} for one loss of all"
+                )
+            self.log(module_id, total_loss=loss)
+            self.rows_in_step = rows_in_all
+        return fwd_out, losses
+
+    def _values_of(self, module: RLModule, columns: TensorColumns) -> Tensor:
+        with self.mixed_precision():
+            values = module.compute_values(columns)
+        return self.to_tensor(values)
+
+    def _weight_of(self, module_id: str, columns: TensorColumns) -> int:
+        """Return by how many rows of a module what it logs is weighted: none where it only keeps in step."""
+        return 0 if module_id in self.stand_ins else num_rows_of(next(iter(columns.values())))
+
+    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Outputs]:
+        """Return `{module_id: outputs}`; computed in bfloat16 with `mixed_precision`, and float32 again after it."""
+        with self.mixed_precision():
+            outputs = {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
+        return map_tree(self.to_tensor, outputs) if self.framework.mixed_precision else outputs
+
+    def mixed_precision(self) -> AbstractContextManager[Any]:
+        """Return a context in which networks compute in bfloat16, where `framework(mixed_precision=True)` says so."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.framework.mixed_precision else nullcontext()
+
+    def compute_losses(self, *, fwd_out: dict[str, Outputs], batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
+        """Return `{module_id: 0-d loss}` over the modules present, or `{ALL_MODULES: 0-d loss}`: one for all."""
         losses, rows_in_all = {}, self.rows_in_step
         for module_id, part in batch.items():
-            # What it logs is weighted by its own rows.
-            self.rows_in_step = rows_of_module(self, module_id, part)
-            loss = self.compute_loss_for_module(
-                module_id=module_id, config=self.config_of(module_id), batch=part, fwd_out=fwd_out[module_id]
-            )
+            self.rows_in_step = self._weight_of(module_id, part)  # what it logs is weighted by its own rows
+            config, outputs = self.config_of(module_id), fwd_out[module_id]
+            loss = None
+            if self.loss_has_kernel and self.framework.fused_losses:
+                loss = self.fused_loss(module_id, config, part, outputs)
+            if loss is None:
+                loss = self.compute_loss_for_module(module_id=module_id, config=config, batch=part, fwd_out=outputs)
             losses[module_id] = loss
         self.rows_in_step = rows_in_all
         return losses
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: TensorColumns, fwd_out: Any) -> Tensor:
-        """The one method that an algorithm must write. Means go through `masked_mean`."""
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Training, batch: TensorColumns, fwd_out: Outputs
+    ) -> Tensor:
+        """Return the loss (0-d): the one method that an algorithm must write. Means go through `masked_mean`."""
         raise TypeError(f"{type(self).__name__} has no loss; override compute_loss_for_module")
 
-    def masked_mean(self, values: Tensor, batch: TensorColumns) -> Tensor:
-        """The mean of `values` [N] (or [S, L] of a module with memory) over the real rows of *all* learners, the same
-        on each, so that n equal one.
+    def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
+        """Return what `compute_loss_for_module` returns, and log what it logs, from a kernel; None where it cannot.
 
-        Its gradient is that of the learner's own rows, and gradients are summed. So any function of such means is a
-        sound loss; a term that does not come from rows goes through `once`.
+        Asked in `compute_losses` only, where `loss_has_kernel`; `framework(fused_losses=False)` switches it off.
+        """
+        return None
+
+    def masked_mean(self, values: Tensor, batch: TensorColumns) -> Tensor:
+        """Return the mean of `values` [N] (or [S, L] of a module with memory) over the real rows of *all* learners.
+
+        It is the same on each, so that n equal one. Its gradient is that of the learner's own rows, and gradients are
+        summed. So any function of such means is a sound loss; a term that does not come from rows goes through `once`.
         """
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
@@ -299,14 +608,14 @@ class Learner:
         return means_over_learners(self.reducer, (values,), mask, counts=self.rows_in_step > 0)[0]
 
     def masked_means(self, values: Sequence[Tensor], batch: TensorColumns) -> list[Tensor]:
-        """`masked_mean` of each; with several learners in one meeting (unless `masked_mean` is overridden)."""
+        """Return `masked_mean` of each; with several learners in one meeting (unless `masked_mean` is overridden)."""
         if self.reducer.world_size == 1 or type(self).masked_mean is not Learner.masked_mean:
             return [self.masked_mean(each, batch) for each in values]
         mask = batch.get(Columns.LOSS_MASK)
         return means_over_learners(self.reducer, values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
-        """`values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
+        """Return `values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
         if batch.get(Columns.LOSS_MASK) is None and self.reducer.world_size == 1:
             variance, mean = torch.var_mean(values, correction=0)
             return (values - mean) / (variance.sqrt() + epsilon)
@@ -315,23 +624,25 @@ class Learner:
         return centered / (self.masked_mean(centered.square(), batch).sqrt() + epsilon)
 
     def once(self, term: Tensor) -> Tensor:
-        """A term of the loss that all learners compute alike, such as a penalty on parameters: counted once in all."""
+        """Return a term of the loss that all learners compute alike, such as a penalty on parameters, to count once."""
         return once_over_learners(self.reducer, term)
 
     def coefficient(self, module_id: str, name: str) -> Tensor:
-        """0-d tensor: the present value of an option listed in `scheduled`."""
+        """Return the present value (0-d) of an option listed in `scheduled`."""
         return self.coefficients[module_id, name][1]
 
     def log(self, module_id: str, **metrics: Tensor) -> None:
-        """Metrics of this minibatch; they stay on the device until the update ends."""
+        """Note metrics of this minibatch; they stay on the device until the update ends."""
         plain = {
             name: value.detach().reshape(()) if value.requires_grad or value.dim() else value
             for name, value in metrics.items()
         }
         self.metrics.log(module_id, plain, self.rows_in_step)
 
+    # -- gradients ---
+
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
-        """Backward of the summed losses, into the flat gradients; summed over learners when it returns."""
+        """Compute the gradients of the summed losses into the flat gradients; return them summed over learners."""
         for entry in self.optimizers:
             entry.flat.zero_grad()
             entry.has_loss = self.has_loss(entry, loss_per_module)
@@ -347,7 +658,7 @@ class Learner:
         return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:
-        """Clips the gradients of each optimizer as its module's config says. The dict stays complete."""
+        """Clip the gradients of each optimizer as its module's config says. The dict stays complete."""
         module_ids = self.optimizers.module_ids()
         for module_id in module_ids:
             part = gradients if len(module_ids) == 1 else self.optimizers.part_of_module(module_id, gradients)
@@ -359,32 +670,32 @@ class Learner:
         return gradients
 
     def postprocess_gradients_for_module(
-        self, *, module_id: str, config: TrainingSection, module_gradients_dict: Gradients
+        self, *, module_id: str, config: Training, module_gradients_dict: Gradients
     ) -> Gradients:
-        """Clips what the optimizers registered under `module_id` step (`ALL_MODULES` too); returns all of it."""
+        """Clip what the optimizers registered under `module_id` step (`ALL_MODULES` too); return all of it."""
         for entry in self.optimizers.of_module(module_id):
-            own = entry.flat.take(module_gradients_dict)
-            whole = [entry.flat.grad] if own is entry.flat.grad_views else own
+            parts = entry.flat.take(module_gradients_dict)
+            whole = [entry.flat.grad] if parts is entry.flat.grad_views else parts
             norm = global_norm(whole)
             self.log(module_id, **{f"gradients_{entry.name}_global_norm": norm})
             if config.grad_clip is not None:
-                tensors = own if config.grad_clip_by == "norm" else whole
+                tensors = parts if config.grad_clip_by == "norm" else whole
                 self._get_clip_function()(tensors, config.grad_clip, config.grad_clip_by, norm)
         return module_gradients_dict
 
     def _get_clip_function(self) -> ClipFunction:
-        """What clips: `f(tensors, limit, by, norm)`, in place."""
+        """Return what clips in place: `f(tensors, limit, by, norm)`."""
         return clip_gradients_
 
     def apply_gradients(self, gradients: Gradients) -> None:
-        """One step of each optimizer; a gradient that is not finite follows `nan_policy`."""
+        """Take one step of each optimizer; a gradient that is not finite follows `nan_policy`."""
         self.optimizers.take_gradients(gradients)
         for entry in self.optimizers:
             if entry.has_loss:  # a module without rows stays as it is, whatever its moments say
                 entry.step(self.config_of(entry.module_id).nan_policy)
 
     def has_loss(self, entry: RegisteredOptimizer, losses: Collection[str]) -> bool:
-        """Is this optimizer stepped on the present losses, given by the modules that they are of?"""
+        """Return whether this optimizer is stepped on the present losses, named by the modules that they are of."""
         module_id = entry.module_id
         if module_id not in losses and module_id != ALL_MODULES:
             present: Collection[str] = self.module if self.modules_in_step is None else self.modules_in_step
@@ -392,30 +703,334 @@ class Learner:
                 return False
         return self.takes_part(entry)
 
+    def reason_to_run_eagerly(self) -> str | None:
+        """Return why gradient steps cannot be compiled, in words; None where they can."""
+        with_memory = [module_id for module_id, has_memory in self.modules_with_memory().items() if has_memory]
+        if with_memory:
+            return f"the modules {with_memory} have memory, and recurrent layers are not compiled"
+        overridden = [name for name in NOT_TRACED if getattr(type(self), name) is not getattr(Learner, name)]
+        if overridden:
+            return f"{type(self).__name__} overrides {', '.join(overridden)}, which a compiled step does not call"
+        if self.reducer.world_size > 1:
+            return "several learners share the update"
+        other = [entry.key for entry in self.optimizers if not entry.is_plain_adam]
+        if other:
+            return f"the optimizers {other} are not plain Adam"
+        if any(self.config_of(entry.module_id).nan_policy == "zero" for entry in self.optimizers):
+            return "nan_policy='zero' is not compiled"
+        return None
+
+    # -- hooks ---
+
+    def before_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+        """Called once before the gradient steps of an update: schedules take their value at the given time."""
+        now = int(timesteps.get(STEPS_SAMPLED, 0))
+        for entry in self.optimizers:
+            if entry.schedule is not None and not entry.schedule.constant:
+                entry.set_lr(entry.schedule(now))
+        for schedule, value in self.coefficients.values():
+            if not schedule.constant:
+                value.fill_(schedule(now))
+
+    def after_gradient_based_update(self, *, timesteps: Mapping[str, int]) -> None:
+        """Called once after the gradient steps of an update, e.g. for a coefficient that adapts."""
+
+    def after_gradient_step(self) -> None:
+        """Called after each gradient step, compiled ones too: target networks follow."""
+
+    def should_stop_passes(self) -> bool:
+        """Return whether to end the update here; asked after each pass. (PPO's KL stop.)"""
+        return False
+
     def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """Is this optimizer stepped in the present gradient step, where its module has a loss?"""
+        """Return whether this optimizer is stepped in the present gradient step, where its module has a loss."""
         return True
 
     def compiled_variant(self) -> Hashable:
-        """With `compile=True`: what the operations of the present gradient step depend on besides shapes."""
+        """Return what the operations of the present gradient step depend on besides shapes, with `compile=True`."""
         return None
 
-    def after_gradient_step(self) -> None:
-        """After each gradient step, compiled ones too: target networks follow."""
+    # -- optimizers ---
 
-    def should_module_be_updated(self, module_id: str, batch: Any = None) -> bool:
-        """Does `policies_to_train` name this module? `batch`: what is to be trained on; None for episodes."""
+    def configure_optimizers(self) -> None:
+        """Register one optimizer for each module; override to share one between modules."""
+        for module_id in self.module:
+            self.configure_optimizers_for_module(module_id, self.config_of(module_id))
+
+    def configure_optimizers_for_module(self, module_id: str, config: Training) -> None:
+        """Register one fused Adam over the module's trainable parameters, as one flat tensor."""
+        params = self.module[module_id].parameters()
+        self.register_adam(module_id, DEFAULT_OPTIMIZER, params, config.lr, config.adam_epsilon)
+
+    def register_adam(
+        self, module_id: str, optimizer_name: str, params: Iterable[nn.Parameter], lr: ScheduleLike, epsilon: float
+    ) -> None:
+        """Register a fused Adam over those of `params` that are trainable, as one flat tensor."""
+        trainable = [param for param in params if param.requires_grad]
+        self.optimizers.register(module_id, optimizer_name, fused_adam(epsilon), trainable, lr)
+
+    def register_optimizer(
+        self,
+        *,
+        module_id: str = ALL_MODULES,
+        optimizer_name: str = DEFAULT_OPTIMIZER,
+        optimizer: torch.optim.Optimizer,
+        params: Sequence[nn.Parameter],
+        lr_or_lr_schedule: ScheduleLike | None = None,
+    ) -> None:
+        """Add an optimizer of your own over `params`, for a module or, under `ALL_MODULES`, for several.
+
+        `lr_or_lr_schedule=None` keeps the optimizer's own learning rate. Raises `ValueError` when the name or a
+        parameter is already taken, or the optimizer holds other parameters, `KeyError` for an unknown module.
+        """
+        if module_id != ALL_MODULES and module_id not in self.module:
+            raise KeyError(f"no module {module_id!r} for optimizer {optimizer_name!r}; there are {sorted(self.module)}")
+        self._check_registered_optimizer(optimizer, params)
+        self.optimizers.register(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
+
+    def get_optimizer(
+        self, module_id: str = ALL_MODULES, optimizer_name: str = DEFAULT_OPTIMIZER
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer of that name; `KeyError` with those that exist."""
+        return self.optimizers.get(module_id, optimizer_name).optimizer
+
+    def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, torch.optim.Optimizer]]:
+        """Return `[(name, optimizer)]` registered under `module_id`; `KeyError` for an unknown module."""
+        if module_id != ALL_MODULES and module_id not in self.module:
+            raise KeyError(f"no module {module_id!r}; there are {sorted(self.module)}, and {ALL_MODULES!r}")
+        return [(entry.name, entry.optimizer) for entry in self.optimizers.of_module(module_id)]
+
+    def get_parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Return the module's parameters, in order."""
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+        return list(module.parameters())
+
+    def get_param_ref(self, param: nn.Parameter) -> nn.Parameter:
+        """Return what a parameter is called in a dict of gradients: itself."""
+        if not isinstance(param, Tensor):
+            raise ValueError(f"param must be a parameter of a module, not {type(param).__name__}")
+        return param
+
+    def filter_param_dict_for_optimizer(
+        self, param_dict: Mapping[nn.Parameter, T], optimizer: torch.optim.Optimizer
+    ) -> dict[nn.Parameter, T]:
+        """Return the part of `param_dict` (by parameter reference, e.g. gradients) that `optimizer` steps."""
+        params = self.optimizers.entry_of(optimizer).flat.params
+        return {param: param_dict[param] for param in params if param in param_dict}
+
+    def _check_registered_optimizer(self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:
+        """Raise `ValueError` unless `optimizer` is one of torch's and holds just `params`."""
+        check_optimizer(optimizer, params)
+
+    def _set_optimizer_lr(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
+        """Set the learning rate of a registered optimizer (until a schedule sets the next)."""
+        self.optimizers.entry_of(optimizer).set_lr(lr)
+
+    def _get_optimizer_lr(self, optimizer: torch.optim.Optimizer) -> float:
+        """Return the learning rate at which a registered optimizer steps."""
+        return float(self.optimizers.entry_of(optimizer).optimizer.param_groups[0]["lr"])
+
+    def _get_optimizer_state(self) -> dict[str, Any]:
+        """Return the state of each optimizer by `module_id.name`; tensors are copies."""
+        return self.optimizers.get_state()
+
+    def _set_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        """Restore all optimizers, or none: what does not fit raises `ValueError` with the list."""
+        self.optimizers.set_state(state)
+
+    # -- modules that come and go ---
+
+    def add_module(
+        self,
+        *,
+        module_id: str,
+        module_spec: RLModuleSpec | RLModule,
+        config_overrides: TrainingSection | Mapping[str, Any] | None = None,
+        new_should_module_be_updated: WhoLearns = None,
+    ) -> MultiRLModuleSpec:
+        """Add a module while training goes on; return the new spec of all. What exists is left as it is.
+
+        `config_overrides`: training options of this module. `new_should_module_be_updated`: as `policies_to_train`;
+        `None` leaves it as it is. Initial weights depend on the learner's seed and the id only.
+        Raises `ValueError` for an id that exists or is illegal, a module that cannot be trained, and unknown options;
+        nothing is changed then.
+        """
+        check_module_id(module_id)
+        if module_id in self.module:
+            raise ValueError(f"there is a module {module_id!r} already; remove it first, or take another id")
+        self.follow_replaced_parameters()
+        module = module_spec
+        if isinstance(module, RLModuleSpec):
+            module = module.build(seed=self.streams.seed(f"module/{module_id}"))
+        if not isinstance(module, RLModule):
+            raise TypeError(f"module_spec must be an RLModuleSpec or a built RLModule, not {type(module).__name__}")
+        self._check_trainable(module_id, module)
+        inputs.check_who_learns(new_should_module_be_updated, [*self.module, module_id])
+        overridden = None if config_overrides is None else self.config.overridden(config_overrides)
+        self.module.add_module(module_id, module.to(device=self.device, dtype=self.dtype))
+        try:
+            if overridden is not None:
+                self.module_configs[module_id] = overridden
+            self._set_up(module_id)
+            self.configure_optimizers_for_module(module_id, self.config_of(module_id))
+        except Exception:
+            self._forget(module_id)
+            raise
+        return self._change_who_learns(new_should_module_be_updated)
+
+    def remove_module(self, module_id: str, *, new_should_module_be_updated: WhoLearns = None) -> MultiRLModuleSpec:
+        """Remove a module with its optimizers, schedules and registered state; return the new spec of the others.
+
+        Raises `KeyError` with the ids that exist for an unknown one, `ValueError` for the last one and for one whose
+        optimizer steps parameters of others; nothing is changed then.
+        """
+        if module_id not in self.module:
+            raise KeyError(f"no module {module_id!r}; there are {sorted(self.module)}")
+        self.follow_replaced_parameters()
+        remaining = [mid for mid in self.module if mid != module_id]
+        if not remaining:
+            raise ValueError(f"{module_id!r} is the only module; a learner needs at least one, add another first")
+        inputs.check_who_learns(new_should_module_be_updated, remaining)
+        kept = {id(p) for mid in remaining for p in self.module[mid].parameters()}
+        for entry in self.optimizers.of_module(module_id):
+            if any(id(p) in kept for p in entry.flat.params):
+                raise ValueError(
+                    f"optimizer {entry.key!r} of the module to remove steps parameters that other modules share; "
+                    f"register one optimizer for them under {ALL_MODULES!r} in configure_optimizers"
+                )
+        self._forget(module_id)
+        return self._change_who_learns(new_should_module_be_updated)
+
+    def _forget(self, module_id: str) -> None:
+        """Take out the module with its optimizers, schedules, statistics, counters and registered state."""
+        removed = self.module.remove_module(module_id)
+        kept = {id(p) for p in self.module.parameters()}
+        self.optimizers.remove(module_id, {id(p) for p in removed.parameters()} - kept)
+        self.connectors.pop(module_id, None)
+        self.module_configs.pop(module_id, None)
+        for key in [key for key in self.coefficients if key[0] == module_id]:
+            del self.coefficients[key]
+        stores: tuple[dict[str, Any], ...] = (self.registered, self.lifetime)
+        for store in stores:
+            for name in [name for name in store if name.startswith(f"{module_id}/")]:
+                del store[name]
+
+    def _change_who_learns(self, who_learns: WhoLearns) -> MultiRLModuleSpec:
+        if who_learns is not None:
+            self.policies_to_train = who_learns
         allowed = self.policies_to_train
-        if not callable(allowed):
-            return allowed is None or module_id in allowed
-        return bool(allowed(module_id, batch) if takes_batch(allowed) else allowed(module_id))
+        if allowed is not None and not callable(allowed):
+            self.policies_to_train = [mid for mid in allowed if mid in self.module]
+        self._begin_anew()
+        return self.module.spec()
+
+    def modules_with_memory(self) -> dict[str, bool]:
+        """Return `{module_id: whether it has memory}`, as `shards_of` needs it."""
+        return {module_id: module.is_stateful() for module_id, module in self.module.items()}
+
+    # -- results ---
+
+    def _skip_update(self) -> Results:
+        """Count and report an update call without anything to train on; `ValueError` with `never_skip_update`."""
+        if self.never_skip_update:
+            raise ValueError("the update has nothing to train on, and never_skip_update=True does not allow that")
+        self.count("num_updates_skipped", 1)
+        self.last_series = {}
+        nothing = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
+        return {ALL_MODULES: {"num_updates_skipped": 1, **nothing}}
+
+    def _summarize(self, trained: Mapping[str, int], steps: StepCounts, seconds: float) -> Results:
+        """Return plain numbers by module, and under `ALL_MODULES` those of the whole call.
+
+        `trained`: rows by module; `seconds`: of all gradient steps.
+        Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
+        """
+        metrics, self.metrics = self.metrics, UpdateMetrics()
+        stages, self.seconds = self.seconds, StageSeconds()
+        for entry in self.optimizers:
+            if not entry.on_host:  # comes to the host with the metrics
+                metrics.log(entry.module_id, {f"{entry.name}_bad_gradients": entry.bad_steps.clone()}, 1)
+                entry.bad_steps.zero_()
+        results = metrics.reduce(self.reducer)
+        for module_id, rows in trained.items():
+            numbers = results.setdefault(module_id, {})
+            numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", 0)  # where the data do not say
+            numbers.update(
+                num_module_steps_trained=rows,
+                num_module_steps_trained_lifetime=self.count(f"{module_id}/rows", rows),
+                module_train_batch_size_mean=rows / steps.num_minibatches,
+                weights_seq_no=self.weights_seq_no,
+                num_trainable_parameters=self.module.num_trainable_parameters(module_id),
+            )
+        unreached, problems = self.gradient_watch.end(
+            self.module, self.registered, self.optimizers, trained, steps.num_minibatches
+        )
+        for problem in problems if self.reducer.rank == 0 else ():
+            warnings.warn(problem, RuntimeWarning, stacklevel=2)
+        if unreached:
+            results[ALL_MODULES]["parameters_without_gradient"] = unreached
+        num_bad = self._report_optimizers(results, metrics, trained)
+        self.last_series = metrics.series
+        results[ALL_MODULES].update(
+            num_env_steps_trained_lifetime=self.count("env_steps", steps.env_steps),
+            num_gradient_steps_lifetime=self.count("gradient_steps", steps.num_minibatches),
+            num_bad_gradients=num_bad,
+            seconds_gradient_steps=seconds,
+            **steps.results(),
+            **stages.results(),
+        )
+        if num_bad:
+            self._report_bad_gradients(num_bad)
+        return results
+
+    def _report_optimizers(self, results: Results, metrics: UpdateMetrics, trained: Mapping[str, int]) -> int:
+        """Add learning rates to `results`; return how many gradients were not finite."""
+        num_bad = 0
+        for entry in self.optimizers:
+            if self.reducer.rank == 0 and entry.module_id in (*trained, ALL_MODULES):
+                entry.warn_of_zero_rate()
+            numbers = results.setdefault(entry.module_id, {})
+            numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
+            if not entry.on_host:
+                metrics.series.pop((entry.module_id, f"{entry.name}_bad_gradients"))
+                num_bad += int(numbers.pop(f"{entry.name}_bad_gradients"))
+            elif number := int(entry.bad_steps):  # the same on all learners
+                num_bad += number
+                entry.bad_steps.zero_()
+        return num_bad
+
+    def _report_bad_gradients(self, count: int) -> None:
+        """Name the first bad tensor: raise with `nan_policy="stop"`, warn otherwise (on one learner)."""
+        found = [(entry, entry.take_bad_parameter()) for entry in self.optimizers]
+        entry, param = next((pair for pair in found if pair[1] is not None), (found[0][0], None))
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        names |= {id(value): name for name, value in self.registered.items()}
+        self.first_bad_tensor = names.get(id(param), f"a parameter of optimizer {entry.key!r}")
+        policy = self.config_of(entry.module_id).nan_policy
+        done = "zero where they were bad" if policy == "zero" else "left out"
+        problem = (
+            f"{count} gradient steps had a gradient that is not finite ({done}); first bad tensor: "
+            f"{self.first_bad_tensor}. Lower the learning rate or look at the batch"
+        )
+        if policy == "stop":
+            raise FloatingPointError(f"{problem}; nan_policy='skip' goes on without such steps")
+        if self.reducer.rank == 0:
+            warnings.warn(problem, RuntimeWarning, stacklevel=2)
+
+    def count(self, name: str, amount: int) -> int:
+        """Add to a lifetime counter and return it."""
+        self.lifetime[name] = self.lifetime.get(name, 0) + amount
+        return self.lifetime[name]
+
+    def _is_first_count(self, name: str, amount: int) -> bool:
+        """Add to a lifetime counter; return whether it was 0 before, on the learner that warns."""
+        return bool(amount) and self.count(name, amount) == amount and self.reducer.rank == 0
 
     # -- state ---
 
-    def register_state(self, name: str, value: Any) -> Any:
-        """Makes `value` (tensor, array, number, or an object with get_state/set_state) part of the learner's state."""
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"the name of a state must be a text, not {name!r}")
+    def register_state(self, name: str, value: T) -> T:
+        """Make `value` (tensor, array, number, or an object with get_state/set_state) part of the learner's state."""
         if name in self.registered:
             raise ValueError(f"the state {name!r} is already registered; give it another name")
         self.registered[name] = value
@@ -428,35 +1043,218 @@ class Learner:
         not_components: Collection[str] | str | None = None,
         inference_only: bool = False,
     ) -> dict[str, Any]:
-        """Everything mutable, or only the named components; arrays and tensors are copies.
+        """Return everything mutable, or only the named components; arrays and tensors are copies.
 
         `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component.
         """
-        state = checkpointing.learner_state(self, inference_only=inference_only)
+        state = {
+            "rl_module": self.module.get_state(inference_only=inference_only),
+            "optimizer": self.optimizers.get_state(),
+            "connectors": {mid: connectors.get_state() for mid, connectors in self.connectors.items()},
+            "coefficients": {
+                f"{mid}/{name}": {"schedule": schedule.get_state(), "value": float(value)}
+                for (mid, name), (schedule, value) in self.coefficients.items()
+            },
+            "registered": {name: checkpointing.state_of(value) for name, value in self.registered.items()},
+            "should_module_be_updated": checkpointing.policies_state(self.policies_to_train),
+            "weights_seq_no": self.weights_seq_no,
+            "lifetime": dict(self.lifetime),
+            "random": self.streams.get_state(),
+        }
         return checkpointing.select_components(state, components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the components given, all or none: what does not fit raises `ValueError` with the list."""
-        checkpointing.set_learner_state(self, state)
+        """Restore the components in `state`, all or none: what does not fit raises `ValueError` with the list."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
+        checkpointing.check_state(
+            state,
+            learner=type(self).__name__,
+            modules=dict(self.module.items()),
+            known={
+                "connectors": set(self.connectors),
+                "registered": set(self.registered),
+                "coefficients": {f"{module_id}/{name}" for module_id, name in self.coefficients},
+            },
+            registered=self.registered,
+            policies_to_train=self.policies_to_train,
+        )
+        if "optimizer" in state:
+            self.optimizers.check_state(state["optimizer"])
+        before = self.get_state()
+        try:
+            self._restore(state)
+        except Exception as error:
+            self._restore(before)
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the state does not fit this learner, nothing was changed: {reason}") from error
 
-    _get_optimizer_state = optimizer_methods.get_optimizer_state
-    _set_optimizer_state = optimizer_methods.set_optimizer_state
-    save_to_path = checkpointing.save_to_path
-    restore_from_path = checkpointing.restore_from_path
-    from_checkpoint = classmethod(checkpointing.from_checkpoint)
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        for module_id, weights in state.get("rl_module", {}).items():
+            self.module[module_id].set_state(weights)
+        if "optimizer" in state:
+            self.optimizers.set_state(state["optimizer"])
+        for module_id, saved in state.get("connectors", {}).items():
+            self.connectors[module_id].set_state(saved)
+        for key, saved in state.get("coefficients", {}).items():
+            module_id, name = key.rsplit("/", 1)
+            schedule, value = self.coefficients[module_id, name]
+            saved_value = schedule.follow(saved["schedule"])
+            value.fill_(saved["value"] if saved_value is None else schedule.value)
+            if saved_value is not None:
+                warn_of_configured(f"{name} of {module_id}", schedule.value, saved_value)
+        for name, saved in state.get("registered", {}).items():
+            self._restore_registered(name, saved)
+        if "weights_seq_no" in state:
+            self.weights_seq_no = int(state["weights_seq_no"])
+        if "lifetime" in state:
+            self.lifetime = {name: int(count) for name, count in state["lifetime"].items()}
+        if "random" in state:
+            self.streams.set_state(state["random"])
+        allowed = state.get("should_module_be_updated", {})
+        if not isinstance(allowed, Mapping):  # a function cannot be saved: the learner keeps its own
+            self.policies_to_train = allowed if allowed is None else list(allowed)
+
+    def _restore_registered(self, name: str, saved: Any) -> None:
+        value = self.registered[name]
+        if isinstance(value, Tensor):
+            with torch.no_grad():
+                value.copy_(torch.as_tensor(saved))
+        elif isinstance(value, np.ndarray):
+            value[...] = saved
+        elif hasattr(value, "set_state"):
+            value.set_state(saved)
+        else:
+            self.registered[name] = checkpointing.state_of(saved)
+
+    def get_weights(
+        self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """Return `{module_id: {name: array}}`, copies; `KeyError` for an unknown module."""
+        ids = checkpointing.names_of(module_ids)
+        unknown = sorted(set(ids or ()) - set(self.module))
+        if unknown:
+            raise KeyError(f"no modules {unknown}; there are {sorted(self.module)}")
+        return {
+            module_id: self.module[module_id].get_state(inference_only=inference_only)
+            for module_id in (self.module if ids is None else ids)
+        }
+
+    def acting_weights(self, module_id: str) -> ActingWeights:
+        """Return all that acting with a module needs, with the version of the weights; good until the next update."""
+        observations = self.connectors[module_id].obs.get_state()
+        return ActingWeights(self.weights_seq_no, self.module[module_id].get_flat_weights(copy=False), observations)
+
+    def after_update(self, module_id: str) -> tuple[ActingWeights, dict[tuple[str, str], list[float]]]:
+        """Return `acting_weights`, and the values of each metric over the gradient steps of the last update."""
+        return self.acting_weights(module_id), self.last_series
+
+    # -- checkpoints ---
+
+    def checkpoint_folders(self, prefix: str = "learner") -> dict[str, checkpointing.State]:
+        """Return the folders of a checkpoint: `prefix`, `prefix/optimizer`, `prefix/rl_module/<module id>`."""
+        state = self.get_state()
+        del state["rl_module"]
+        optimizer = state.pop("optimizer")
+        recipe = {
+            "learner_class": checkpointing.import_path(type(self)),
+            "training": checkpointing.section_recipe(self.config),
+            "framework": checkpointing.section_recipe(self.framework),
+            "module_configs": {
+                mid: checkpointing.section_recipe(config) for mid, config in self.module_configs.items()
+            },
+        }
+        folders: dict[str, checkpointing.State] = {
+            prefix: {"state": state, "recipe": recipe},
+            f"{prefix}/optimizer": optimizer,
+        }
+        for module_id, module in self.module.items():
+            folders[f"{prefix}/rl_module/{module_id}"] = module.state_tree()
+        return folders
+
+    def save_to_path(self, path: str | Path | None = None) -> str:
+        """Write a checkpoint folder (safetensors and JSON, SHA-256 manifest); return its absolute path.
+
+        `path` None: a new temporary folder.
+        """
+        return str(write_checkpoint(path, self.checkpoint_folders()))
+
+    def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
+        """Restore all of a checkpoint, or one component such as `"rl_module/default_policy"`; all or nothing.
+
+        That component may also come from a module's own folder, or from that of a `MultiRLModule`.
+
+        Raises `CheckpointError` for a damaged or foreign one, `KeyError` for a component that is not in it,
+        `ValueError` for one that does not fit.
+        """
+        self.set_state(checkpointing.state_to_restore(read_checkpoint(Path(path)), component, self.get_state()))
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, **parts: Any) -> Self:
+        """Return the learner of a checkpoint, built as it was and restored; on `Learner`, of the class that was saved.
+
+        `parts`: what a file cannot hold, see `from_folders`. Raises `CheckpointError` for a damaged or foreign
+        checkpoint, `ValueError` saying what has to be passed in.
+        """
+        return cls.from_folders(read_checkpoint(Path(path)), **parts)
+
+    @classmethod
+    def from_folders(
+        cls,
+        folders: Mapping[str, checkpointing.State],
+        *,
+        config: Training | None = None,
+        framework: FrameworkSection | None = None,
+        connectors: Mapping[str, ModuleConnectors] | None = None,
+        module_configs: Mapping[str, Training] | None = None,
+        modules: Mapping[str, RLModule] | None = None,
+        policies_to_train: WhoLearns = None,
+        reducer: Reducer | None = None,
+    ) -> Self:
+        """Return the learner in the folders of a checkpoint; with a `reducer` one of several that act as one.
+
+        `config`: where schedules are functions. `connectors`: where they have statistics. `modules`: by id, of
+        classes that cannot be imported, or wrapped. `policies_to_train`: where it is a function.
+        """
+        state = checkpointing.state_to_restore(folders, None, {})
+        recipe = checkpointing.recipe_in(folders)
+        if connectors is None:
+            checkpointing.check_no_statistics(state["connectors"])
+        modules_built = checkpointing.modules_in(folders, modules or {})
+        learner_class = cls
+        if cls is Learner:
+            learner_class = checkpointing.imported_class(
+                recipe["learner_class"], Learner, "build it and use restore_from_path"
+            )
+        configs = module_configs or {}
+        learner = learner_class(
+            config=checkpointing.built_section(recipe["training"], config, TrainingSection),
+            framework=checkpointing.built_section(recipe["framework"], framework, FrameworkSection),
+            module_spec=modules_built,
+            connectors=connectors,
+            module_configs={
+                mid: checkpointing.built_section(saved, configs.get(mid), TrainingSection)
+                for mid, saved in recipe["module_configs"].items()
+            },
+            policies_to_train=policies_to_train,
+            reducer=reducer,
+        )
+        learner.build()
+        learner.set_state(state)
+        return learner
 
     # -- the rest ---
 
     def apply(self, func: Callable[..., T], *args: Any) -> T:
-        """`func(learner, *args)`: what a group calls on each of its learners."""
+        """Return `func(learner, *args)`: what a group calls on each of its learners."""
         return func(self, *args)
 
     def shutdown(self) -> None:
-        """Lets go of what only an update needs; a later update makes it anew."""
+        """Let go of what only an update needs; a later update makes it anew."""
         self.reset_compiled()
 
     def _get_tensor_variable(self, value: Any, dtype: torch.dtype | None = None, trainable: bool = False) -> Tensor:
-        """`value` as a tensor on the learner's device: floats in float32 unless `dtype` says otherwise.
+        """Return `value` as a tensor on the learner's device: floats in float32 unless `dtype` says otherwise.
 
         Whole numbers and bools keep their kind. `trainable=True` gives an `nn.Parameter`, to be handed to
         `register_optimizer`.
@@ -469,25 +1267,10 @@ class Learner:
             raise ValueError(f"only floats can be trained, not {tensor.dtype}; give dtype=torch.float32")
         return nn.Parameter(tensor) if trainable else tensor
 
-    def to_tensor(self, value: Any) -> Tensor:
-        """An array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
+    def to_tensor(self, value: np.ndarray | Tensor) -> Tensor:
+        """Return an array on the learner's device; floats in the learner's dtype; no copy where none is needed."""
         if isinstance(value, np.ndarray):  # torch has no negative strides, as those of `array[::-1]`
             value = torch.from_numpy(value.copy() if any(step < 0 for step in value.strides) else value)
         tensor: Tensor = value
         dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor if tensor.dtype == dtype and tensor.device == self.device else tensor.to(self.device, dtype)
-
-    def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Columns of standard normal numbers that the loss reads, with their widths: drawn for each row of an update,
-        from a stream of the learner's, the same for any number of learners.
-        """
-        return {}
-
-    def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Columns that the loss reads; their absence is refused by name."""
-        return ()
-
-    def count(self, name: str, amount: int) -> int:
-        """Adds to a lifetime counter and returns it."""
-        self.lifetime[name] = self.lifetime.get(name, 0) + amount
-        return self.lifetime[name]

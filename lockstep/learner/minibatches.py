@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,40 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import minibatches_per_pass, multi_minibatch_indices
 from lockstep.data.trees import map_tree
+from lockstep.state.checks import check_flags, check_whole, is_number
 
 Indices = dict[str, np.ndarray | None]
 TensorColumns = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateOptions:
+    """How often and in which pieces a batch is gone through."""
+
+    timesteps: Mapping[str, int] = field(default_factory=dict)
+    """for schedules and hooks, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`"""
+    num_epochs: int = 1
+    """complete passes"""
+    minibatch_size: int | None = None
+    """rows of the largest module in one gradient step; `None`: all"""
+    shuffle_batch_per_epoch: bool = False
+    """a new permutation for each pass; ignored where `minibatch_size` is None"""
+
+    def __post_init__(self) -> None:
+        check_whole("num_epochs", self.num_epochs, 1)
+        check_whole("minibatch_size", self.minibatch_size, 1, optional=True)
+        check_flags(shuffle_batch_per_epoch=self.shuffle_batch_per_epoch)
+        values = self.timesteps.values() if isinstance(self.timesteps, Mapping) else [None]
+        if not all(map(is_number, values)):
+            raise TypeError(
+                f"timesteps must be a dict such as {{'num_env_steps_sampled_lifetime': 40_000}}, not {self.timesteps!r}"
+            )
+        if not all(0 <= value < math.inf for value in values):
+            raise ValueError(f"timesteps={self.timesteps!r} is not allowed; steps are finite, at least 0")
+
+
 def gather(columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]) -> dict[str, TensorColumns]:
-    """Rows of every column: one gather each; `None` takes all rows without a copy."""
+    """Take rows of every column: one gather each; `None` takes all rows without a copy."""
     return {
         module_id: columns[module_id] if index is None else take_rows(columns[module_id], index)
         for module_id, index in indices.items()
@@ -25,7 +54,7 @@ def gather(columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | 
 
 
 def take_rows(columns: TensorColumns, index: Tensor) -> TensorColumns:
-    """The rows `index` `[K]` int64 of every column, nested ones too."""
+    """Take the rows `index` `[K]` int64 of every column, nested ones too."""
     taken: TensorColumns = map_tree(lambda leaf: leaf.index_select(0, index), columns)
     return taken
 
@@ -34,10 +63,10 @@ def module_minibatches(
     num_rows: Mapping[str, int],
     minibatch_size: int | None,
     num_epochs: int,
-    shuffle: bool,
+    shuffle_batch_per_epoch: bool,
     rng: np.random.Generator,
 ) -> Iterator[tuple[Indices, bool]]:
-    """Yields `({module_id: row indices, None = all rows}, is the last of its pass)`.
+    """Yield `({module_id: row indices, None = all rows}, is the last of its pass)`.
 
     Each minibatch holds `minibatch_size` rows of the largest module and a proportional number of the others.
     """
@@ -47,20 +76,15 @@ def module_minibatches(
             yield dict.fromkeys(num_rows), True
         return
     per_pass = minibatches_per_pass(num_rows, minibatch_size)
-    batches = multi_minibatch_indices(num_rows, minibatch_size, num_epochs, shuffle, rng)
+    batches = multi_minibatch_indices(num_rows, minibatch_size, num_epochs, shuffle_batch_per_epoch, rng)
     for number, indices in enumerate(batches, start=1):
         yield dict(indices), number % per_pass == 0
-
-
-def num_rows_in(indices: Mapping[str, np.ndarray | None], num_rows: Mapping[str, int]) -> int:
-    """Return the rows of all modules in one minibatch; None stands for all `num_rows` of a module."""
-    return sum(num_rows[module_id] if index is None else len(index) for module_id, index in indices.items())
 
 
 def step_counter(
     columns: Mapping[str, TensorColumns], num_rows: Mapping[str, int]
 ) -> Callable[[str, np.ndarray | None], int]:
-    """A function that says how many transitions the rows `index` (None: all) of a module are.
+    """Return a function that counts the transitions in the rows `index` (None: all) of a module.
 
     A row is one transition, or, of a module with memory, a sequence of those that its `loss_mask` marks.
     """

@@ -1,19 +1,19 @@
-"""The named optimizers of a learner, each over flat parameters."""
+"""The named optimizers of a learner. The parameters of each lie in one flat tensor, and so do their gradients."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.learner.config import NanPolicy
-from lockstep.learner.flat import FlatParameters
+from lockstep.learner.config import GradClipBy, NanPolicy
 from lockstep.state.checks import is_number
 from lockstep.state.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 
@@ -26,6 +26,166 @@ every row) shrink until they are denormal, on which some processors compute a hu
 epsilon they are nothing."""
 FLUSH_EVERY = 128
 """steps of Adam between two looks for such moments; 0.9^128 of 1e-30 is not denormal yet"""
+GRADIENT, LEARNS = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
+ClipFunction = Callable[[Sequence[Tensor], float, GradClipBy, Tensor], None]
+
+
+# -- clipping ---
+
+
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the Euclidean norm (0-d) of all elements of all tensors."""
+    if len(tensors) == 1:
+        return torch.linalg.vector_norm(tensors[0])
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors]))
+
+
+def clip_gradients_(tensors: Sequence[Tensor], limit: float, by: GradClipBy, norm: Tensor) -> None:
+    """Clip in place. `norm` is the global norm of `tensors`; only `by="global_norm"` uses it.
+
+    A tensor of norm n is scaled by `min(1, limit / n)`, so that its direction stays.
+    """
+    if by == "value":
+        for tensor in tensors:
+            tensor.clamp_(-limit, limit)
+    elif by == "norm":
+        for tensor in tensors:
+            tensor.mul_((limit / (torch.linalg.vector_norm(tensor) + 1e-6)).clamp(max=1.0))
+    else:
+        # A norm that is NaN scales nothing, so that the sound tensors stay sound and the bad one can be named.
+        bound = norm.new_full((), limit)
+        scale = bound / torch.fmax(norm + 1e-6, bound)
+        for tensor in tensors:
+            tensor.mul_(scale)
+
+
+# -- flat parameters ---
+
+
+class FlatParameters:
+    """Moves `params` into one contiguous tensor; each parameter becomes a view of it, its gradient a view of `grad`.
+
+    Clipping, the optimizer's step, the all-reduce and the publishing of weights are then one operation each.
+    Raises `ValueError` for an empty list, a repeated parameter, or mixed dtypes or devices.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("an optimizer needs at least one parameter; give those that learn, or register none")
+        if len({id(p) for p in self.params}) != len(self.params):
+            raise ValueError("a parameter is given twice to one optimizer; give each once")
+        kinds = {(p.dtype, p.device) for p in self.params}
+        if len(kinds) != 1:
+            raise ValueError(f"parameters of one optimizer must share dtype and device, not {sorted(map(str, kinds))}")
+        dtype, device = kinds.pop()
+        self.sizes = [p.numel() for p in self.params]
+        self.shapes = [p.shape for p in self.params]
+        self.data = torch.empty(sum(self.sizes), dtype=dtype, device=device)
+        self.grad = torch.zeros_like(self.data)
+        self.parameter = nn.Parameter(self.data)
+        """the flat tensor as one parameter, for an optimizer that steps all of it at once"""
+        self.parameter.grad = self.grad
+        self._places = [view.data_ptr() for view in self.unflatten(self.data)]
+        self.trainable = list(map(LEARNS, self.params))
+        self.bind({})
+
+    def unflatten(self, flat: Tensor) -> list[Tensor]:
+        """Return views of `flat` in the shapes of the parameters."""
+        return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes)]
+
+    def are_views(self, gradients: Collection[Tensor]) -> bool:
+        """Return whether `gradients`, one for each parameter, are the views of `grad` themselves."""
+        return len(gradients) == len(self.params) and all(map(operator.is_, gradients, self.grad_views))
+
+    def take(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
+        """Return the gradients of its parameters, in order. A dict of just the views is not searched."""
+        return self.grad_views if self.are_views(gradients.values()) else [gradients[param] for param in self.params]
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero, in one operation.
+
+        The views stay in place, or come back where somebody set `.grad` or `.grad.data` (as `module.double()` does).
+        """
+        self.grad.zero_()
+        try:
+            if list(map(Tensor.data_ptr, map(GRADIENT, self._learning))) == self._grad_places:
+                return
+        except TypeError:  # None
+            pass
+        self._put_gradients()
+
+    def is_bound(self) -> bool:
+        """Return whether all parameters still lie in the flat tensor."""
+        return list(map(Tensor.data_ptr, self.params)) == self._places
+
+    def bind(self, names: Mapping[int, str]) -> None:
+        """Make parameters views again that were given other memory (`p.data = ...`); their values are kept.
+
+        `names`: by `id(parameter)`, for messages. Raises `ValueError` naming one that has another shape, dtype or
+        device now; nothing is changed then.
+        """
+        for param in self.params:
+            self.check_fits(param, param, names)
+        # All values first: what was swapped lies in the places of others.
+        moved = [
+            (param, view, param.detach().clone())
+            for param, view in zip(self.params, self.unflatten(self.data))
+            if param.data_ptr() != view.data_ptr() or not param.is_contiguous()
+        ]
+        for param, view, value in moved:
+            view.copy_(value)
+            param.data = view
+        self._put_gradients()
+
+    def check_fits(self, param: nn.Parameter, place: nn.Parameter, names: Mapping[int, str]) -> None:
+        """Raise `ValueError` naming `param` unless it can lie in the place of `place`, one of its parameters."""
+        shape = next(shape for p, shape in zip(self.params, self.shapes) if p is place)
+        if param.shape != shape or param.dtype != self.data.dtype or param.device != self.data.device:
+            raise ValueError(
+                f"{names.get(id(param), 'a parameter')} was {tuple(shape)} {self.data.dtype} on {self.data.device} "
+                f"when its optimizer was made, and is {tuple(param.shape)} {param.dtype} on {param.device}: it cannot "
+                "go on with it. Give it back its shape, dtype and device, or build the learner anew "
+                "(framework(dtype=) sets the dtype)"
+            )
+
+    def replace(self, param: nn.Parameter, by: nn.Parameter) -> None:
+        """Go on with another object in the place of `param`; `bind` must follow."""
+        self.params = [by if p is param else p for p in self.params]
+
+    def follow_trainable(self) -> bool:
+        """Take over which parameters are frozen (`requires_grad_(False)`); return whether that has changed."""
+        trainable = list(map(LEARNS, self.params))
+        if trainable == self.trainable:
+            return False
+        self.trainable = trainable
+        self._put_gradients()
+        return True
+
+    def frozen(self) -> Tensor | None:
+        """Return `[n]` bool, the elements of frozen parameters; None where all learn."""
+        if all(self.trainable):
+            return None
+        parts = [torch.full((size,), not trains) for size, trains in zip(self.sizes, self.trainable)]
+        return torch.cat(parts).to(self.data.device)
+
+    def _put_gradients(self) -> None:
+        """Make the gradients of those that learn views of the flat gradient.
+
+        A frozen one has none, so that optimizers of single parameters pass it over.
+        """
+        self.grad_views = self.unflatten(self.grad)
+        self.grad_by_param = dict(zip(self.params, self.grad_views))
+        self._learning = [param for param, learns in zip(self.params, self.trainable) if learns]
+        for param in self.params:
+            param.grad = None
+        for param in self._learning:
+            param.grad = self.grad_by_param[param]
+        self._grad_places = [self.grad_by_param[param].data_ptr() for param in self._learning]
+        self.parameter.grad = self.grad
+
+
+# -- one optimizer ---
 
 
 @dataclass(slots=True)
@@ -51,7 +211,7 @@ class RegisteredOptimizer:
     key: str = field(init=False)
     """`module_id.name`, as in checkpoints"""
     on_host: bool = field(init=False)
-    """are its parameters in the CPU's memory?"""
+    """whether its parameters are in the CPU's memory"""
     frozen: Tensor | None = field(init=False)
     """`[n]` bool: the elements that stay as they are, moments included, since `requires_grad` is off; None: none do"""
 
@@ -62,7 +222,7 @@ class RegisteredOptimizer:
 
     @property
     def is_plain_adam(self) -> bool:
-        """Adam on the flat tensor with nothing special switched on: the step that can be compiled whole."""
+        """Whether it is Adam on the flat tensor with nothing special switched on: a step that can be compiled whole."""
         group = self.optimizer.param_groups[0]
         return (
             self.steps_flat
@@ -72,43 +232,82 @@ class RegisteredOptimizer:
 
     @property
     def steps_directly(self) -> bool:
-        """May the kernel of fused Adam be called without `Optimizer.step` around it (60 us)? Not where a hook or a
-        scheduler waits for that call.
+        """Whether fused Adam's kernel may be called without `Optimizer.step` around it.
+
+        Not where a hook or a scheduler waits for that call.
         """
         optimizer = self.optimizer
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         return self.is_plain_adam and not hooks and "step" not in vars(optimizer)
 
-    def fused_adam_(self, skip: Tensor | None) -> None:
-        """What `optimizer.step()` does for fused Adam. `skip`: 0-d float32, 1 leaves everything as it is."""
-        group = self.optimizer.param_groups[0]
-        exp_avg, exp_avg_sq, step = self.adam_state()
-        beta1, beta2 = group["betas"]
-        step.add_(1.0)
-        torch._fused_adam_(
-            [self.flat.data],
-            [self.flat.grad],
-            [exp_avg],
-            [exp_avg_sq],
-            [],
-            [step],
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=0.0,
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            found_inf=skip,
-        )
-        if skip is not None:
-            step.sub_(skip)
-        elif self.on_host and float(step) % FLUSH_EVERY == 0:
-            exp_avg.masked_fill_(exp_avg.abs() < NO_AVG, 0.0)
-            exp_avg_sq.masked_fill_(exp_avg_sq < NO_AVG_SQ, 0.0)
+    def step(self, nan_policy: NanPolicy) -> None:
+        """Step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
+        optimizer, flat, skip = self.optimizer, self.flat, None
+        if not flat.is_bound():  # moved within the forward pass, as `LSTM.flatten_parameters` does on CUDA
+            flat.bind({})
+        if not self.on_host:
+            skip = self._look_on_device(nan_policy)
+        elif not math.isfinite(float(flat.grad.sum())):
+            self.bad_steps.add_(1)
+            self.keep_bad_gradient()
+            if nan_policy != "zero":
+                return
+            flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        kept = [] if self.frozen is None else self._frozen_values(self.frozen)
+        if self.steps_directly:
+            exp_avg, exp_avg_sq, step = self.adam_state()
+            group = optimizer.param_groups[0]
+            beta1, beta2 = group["betas"]
+            step.add_(1.0)
+            torch._fused_adam_(
+                [flat.data],
+                [flat.grad],
+                [exp_avg],
+                [exp_avg_sq],
+                [],
+                [step],
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=0.0,
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+                found_inf=skip,  # 1 leaves everything as it is
+            )
+            if skip is not None:
+                step.sub_(skip)
+            elif self.on_host and float(step) % FLUSH_EVERY == 0:
+                exp_avg.masked_fill_(exp_avg.abs() < NO_AVG, 0.0)
+                exp_avg_sq.masked_fill_(exp_avg_sq < NO_AVG_SQ, 0.0)
+        else:
+            if skip is not None:
+                if self.is_plain_adam:
+                    optimizer.found_inf = skip  # type: ignore[attr-defined]
+                elif bool(skip):
+                    return
+            optimizer.step()
+        for tensor, values in kept:
+            tensor[self.frozen] = values
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
+        if not is_number(lr) or not 0.0 <= lr < math.inf:
+            raise ValueError(f"{self.key}: lr={lr!r} is not allowed; it must be a finite number, at least 0")
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def adam_state(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `(exp_avg, exp_avg_sq, step)`, made where no step was taken yet."""
+        state = self.optimizer.state[self.flat.parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self.flat.data.device)
+            state["exp_avg"] = torch.zeros_like(self.flat.data)
+            state["exp_avg_sq"] = torch.zeros_like(self.flat.data)
+        return state["exp_avg"], state["exp_avg_sq"], state["step"]
 
     def keep_only(self, params: Sequence[nn.Parameter]) -> None:
-        """Goes on with some of its parameters; what the optimizer remembers of them stays."""
+        """Go on with some of its parameters; what the optimizer remembers of them stays."""
         ids = {id(param) for param in params}
         old, group = self.flat, self.optimizer.param_groups[0]
         rows = torch.cat([torch.full((n,), id(p) in ids) for n, p in zip(old.sizes, old.params)]).to(old.data.device)
@@ -131,7 +330,7 @@ class RegisteredOptimizer:
             group["params"] = [param for param in group["params"] if id(param) in ids]
 
     def replace(self, param: nn.Parameter, by: nn.Parameter) -> None:
-        """Goes on with another object in the place of `param`; what the optimizer remembers stays."""
+        """Go on with another object in the place of `param`; what the optimizer remembers stays."""
         self.flat.replace(param, by)
         for group in self.optimizer.param_groups:
             group["params"] = [by if p is param else p for p in group["params"]]
@@ -139,83 +338,45 @@ class RegisteredOptimizer:
             self.optimizer.state[by] = self.optimizer.state.pop(param)
 
     def follow_trainable(self) -> bool:
-        """Takes over which parameters are frozen; True where that has changed."""
+        """Take over which parameters are frozen; return whether that has changed."""
         if not self.flat.follow_trainable():
             return False
         self.frozen = self.flat.frozen()
         return True
 
-    def set_lr(self, lr: float) -> None:
-        """The learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
-        if not is_number(lr) or not 0.0 <= lr < math.inf:
-            raise ValueError(f"{self.key}: lr={lr!r} is not allowed; it must be a finite number, at least 0")
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    def warn_of_zero_rate(self) -> None:
+        """Warn once, at the second update that trains nothing since the learning rate is 0 and does not rise again.
 
-    def step(self, nan_policy: NanPolicy) -> None:
-        """One step on the flat gradient. One that is not finite is counted and, but for "zero", changes nothing."""
-        if not self.flat.is_bound():  # moved within the forward pass, as `LSTM.flatten_parameters` does on CUDA
-            self.flat.bind({})
-        skip = None
-        if not self.on_host:
-            skip = self._look_on_device(nan_policy)
-        elif not math.isfinite(float(self.flat.grad.sum())):
-            self.bad_steps.add_(1)
-            self.keep_bad_gradient()
-            if nan_policy != "zero":
-                return
-            self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        self._move(skip)
-
-    def _move(self, skip: Tensor | None) -> None:
-        kept = [] if self.frozen is None else self._frozen_values(self.frozen)
-        if self.steps_directly:
-            self.fused_adam_(skip)
-        elif skip is not None and not self.is_plain_adam and bool(skip):
-            return
-        else:
-            if skip is not None and self.is_plain_adam:
-                self.optimizer.found_inf = skip  # type: ignore[attr-defined]
-            self.optimizer.step()
-        for tensor, values in kept:
-            tensor[self.frozen] = values
-
-    def _frozen_values(self, frozen: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What a step on the flat tensor must leave as it is: frozen parameters, and what is remembered of them.
-
-        (Their gradient is 0, but moments of earlier gradients and weight decay would move them on.)
+        At the second: a schedule that ends with the run leaves its last update with a rate of 0.
         """
-        if not self.steps_flat:  # they have no gradient, and are passed over
-            return []
-        remembered = self.optimizer.state.get(self.flat.parameter, {}).values()
-        tensors = [self.flat.data, *(v for v in remembered if torch.is_tensor(v) and v.shape == self.flat.data.shape)]
-        return [(tensor, tensor[frozen]) for tensor in tensors]
+        if any(group["lr"] for group in self.optimizer.param_groups):
+            return
+        if self.schedule is not None and self.schedule.rises_later:
+            return
+        self.updates_at_zero_rate += 1
+        if self.updates_at_zero_rate == 2:
+            warnings.warn(
+                f"the learning rate of optimizer {self.key!r} is 0: updates train nothing with it. Where a schedule "
+                "has ended, give it a later last point; to train no further, stop updating",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
-    def _look_on_device(self, nan_policy: NanPolicy) -> Tensor | None:
-        """The same where the host must not wait for the device; returns 1 (0-d float32) where to skip the step."""
-        total = self.flat.grad.sum()
-        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
-        self.bad_steps.add_(bad)
-        buffer = self.bad_gradient_buffer()
-        buffer.copy_(torch.where(bad.bool(), self.flat.grad, buffer))
-        if nan_policy == "zero":
-            self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-            return None
-        return bad.to(torch.float32)
+    # -- gradients that are not finite ---
 
     def keep_bad_gradient(self) -> None:
-        """On the CPU: the present gradient is not finite; the first one is kept until it is reported."""
+        """On the CPU: keep the present gradient, which is not finite, until it is reported; the first one only."""
         if self.bad_gradient is None:
             self.bad_gradient = self.flat.grad.clone()
 
     def bad_gradient_buffer(self) -> Tensor:
-        """Elsewhere: where the last gradient that was not finite is kept until it is reported."""
+        """Elsewhere: return where the last gradient that was not finite is kept until it is reported."""
         if self.bad_gradient is None:
             self.bad_gradient = torch.zeros_like(self.flat.grad)
         return self.bad_gradient
 
     def take_bad_parameter(self) -> nn.Parameter | None:
-        """The first parameter whose gradient was not finite since the last report; forgets it."""
+        """Return the first parameter whose gradient was not finite since the last report, and forget it."""
         if self.bad_gradient is None:
             return None
         views = self.flat.unflatten(self.bad_gradient)
@@ -226,14 +387,34 @@ class RegisteredOptimizer:
             self.bad_gradient.zero_()
         return found
 
-    def adam_state(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`(exp_avg, exp_avg_sq, step)`, made where no step was taken yet."""
-        state = self.optimizer.state[self.flat.parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=self.flat.data.device)
-            state["exp_avg"] = torch.zeros_like(self.flat.data)
-            state["exp_avg_sq"] = torch.zeros_like(self.flat.data)
-        return state["exp_avg"], state["exp_avg_sq"], state["step"]
+    def _look_on_device(self, nan_policy: NanPolicy) -> Tensor | None:
+        """Count a bad gradient where the host must not wait for the device.
+
+        Returns 0-d float32, 1 where the step is to be skipped.
+        """
+        total = self.flat.grad.sum()
+        bad = (total - total).ne_(0.0)  # 1 where it is infinite or not a number
+        self.bad_steps.add_(bad)
+        buffer = self.bad_gradient_buffer()
+        buffer.copy_(torch.where(bad.bool(), self.flat.grad, buffer))
+        if nan_policy == "zero":
+            self.flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            return None
+        return bad.to(torch.float32)
+
+    def _frozen_values(self, frozen: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return what a step on the flat tensor must leave as it is: frozen parameters and what is remembered of them.
+
+        Their gradient is 0, but moments of earlier gradients and weight decay would move them on.
+        """
+        if not self.steps_flat:  # they have no gradient, and are passed over
+            return []
+        remembered = self.optimizer.state.get(self.flat.parameter, {}).values()
+        tensors = [self.flat.data, *(v for v in remembered if torch.is_tensor(v) and v.shape == self.flat.data.shape)]
+        return [(tensor, tensor[frozen]) for tensor in tensors]
+
+
+# -- all of them ---
 
 
 class OptimizerSet:
@@ -243,7 +424,7 @@ class OptimizerSet:
         self._by_key: dict[tuple[str, str], RegisteredOptimizer] = {}
         self._owner: dict[int, str] = {}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[RegisteredOptimizer]:
         return iter(self._by_key.values())
 
     def __len__(self) -> int:
@@ -257,10 +438,10 @@ class OptimizerSet:
         params: Sequence[nn.Parameter],
         lr: ScheduleLike | None,
     ) -> RegisteredOptimizer:
-        """Adds an optimizer over `params`, or `make(flat_parameter)` over all of them as one tensor.
+        """Add an optimizer over `params`, or `make(flat_parameter)` over all of them as one tensor.
 
         Raises `ValueError` when the name is taken, a parameter already has an optimizer, or the optimizer holds
-        other parameters than those given.
+        other parameters than `params`.
         """
         if (module_id, name) in self._by_key:
             raise ValueError(f"optimizer {name!r} of module {module_id!r} is already registered; give it another name")
@@ -271,18 +452,17 @@ class OptimizerSet:
                     f"a parameter of shape {tuple(param.shape)} already belongs to optimizer "
                     f"{self._owner[id(param)]!r}; a second optimizer would step it twice"
                 )
-        is_given = isinstance(make, torch.optim.Optimizer)
+        steps_flat = not isinstance(make, torch.optim.Optimizer)
         if isinstance(make, torch.optim.Optimizer):
             check_optimizer(make, params)
         flat = FlatParameters(params)
-        optimizer = make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter)
         entry = RegisteredOptimizer(
             module_id,
             name,
-            optimizer,
+            make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter),
             flat,
             None if lr is None else Schedule(lr, name=f"lr of {name}"),
-            not is_given,
+            steps_flat,
             torch.zeros((), dtype=flat.data.dtype, device=flat.data.device),
         )
         if entry.schedule is not None:
@@ -292,8 +472,9 @@ class OptimizerSet:
         return entry
 
     def replace(self, replaced: Mapping[nn.Parameter, nn.Parameter], names: Mapping[int, str]) -> None:
-        """Goes on with other objects in the place of parameters. Raises `ValueError` naming one that does not fit;
-        nothing is changed then. `names`: by `id` of the new ones.
+        """Go on with other objects in the place of parameters. `names`: by `id` of the new ones.
+
+        Raises `ValueError` naming one that does not fit; nothing is changed then.
         """
         owners = {entry.key: entry for entry in self}
         for param, by in replaced.items():
@@ -304,11 +485,11 @@ class OptimizerSet:
             owners[key].replace(param, by)
 
     def steps(self, param: nn.Parameter) -> bool:
-        """Is there an optimizer for it?"""
+        """Return whether there is an optimizer for `param`."""
         return id(param) in self._owner
 
     def get(self, module_id: str, name: str) -> RegisteredOptimizer:
-        """The optimizer of that name; `KeyError` with those that exist."""
+        """Return the optimizer of that name; `KeyError` with those that exist."""
         try:
             return self._by_key[module_id, name]
         except KeyError:
@@ -316,41 +497,11 @@ class OptimizerSet:
             raise KeyError(f"no optimizer {name!r} for module {module_id!r}; registered are: {known}") from None
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
-        """The optimizers registered under `module_id`, in order of registration."""
+        """Return the optimizers registered under `module_id`, in order of registration."""
         return [entry for entry in self if entry.module_id == module_id]
 
-    def gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Each parameter's gradient, a view on the flat gradient of its optimizer."""
-        found: dict[nn.Parameter, Tensor] = {}
-        for entry in self:
-            found.update(entry.flat.grad_by_param)
-        return found
-
-    def take_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
-        """Copies what is not a view already into the flat gradients. `ValueError` where a parameter has none."""
-        for entry in self:
-            if entry.flat.are_views(gradients.values()):
-                continue
-            for param, view in zip(entry.flat.params, entry.flat.grad_views):
-                given = gradients.get(param)
-                if given is None:
-                    raise ValueError(
-                        f"the gradients lack a parameter of shape {tuple(param.shape)} of optimizer {entry.key!r}; "
-                        "postprocess_gradients must return one gradient for every parameter it was given"
-                    )
-                if given is not view:
-                    view.copy_(given)
-
-    def module_ids(self) -> list[str]:
-        """The ids under which optimizers are registered, `ALL_MODULES` among them where it is used."""
-        return list(dict.fromkeys(entry.module_id for entry in self))
-
-    def part_of_module(self, module_id: str, gradients: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """The gradients of what the optimizers registered under `module_id` step."""
-        return {param: gradients[param] for entry in self.of_module(module_id) for param in entry.flat.params}
-
     def entry_of(self, optimizer: torch.optim.Optimizer) -> RegisteredOptimizer:
-        """Where `optimizer` is registered; `ValueError` where it is none, `KeyError` where it is not registered."""
+        """Return where `optimizer` is registered; `ValueError` where it is none, `KeyError` where it is not known."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         for entry in self:
@@ -359,8 +510,42 @@ class OptimizerSet:
         known = ", ".join(entry.key for entry in self) or "none"
         raise KeyError(f"this {type(optimizer).__name__} is not registered here; registered are: {known}")
 
+    def module_ids(self) -> list[str]:
+        """Return the ids under which optimizers are registered, `ALL_MODULES` among them where it is used."""
+        return list(dict.fromkeys(entry.module_id for entry in self))
+
+    def module_ids_with_loss(self) -> list[str]:
+        """Return the modules that the present gradient step learned from."""
+        return list(dict.fromkeys(entry.module_id for entry in self if entry.has_loss))
+
+    def gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Return each parameter's gradient, a view of the flat gradient of its optimizer."""
+        found: dict[nn.Parameter, Tensor] = {}
+        for entry in self:
+            found.update(entry.flat.grad_by_param)
+        return found
+
+    def part_of_module(self, module_id: str, gradients: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Return the gradients of what the optimizers registered under `module_id` step."""
+        return {param: gradients[param] for entry in self.of_module(module_id) for param in entry.flat.params}
+
+    def take_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        """Copy what is not a view already into the flat gradients. `ValueError` where a parameter has none."""
+        for entry in self:
+            if entry.flat.are_views(gradients.values()):
+                continue
+            for param, view in zip(entry.flat.params, entry.flat.grad_views):
+                gradient = gradients.get(param)
+                if gradient is None:
+                    raise ValueError(
+                        f"the gradients lack a parameter of shape {tuple(param.shape)} of optimizer {entry.key!r}; "
+                        "postprocess_gradients must return one gradient for every parameter it was given"
+                    )
+                if gradient is not view:
+                    view.copy_(gradient)
+
     def remove(self, module_id: str, params: Collection[int]) -> None:
-        """Takes out the optimizers registered under `module_id`, and from all others the parameters of these ids."""
+        """Take out the optimizers registered under `module_id`, and from all others the parameters of these ids."""
         for key, entry in list(self._by_key.items()):
             kept = [param for param in entry.flat.params if id(param) not in params]
             if entry.module_id == module_id or not kept:
@@ -369,21 +554,23 @@ class OptimizerSet:
                 entry.keep_only(kept)
         self._owner = {id(param): entry.key for entry in self for param in entry.flat.params}
 
+    # -- state ---
+
     def get_state(self) -> dict[str, Any]:
-        """`{key: {"state": tensors by parameter, "param_groups": settings, "schedule": position}}`."""
+        """Return `{key: {"state": tensors by parameter, "param_groups": settings, "schedule": position}}`."""
         out: dict[str, Any] = {}
         for entry in self:
             state = entry.optimizer.state_dict()
             groups = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
             out[entry.key] = {
-                "state": {i: {k: _copied(v) for k, v in item.items()} for i, item in state["state"].items()},
+                "state": {i: _copy_of(item) for i, item in state["state"].items()},
                 "param_groups": groups,
                 "schedule": {} if entry.schedule is None else entry.schedule.get_state(),
             }
         return out
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises `ValueError` naming missing, unknown or misshaped entries; changes nothing."""
+        """Raise `ValueError` naming missing, unknown or misshaped entries; nothing is changed."""
         known = {entry.key for entry in self}
         if set(state) != known:
             raise ValueError(
@@ -391,45 +578,44 @@ class OptimizerSet:
                 f"unknown {sorted(set(state) - known)}"
             )
         for entry in self:
-            given = state[entry.key]
+            saved = state[entry.key]
             parameters = [p for group in entry.optimizer.param_groups for p in group["params"]]
-            if len(given["param_groups"]) != len(entry.optimizer.param_groups):
+            if len(saved["param_groups"]) != len(entry.optimizer.param_groups):
                 raise ValueError(f"optimizer {entry.key!r} has another number of parameter groups than the state")
-            for index, item in given["state"].items():
+            for index, item in saved["state"].items():
                 if entry.is_plain_adam and set(item) != ADAM_STATE:
-                    raise ValueError(
-                        f"optimizer {entry.key!r}: the state has {sorted(item)}, Adam {sorted(ADAM_STATE)}"
-                    )
+                    raise ValueError(f"optimizer {entry.key!r}: the state has {sorted(item)}, not {sorted(ADAM_STATE)}")
+                shape = parameters[int(index)].shape
                 for name, value in item.items():
-                    if torch.is_tensor(value) and value.dim() and value.shape != parameters[int(index)].shape:
+                    if torch.is_tensor(value) and value.dim() and value.shape != shape:
                         raise ValueError(
                             f"optimizer {entry.key!r}: {name} of parameter {index} has shape {tuple(value.shape)}, "
-                            f"the parameter {tuple(parameters[int(index)].shape)}"
+                            f"the parameter {tuple(shape)}"
                         )
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores all optimizers, or none (`check_state` is called first)."""
+        """Restore all optimizers, or none (`check_state` is called first)."""
         self.check_state(state)
         for entry in self:
-            given = state[entry.key]
+            saved = state[entry.key]
             current = entry.optimizer.state_dict()["param_groups"]
-            own = ("eps",) if entry.steps_flat else ()  # of the optimizer that the configuration makes
+            configured = ("eps",) if entry.steps_flat else ()  # of the optimizer that the configuration makes
             groups = [
-                {**now, **saved, **{name: now[name] for name in own if name in now}}
-                for now, saved in zip(current, given["param_groups"])
+                {**now, **before, **{name: now[name] for name in configured if name in now}}
+                for now, before in zip(current, saved["param_groups"])
             ]
-            tensors = {int(i): {k: _copied(v) for k, v in item.items()} for i, item in given["state"].items()}
+            tensors = {int(i): _copy_of(item) for i, item in saved["state"].items()}
             entry.optimizer.load_state_dict({"state": tensors, "param_groups": groups})
-            if entry.schedule is None or not given["schedule"]:
+            if entry.schedule is None or not saved["schedule"]:
                 continue
-            saved_lr = entry.schedule.follow(given["schedule"])
+            saved_lr = entry.schedule.follow(saved["schedule"])
             if saved_lr is not None:
                 entry.set_lr(entry.schedule.value)
-                tell_configured(f"the learning rate of {entry.key}", entry.schedule.value, saved_lr)
+                warn_of_configured(f"the learning rate of {entry.key}", entry.schedule.value, saved_lr)
 
 
 def fused_adam(epsilon: float) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
-    """Makes what an optimizer is by default: Adam over one flat tensor."""
+    """Return what makes the default optimizer: Adam over one flat tensor."""
 
     def make(flat: nn.Parameter) -> torch.optim.Optimizer:
         return torch.optim.Adam([flat], lr=1e-3, eps=epsilon, fused=True)
@@ -437,7 +623,7 @@ def fused_adam(epsilon: float) -> Callable[[nn.Parameter], torch.optim.Optimizer
     return make
 
 
-def tell_configured(what: str, configured: float, saved: float) -> None:
+def warn_of_configured(what: str, configured: float, saved: float) -> None:
     """Warn that a configured value is in force, and not the one that a checkpoint was made with."""
     warnings.warn(
         f"{what} is {configured:g}, as configured; the checkpoint was made with {saved:g}",
@@ -447,7 +633,7 @@ def tell_configured(what: str, configured: float, saved: float) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:
-    """Raises `ValueError` unless `optimizer` is one and holds just `params`."""
+    """Raise `ValueError` unless `optimizer` is one, needs no closure, and holds just `params`."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if any(not isinstance(param, Tensor) for param in params):
@@ -466,5 +652,5 @@ def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parame
         )
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if torch.is_tensor(value) else value
+def _copy_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if torch.is_tensor(value) else value for name, value in item.items()}

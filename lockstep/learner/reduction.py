@@ -1,4 +1,4 @@
-"""How learners meet: sums over all of them. One learner alone adds nothing.
+"""How learners meet: sums over all of them, and means and decisions over the rows of all. One alone adds nothing.
 
 Every learner makes the same calls in the same order. A call that another learner does not answer ends in a
 `LearnerError` after `timeout_s`; the reducer is of no use after that and a new one must be made.
@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
 
-from lockstep.learner.errors import LearnerError
 from lockstep.learner.shared_memory import SharedMemory, share_memory
+from lockstep.ops import RunningMoments, explained_variance
 from lockstep.state.tree import Array, decode, encode, parse_tensor_file, tensor_file_chunks
 
 distributed: Any = torch.distributed  # its stores and process groups are not in torch's type hints
+
+
+class LearnerError(RuntimeError):
+    """A learner died, hangs, or could not take part in an update that others waited for."""
 
 
 class Reducer(Protocol):
@@ -31,19 +36,19 @@ class Reducer(Protocol):
     rank: int
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The sum over all learners, in place."""
+        """Sum over all learners, in place."""
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of each learner, by rank: plain numbers, texts, arrays and dicts or lists of them."""
+        """Return `value` of each learner, by rank: plain numbers, texts, arrays and dicts or lists of them."""
         ...
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """The values of learner `source`, in place."""
+        """Take the values of learner `source`, in place."""
         ...
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leave the group."""
         ...
 
 
@@ -54,19 +59,19 @@ class LocalReducer:
     rank = 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """`tensor` itself."""
+        """Return `tensor` itself."""
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """`[value]`."""
+        """Return `[value]`."""
         return [value]
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """`tensor` itself."""
+        """Return `tensor` itself."""
         return tensor
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing: there is no group to leave."""
 
 
 class DistributedReducer:
@@ -88,7 +93,7 @@ class DistributedReducer:
         self,
         rank: int,
         world_size: int,
-        store: str | Path | Any,
+        store: str | Path | object,
         *,
         name: str = "learners",
         timeout_s: float = 60.0,
@@ -113,7 +118,7 @@ class DistributedReducer:
         if shares_memory and backend == "gloo" and world_size > 1:
             self._memory = share_memory(rank, world_size, self.gather, self.timeout_s)
 
-    def _join(self, store: Any, name: str, backend: str, host: str | None) -> None:
+    def _join(self, store: object, name: str, backend: str, host: str | None) -> None:
         started = time.monotonic()
         try:
             shared = distributed.PrefixStore(name, _open_store(store, self.rank, self.world_size, self._limit))
@@ -128,7 +133,7 @@ class DistributedReducer:
             raise self._error("joining the group", started, error) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The sum over all learners, in place; contiguous. The same bits for all of them."""
+        """Sum over all learners, in place; contiguous. All of them get the same bits."""
         if self._memory is not None:
             self._call("a sum", self._memory.sum_, tensor)
         else:
@@ -138,7 +143,7 @@ class DistributedReducer:
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """The values of learner `source`, in place; contiguous."""
+        """Take the values of learner `source`, in place; contiguous."""
         if self._memory is not None:
             self._call("a broadcast", self._memory.broadcast_, tensor, source)
         else:
@@ -150,11 +155,14 @@ class DistributedReducer:
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of each learner, by rank. Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them."""
-        own = torch.frombuffer(bytearray(_to_bytes(value)), dtype=torch.uint8)
-        sizes = [int(size) for size in self._gather(torch.tensor([len(own)]))]
+        """Return `value` of each learner, by rank.
+
+        Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them.
+        """
+        content = torch.frombuffer(bytearray(_to_bytes(value)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._gather(torch.tensor([len(content)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(own)] = own
+        padded[: len(content)] = content
         return [_from_bytes(part[:size].numpy().tobytes()) for part, size in zip(self._gather(padded), sizes)]
 
     def _gather(self, tensor: Tensor) -> list[Tensor]:
@@ -167,7 +175,7 @@ class DistributedReducer:
         return [part.cpu() for part in parts]
 
     def close(self) -> None:
-        """Leaves the group; the reducer cannot be used after that."""
+        """Leave the group; the reducer cannot be used after that."""
         self._leave("it was closed")
 
     def _leave(self, why: str) -> None:
@@ -206,7 +214,7 @@ def _gloo_options(host: str, limit: timedelta) -> Any:
     return options
 
 
-def _open_store(store: Any, rank: int, world_size: int, limit: timedelta) -> Any:
+def _open_store(store: object, rank: int, world_size: int, limit: timedelta) -> Any:
     if isinstance(store, distributed.Store):
         return store
     text = str(store)
@@ -229,3 +237,90 @@ def _to_bytes(value: Any) -> bytes:
 def _from_bytes(content: bytes) -> Any:
     end = 8 + int.from_bytes(content[:8], "little")
     return decode(json.loads(content[8:end]), parse_tensor_file(content[end:]))
+
+
+# -- over the rows of all learners ---
+
+
+class _SumOverLearners(torch.autograd.Function):
+    """Gives the sum over all learners. The gradient goes to the own part only: gradients are summed afterwards."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, total: Tensor) -> Tensor:
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def means_over_learners(reducer: Reducer, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
+    """Return the means (0-d each) of `values` [N, ...] where `mask` is set, over all learners; the same bits for each.
+
+    Their gradients reach the learner's own rows only, with the weight they have in the global mean. `counts=False`:
+    the own rows stand in for none (they keep the learner in step) and weigh nothing.
+    """
+    if not counts and reducer.world_size > 1:
+        values, mask = [each[:0] for each in values], None if mask is None else mask[:0]
+    own = torch.stack([each.sum() if mask is None else torch.where(mask, each, 0.0).sum() for each in values])
+    if mask is None:  # (above: NaN in padding stays there)
+        sizes = own.new_tensor([float(each.numel()) for each in values])
+    else:
+        sizes = mask.sum().to(own.dtype).expand(len(values))
+    if reducer.world_size > 1:
+        totals = reducer.sum_(torch.cat([own.detach(), sizes]))
+        sums: Tensor = _SumOverLearners.apply(own, totals[: len(values)])
+        own, sizes = sums, totals[len(values) :]
+    return list((own / sizes.clamp(min=1.0)).unbind())
+
+
+def once_over_learners(reducer: Reducer, term: Tensor) -> Tensor:
+    """Return `term` with 1/n of its gradient, for a term that all n learners compute alike."""
+    fixed = term.detach()
+    return fixed + (term - fixed) / reducer.world_size
+
+
+def any_learner(reducer: Reducer, flag: bool) -> bool:
+    """Return whether `flag` is set on any learner; the same answer for all."""
+    if reducer.world_size == 1:
+        return flag
+    return bool(reducer.sum_(torch.tensor([float(flag)]))[0] > 0)
+
+
+def counts_over_learners(reducer: Reducer, own: dict[str, int]) -> dict[str, int]:
+    """Sum whole numbers by name over all learners, which have the same names."""
+    if reducer.world_size == 1:
+        return own
+    return dict(zip(own, reducer.sum_(torch.tensor(list(own.values()), dtype=torch.int64)).tolist()))
+
+
+def moments_over_learners(reducer: Reducer, own: RunningMoments) -> RunningMoments:
+    """Join the moments of what all learners have seen, by rank; exact up to rounding."""
+    joined = RunningMoments(own.shape, own.dtype)
+    for state in reducer.gather(own.get_state()):
+        part = RunningMoments(own.shape, own.dtype)
+        part.set_state(state)
+        joined.merge(part)
+    return joined
+
+
+def explained_variance_over_learners(
+    reducer: Reducer, pred: np.ndarray, target: np.ndarray, counts: bool = True
+) -> float:
+    """Return the share of the targets' variance that the predictions explain, over the rows `[N]` of all learners."""
+    if reducer.world_size == 1:
+        return float(explained_variance(pred, target))
+    pred, target = (np.asarray(values, np.float64)[: None if counts else 0] for values in (pred, target))
+    moments = RunningMoments((2,))
+    moments.update(np.stack([target, target - pred], axis=-1))
+    ends = [float(target.min()), float(target.max())] if len(target) else [np.inf, -np.inf]
+    parts = reducer.gather({"moments": moments.get_state(), "ends": ends})
+    joined = RunningMoments((2,))
+    for part in parts:
+        own = RunningMoments((2,))
+        own.set_state(part["moments"])
+        joined.merge(own)
+    if not max(part["ends"][1] for part in parts) > min(part["ends"][0] for part in parts):
+        return float("nan")
+    variance, residual = joined.var
+    return float(1.0 - residual / variance)

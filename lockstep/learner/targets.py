@@ -1,4 +1,4 @@
-"""`TargetNetwork`: a copy of a module that follows it, for targets that stand still meanwhile; when it follows."""
+"""`TargetNetwork`: a copy of a module that follows it, for targets that stand still meanwhile."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import copy
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.learner.flat import FlatParameters
-from lockstep.learner.optimizers import OptimizerSet
+from lockstep.learner.optimizers import FlatParameters, OptimizerSet
 from lockstep.modules import ParameterPlaces
-
-if TYPE_CHECKING:
-    from lockstep.learner.learner import Learner
 
 
 class TargetNetwork:
@@ -25,7 +21,7 @@ class TargetNetwork:
     Parameters that do not learn are the module's own, in the same memory. Buffers (a `BatchNorm` has some) are copied
     whenever it follows.
 
-    To be registered as state of the learner (`register_state`), so that checkpoints hold it.
+    Register it as state of the learner (`register_state`), so that checkpoints hold it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -35,15 +31,16 @@ class TargetNetwork:
         self._shapes = [own[name].shape for name in self._names]
         self.flat = torch.cat([own[name].detach().reshape(-1) for name in self._names])
         self.num_steps = 0
-        """gradient steps that it was told of"""
+        """gradient steps since it was made"""
         self._flats: list[FlatParameters] | None = None
         self._pieces: list[tuple[Tensor, Tensor]] = []
         """parts of `flat`, and the parts of `_flats` that they follow"""
         self.bind(module)
 
     def bind(self, source: nn.Module) -> None:
-        """Follows `source` from now on, whose objects or memory may be others than before; what was replaced in the
-        copy becomes a view of `flat` again, and its values are kept.
+        """Follow `source` from now on, whose objects or memory may be others than before.
+
+        What was replaced in the copy becomes a view of `flat` again, and its values are kept.
         """
         self.source = source
         own, theirs = dict(self.module.named_parameters()), dict(source.named_parameters())
@@ -62,16 +59,16 @@ class TargetNetwork:
         self._places = ParameterPlaces(self.module, self._names)
 
     def is_bound(self) -> bool:
-        """Do the parameters of the copy still lie in `flat`?"""
+        """Return whether the parameters of the copy still lie in `flat`."""
         return not self._places.have_changed()
 
     def views(self) -> dict[str, Tensor]:
-        """The parameters by name, as views of `flat` made now."""
+        """Return the parameters by name, as views of `flat` made now."""
         parts = self.flat.split([shape.numel() for shape in self._shapes])
         return {name: part.view(shape) for name, shape, part in zip(self._names, self._shapes, parts)}
 
     def after_gradient_step(self, optimizers: OptimizerSet, interval: int, tau: float) -> None:
-        """Each `interval`-th call: `tau` of the way to the parameters that learn."""
+        """Go `tau` of the way to the parameters that learn, in each `interval`-th call."""
         self.num_steps += 1
         if self.num_steps % interval:
             return
@@ -93,7 +90,7 @@ class TargetNetwork:
         self.num_steps = 0
 
     def _paired(self, flats: Sequence[FlatParameters]) -> list[tuple[Tensor, Tensor]]:
-        """Pieces as long as can be: what lies side by side here and in an optimizer's flat tensor is one."""
+        """Return pieces as long as can be: what lies side by side here and in an optimizer's flat tensor is one."""
         places: dict[int, tuple[Tensor, int]] = {}
         for flat in flats:
             starts = itertools.accumulate(flat.sizes, initial=0)
@@ -110,41 +107,21 @@ class TargetNetwork:
         return [(self.flat[here : here + n], source[there : there + n]) for source, here, there, n in pieces]
 
     def get_state(self) -> dict[str, Any]:
-        """Parameters that learn and buffers (copies), and the count."""
+        """Return the parameters that learn and buffers (copies), and the count."""
         buffers = {name: buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
         state = {"flat": self.flat.cpu().numpy().copy(), "num_steps": self.num_steps}
         return {**state, "buffers": buffers} if buffers else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what `get_state` gave; `ValueError` for another number of parameters or other buffers."""
-        given = torch.as_tensor(state["flat"])
-        if given.shape != self.flat.shape:
-            raise ValueError(f"the target network has {self.flat.numel()} parameters, the state {given.numel()}")
+        """Go back to what `get_state` returned; `ValueError` for another number of parameters or other buffers."""
+        flat = torch.as_tensor(state["flat"])
+        if flat.shape != self.flat.shape:
+            raise ValueError(f"the target network has {self.flat.numel()} parameters, the state {flat.numel()}")
         buffers = {name: torch.as_tensor(value) for name, value in state.get("buffers", {}).items()}
-        own, others = ({name: tuple(b.shape) for name, b in each.items()} for each in (self._buffers, buffers))
-        if buffers and own != others:
-            raise ValueError(f"the target network has the buffers {own}, the state {others}")
-        self.flat.copy_(given)
+        here, there = ({name: tuple(b.shape) for name, b in each.items()} for each in (self._buffers, buffers))
+        if buffers and here != there:
+            raise ValueError(f"the target network has the buffers {here}, the state {there}")
+        self.flat.copy_(flat)
         for name, value in buffers.items():
             self._buffers[name].copy_(value)
         self.num_steps = int(state["num_steps"])
-
-
-def follow(learner: Learner, module_id: str, interval: int, tau: float) -> None:
-    """After a gradient step: the target network of a module goes after what learns."""
-    target: TargetNetwork = learner.registered[f"{module_id}/target"]
-    target.after_gradient_step(learner.optimizers, interval, tau)
-
-
-def modules_with_loss(learner: Learner) -> Sequence[str]:
-    """The modules that the present gradient step learned from."""
-    return list(dict.fromkeys(entry.module_id for entry in learner.optimizers if entry.has_loss))
-
-
-def follow_targets(learner: Learner) -> None:
-    """After a gradient step: the target networks of the modules that took part follow, as the options
-    `target_update_interval` and `tau` say.
-    """
-    for module_id in modules_with_loss(learner):
-        config: Any = learner.config_of(module_id)
-        follow(learner, module_id, config.target_update_interval, config.tau)

@@ -23,7 +23,7 @@ PATH: list[tuple[str, str | None]] = [
     ("lockstep/modules/actor_critic.py", "DefaultActorCriticModule"),
     ("lockstep/algorithms/ppo.py", None),
     ("lockstep/ops/returns.py", "gae"),
-    ("lockstep/learner/loop.py", "run_update"),
+    ("lockstep/learner/learner.py", "Learner._train"),
     ("lockstep/learner/learner.py", "Learner._update"),
     ("lockstep/learner/learner.py", "Learner.compute_losses"),
     ("lockstep/learner/learner.py", "Learner.masked_mean"),
@@ -32,18 +32,17 @@ PATH: list[tuple[str, str | None]] = [
     ("lockstep/learner/learner.py", "Learner.postprocess_gradients"),
     ("lockstep/learner/learner.py", "Learner.postprocess_gradients_for_module"),
     ("lockstep/learner/learner.py", "Learner.apply_gradients"),
-    ("lockstep/learner/optimizers.py", "RegisteredOptimizer.step"),
 ]
 """The path: files, or functions of files."""
 
 LEAVES: list[tuple[str, str | None]] = [
-    ("lockstep/learner/loop.py", "run_minibatch"),
+    ("lockstep/learner/optimizers.py", "RegisteredOptimizer.step"),
     ("lockstep/data/rollout.py", "RolloutStore.write_obs"),
     ("lockstep/data/rollout.py", "RolloutStore.write_step"),
     ("lockstep/data/rollout.py", "RolloutStore.trajectories"),
     ("lockstep/algorithms/policy.py", "Policy.update"),
     ("lockstep/learner/learner.py", "Learner.update_from_episodes"),
-    ("lockstep/learner/onpolicy.py", "evaluate_trajectories"),
+    ("lockstep/algorithms/families/on_policy.py", "OnPolicyLearner.evaluate"),
     ("lockstep/ops/_return_kernels.py", "gae"),
     ("lockstep/ops/losses.py", "clipped_surrogate_loss"),
     ("lockstep/ops/losses.py", "clipped_value_loss"),

@@ -58,7 +58,7 @@ from lockstep.algorithms.ppo import PPOLearner
 from lockstep.algorithms.replaying import _row_errors
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
-from lockstep.learner.errors import LearnerError
+from lockstep.learner.reduction import LearnerError
 from lockstep.modules import RLModule
 
 NOW = {"num_env_steps_sampled_lifetime": 50}

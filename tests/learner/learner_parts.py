@@ -1,5 +1,7 @@
 """Small real learners, batches and episodes for the tests of this folder."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -9,12 +11,20 @@ from lockstep.data.episode import SingleAgentEpisode
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModuleSpec
+from lockstep.state.schedules import ScheduleLike
 from lockstep.state.streams import RandomStreams
 
 MODULE = "default_policy"
 ALL = "__all_modules__"
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 THREE = spaces.Discrete(3)
+
+
+@dataclass
+class ScheduledTraining(TrainingSection):
+    """Options with one more that may be a schedule."""
+
+    share: ScheduleLike = 0.99
 
 
 class ValueLearner(Learner):
@@ -41,7 +51,7 @@ def value_learner(
         seeds={name: streams.seed(name) for name in modules}
     )
     learner = cls(
-        config=TrainingSection(**options),
+        config=ScheduledTraining(**options),
         module_spec=built,
         framework=FrameworkSection(dtype=dtype, compile=compile_it),
         streams=streams,

@@ -40,7 +40,7 @@ OPTIONS = {"minibatch_size": 4, "num_epochs": 2, "shuffle_batch_per_epoch": True
 class EverythingLearner(ValueLearner):
     """Has all that can be mutable: two optimizers, a trained multiplier, counts, a random stream, a schedule."""
 
-    scheduled = ("gamma",)
+    scheduled = ("share",)
 
     def setup_module(self, module_id):
         multiplier = self._get_tensor_variable([1.0, 2.0], dtype=self.dtype, trainable=True)
@@ -65,7 +65,7 @@ class EverythingLearner(ValueLearner):
         noise = torch.randn((), generator=self.streams.torch("noise"), dtype=self.dtype)
         logits = self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
         multiplier = self.registered[f"{module_id}/multiplier"]
-        return loss + (self.coefficient(module_id, "gamma") + 0.1 * noise) * logits + multiplier.square().sum()
+        return loss + (self.coefficient(module_id, "share") + 0.1 * noise) * logits + multiplier.square().sum()
 
     def after_gradient_based_update(self, *, timesteps):
         for module_id in self.module:
@@ -74,7 +74,7 @@ class EverythingLearner(ValueLearner):
 
 
 def everything(seed=0, updates=3):
-    learner = value_learner(EverythingLearner, modules=("a", "b"), gamma=[[0, 1.0], [100, 0.0]], seed=seed)
+    learner = value_learner(EverythingLearner, modules=("a", "b"), share=[[0, 1.0], [100, 0.0]], seed=seed)
     for number in range(updates):
         advance(learner, number)
     return learner
@@ -162,7 +162,7 @@ def test_registered_objects_are_copied_out_and_in():
         ("optimizer/a.value", {"optimizer/a.value"}),
         ("registered/b/seen", {"registered/b/seen"}),
         ("connectors/a", set()),
-        ("coefficients", {"coefficients/a/gamma", "coefficients/b/gamma"}),
+        ("coefficients", {"coefficients/a/share", "coefficients/b/share"}),
         ("random", {"random"}),
         ("lifetime", {"lifetime/a/rows", "lifetime/b/rows", "lifetime/env_steps", "lifetime/gradient_steps"}),
     ],

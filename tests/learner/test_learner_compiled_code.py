@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lockstep.learner.compiled_code import compile_graph
+from lockstep.learner.compiled import compile_graph
 
 
 def two_products(left, right, written):

@@ -161,11 +161,6 @@ def test_with_room_for_the_running_request_only_the_new_one_is_dropped():
     assert group.get_stats()["num_steps_dropped"] == 2
 
 
-def test_unknown_on_full_is_refused():
-    with pytest.raises(ValueError, match="on_full='block'; choose 'wait' or 'drop'"):
-        gated_group()[0].update_from_batch(value_batch(), on_full="block")
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_every_submitted_step_is_trained_or_dropped_under_random_delays(seed):
     rng = random.Random(seed)

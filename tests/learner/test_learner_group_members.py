@@ -22,11 +22,11 @@ from learner_parts import (
 
 from lockstep import LearnerGroup, RolloutStore
 from lockstep.data.sample_batch import MultiAgentBatch
-from lockstep.learner.backend import LearnerBackend, modules_with_memory, update_learner
+from lockstep.learner.group import LearnerBackend, run_request
 from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer
-from lockstep.learner.requests import frozen_data
-from lockstep.learner.shards import shards_of
+from lockstep.learner.request_queue import frozen_data
+from lockstep.learner.sharding import shards_of
 from lockstep.modules import MultiRLModuleSpec
 
 
@@ -165,9 +165,9 @@ class ThreadBackend:
         return [future.result(30) for future in [self.pool.submit(func, *each) for each in args]]
 
     def update(self, request):
-        shards = shards_of(request.data, len(self), self.first(modules_with_memory))
+        shards = shards_of(request.data, len(self), self.learners[0].modules_with_memory())
         parts = [type(request)(request.kind, shard, request.options, request.return_state) for shard in shards]
-        return self._all(update_learner, zip(self.learners, parts))
+        return self._all(lambda learner, part: run_request(part, learner), zip(self.learners, parts))
 
     def foreach(self, func, *args):
         return self._all(func, [(learner, *args) for learner in self.learners])

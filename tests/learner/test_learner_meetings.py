@@ -9,7 +9,7 @@ import pytest
 from lockstep import PPOConfig, SampleBatch
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.learner.reduction import DistributedReducer
-from lockstep.learner.shards import shards_of
+from lockstep.learner.sharding import shards_of
 
 SPACES = {"observation_space": gym.spaces.Box(-1.0, 1.0, (3,)), "action_space": gym.spaces.Discrete(2)}
 

@@ -12,8 +12,7 @@ from learner_parts import ALL, MODULE
 from lockstep import APPOConfig, IMPALAConfig, PPOConfig, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
-from lockstep.learner.onpolicy import evaluate_trajectories
-from lockstep.learner.shards import parts_of_episodes, shards_of
+from lockstep.learner.sharding import parts_of_episodes, shards_of
 
 
 def config(cls=PPOConfig, **training):
@@ -146,15 +145,15 @@ def test_a_rollout_of_older_weights_that_recorded_nothing_is_told_once(cls):
 def test_a_rollout_that_recorded_action_logp_is_compared_with_it_whole_and_in_pieces():
     group, store = rollout()
     learner = group.learner
-    acted = evaluate_trajectories(learner, MODULE, store.trajectories()).action_logp.clone()
+    acted = learner.evaluate(MODULE, store.trajectories()).action_logp.clone()
     store.action_logp = acted.numpy().reshape(store.size, store.num_envs)
     for _ in range(3):
         group.update_from_episodes(store.episodes())
-    moved = evaluate_trajectories(learner, MODULE, store.trajectories())
+    moved = learner.evaluate(MODULE, store.trajectories())
     torch.testing.assert_close(moved.old_logp, acted)
     assert not torch.allclose(moved.action_logp, acted)
     part = list(store.episodes())[:1]
-    again = evaluate_trajectories(learner, MODULE, trajectories_from_episodes(part))
+    again = learner.evaluate(MODULE, trajectories_from_episodes(part))
     torch.testing.assert_close(again.old_logp, acted.reshape(store.size, -1)[: len(part[0]), 0])
 
 
@@ -188,7 +187,7 @@ def test_a_collector_records_action_logp_while_an_asynchronous_update_is_under_w
             group.update_from_episodes(store.episodes(), async_update=True)
             group.learner.gate.set()
             assert len(group.drain()) == 2
-        after = evaluate_trajectories(group.learner, MODULE, trajectories)
+        after = group.learner.evaluate(MODULE, trajectories)
         np.testing.assert_allclose(after.old_logp.numpy(), expected, rtol=1e-5, atol=1e-6)
         assert not np.allclose(after.action_logp.numpy(), expected, rtol=1e-5, atol=1e-6)
         store.clear()

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lockstep.learner import shared_memory
-from lockstep.learner.errors import LearnerError
-from lockstep.learner.reduction import DistributedReducer
+from lockstep.learner.reduction import DistributedReducer, LearnerError
 
 LARGE = 3 * shared_memory.PIECE // 4 + 5  # more than one piece in any dtype
 

@@ -165,7 +165,7 @@ def test_state_that_does_not_fit_is_refused_and_nothing_is_changed(path, value, 
 class CountingLearner(ValueLearner):
     """Has a temperature of its own, a count and a vector, which belong to its state."""
 
-    scheduled = ("gamma",)
+    scheduled = ("share",)
 
     def build(self):
         if self._module is None:
@@ -198,13 +198,13 @@ def test_second_registration_of_a_state_is_refused():
 
 
 def test_coefficient_is_a_tensor_that_follows_its_schedule():
-    learner = value_learner(CountingLearner, gamma=[[0, 1.0], [10, 0.0]])
-    tensor = learner.coefficient(MODULE, "gamma")
+    learner = value_learner(CountingLearner, share=[[0, 1.0], [10, 0.0]])
+    tensor = learner.coefficient(MODULE, "share")
     assert (tensor.shape, tensor.dtype) == ((), torch.float64)
     for step, value in ((0, 1.0), (5, 0.5), (20, 0.0)):
         learner.update_from_batch(value_batch(), timesteps={"num_env_steps_sampled_lifetime": step})
         assert float(tensor) == pytest.approx(value)
-        assert learner.coefficient(MODULE, "gamma") is tensor
+        assert learner.coefficient(MODULE, "share") is tensor
 
 
 # -- checkpoints ---

@@ -11,6 +11,7 @@ from lockstep import MultiAgentCollector, PPOConfig
 from lockstep.algorithms.acting import ActingPolicy
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
+from lockstep.learner.sharding import parts_of_episodes
 from lockstep.rollout import CollectorLike, MalformedBufferError
 from lockstep.state.streams import RandomStreams
 
@@ -97,12 +98,9 @@ def test_an_agent_that_ends_early_is_terminated_and_one_that_goes_on_is_bootstra
     (piece,) = collector.buffer.episodes()
     flags = {agent: (len(single), single.is_terminated) for agent, single in piece.agent_episodes.items()}
     assert flags == {"a": (3, False), "b": (2, True), "c": (2, False)}
-    columns = collector.policy.learner_group.learner
-    from lockstep.learner.batches import trajectories_by_module
-
-    parts, env_steps = trajectories_by_module(columns, [piece])
-    assert env_steps == 3
-    others = parts["others"]
+    parts = parts_of_episodes([piece], collector.policy.learner_group.learner.module.keys())
+    assert parts.env_steps == 3
+    others = parts.trajectories["others"]
     assert others.rewards[:, 0].tolist() == [10.0, 10.0, 100.0, 100.0]
     assert others.terminateds[:, 0].tolist() == [False, True, False, False]
     assert others.bootstrap_index.tolist() == [3]

@@ -1,18 +1,22 @@
-"""Metrics of an update: kept on the device, brought to the host once."""
+"""What an update reports: metrics are kept on the device and brought to the host once."""
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.data.columns import Columns
+from lockstep.learner.minibatches import Indices, TensorColumns
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.reduction import Reducer
+from lockstep.learner.reduction import Reducer, explained_variance_over_learners
 
 Results = dict[str, dict[str, Any]]
 Key = tuple[str, str]
@@ -37,23 +41,23 @@ class UpdateMetrics:
         """after `reduce`: the value of each metric at each gradient step"""
 
     def log(self, module_id: str, values: Mapping[str, Tensor], rows: int) -> None:
-        """Values of the present gradient step, with `rows` rows behind them (0: they do not count)."""
+        """Note values of the present gradient step, with `rows` rows behind them (0: they do not count)."""
         self._logged.append((module_id, values, rows, self._step))
 
     def log_many(self, names: list[tuple[str, str, int]], values: Tensor) -> None:
-        """The present gradient step's values as one tensor `[K]`, for `names` (module, metric, rows)."""
+        """Note the present gradient step's values as one tensor `[K]`, for `names` (module, metric, rows)."""
         self._vectors.append((names, values, self._step))
 
     def set(self, module_id: str, **values: Any) -> None:
-        """Numbers that hold for the whole update, the same on all learners."""
+        """Note numbers that hold for the whole update, the same on all learners."""
         self._fixed.setdefault(module_id, {}).update(values)
 
     def set_share(self, module_id: str, rows: int, **values: float) -> None:
-        """Numbers that hold for this learner's `rows` rows in the whole update; joined over learners, by their rows."""
+        """Note numbers that hold for this learner's `rows` rows in the whole update; joined over learners, by rows."""
         self._shares.update({(module_id, name): (value, rows) for name, value in values.items()})
 
     def items(self) -> Iterator[tuple[Key, list[tuple[Tensor, int, int]]]]:
-        """`((module_id, name), [(value, rows, step)])` of what was logged."""
+        """Yield `((module_id, name), [(value, rows, step)])` of what was logged."""
         found: dict[Key, list[tuple[Tensor, int, int]]] = {}
         for module_id, values, rows, step in self._logged:
             for name, value in values.items():
@@ -61,15 +65,15 @@ class UpdateMetrics:
         yield from found.items()
 
     def end_step(self) -> None:
-        """Marks the end of a gradient step."""
+        """Mark the end of a gradient step."""
         self._step += 1
 
     def end_pass(self, count: int) -> None:
-        """Marks the last `count` gradient steps as one pass over the batch."""
+        """Mark the last `count` gradient steps as one pass over the batch."""
         self._pass_start = self._step - count
 
     def pass_mean(self, module_id: str, name: str) -> float:
-        """Mean of a metric over the last pass, on the host; NaN where the module had no row in it.
+        """Return the mean of a metric over the last pass, on the host; NaN where the module had no row in it.
 
         The same number on all learners, if what was logged is (as a `masked_mean` is).
         """
@@ -85,9 +89,9 @@ class UpdateMetrics:
         return float(torch.stack(values).mean()) if values else float("nan")
 
     def reduce(self, reducer: Reducer) -> Results:
-        """`{module_id: {name: number}}`: means over minibatches weighted by rows, over all learners; the same for each.
+        """Return `{module_id: {name: number}}`: means over minibatches, weighted by rows, over all learners.
 
-        One transfer to the host, and one exchange between the learners.
+        The same for each learner; one transfer to the host, and one exchange between the learners.
         """
         logged = self._on_host()
         shares: Logged = {key: ([value], [rows], [0]) for key, (value, rows) in self._shares.items()}
@@ -130,7 +134,7 @@ def _extend(logged: Logged, key: Key, *more: Iterable[Any]) -> None:
 
 
 def _weighted_mean(values: list[float], rows: list[float]) -> float:
-    """By rows; NaN where there are none."""
+    """Return the mean by rows; NaN where there are none."""
     if len(values) == 1:  # as it is, without rounding
         return values[0] if rows[0] else float("nan")
     if 0 in rows:
@@ -139,13 +143,13 @@ def _weighted_mean(values: list[float], rows: list[float]) -> float:
 
 
 def _packed(logged: Logged) -> Any:
-    """What was logged as plain lists and arrays, for the other learners."""
+    """Return what was logged as plain lists and arrays, for the other learners."""
     entries = [(index, *entry) for index, columns in enumerate(logged.values()) for entry in zip(*columns)]
     return {"keys": [list(key) for key in logged], "entries": np.array(entries, np.float64).reshape(-1, 4)}
 
 
 def _joined(parts: list[Any]) -> Logged:
-    """One value for each metric and gradient step: the mean over the learners, weighted by their rows."""
+    """Return one value for each metric and gradient step: the mean over the learners, weighted by their rows."""
     sums: dict[Key, dict[int, list[float]]] = {}
     for part in parts:
         keys = [(module_id, name) for module_id, name in part["keys"]]
@@ -163,8 +167,88 @@ def _joined(parts: list[Any]) -> Logged:
 
 
 def _to_host(vectors: list[Tensor]) -> list[list[float]]:
-    """Vectors as lists; those of a device that have one length in one transfer."""
+    """Return vectors as lists; those of a device that have one length in one transfer."""
     on_device = len(vectors) > 1 and vectors[0].device.type != "cpu"
     if on_device and len({len(vector) for vector in vectors}) == 1:
         return torch.stack(vectors).tolist()
     return [vector.tolist() for vector in vectors]
+
+
+class StepCounts(NamedTuple):
+    """What an update call did, over all learners."""
+
+    num_minibatches: int
+    num_passes: int
+    env_steps: int
+    """each counted once for each pass"""
+    num_rows_left_out: int
+    """rows that filled no minibatch, over all passes"""
+
+    def results(self) -> dict[str, int]:
+        """Return what results say of it."""
+        return {
+            "num_env_steps_trained": self.env_steps,
+            "num_minibatches": self.num_minibatches,
+            "num_passes": self.num_passes,
+            "num_rows_left_out": self.num_rows_left_out,
+            "num_updates_skipped": 0,
+        }
+
+    def warn_of_rows_left_out(self, num_rows: int, minibatch_size: int | None, shuffled: bool) -> None:
+        """Warn that each pass leaves rows of the batch out."""
+        which = "another random part in each pass" if shuffled else "they come first in the next pass"
+        warnings.warn(
+            f"{self.num_rows_left_out // self.num_passes} of {num_rows} rows are left out of each pass, because they "
+            f"fill no minibatch of {minibatch_size} ({which}). Set minibatch_size to a number that divides the rows, "
+            "None for the whole batch at once, or train_batch_size to a multiple of minibatch_size; results count "
+            "them as num_rows_left_out",
+            stacklevel=2,
+        )
+
+
+@dataclass(slots=True)
+class StageSeconds:
+    """Seconds of the stages of one update call. A compiled gradient step is one stage: forward and backward."""
+
+    pipeline: float = 0.0
+    forward_backward: float = 0.0
+    reduction: float = 0.0
+    step: float = 0.0
+
+    def results(self) -> dict[str, float]:
+        """Return what results say of it."""
+        return {f"seconds_{name}": seconds for name, seconds in asdict(self).items()}
+
+
+class FirstValues:
+    """The values that the first pass over a batch finds, each row's before it is trained on: for `vf_explained_var`."""
+
+    def __init__(self, columns: Mapping[str, TensorColumns]) -> None:
+        self._columns = {module_id: part for module_id, part in columns.items() if Columns.VALUE_TARGETS in part}
+        self._found: dict[str, list[tuple[Tensor, np.ndarray | None]]] = {}
+        """by module: the values of some rows, and which these are (None: all)"""
+
+    def add(self, values: Mapping[str, Tensor], rows: Indices, stand_ins: Collection[str]) -> None:
+        """Take the values by module that a gradient step found for its `rows`."""
+        for module_id, found in values.items():
+            if module_id in self._columns:
+                entries = self._found.setdefault(module_id, [])
+                if module_id not in stand_ins:
+                    entries.append((found, rows[module_id]))
+
+    def explained_variances(self, reducer: Reducer) -> Iterator[tuple[str, float]]:
+        """Yield by module the share of the targets' variance that the values explain, over the rows of all learners."""
+        for module_id, entries in self._found.items():
+            columns = self._columns[module_id]
+            targets, mask = columns[Columns.VALUE_TARGETS], columns.get(Columns.LOSS_MASK)
+            values, target = targets.new_empty(0), targets[:0]
+            if entries:
+                indices = [np.arange(len(targets)) if index is None else index for _, index in entries]
+                rows = torch.from_numpy(np.concatenate(indices)).to(targets.device)
+                values, target = torch.cat([found for found, _ in entries]), targets[rows]
+                if values.shape != target.shape:
+                    continue  # a loss of the user's may mean anything by these names
+                if mask is not None:
+                    values, target = values[mask[rows]], target[mask[rows]]
+            pred, target = (tensor.cpu().numpy().reshape(-1) for tensor in (values, target))
+            yield module_id, explained_variance_over_learners(reducer, pred, target, counts=len(pred) > 0)

@@ -1,4 +1,4 @@
-"""Update requests: what one is, and the thread that works them off one after another."""
+"""Requests for asynchronous updates, and the thread that works them off one after another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UpdateRequest:
 
 
 def num_steps_of(data: Any) -> int:
-    """Environment steps in episodes or a batch; 0 for what is neither (the learner refuses it)."""
+    """Return the environment steps in episodes or a batch; 0 for what is neither (the learner refuses it)."""
     if isinstance(data, RolloutEpisodes):
         return data.num_steps()
     if hasattr(data, "env_steps"):
@@ -41,7 +41,7 @@ def num_steps_of(data: Any) -> int:
 
 
 def frozen_data(data: Any) -> Any:
-    """A copy of episodes or of a batch, which the caller may change or overwrite while it waits for its turn."""
+    """Return a copy of episodes or of a batch, which the caller may change while it waits for its turn."""
     if isinstance(data, SampleBatch | MultiAgentBatch):
         return data.copy()
     if isinstance(data, RolloutEpisodes):
@@ -50,9 +50,9 @@ def frozen_data(data: Any) -> Any:
     return [copy.deepcopy(episode, _shared(episode)) for episode in data]
 
 
-def _shared(owner: Any) -> dict[int, Any]:
-    """Spaces need no copy."""
-    spaces = (getattr(owner, name, None) for name in ("observation_space", "action_space"))
+def _shared(copied: object) -> dict[int, Any]:
+    """Return the memo of a deep copy that leaves spaces as they are."""
+    spaces = (getattr(copied, name, None) for name in ("observation_space", "action_space"))
     return {id(space): space for space in spaces if space is not None}
 
 
@@ -71,14 +71,26 @@ class RequestCounts:
 
 
 @dataclass
+class Turn:
+    """How an update of the caller's ended."""
+
+    has_failed: bool = True
+    has_trained: bool = False
+
+    def end(self, has_trained: bool) -> None:
+        """Note that it ended well, and whether anything was trained."""
+        self.has_failed, self.has_trained = False, has_trained
+
+
+@dataclass
 class _Outcome:
-    call_id: int
     value: Any = None
+    has_trained: bool = False
     error: BaseException | None = None
 
 
 class RequestQueue:
-    """Runs requests one after another: at once for the caller, or in a thread that lives while there is work.
+    """Runs requests one after another in a thread that lives while there is work, and gives callers their turn.
 
     `run(request)` returns what the call returns, and whether anything was trained. At most `limit` requests are under
     way (waiting or running) in the thread.
@@ -98,13 +110,13 @@ class RequestQueue:
 
     @contextmanager
     def between_updates(self) -> Iterator[None]:
-        """Keeps updates out, after the one that runs has ended."""
+        """Keep updates out, after the one that runs has ended."""
         with self._busy:
             yield
 
     @contextmanager
     def when_idle(self) -> Iterator[None]:
-        """Waits for all that was submitted, then keeps updates out."""
+        """Wait for all that was submitted, then keep updates out."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_idle)
@@ -113,21 +125,26 @@ class RequestQueue:
                     yield
                     return
 
-    def run_now(self, request: UpdateRequest) -> Any:
-        """Runs `request` in this thread, after all that were submitted before it; raises what it raises."""
+    @contextmanager
+    def turn(self, num_steps: int) -> Iterator[Turn]:
+        """Keep other updates out for one of the caller's, of `num_steps` environment steps, and count how it ends.
+
+        It comes after all that were submitted before it.
+        """
         with self._changed:
-            self._check_open()
-            self._changed.wait_for(self._is_idle)
-            self._count_in(request)
-        with self._busy:
-            outcome = self._carry_out(request)
-        self._count_out(request, outcome)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value[0]
+            if self._closed or self.num_in_flight:
+                self._check_open()
+                self._changed.wait_for(self._is_idle)
+            self._count_in(num_steps)
+        turn = Turn()
+        try:
+            with self._busy:
+                yield turn
+        finally:
+            self._count_out(num_steps, turn.has_failed, turn.has_trained)
 
     def submit(self, request: UpdateRequest, on_full: OnFull) -> None:
-        """Leaves `request` to the thread. With `limit` requests under way: waits, or drops the oldest waiting one.
+        """Leave `request` to the thread. With `limit` requests under way: wait, or drop the oldest waiting one.
 
         Where none waits, the new one is the oldest, and is dropped itself.
         """
@@ -136,7 +153,7 @@ class RequestQueue:
             if on_full == "wait":
                 self._changed.wait_for(lambda: self._closed or self.num_in_flight < self.limit)
                 self._check_open()
-            self._count_in(request)
+            self._count_in(request.num_steps)
             self._waiting.append(request)
             while self.num_in_flight > self.limit:
                 self._drop(self._waiting.popleft())
@@ -145,24 +162,24 @@ class RequestQueue:
                 self._thread.start()
 
     def take_finished(self) -> list[Any]:
-        """What has become ready since the last time, in call order. An error among it is raised, alone."""
+        """Return what has become ready since the last time, in call order. An error among it is raised, alone."""
         with self._changed:
             for outcome in self._finished:
                 if outcome.error is not None:
                     self._finished.remove(outcome)
                     raise outcome.error
-            values = [outcome.value[0] for outcome in self._finished]
+            values = [outcome.value for outcome in self._finished]
             self._finished.clear()
             return values
 
     def drain(self) -> list[Any]:
-        """Waits for all that is under way; then as `take_finished`."""
+        """Wait for all that is under way; then as `take_finished`."""
         with self._changed:
             self._changed.wait_for(self._is_idle)
         return self.take_finished()
 
     def close(self) -> None:
-        """Drops what waits, lets the running request end, and joins the thread. A second call does nothing."""
+        """Drop what waits, let the running request end, and join the thread. A second call does nothing."""
         with self._changed:
             self._closed = True
             while self._waiting:
@@ -197,16 +214,17 @@ class RequestQueue:
             if outcome.error is not None:
                 outcome.error.add_note(f"in the asynchronous update with call_id={request.call_id}")
             with self._changed:
-                self._count_out(request, outcome)
+                self._count_out(request.num_steps, outcome.error is not None, outcome.has_trained)
                 self._finished.append(outcome)
                 self._running = None
                 self._changed.notify_all()
 
     def _carry_out(self, request: UpdateRequest) -> _Outcome:
         try:
-            return _Outcome(request.call_id, self.run(request))
+            value, has_trained = self.run(request)
+            return _Outcome(value, has_trained)
         except BaseException as error:
-            return _Outcome(request.call_id, error=error)
+            return _Outcome(error=error)
 
     def _is_idle(self) -> bool:
         return self.num_in_flight == 0
@@ -220,14 +238,14 @@ class RequestQueue:
         self.counts.num_steps_dropped += request.num_steps
         self._changed.notify_all()
 
-    def _count_in(self, request: UpdateRequest) -> None:
+    def _count_in(self, num_steps: int) -> None:
         self.counts.num_calls += 1
-        self.counts.num_steps_submitted += request.num_steps
+        self.counts.num_steps_submitted += num_steps
 
-    def _count_out(self, request: UpdateRequest, outcome: _Outcome) -> None:
+    def _count_out(self, num_steps: int, has_failed: bool, has_trained: bool) -> None:
         with self._changed:
-            if outcome.error is None and outcome.value[1]:
-                self.counts.num_steps_trained += request.num_steps
+            if has_trained and not has_failed:
+                self.counts.num_steps_trained += num_steps
             else:
-                self.counts.num_failed += outcome.error is not None
-                self.counts.num_steps_dropped += request.num_steps
+                self.counts.num_failed += has_failed
+                self.counts.num_steps_dropped += num_steps

@@ -1,22 +1,19 @@
-"""What an update relies on and others may change: parameters in their places, gradients that arrive (house, 18)."""
+"""Watch what an update relies on and others may change: parameters in their places, gradients that arrive."""
 
 from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.learner.optimizers import OptimizerSet, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
-
-if TYPE_CHECKING:
-    from lockstep.learner.learner import Learner
+from lockstep.modules import MultiRLModule
 
 STEPS_BETWEEN_LOOKS = 500
 """gradient steps after which gradients are looked at once more (which takes about half a small gradient step)"""
@@ -36,7 +33,7 @@ class ParameterWatch:
         self._remember()
 
     def look(self) -> bool:
-        """Binds anew what was replaced; True where compiled code has to be made anew.
+        """Bind anew what was replaced; return whether compiled code has to be made anew.
 
         Raises `ValueError` naming a parameter that is gone, or has another shape, dtype or device.
         """
@@ -56,7 +53,7 @@ class ParameterWatch:
         return changed
 
     def _is_tree_as_it_was(self) -> bool:
-        """Is each module, parameter and buffer the object that it was?"""
+        """Return whether each module, parameter and buffer is the object that it was."""
         try:
             return all(map(operator.is_, map(operator.getitem, self._parts, self._keys), self._objects))
         except KeyError:
@@ -66,7 +63,7 @@ class ParameterWatch:
         self._modules: dict[str, nn.Module] = dict(self._module.named_modules())
         parts: list[tuple[dict[str, Any], str, Any]] = []
         for module in self._modules.values():
-            for part in (module._modules, module._parameters, module._buffers):
+            for part in (vars(module)[kind] for kind in ("_modules", "_parameters", "_buffers")):
                 parts += [(part, name, value) for name, value in part.items() if _has_tensors(value)]
         self._parts, self._keys, self._objects = ([*each] for each in zip(*parts))
         self._params = dict(self._module.named_parameters(remove_duplicate=False))
@@ -77,8 +74,9 @@ class ParameterWatch:
         self._places_of_others = list(map(Tensor.data_ptr, self._others))
 
     def _follow_replaced(self) -> dict[nn.Module, nn.Module]:
-        """Optimizers go on with the parameters that stand under the names of theirs; returns the modules that stand
-        under the names of others.
+        """Let optimizers go on with the parameters that stand under the names of theirs.
+
+        Returns the modules that stand under the names of others.
         """
         now = dict(self._module.named_parameters(remove_duplicate=False))
         found: dict[nn.Parameter, nn.Parameter] = {}
@@ -103,7 +101,7 @@ class ParameterWatch:
 
 
 def _has_tensors(part: nn.Module | Tensor | None) -> bool:
-    """Is it a tensor, or a module that has one?"""
+    """Return whether it is a tensor, or a module that has one."""
     if isinstance(part, nn.Module):
         return any(True for _ in part.parameters()) or any(True for _ in part.buffers())
     return part is not None
@@ -116,9 +114,9 @@ class GradientWatch:
     """
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._named_in_words: set[str] = set()
         self._named: set[nn.Parameter] = set()
-        """those told of already"""
+        """those that were named already"""
         self._steps_to_go = 0
         self.missing: dict[nn.Parameter, RegisteredOptimizer] = {}
         """while it looks: those without a gradient so far"""
@@ -128,7 +126,7 @@ class GradientWatch:
         """gradient steps that it looked at, in all ("") and by optimizer"""
 
     def begin(self, entries: Iterable[RegisteredOptimizer]) -> None:
-        """An update begins."""
+        """Begin an update."""
         if self._steps_to_go <= 0:
             learning = {p: entry for entry in entries for p in entry.flat.params if p.requires_grad}
             self.missing = {p: entry for p, entry in learning.items() if p not in self._named}
@@ -137,11 +135,11 @@ class GradientWatch:
             self._steps.clear()
 
     def forget(self) -> None:
-        """Looks anew, after parameters have come, gone or changed."""
+        """Look anew, after parameters have come, gone or changed."""
         self.missing, self._steps_to_go = {}, 0
 
     def see(self, entries: Iterable[RegisteredOptimizer], loss: Tensor | None = None) -> None:
-        """Takes note of the flat gradients after a backward pass. `loss`: what it was of, where its graph is known."""
+        """Look at the flat gradients after a backward pass. `loss`: what it was of, where its graph is known."""
         self._steps.update(["", *(entry.key for entry in entries if entry.has_loss)])
         params = list(self.missing)
         nodes = None if loss is None else _nodes_of(loss)
@@ -151,42 +149,53 @@ class GradientWatch:
         largest = torch.stack([torch.linalg.vector_norm(gradient, math.inf) for gradient in gradients]).tolist()
         self.missing = {p: self.missing[p] for p, size in zip(params, largest) if size == 0.0}
 
-    def end(self, learner: Learner, module_ids: Collection[str], num_steps: int) -> int:
-        """An update of `num_steps` gradient steps ends. Names what was found, once (on one learner); returns how many
-        parameters are named as without a gradient.
+    def end(
+        self,
+        module: MultiRLModule,
+        registered: Mapping[str, Any],
+        optimizers: OptimizerSet,
+        module_ids: Collection[str],
+        num_steps: int,
+    ) -> tuple[int, list[str]]:
+        """End an update of `num_steps` gradient steps on the modules `module_ids`.
+
+        Returns how many parameters are named as without a gradient, and warnings about what was found now.
         """
         starts_anew = self._steps_to_go == STEPS_BETWEEN_LOOKS
         self._steps_to_go -= num_steps
         if not starts_anew and not self.missing:
-            return 0
+            return 0, []
         # Of a network that begins with weights of 0, the layers before them have a gradient of 0 in the first step.
         found = [p for p, e in self.missing.items() if self._steps[e.key] >= (2 if p in self._connected else 1)]
         self._named.update(found)
         goes_on = self._steps[""] < STEPS_OF_A_LOOK
         self.missing = {p: e for p, e in self.missing.items() if goes_on and p not in self._named}
-        names = {p: name for name, p in learner.module.named_parameters()}
-        names |= {value: name for name, value in learner.registered.items() if isinstance(value, nn.Parameter)}
+        names = {p: name for name, p in module.named_parameters()}
+        names |= {value: name for name, value in registered.items() if isinstance(value, nn.Parameter)}
         without = [names.get(p, f"a parameter of shape {tuple(p.shape)}") for p in found]
-        self._tell(learner, without, "got no gradient in a whole update: the loss does not depend on them")
         unstepped = [
             names[p]
             for module_id in module_ids
-            for p in learner.module[module_id].parameters()
-            if p.requires_grad and not learner.optimizers.steps(p)
+            for p in module[module_id].parameters()
+            if p.requires_grad and not optimizers.steps(p)
         ]
-        self._tell(learner, unstepped, "have no optimizer, and stay as they are: register_optimizer gives them one")
-        return len(found)
+        return len(found), [
+            *self._warning(without, "got no gradient in a whole update: the loss does not depend on them"),
+            *self._warning(unstepped, "have no optimizer, and stay as they are: register_optimizer gives them one"),
+        ]
 
-    def _tell(self, learner: Learner, names: list[str], text: str) -> None:
-        new = [name for name in names if name not in self._told]
-        self._told.update(new)
-        if new and learner.reducer.rank == 0:
-            what = f"the trainable parameters {', '.join(new)}"
-            warnings.warn(f"{what} {text}. Freeze what is not to learn (requires_grad_(False))", RuntimeWarning, 2)
+    def _warning(self, names: list[str], problem: str) -> list[str]:
+        """Return what to warn of, unless all of `names` were named before."""
+        new = [name for name in names if name not in self._named_in_words]
+        self._named_in_words.update(new)
+        if not new:
+            return []
+        which = f"the trainable parameters {', '.join(new)}"
+        return [f"{which} {problem}. Freeze what is not to learn (requires_grad_(False))"]
 
 
 def _nodes_of(loss: Tensor) -> set[Any]:
-    """All nodes of the graph of a loss."""
+    """Return all nodes of the graph of a loss."""
     nodes: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn]
     while waiting:

@@ -1,4 +1,4 @@
-"""Sequences for modules with memory: evaluating a rollout in the order of time, and cutting it for training.
+"""Sequences for modules with memory: evaluate a rollout in the order of time, and cut it for training.
 
 Episodes are cut into sequences of at most `max_seq_len` rows, from their beginning (or from where the rollout begins,
 with the state that acted there). The state before each sequence is computed here, with the parameters that acted, and
@@ -7,26 +7,26 @@ stored with it; the gradient flows within a sequence. Sequences stand in columns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns, is_state_column
+from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.sequences import cut_into_sequences, sequence_starts
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import is_numeric, leaves, map_tree, to_numpy_leaf, zip_trees
+from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, to_numpy_leaf, zip_trees
+from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import RLModule
-
-if TYPE_CHECKING:
-    from lockstep.data.sample_batch import SampleBatch
-    from lockstep.learner.learner import Learner, TensorColumns
 
 DEFAULT_MAX_SEQ_LEN = 20
 State = dict[str, Tensor]
+ToTensor = Callable[[Any], Tensor]
+"""`Learner.to_tensor`: an array on the learner's device, floats in its dtype"""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class SequenceRows:
     """{name: [S, ...]} before the first row of each sequence"""
 
     def train_columns(self, columns: Mapping[str, Any]) -> TensorColumns:
-        """Flat columns `[N, ...]` as `[S, L, ...]` with zeros as padding, and what a module and a loss need besides."""
+        """Return flat columns `[N, ...]` as `[S, L, ...]`, padded with zeros, and what memory needs besides."""
         padding = ~within(self.lengths, self.rows.shape[1])
 
         def cut(leaf: Tensor) -> Tensor:
@@ -60,89 +60,73 @@ class SequenceRows:
 
 
 def within(lengths: Tensor, size: int) -> Tensor:
-    """`[S, size]` bool: the real rows of sequences with `lengths` `[S]`."""
+    """Return `[S, size]` bool, the real rows of sequences with `lengths` `[S]`."""
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(1)
 
 
-def max_seq_len_of(module: RLModule) -> int:
-    """`max_seq_len` of the module's `model_config` (default 20)."""
-    config = module.model_config
-    named = config if isinstance(config, Mapping) else vars(config)
+def max_seq_len_of(model_config: object) -> int:
+    """Return the option `max_seq_len` of a module's `model_config` (default 20)."""
+    named = model_config if isinstance(model_config, Mapping) else vars(model_config)
     return int(named.get("max_seq_len", DEFAULT_MAX_SEQ_LEN))
 
 
-def initial_states(module: RLModule, count: int) -> State:
-    """`{name: [count, ...]}`: the state at episode starts."""
-    return {name: leaf.detach().expand(count, *leaf.shape).clone() for name, leaf in module.get_initial_state().items()}
+def repeated_states(state: State, count: int) -> State:
+    """Return `count` copies `{name: [count, ...]}` of the state at episode starts."""
+    return {name: leaf.detach().expand(count, *leaf.shape).clone() for name, leaf in state.items()}
 
 
 @torch.no_grad()
 def evaluate_sequences(
-    learner: Learner, module: RLModule, trajectories: Trajectories, obs: Any, bootstrap_obs: Any
+    to_tensor: ToTensor, module: RLModule, trajectories: Trajectories, obs: Tree, bootstrap_obs: Tree
 ) -> tuple[dict[str, Tensor], Tensor | None, SequenceRows]:
-    """Runs the module over every piece of episode, all pieces together, one sequence after the other.
+    """Run the module over every piece of episode, all pieces together, one sequence after the other.
 
     `obs` `[N, ...]` and `bootstrap_obs` `[K, ...]` (None for K = 0) are tensors after the observation pipeline. Returns
     the outputs `{name: [N, ...]}`, the values of the bootstrap observations `[K]` (each follows the last row of its
     piece; None for a module without values), and the sequences to train on.
     """
-    plan = _Plan(trajectories, max_seq_len_of(module))
+    plan = _SequencePlan(trajectories, max_seq_len_of(module.model_config))
     num_rows, num_boot = trajectories.rewards.size, len(trajectories.bootstrap_index)
-    states = initial_states(module, len(plan.first))
+    states = repeated_states(module.get_initial_state(), len(plan.first))
     if trajectories.state_index is not None:
-        where = on_device(learner, plan.pieces_at(trajectories.state_index))
+        where = to_tensor(plan.pieces_at(trajectories.state_index))
         for name, stored in trajectories.states.items():
-            states[name][where] = learner.to_tensor(np.asarray(stored))
+            states[name][where] = to_tensor(np.asarray(stored))
     obs = obs if bootstrap_obs is None else zip_trees(torch.cat, [obs, bootstrap_obs], Columns.OBS)
     found: dict[str, Tensor] = {}
     for number in range(int(plan.number.max()) + 1):
         chosen = np.flatnonzero(plan.number == number)
         length = int(plan.lengths[chosen].max())
-        which, rows = on_device(learner, chosen), on_device(learner, plan.rows[chosen, :length])
-        out = _forward(module, _rows_of(obs, rows), _rows_of(states, which))
+        which, rows = to_tensor(chosen), to_tensor(np.ascontiguousarray(plan.rows[chosen, :length]))
+        batch = {Columns.OBS: _rows_of(obs, rows), Columns.STATE_IN: _rows_of(states, which)}
+        out: dict[str, Any] = module.forward_train(batch)
+        if Columns.STATE_OUT not in out:
+            raise ValueError(
+                f"{type(module).__name__}.forward_train must return 'state_out' too: a module with a state returns "
+                "'state_out' {name: [B, ...]}, and 'vf_preds' [B, T] for a loss that reads values"
+            )
         goes_on = plan.goes_on[chosen]  # these sequences are full, so their last state is the next one's first
         for name, leaf in out[Columns.STATE_OUT].items():
-            states[name][on_device(learner, chosen[goes_on] + 1)] = leaf[on_device(learner, goes_on)]
-        real = within(on_device(learner, plan.lengths[chosen]), length)
+            states[name][to_tensor(chosen[goes_on] + 1)] = leaf[to_tensor(goes_on)]
+        real = within(to_tensor(plan.lengths[chosen]), length)
         for name in {Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS} & out.keys():
             if name not in found:
                 found[name] = out[name].new_zeros((num_rows + num_boot, *out[name].shape[2:]))
             found[name][rows[real]] = out[name][real]
     outputs = {name: leaf[:num_rows] for name, leaf in found.items()}
     values = found.get(Columns.VF_PREDS)
-    return outputs, None if values is None else values[num_rows:], _train_rows(learner, plan, trajectories, states)
-
-
-def _forward(module: RLModule, obs: Any, state: State) -> dict[str, Any]:
-    out = module.forward_train({Columns.OBS: obs, Columns.STATE_IN: state})
-    if Columns.STATE_OUT not in out:
-        raise ValueError(
-            f"{type(module).__name__}.forward_train must return 'state_out' too: a module with a state returns "
-            "'state_out' {name: [B, ...]}, and 'vf_preds' [B, T] for a loss that reads values"
-        )
-    return out
-
-
-def _train_rows(learner: Learner, plan: _Plan, trajectories: Trajectories, states: State) -> SequenceRows:
-    """Sequences that have a transition."""
-    real = np.arange(plan.rows.shape[1]) < plan.real_lengths[:, None]
-    rows = np.where(real, plan.rows, 0)
-    counts = real if trajectories.valid is None else real & trajectories.valid.reshape(-1)[rows]
-    kept = np.flatnonzero(counts.any(axis=1))
-    width = int(plan.real_lengths[kept].max())
-    return SequenceRows(
-        on_device(learner, rows[kept, :width]),
-        on_device(learner, plan.real_lengths[kept]),
-        on_device(learner, counts[kept, :width]),
-        _rows_of(states, on_device(learner, kept)),
+    return (
+        outputs,
+        None if values is None else values[num_rows:],
+        plan.train_rows(trajectories.valid, states, to_tensor),
     )
 
 
-def columns_of_sequences(learner: Learner, module: RLModule, batch: SampleBatch, module_id: str) -> TensorColumns:
-    """The columns `[S, L, ...]` of a batch with `seq_lens`, whichever layout it has; what stands in padding is dropped.
+def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, module_id: str) -> TensorColumns:
+    """Return the columns `[S, L, ...]` of a batch with `seq_lens`, whichever layout it has.
 
-    Without `state_in` all sequences begin episodes. `ValueError` without `seq_lens`, or for another state than the
-    module's.
+    What stands in padding is dropped. Without `state_in` all sequences begin episodes. `ValueError` without
+    `seq_lens`, or for another state than the module's.
     """
     if Columns.SEQ_LENS not in batch:
         raise ValueError(
@@ -155,26 +139,26 @@ def columns_of_sequences(learner: Learner, module: RLModule, batch: SampleBatch,
     lengths, firsts = lengths[kept], sequence_starts(lengths)[kept]
     steps = np.arange(int(lengths.max()))
     real = steps < lengths[:, None]
-    states = initial_states(module, len(kept))
+    states = repeated_states(module.get_initial_state(), len(kept))
     if Columns.STATE_IN in flat:
-        given = flat[Columns.STATE_IN]
-        if not isinstance(given, Mapping) or set(given) != set(states):
-            names = sorted(given) if isinstance(given, Mapping) else type(given).__name__
+        state_in = flat[Columns.STATE_IN]
+        if not isinstance(state_in, Mapping) or set(state_in) != set(states):
+            names = sorted(state_in) if isinstance(state_in, Mapping) else type(state_in).__name__
             raise ValueError(f"state_in of module {module_id!r} must be a dict of {sorted(states)}, not {names}")
-        which = on_device(learner, kept)
-        states = {name: learner.to_tensor(given[name])[which] for name in states}
+        which = to_tensor(kept)
+        states = {name: to_tensor(state_in[name])[which] for name in states}
     columns = {
-        name: map_tree(learner.to_tensor, value)
+        name: map_tree(to_tensor, value)
         for name, value in flat.items()
         if name not in (Columns.INFOS, Columns.SEQ_LENS, Columns.LOSS_MASK)
         and not is_state_column(name)
         and all(map(is_numeric, leaves(value)))
     }
-    rows = on_device(learner, np.where(real, firsts[:, None] + steps, 0))
-    loss_mask = on_device(learner, real)
+    rows = to_tensor(np.where(real, firsts[:, None] + steps, 0))
+    loss_mask = to_tensor(real)
     if Columns.LOSS_MASK in flat:
-        loss_mask &= learner.to_tensor(flat[Columns.LOSS_MASK]).to(torch.bool)[rows]
-    columns = SequenceRows(rows, on_device(learner, lengths), loss_mask, states).train_columns(columns)
+        loss_mask &= to_tensor(flat[Columns.LOSS_MASK]).to(torch.bool)[rows]
+    columns = SequenceRows(rows, to_tensor(lengths), loss_mask, states).train_columns(columns)
     if Columns.LOSS_MASK in flat:
         _blank_masked_rows(columns)
     return columns
@@ -194,7 +178,7 @@ def _blank_masked_rows(columns: TensorColumns) -> None:
             leaf[masked] = torch.nan_to_num(leaf[masked], 0.0, 0.0, 0.0) if is_kept else torch.zeros_like(leaf[masked])
 
 
-class _Plan:
+class _SequencePlan:
     """The sequences of all pieces, each piece followed by its bootstrap observation (row N + k) where it has one."""
 
     def __init__(self, trajectories: Trajectories, max_seq_len: int) -> None:
@@ -220,9 +204,23 @@ class _Plan:
         rows = np.where(is_bootstrap, num_rows + extra[piece][:, None], rows)
         self.rows = np.where(steps < self.lengths[:, None], rows, 0)
 
+    def train_rows(self, valid: np.ndarray | None, states: State, to_tensor: ToTensor) -> SequenceRows:
+        """Return the sequences that have a transition. `valid` `[T, B]`: where the rows are some; None: everywhere."""
+        real = np.arange(self.rows.shape[1]) < self.real_lengths[:, None]
+        rows = np.where(real, self.rows, 0)
+        counts = real if valid is None else real & valid.reshape(-1)[rows]
+        kept = np.flatnonzero(counts.any(axis=1))
+        width = int(self.real_lengths[kept].max())
+        return SequenceRows(
+            to_tensor(np.ascontiguousarray(rows[kept, :width])),
+            to_tensor(self.real_lengths[kept]),
+            to_tensor(np.ascontiguousarray(counts[kept, :width])),
+            _rows_of(states, to_tensor(kept)),
+        )
+
     @staticmethod
     def _starts(trajectories: Trajectories) -> np.ndarray:
-        """Where acting forgot; in any case after each end and each row with a bootstrap observation."""
+        """Return where acting forgot; in any case after each end and each row with a bootstrap observation."""
         starts = np.zeros(trajectories.shape, bool) if trajectories.starts is None else trajectories.starts.copy()
         ends = trajectories.dones.copy()
         ends.reshape(-1)[trajectories.bootstrap_index] = True
@@ -232,7 +230,7 @@ class _Plan:
         return starts
 
     def pieces_at(self, rows: np.ndarray) -> np.ndarray:
-        """Numbers of the sequences that begin a piece at these flat rows; `ValueError` where none does."""
+        """Return the numbers of the sequences that begin a piece at these flat rows; `ValueError` where none does."""
         begins = np.flatnonzero(self.number == 0)
         begins = begins[np.argsort(self.first[begins])]
         found = begins[np.minimum(np.searchsorted(self.first[begins], rows), len(begins) - 1)]
@@ -241,10 +239,5 @@ class _Plan:
         return found
 
 
-def _rows_of(tree: Any, rows: Tensor) -> Any:
+def _rows_of(tree: Tree, rows: Tensor) -> Tree:
     return map_tree(lambda leaf: leaf[rows], tree)
-
-
-def on_device(learner: Learner, array: np.ndarray) -> Tensor:
-    """Indices, lengths and masks on the learner's device."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(learner.device)

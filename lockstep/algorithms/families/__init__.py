@@ -1,0 +1,1 @@
+"""What the learners of several algorithms have in common: one class for each family of algorithms."""

@@ -1,0 +1,300 @@
+"""`OnPolicyLearner`: learns from rollouts, whose values and log-probabilities it computes in one large batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.data.columns import Columns
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import Tree, map_tree
+from lockstep.learner.config import TrainingSection
+from lockstep.learner.inputs import check_outputs
+from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.minibatches import TensorColumns, take_rows
+from lockstep.learner.reduction import explained_variance_over_learners
+from lockstep.learner.sequences import SequenceRows, evaluate_sequences
+from lockstep.modules import RLModule
+from lockstep.modules.action_dist import ActionDist
+from lockstep.ops import gae, vtrace
+from lockstep.ops.fused_ppo import Others, can_fuse, load_kernel, moments, ppo_loss
+
+Training = TypeVar("Training", bound=TrainingSection)
+
+
+class CorrectionOptions(Protocol):
+    """Options of V-trace, which IMPALA and APPO share."""
+
+    gamma: float
+    lambda_: float
+    vtrace: bool
+    vtrace_clip_rho_threshold: float | None
+    vtrace_clip_pg_rho_threshold: float | None
+    max_lag: int
+    vf_loss_coeff: float
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """A rollout seen by the networks that are about to be trained."""
+
+    obs: Tree
+    """[T * B, ...] tensors, after the observation pipeline"""
+    actions: Tensor
+    """[T * B, ...]"""
+    action_dist_inputs: Tensor
+    """[T * B, D]"""
+    action_logp: Tensor
+    """[T * B]"""
+    old_dist_inputs: Tensor
+    """[T * B, D] what acted, as far as it was recorded; `action_dist_inputs` where it was not"""
+    old_logp: Tensor
+    """[T * B] the same of `action_logp`"""
+    values: np.ndarray
+    """[T, B]"""
+    old_values: np.ndarray
+    """[T, B] values as recorded when acting; `values` where they were not"""
+    next_values: np.ndarray
+    """[T, B] value of the true next observation; the estimator ignores it where the episode terminated"""
+    sequences: SequenceRows | None = None
+    """of a module with memory: the sequences to train on"""
+    bootstrap_obs: Tree = None
+    """[K, ...] tensors, after the observation pipeline; None for K = 0"""
+
+
+@dataclass(slots=True)
+class Corrected:
+    """A rollout `[T, B]`, corrected by V-trace; flat rows `[T * B]` on the learner's device."""
+
+    advantages: Tensor
+    """for the policy gradient, without an importance weight (unless `weighted`)"""
+    value_targets: Tensor
+
+
+class OnPolicyLearner(Learner[Training]):
+    """The family of PPO, A2C, IMPALA and APPO."""
+
+    def setup_module(self, module_id: str) -> None:
+        """Load compiled estimators and losses when the learner is built, not in its first update."""
+        one, no = np.zeros((1, 1), torch.empty(0, dtype=self.dtype).numpy().dtype), np.zeros((1, 1), bool)
+        rewards = np.zeros((1, 1), np.float32)
+        gae(rewards, one, one, no, no, gamma=0.0, lambda_=0.0)
+        vtrace(one, rewards, one, one, no, no, gamma=0.0, lambda_=0.0)
+        action_dist = self.module[module_id].action_dist_cls
+        if self.loss_has_kernel and type(action_dist) is ActionDist and self.device.type == "cpu":
+            load_kernel(action_dist.dist_class, action_dist.input_size, self.dtype)
+
+    # -- a rollout and the present parameters ---
+
+    @torch.no_grad()
+    def evaluate(self, module_id: str, trajectories: Trajectories) -> Evaluated:
+        """Run the network over all rows and over the bootstrap observations (with memory: in order).
+
+        All of it is computed with the present parameters. What the episodes recorded when acting stands beside it
+        (`old_`); where they recorded nothing the parameters are those that acted, and the two are the same.
+        """
+        module, pipeline = self.module[module_id], self.connectors[module_id].obs
+        obs = map_tree(self.to_tensor, pipeline(trajectories.flat_obs()))
+        last = None
+        if len(trajectories.bootstrap_index):
+            last = map_tree(self.to_tensor, pipeline(trajectories.bootstrap_obs))
+        sequences, bootstrap = None, None
+        if module.is_stateful():
+            out, bootstrap, sequences = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)
+        else:
+            out = module.forward_train({Columns.OBS: obs})
+            if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
+                out = {**out, Columns.VF_PREDS: module.compute_values({Columns.OBS: obs})}
+        names = Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS
+        check_outputs(out, names, type(module).__name__, type(self).__name__)
+        if last is not None and not module.is_stateful():
+            bootstrap = module.compute_values({Columns.OBS: last})
+        actions = self.to_tensor(trajectories.flat_actions())
+        inputs = out[Columns.ACTION_DIST_INPUTS]
+        values = self.to_tensor(out[Columns.VF_PREDS]).cpu().numpy().reshape(trajectories.shape)
+        next_values = np.empty_like(values)
+        next_values[:-1] = values[1:]
+        next_values[-1] = 0.0
+        if bootstrap is not None:
+            next_values.reshape(-1)[trajectories.bootstrap_index] = self.to_tensor(bootstrap).cpu().numpy()
+        logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
+        old_inputs, old_logp, old_values = self._as_recorded(module, trajectories, actions, inputs, logp, values)
+        return Evaluated(
+            obs, actions, inputs, logp, old_inputs, old_logp, values, old_values, next_values, sequences, last
+        )
+
+    def _as_recorded(
+        self,
+        module: RLModule,
+        trajectories: Trajectories,
+        actions: Tensor,
+        inputs: Tensor,
+        logp: Tensor,
+        values: np.ndarray,
+    ) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Return inputs of the action distribution, log-probabilities and values as recorded when acting.
+
+        Where nothing was recorded, they are those that are passed in.
+        """
+        recorded = dict(trajectories.recorded or {})
+        old_inputs = self._recorded(recorded, Columns.ACTION_DIST_INPUTS, inputs)
+        if old_inputs is not inputs:
+            logp = module.action_dist_cls.from_inputs(old_inputs).log_prob(actions)
+        if trajectories.action_logp is not None:
+            recorded[Columns.ACTION_LOGP] = trajectories.action_logp
+            logp = self._recorded(recorded, Columns.ACTION_LOGP, logp)
+        if Columns.VF_PREDS in recorded:
+            flat = self._recorded(recorded, Columns.VF_PREDS, self.to_tensor(values.reshape(-1)))
+            values = flat.cpu().numpy().reshape(values.shape)
+        return old_inputs, logp, values
+
+    def _recorded(self, recorded: Mapping[str, np.ndarray], name: str, computed: Tensor) -> Tensor:
+        """Return what was recorded as `name` `[T, B, ...]` in rows, and `computed` `[T * B, ...]` where it is NaN."""
+        if name not in recorded:
+            return computed
+        found = self.to_tensor(np.ascontiguousarray(recorded[name])).to(computed.dtype)
+        if found.numel() != computed.numel():
+            raise ValueError(
+                f"the episodes recorded {name!r} with {found.numel() // len(computed)} numbers for each step, this "
+                f"network gives {computed.numel() // len(computed)}; leave {name!r} out of extra_model_outputs, or "
+                "record what this network gave"
+            )
+        found = found.reshape(computed.shape)
+        return torch.where(found.isnan(), computed, found)
+
+    @torch.no_grad()
+    def inputs_under(self, module: RLModule, trajectories: Trajectories, rollout: Evaluated) -> Tensor:
+        """Return `[T * B, D]` action distribution inputs under another module, such as a target network."""
+        if module.is_stateful():  # with its own memory
+            out = evaluate_sequences(self.to_tensor, module, trajectories, rollout.obs, rollout.bootstrap_obs)[0]
+        else:
+            out = module.forward_train({Columns.OBS: rollout.obs})
+        inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
+        return inputs
+
+    # -- advantages ---
+
+    def generalized_advantages(
+        self, module_id: str, trajectories: Trajectories, rollout: Evaluated, gamma: float, lambda_: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return advantages (GAE) and value targets, `[T * B]` each; how well the values explain them is logged."""
+        rewards = self.connectors[module_id].learning_rewards(trajectories)
+        terminateds, cuts = trajectories.terminateds, trajectories.cuts
+        advantages, targets = gae(
+            rewards, rollout.values, rollout.next_values, terminateds, cuts, gamma=gamma, lambda_=lambda_
+        )
+        self._log_explained_variance(module_id, trajectories, rollout.values, targets)
+        return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
+
+    def correct(
+        self,
+        module_id: str,
+        options: CorrectionOptions,
+        trajectories: Trajectories,
+        rollout: Evaluated,
+        *,
+        target_logp: Tensor | None = None,
+        weighted: bool = False,
+    ) -> Corrected:
+        """Return V-trace from the policy that acted to the one of `target_logp` `[T * B]` (None: the one that learns).
+
+        Steps whose `action_logp` is not known count as acted by the policy that learns, as it is now. With
+        `vtrace=False` nothing is corrected: lambda returns and GAE.
+        """
+        target, behaviour = rollout.action_logp if target_logp is None else target_logp, rollout.old_logp
+        log_ratios = target - behaviour if options.vtrace else torch.zeros_like(behaviour)
+        targets, advantages = vtrace(
+            log_ratios.cpu().numpy().reshape(trajectories.shape),
+            self.connectors[module_id].learning_rewards(trajectories),
+            rollout.values,
+            rollout.next_values,
+            trajectories.terminateds,
+            trajectories.cuts,
+            gamma=options.gamma,
+            lambda_=options.lambda_,
+            clip_rho=options.vtrace_clip_rho_threshold,
+            clip_pg_rho=options.vtrace_clip_pg_rho_threshold,
+            weighted=weighted,
+        )
+        self._log_explained_variance(module_id, trajectories, rollout.values, targets)
+        return Corrected(self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1)))
+
+    def _log_explained_variance(
+        self, module_id: str, trajectories: Trajectories, values: np.ndarray, targets: np.ndarray
+    ) -> None:
+        """Report the share of the value targets' variance that the values `[T, B]` explain, over all transitions."""
+        rows = trajectories.rows()
+        flat = slice(None) if rows is None else rows
+        pred, target = values.reshape(-1)[flat], targets.reshape(-1)[flat]
+        explained = explained_variance_over_learners(self.reducer, pred, target, counts=self.rows_in_step > 0)
+        self.metrics.set(module_id, vf_explained_var=explained)
+
+    def rows_to_train(self, columns: TensorColumns, rollout: Evaluated, trajectories: Trajectories) -> TensorColumns:
+        """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` with memory."""
+        if rollout.sequences is not None:
+            return rollout.sequences.train_columns(columns)
+        rows = trajectories.rows()
+        return columns if rows is None else take_rows(columns, torch.from_numpy(rows).to(self.device))
+
+    # -- the loss ---
+
+    def adapt_kl_coefficient(self, module_id: str, target: float) -> None:
+        """Double the coefficient of a KL penalty above 1.5 times the target, halve it below a 1.5th.
+
+        As in section 4 of PPO's paper.
+        """
+        mean_kl = self.metrics.pass_mean(module_id, "mean_kl_loss")
+        coefficient: Tensor = self.registered[f"{module_id}/kl_coeff"]
+        if mean_kl > 1.5 * target:
+            coefficient.mul_(2.0)
+        elif mean_kl < target / 1.5:
+            coefficient.mul_(0.5)
+
+    def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
+        """Return the loss that PPO writes out from one kernel, its terms logged; None where it has to be written out.
+
+        That is: masked rows, a KL penalty, an overridden `masked_mean` or `normalized`, an action distribution without
+        a kernel, another device, a trace.
+        """
+        action_dist = self.module[module_id].action_dist_cls
+        inputs, values = fwd_out[Columns.ACTION_DIST_INPUTS], fwd_out[Columns.VF_PREDS]
+        names = Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS
+        rows = [batch[name] for name in names[: 4 if config.vf_clip_param is None else 5]]
+        if (
+            Columns.LOSS_MASK in batch
+            or config.kl_coeff > 0
+            or type(self).masked_mean is not Learner.masked_mean
+            or type(self).normalized is not Learner.normalized
+            or type(action_dist) is not ActionDist
+            or not can_fuse(action_dist.dist_class, inputs, values, *rows)
+        ):
+            return None
+        if self.reducer.world_size > 1 and not self.rows_in_step:  # stand-ins, which count for nothing
+            rows, inputs, values = [column[:0] for column in rows], inputs[:0], values[:0]
+        actions, old_logp, advantages, targets, *old_values = rows
+        clip_param, entropy_coeff = (self.coefficient(module_id, name) for name in ("clip_param", "entropy_coeff"))
+        others = None
+        if self.reducer.world_size > 1:
+            parts = torch.zeros(self.reducer.world_size, 3, dtype=torch.float64)
+            parts[self.reducer.rank] = moments(advantages)
+            others = Others(self.reducer.sum_(parts), self.reducer.sum_)
+        loss, terms = ppo_loss(
+            action_dist.dist_class,
+            inputs,
+            values,
+            (actions, old_logp, advantages, targets),
+            coefficients=(clip_param, config.vf_loss_coeff, entropy_coeff),
+            dual_clip=config.dual_clip,
+            old_values=old_values[0] if old_values else None,
+            vf_clip_param=config.vf_clip_param,
+            normalize=config.normalize_advantages == "minibatch",
+            others=others,
+        )
+        policy_loss, vf_loss, entropy, mean_kl = terms.unbind()
+        self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, mean_kl_loss=mean_kl)
+        return loss

@@ -1,0 +1,148 @@
+"""`QLearner`: learns the values of discrete actions against those of a target network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar, Unpack
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.families.transitions import COLUMNS
+from lockstep.data.columns import Columns
+from lockstep.learner.config import SampledTraining, TrainingOptions
+from lockstep.learner.learner import Learner, Outputs
+from lockstep.learner.minibatches import TensorColumns
+from lockstep.learner.targets import TargetNetwork
+from lockstep.ops import fused_q
+from lockstep.state.options import ConfigT, option
+from lockstep.state.schedules import ScheduleLike
+
+
+class ActionValueOptions(TrainingOptions, total=False):
+    """Options of `ActionValueTraining`."""
+
+    epsilon: ScheduleLike
+    double_q: bool
+    target_update_interval: int
+    tau: float
+
+
+@dataclass
+class ActionValueTraining(SampledTraining[ConfigT]):
+    """Options that DQN, C51 and QR-DQN have in common."""
+
+    lr: ScheduleLike = 5e-4
+    train_batch_size: int = 32
+    """transitions in one gradient step, over all learners"""
+    grad_clip: float | None = 10.0
+    epsilon: ScheduleLike = option(factory=lambda: [[0, 1.0], [10_000, 0.05]], ge=0, le=1)
+    """share of actions that are taken by chance while collecting: a number, or a schedule over sampled steps"""
+    double_q: bool = True
+    """the network that learns picks the next action, the target network says what it is worth"""
+    target_update_interval: int = option(250, ge=1)
+    """gradient steps between two updates of the target network (not environment steps; with `tau=1` at 10 the values
+    of CartPole grow without bound)"""
+    tau: float = option(1.0, gt=0, le=1)
+    """how far an update takes the target network towards the one that learns; 1: all the way"""
+
+    def __call__(self, **options: Unpack[ActionValueOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
+
+Training = TypeVar("Training", bound=ActionValueTraining)
+
+
+class QLearner(Learner[Training]):
+    """The family of DQN, C51 and QR-DQN. The target network is part of the learner's state."""
+
+    def setup_module(self, module_id: str) -> None:
+        """Make the target network, `<module id>/target`, and load the kernel when the learner is built."""
+        self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
+        if self.loss_has_kernel and self.device.type == "cpu" and self.reducer.world_size == 1:
+            fused_q.load_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
+        return COLUMNS
+
+    def after_gradient_step(self) -> None:
+        """Let target networks follow, as `target_update_interval` and `tau` say."""
+        for module_id in self.optimizers.module_ids_with_loss():
+            config, target = self.config_of(module_id), self.registered[f"{module_id}/target"]
+            target.after_gradient_step(self.optimizers, config.target_update_interval, config.tau)
+
+    # -- what comes next ---
+
+    @torch.no_grad()
+    def next_q_values(self, module_id: str, double_q: bool, batch: TensorColumns) -> tuple[Tensor, Tensor | None]:
+        """Return the target network's values `[N, A]` of the next actions, and what picks one of them.
+
+        With `double_q` that is the network that learns (van Hasselt et al. 2016), else None: the values themselves.
+        """
+        target = self.registered[f"{module_id}/target"].module
+        after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        with self.mixed_precision():
+            values = self.to_tensor(target.forward_train(after)["q_values"])
+            if not double_q:
+                return values, None
+            return values, self.to_tensor(self.module[module_id].forward_train(after)["q_values"])
+
+    @torch.no_grad()
+    def best_next_outputs(self, module_id: str, double_q: bool, batch: TensorColumns) -> Tensor:
+        """Return `[N, ...]`, what the target network gives for the best next action of a distributional network.
+
+        With `double_q` the network that learns picks it (van Hasselt et al. 2016), else the target network itself.
+        """
+        module: Any = self.module[module_id]
+        after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        with self.mixed_precision():
+            outputs = self.to_tensor(self.registered[f"{module_id}/target"].module.value_outputs(after))
+            picking = self.to_tensor(module.value_outputs(after)) if double_q else outputs
+        return of_actions(outputs, module.masked(after, module.mean_values(picking)).argmax(-1))
+
+    # -- the loss ---
+
+    def mean_of_rows(self, module_id: str, batch: TensorColumns, each: Tensor, errors: Tensor) -> Tensor:
+        """Return the mean of `each` `[N]` with the rows' weights, if any; `errors` `[N]` are left for priorities."""
+        if Columns.WEIGHTS in batch:
+            each = each * batch[Columns.WEIGHTS]
+        loss = self.masked_mean(each, batch)
+        self.row_errors[module_id] = errors.detach()
+        self.log(module_id, qf_loss=loss, td_error_mean=self.masked_mean(errors.detach().abs(), batch))
+        return loss
+
+    def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
+        """Return the loss that DQN writes out from one kernel, its terms logged; None where it has to be written out.
+
+        That is: several learners, masked rows, an overridden `masked_mean`, another device, a trace.
+        """
+        values, numbers = fwd_out["q_values"], (Columns.REWARDS, Columns.DISCOUNTS, Columns.WEIGHTS)
+        if (
+            self.reducer.world_size > 1
+            or Columns.LOSS_MASK in batch
+            or type(self).masked_mean is not Learner.masked_mean
+            or not fused_q.can_fuse(values, batch[Columns.ACTIONS], *(batch[name] for name in numbers if name in batch))
+        ):
+            return None
+        following, picking = self.next_q_values(module_id, config.double_q, batch)
+        loss, terms, errors = fused_q.q_loss(
+            values,
+            (batch[Columns.ACTIONS], batch[Columns.REWARDS], batch[Columns.TERMINATEDS]),
+            following,
+            picking,
+            discounts=batch.get(Columns.DISCOUNTS, config.gamma),
+            weights=batch.get(Columns.WEIGHTS),
+            huber_delta=config.huber_delta,
+        )
+        self.row_errors[module_id] = errors
+        qf_loss, q_mean, td_error_mean = terms.unbind()
+        self.log(module_id, qf_loss=qf_loss, q_mean=q_mean, td_error_mean=td_error_mean)
+        return loss
+
+
+def of_actions(outputs: Tensor, actions: Tensor) -> Tensor:
+    """Return `[N, ...]`, the outputs `[N, A, ...]` of the actions `[N]`."""
+    index = actions.long().reshape(-1, *(1,) * (outputs.dim() - 1))
+    return outputs.gather(1, index.expand(-1, 1, *outputs.shape[2:])).squeeze(1)

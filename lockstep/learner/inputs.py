@@ -1,0 +1,275 @@
+"""What a loss reads: columns of batches as tensors, and outputs of networks; both are checked and named when absent."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from lockstep.data.columns import Columns, is_state_column
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import is_numeric, leaves, map_tree
+from lockstep.learner.config import check_policies_to_train
+from lockstep.learner.minibatches import TensorColumns, take_rows
+from lockstep.learner.sequences import ToTensor, columns_of_sequences
+from lockstep.modules import RLModule
+
+WhoLearns = Collection[str] | Callable[..., bool] | None
+OUTPUTS = (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS, "q_values", "value_outputs")
+"""what losses read of `forward_train`"""
+ONE_NUMBER = (Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS, Columns.REWARDS)
+"""columns with one number for each row"""
+ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+WHERE = "docs/learner.md lists under 'Networks of your own' what each algorithm needs"
+
+
+# -- batches ---
+
+
+def check_batch(batch: object) -> None:
+    """Raise `TypeError` for what is no batch."""
+    if not isinstance(batch, SampleBatch | MultiAgentBatch):
+        raise TypeError(f"batch must be a SampleBatch or a MultiAgentBatch, not {type(batch).__name__}")
+
+
+def batches_by_module(batch: SampleBatch | MultiAgentBatch, module_ids: Collection[str]) -> Mapping[str, SampleBatch]:
+    """Return the batch of each module that has rows. `ValueError` for a `SampleBatch` where there are several."""
+    check_batch(batch)
+    if isinstance(batch, MultiAgentBatch):
+        return {module_id: part for module_id, part in batch.policy_batches.items() if len(part)}
+    if len(module_ids) != 1:
+        raise ValueError(
+            f"a SampleBatch fits one module only, this learner has {sorted(module_ids)}; give a MultiAgentBatch"
+        )
+    return {next(iter(module_ids)): batch} if len(batch) else {}
+
+
+def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, module_id: str) -> TensorColumns:
+    """Return the numeric columns of a batch as tensors; sequences `[S, L, ...]` for a module with memory."""
+    if module.is_stateful():
+        return columns_of_sequences(to_tensor, module, batch, module_id)
+    if Columns.SEQ_LENS in batch:  # of no use to a network without memory
+        flat = batch.copy(shallow=True).unpad()
+        batch = SampleBatch({k: v for k, v in flat.items() if k != Columns.SEQ_LENS and not is_state_column(k)})
+    numeric = {
+        name: value for name, value in batch.items() if name != Columns.INFOS and all(map(is_numeric, leaves(value)))
+    }
+    columns: TensorColumns = map_tree(to_tensor, numeric)
+    if Columns.LOSS_MASK in columns:
+        columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
+        columns = _without_masked_rows(columns)
+    return columns
+
+
+def _without_masked_rows(columns: TensorColumns) -> TensorColumns:
+    """Put a real row in the place of each that is masked out.
+
+    A loss multiplies a masked row by 0 at its end, but NaN times 0 is NaN, and an action out of range has no
+    probability. A real row is something that any network can be given.
+    """
+    mask = columns[Columns.LOSS_MASK]
+    if mask.dim() != 1 or bool(mask.all()):
+        return columns
+    if not bool(mask.any()):
+        return {name: value if value is mask else map_tree(torch.zeros_like, value) for name, value in columns.items()}
+    rows = torch.arange(len(mask), device=mask.device)
+    index = torch.where(mask, rows, mask.to(torch.uint8).argmax())
+    return {**take_rows(columns, index), Columns.LOSS_MASK: mask}
+
+
+def steps_of_unknown_policy(versions: np.ndarray, weights_seq_no: int, trajectories: Trajectories) -> int:
+    """Count steps of an older policy whose `action_logp` nobody recorded: a loss takes them for the present one's."""
+    is_old, logp = versions < weights_seq_no, trajectories.action_logp
+    if not is_old.any() or Columns.ACTION_DIST_INPUTS in (trajectories.recorded or {}):
+        return 0
+    if logp is not None:
+        rows = trajectories.rows()
+        unknown = np.isnan(logp.reshape(-1) if rows is None else logp.reshape(-1)[rows])
+        is_old = is_old & unknown if len(unknown) == len(is_old) else unknown
+    return int(is_old.sum())
+
+
+def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray, weights_seq_no: int) -> None:
+    """Warn that a loss takes `num_steps` steps of an older policy for those of the present one."""
+    warnings.warn(
+        f"module {module_id!r}: {num_steps} of {len(versions)} steps were taken with weights that are up to "
+        f"{weights_seq_no - int(versions.min())} updates older than those that learn, and their episodes did not "
+        "record action_logp. It is computed with the present weights, so neither clipping nor target_kl sees the "
+        "difference. Learn from a rollout once, before the next update, or record 'action_logp' "
+        "(extra_model_outputs of episodes, RolloutStore.action_logp)",
+        stacklevel=2,
+    )
+
+
+# -- columns ---
+
+
+def check_columns(
+    columns: TensorColumns, required: Collection[str], module: RLModule, module_id: str, learner: str
+) -> None:
+    """Look at the `required` columns, and the mask. `learner`: the name of its class, for messages.
+
+    Raises `KeyError` for missing columns and `ValueError` for wrong shapes, naming module, column, shape, expected
+    shape, and the method to override.
+    """
+    missing = [name for name in required if name not in columns]
+    if missing:
+        raise KeyError(
+            f"the batch of module {module_id!r} lacks {missing} (it has {sorted(columns)}); add them, or override "
+            f"{learner}.compute_loss_for_module"
+        )
+    mask = columns.get(Columns.LOSS_MASK)
+    if Columns.ACTIONS in required:
+        actions = columns[Columns.ACTIONS]
+        check_actions(actions if mask is None else actions[mask], module.action_space, module_id)
+    rows: tuple[int, ...] = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
+    if mask is None and module.is_stateful():
+        return  # how long its sequences are is said by the mask alone
+    for name in required:
+        expected, column = _expected_shape(module, name, rows), columns[name]
+        if expected is not None and isinstance(column, Tensor) and column.shape != expected:
+            raise ValueError(
+                f"the batch of module {module_id!r}: column {name!r} has shape {tuple(column.shape)}, expected "
+                f"{expected}; reshape it, or override {learner}.required_columns and {learner}.compute_loss_for_module"
+            )
+
+
+def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> None:
+    """Raise `ValueError` naming module, row, value and what is allowed, for a discrete action out of range.
+
+    `actions`: [N, ...]; they are counted from 0, whatever the `start` of the space is.
+    """
+    if isinstance(space, spaces.Discrete) and actions.ndim == 1 and len(actions) and not actions.is_floating_point():
+        if actions.device.type == "cpu":
+            on_host = actions.numpy()
+            least, most = on_host.min(), on_host.max()
+        else:
+            least, most = torch.stack(actions.aminmax()).tolist()  # one transfer
+        if least >= 0 and most < space.n:
+            return
+    if isinstance(space, spaces.MultiBinary):
+        numbers = torch.full(_action_shape(space), 2)
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        counts = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        numbers = torch.as_tensor(counts.reshape(_action_shape(space)))
+    else:
+        return
+    if tuple(actions.shape[1:]) != tuple(numbers.shape) or not len(actions):
+        return  # its shape is refused elsewhere
+    wrong = (actions < 0) | (actions >= numbers.to(actions.device))
+    if actions.is_floating_point():
+        wrong |= actions != actions.round()
+    if bool(wrong.any()):
+        row = int(wrong.reshape(len(actions), -1).any(1).nonzero()[0, 0])
+        limit = f"0 to {int(numbers) - 1}" if not numbers.ndim else f"from 0, below {numbers.tolist()}"
+        raise ValueError(
+            f"module {module_id!r}: column 'actions' has {actions[row].tolist()!r} at row {row}; allowed are whole "
+            f"numbers {limit} (action space {space})"
+        )
+
+
+def _expected_shape(module: RLModule, name: str, rows: tuple[int, ...]) -> tuple[int, ...] | None:
+    if name in ONE_NUMBER:
+        return rows
+    if name == Columns.OBS and isinstance(module.observation_space, spaces.Box):
+        return (*rows, *module.observation_space.shape)  # not of trees, nor numbers that come in several forms
+    if name == Columns.ACTIONS and isinstance(module.action_space, ARRAY_SPACES):
+        return (*rows, *_action_shape(module.action_space))
+    return None
+
+
+def _action_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Return the shape of one action as a policy gives it, which is flat (`ActionDist.from_env`)."""
+    return () if isinstance(space, spaces.Discrete) else (math.prod(space.shape or ()),)
+
+
+# -- outputs of networks ---
+
+
+def check_outputs(outputs: Collection[str], names: Collection[str], module: str, learner: str) -> None:
+    """Raise `ValueError` with those of `names` that are not among what a module's `forward_train` returned.
+
+    `module`, `learner`: names of their classes.
+    """
+    missing = [name for name in names if name not in outputs]
+    if missing:
+        raise ValueError(
+            f"{learner} needs what {module}.forward_train does not return: {', '.join(missing)} (it returns "
+            f"{', '.join(map(str, outputs))}); return them too. {WHERE}"
+        )
+
+
+def check_read(
+    name: object,
+    fwd_out: Mapping[str, Any],
+    batch: Mapping[str, TensorColumns],
+    modules: Mapping[str, str],
+    learner: str,
+) -> None:
+    """Say which module did not return `name`, after a loss looked for it in vain. `modules`: names of their classes.
+
+    Raises `ValueError` as `check_outputs`, `KeyError` with the names that there are where no network returns such.
+    """
+    for module_id, outputs in fwd_out.items():
+        if isinstance(outputs, Tensor) or not isinstance(name, str):
+            continue
+        if name in OUTPUTS and name not in batch[module_id]:
+            check_outputs(outputs, [name], modules[module_id], learner)
+        if name not in outputs or name not in batch[module_id]:
+            near = get_close_matches(name, [*outputs, *batch[module_id]], n=1)
+            raise KeyError(
+                f"the loss of {learner} looks for {name!r} in vain (module {module_id!r}): the outputs fwd_out are "
+                f"{', '.join(map(str, outputs))}; the columns of the batch are {', '.join(map(str, batch[module_id]))}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+
+
+def check_parts(module: object, names: Collection[str], module_id: str, learner: str) -> None:
+    """Raise `ValueError` with all of `names` that a module does not have (`"critics.is_discrete"`: of a part)."""
+
+    def part(name: str) -> object:
+        found = module
+        for each in name.split("."):
+            found = getattr(found, each, None)
+        return found
+
+    missing = [name for name in names if part(name) is None]
+    if missing:
+        raise ValueError(
+            f"{learner} needs what {type(module).__name__} (module {module_id!r}) does not have: "
+            f"{', '.join(missing)}; define them, or take a subclass of the algorithm's default module. {WHERE}"
+        )
+
+
+def check_who_learns(policies_to_train: WhoLearns, module_ids: Collection[str]) -> None:
+    """Raise `ValueError` for ids that are no module's, `TypeError` for what cannot say who learns."""
+    check_policies_to_train(policies_to_train)
+    if policies_to_train is None or callable(policies_to_train):
+        return
+    unknown = sorted(set(policies_to_train) - set(module_ids))
+    if unknown:
+        raise ValueError(
+            f"policies_to_train={list(policies_to_train)} names {unknown}; the modules are {sorted(module_ids)}"
+        )
+
+
+class OutputsWithValues(dict[str, Any]):
+    """Outputs of `forward_train` without `vf_preds`: a loss that reads them gets those of `compute_values`."""
+
+    def __init__(self, outputs: dict[str, Any], compute_values: Callable[[], Tensor]) -> None:
+        super().__init__(outputs)
+        self._compute_values = compute_values
+
+    def __missing__(self, name: str) -> Tensor:
+        if name != Columns.VF_PREDS:
+            raise KeyError(name)
+        self[name] = values = self._compute_values()
+        return values
