@@ -15,8 +15,9 @@ ROWS = 32
 
 @compiled_sums
 def dense(x, weight, bias, rectify, out):
-    """`out` [N, M] = `x` [N, K] @ `weight` [M, K]^T + `bias` [M]; with `rectify` at least 0, and NaN where it is NaN.
-    All of one dtype, float32 or float64.
+    """Compute `out` [N, M] = `x` [N, K] @ `weight` [M, K]^T + `bias` [M]; with `rectify` at least 0, NaN where NaN.
+
+    All arrays have one dtype, float32 or float64.
 
     Four columns of two rows at a time, so that what is read is used more than once. Each row is summed by the same
     machine code, the last one of an odd number too (it is its own neighbour): its numbers do not depend on the others.

@@ -78,7 +78,7 @@ def rebuild(tree, levels):
 
 @compiled
 def find(tree, levels, masses, scale, leaves):
-    """The leaf into whose part of the total each `mass * scale` falls; never one with value 0 (unless all are)."""
+    """Fill `leaves`: the leaf into whose part each `mass * scale` falls; never one with value 0 (unless all are)."""
     rest = masses * scale
     leaves[:] = 0
     for level in range(levels.shape[0] - 2, -1, -1):
@@ -104,8 +104,9 @@ def find(tree, levels, masses, scale, leaves):
 
 @compiled
 def _power(base, exponent):
-    """`base ** exponent` for finite bases of at least 2**-1022, kept between 2**-1022 and 2**1023; its error is at most
-    3e-15 of it or, where that is more, 2e-16 for each factor of two in it.
+    """Return `base ** exponent` for finite bases of at least 2**-1022, kept between 2**-1022 and 2**1023.
+
+    Its relative error is at most 3e-15 or, where that is more, 2e-16 for each factor of two in it.
 
     Without calls and jumps, so that a loop over many takes several at a time. With `base = m * 2**e`, `m` between the
     roots of 1/2 and 2, `log m` is the series of `2 * atanh((m - 1) / (m + 1))`, and what is left of a power of two
@@ -151,7 +152,7 @@ def set_powers(tree, levels, leaves, errors, epsilon, alpha):
 
 @compiled
 def relative_powers(tree, leaves, exponent, out):
-    """`(value / smallest value) ** exponent` of the leaves named."""
+    """Fill `out` with `(value / smallest value) ** exponent` of the leaves."""
     values = np.empty(leaves.shape[0], np.float64)
     smallest = np.inf
     for k in range(leaves.shape[0]):

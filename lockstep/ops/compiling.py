@@ -21,5 +21,5 @@ def compiled(function: Callable[..., Any], fastmath: Any = False) -> Any:
 
 
 def compiled_sums(function: Callable[..., Any]) -> Any:
-    """As `compiled`, for sums that may be taken in any order, so that several numbers are added at once."""
+    """Compile as `compiled`, for sums that may be taken in any order: several numbers are added at once."""
     return compiled(function, fastmath={"reassoc", "contract", "nsz"})

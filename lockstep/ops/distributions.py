@@ -44,44 +44,44 @@ class Distribution(ABC):
     @classmethod
     @abstractmethod
     def input_size(cls, *args: Any, **static: Any) -> int:
-        """Number of network outputs for each row."""
+        """Return the number of network outputs for each row."""
 
     @classmethod
     def noise_size(cls, *args: Any, **static: Any) -> int:
-        """Number of random numbers for each action (the last dimension of the noise)."""
+        """Return the number of random numbers for each action (the last dimension of the noise)."""
         return cls.input_size(*args, **static)
 
     @classmethod
     @abstractmethod
     def from_inputs(cls, inputs: Tensor, *args: Any, **static: Any) -> Self:
-        """From a network's output `[N, input_size]`; `ValueError` if the last dimension is another."""
+        """Return the distribution of a network's output `[N, input_size]`; `ValueError` for another last dimension."""
 
     @classmethod
     @abstractmethod
     def draw_noise(
         cls, rng: np.random.Generator, leading_shape: Sequence[int], *args: Any, **static: Any
     ) -> FloatNoise:
-        """Random numbers `[*leading_shape, noise_size]`, float32, for :meth:`sample_with_noise`."""
+        """Return random numbers `[*leading_shape, noise_size]`, float32, for :meth:`sample_with_noise`."""
 
     @abstractmethod
     def log_prob(self, actions: Tensor) -> Tensor:
-        """`[N]`, log-probability (density for continuous actions) of `actions`."""
+        """Return the log-probability (density for continuous actions) of `actions`, `[N]`."""
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """`[N]`, in nats."""
+        """Return the entropy in nats, `[N]`."""
 
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
-        """`[N]`, `KL(self || other)` in nats."""
+        """Return `KL(self || other)` in nats, `[N]`."""
 
     @abstractmethod
     def mode(self) -> Tensor:
-        """The action taken when not exploring."""
+        """Return the action taken when not exploring."""
 
     @abstractmethod
     def sample_with_noise(self, noise: Tensor) -> Tensor:
-        """The action that `noise` `[N, noise_size]` from :meth:`draw_noise` selects."""
+        """Return the action that `noise` `[N, noise_size]` from :meth:`draw_noise` selects."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Return one action for each row, drawn with torch's generator; it carries no gradient."""
@@ -89,7 +89,7 @@ class Distribution(ABC):
             return self.rsample(generator)
 
     def rsample(self, generator: torch.Generator | None = None) -> Tensor:
-        """As :meth:`sample`, with the gradient from the action to the distribution (the reparametrization trick).
+        """Return what :meth:`sample` does, with the action's gradient (the reparametrization trick).
 
         `TypeError` where actions are choices: these have no gradient.
         """
@@ -100,7 +100,7 @@ class Categorical(Distribution):
     """One of `size` actions; actions are int64 `[N]`, noise is Gumbel (`argmax(logits + noise)`)."""
 
     def __init__(self, logits: Tensor) -> None:
-        """`logits` `[N, size]`, not necessarily normalised."""
+        """Take `logits` `[N, size]`, not necessarily normalised."""
         self.logits = logits
         self._log_probs: Tensor | None = None
 
@@ -153,7 +153,7 @@ class MultiCategorical(Distribution):
     """
 
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
-        """`logits` `[N, sum(nvec)]`, the parts one after the other."""
+        """Take `logits` `[N, sum(nvec)]`, the parts one after the other."""
         self.nvec = tuple(int(n) for n in nvec)
         self.logits = logits
         self._log_probs: Tensor | None = None
@@ -202,7 +202,7 @@ class MultiCategorical(Distribution):
         return self.sample_with_noise(_gumbel_like(self.logits, generator))
 
     def _parts(self, flat: Tensor, fill: float) -> Tensor:
-        """`[N, sum(nvec)]` -> `[N, len(nvec), max(nvec)]`, filled up with `fill`."""
+        """Return `[N, sum(nvec)]` as `[N, len(nvec), max(nvec)]`, filled up with `fill`."""
         widest = max(self.nvec)
         if min(self.nvec) == widest:
             return flat.unflatten(-1, (len(self.nvec), widest))
@@ -214,7 +214,7 @@ class Bernoulli(Distribution):
     """`size` independent bits; actions are int8 `[N, size]`, noise is logistic (`logits + noise > 0`)."""
 
     def __init__(self, logits: Tensor) -> None:
-        """`logits` `[N, size]`, log-odds of each bit."""
+        """Take `logits` `[N, size]`, log-odds of each bit."""
         self.logits = logits
 
     @classmethod
@@ -264,7 +264,7 @@ class DiagGaussian(Distribution):
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """`mean` and `log_std`, `[N, A]` (`log_std` may be anything that broadcasts to it)."""
+        """Take `mean` and `log_std`, `[N, A]` (`log_std` may be anything that broadcasts to it)."""
         self.mean = mean
         self.log_std = log_std if log_std.shape == mean.shape else log_std.expand_as(mean)
 
@@ -320,7 +320,7 @@ class SquashedGaussian(Distribution):
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """`mean` and `log_std` of the variable before `tanh`, `[N, A]`."""
+        """Take `mean` and `log_std` of the variable before `tanh`, `[N, A]`."""
         self.base = DiagGaussian(mean, log_std)
 
     @classmethod
@@ -339,35 +339,35 @@ class SquashedGaussian(Distribution):
 
     @classmethod
     def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
-        return DiagGaussian.draw_noise(rng, leading_shape, size=size)
+        return rng.standard_normal((*leading_shape, size), dtype=np.float32)
 
     def log_prob_of_raw(self, raw_actions: Tensor) -> Tensor:
-        """`[N]`, log-density of `tanh(raw_actions)`, exact for every finite `raw_actions` `[N, A]`."""
+        """Return the log-density `[N]` of `tanh(raw_actions)`, exact for every finite `raw_actions` `[N, A]`."""
         return self.base.log_prob(raw_actions) - _log_tanh_slope(raw_actions).sum(-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """`[N]`, log-density of squashed `actions`; exactly +-1 counts as the number next to it."""
+        """Return the log-density `[N]` of squashed `actions`; exactly +-1 counts as the number next to it."""
         limit = 1.0 - torch.finfo(actions.dtype).eps / 2
         return self.log_prob_of_raw(torch.atanh(actions.clamp(-limit, limit)))
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """`(actions [N, A], log_prob [N])`, both differentiable, without inverting `tanh`."""
+        """Return `(actions [N, A], log_prob [N])`, both differentiable, without inverting `tanh`."""
         raw_actions = self.base.sample_with_noise(noise)
         return torch.tanh(raw_actions), self.log_prob_of_raw(raw_actions)
 
     def entropy(self) -> Tensor:
-        """`[N]`, by the trapezoid rule on 49 nodes; error below 1e-6 while the deviation is below 2."""
+        """Return the entropy `[N]`, by the trapezoid rule on 49 nodes; error below 1e-6 for deviations below 2."""
         nodes = torch.linspace(-7.5, 7.5, 49, dtype=self.base.mean.dtype, device=self.base.mean.device)
         weights = torch.softmax(-0.5 * nodes.square(), dim=-1)
         raw = self.base.mean.unsqueeze(-1) + self.base.log_std.exp().unsqueeze(-1) * nodes
         return self.base.entropy() + (_log_tanh_slope(raw) @ weights).sum(-1)
 
     def kl(self, other: Self) -> Tensor:
-        """`[N]`; `tanh` is one-to-one, so it is the divergence of the variables before it."""
+        """Return the divergence `[N]`, that of the variables before `tanh`, which is one-to-one."""
         return self.base.kl(other.base)
 
     def mode(self) -> Tensor:
-        """`tanh` of the mean (the median; the density itself may peak elsewhere)."""
+        """Return `tanh` of the mean (the median; the density itself may peak elsewhere)."""
         return torch.tanh(self.base.mean)
 
     def sample_with_noise(self, noise: Tensor) -> Tensor:
@@ -385,7 +385,7 @@ class SquashedDeterministic(Distribution):
     """
 
     def __init__(self, inputs: Tensor) -> None:
-        """`inputs` `[N, A]`, before the tanh."""
+        """Take `inputs` `[N, A]`, before the tanh."""
         self.inputs = inputs
 
     @classmethod
@@ -399,7 +399,7 @@ class SquashedDeterministic(Distribution):
 
     @classmethod
     def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
-        """Zeros: how much there is to explore is the algorithm's to say (`GaussianNoise`)."""
+        """Return zeros: how much to explore is for the algorithm to say (`GaussianNoise`)."""
         return np.zeros((*leading_shape, size), np.float32)
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -422,7 +422,7 @@ class SquashedDeterministic(Distribution):
 
 
 def _log_tanh_slope(raw: Tensor) -> Tensor:
-    """`log(1 - tanh(raw)**2)`, stable for large `|raw|`."""
+    """Return `log(1 - tanh(raw)**2)`, stable for large `|raw|`."""
     # logsigmoid keeps the tiny term that softplus drops beyond its threshold, and its gradient.
     return 2.0 * (_LOG_2 - raw + F.logsigmoid(2.0 * raw))
 
@@ -435,7 +435,7 @@ def _check_width(inputs: Tensor, width: int, name: str) -> None:
 
 
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatNoise:
-    """Standard Gumbel numbers: minus the logarithm of exponential ones, bounded away from infinity."""
+    """Return standard Gumbel numbers: minus the logarithm of exponential ones, bounded away from infinity."""
     exponential = rng.standard_exponential(shape).astype(np.float32)
     np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
     return -np.log(exponential)

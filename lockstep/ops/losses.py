@@ -19,7 +19,7 @@ def clipped_surrogate_loss(
     clip_param: float | Tensor,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """PPO's clipped objective, negated (Schulman et al. 2017, arXiv:1707.06347, equation 7).
+    """Return PPO's clipped objective, negated (Schulman et al. 2017, arXiv:1707.06347, equation 7).
 
     `-min(ratio * A, clip(ratio, 1 - clip_param, 1 + clip_param) * A)` with `ratio = exp(logp - old_logp)`.
 
@@ -56,8 +56,7 @@ def clipped_value_loss(
     old_values: Tensor | None = None,
     clip_param: float | None = None,
 ) -> Tensor:
-    """Half the squared error of the values; with `clip_param`, the larger of that and the error of clipped
-    values.
+    """Return half the squared error of the values; with `clip_param`, the larger of that and that of clipped values.
 
     The clipped form is that of OpenAI baselines' PPO2: `v_clipped = old + clip(v - old, -clip_param,
     clip_param)`, `0.5 * max((v - target)**2, (v_clipped - target)**2)`.
@@ -87,8 +86,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def approximate_kl(logp: Tensor, old_logp: Tensor, *, estimator: KlEstimator = "k3") -> Tensor:
-    """Estimates of `KL(old || new)` from actions drawn from the old policy (Schulman 2020, "Approximating
-    KL").
+    """Estimate `KL(old || new)` from actions drawn from the old policy (Schulman 2020, "Approximating KL").
 
     With `x = logp - old_logp`: `k1 = -x` (unbiased, large variance), `k2 = x**2 / 2` (biased, small
     variance), `k3 = exp(x) - 1 - x` (unbiased, never negative).
@@ -110,7 +108,7 @@ def approximate_kl(logp: Tensor, old_logp: Tensor, *, estimator: KlEstimator = "
 
 
 def imitation_loss(dist: Distribution, actions: Tensor, *, kind: Literal["log_prob", "mse"] = "log_prob") -> Tensor:
-    """How far a policy is from given actions: `-log pi(a | s)`, or the squared distance of its most likely action.
+    """Return how far a policy is from actions: `-log pi(a | s)`, or the squared distance of its most likely action.
 
     Args:
         dist: of `N` rows.
@@ -126,8 +124,9 @@ def imitation_loss(dist: Distribution, actions: Tensor, *, kind: Literal["log_pr
 
 
 def exponential_weights(advantages: Tensor, temperature: float, limit: float | None = None) -> Tensor:
-    """`min(exp(temperature * A), limit)`: how much each action counts in advantage-weighted imitation (Wang et al.
-    2018, algorithm 1; Kostrikov et al. 2021, arXiv:2110.06169, equation 7).
+    """Return how much each action counts in advantage-weighted imitation: `min(exp(temperature * A), limit)`.
+
+    Wang et al. 2018, algorithm 1; Kostrikov et al. 2021, arXiv:2110.06169, equation 7.
 
     Returns:
         `[N]`; finite for every finite advantage where there is a limit.
@@ -139,8 +138,9 @@ def exponential_weights(advantages: Tensor, temperature: float, limit: float | N
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
-    """`|tau - 1(u < 0)| u^2`: smallest where a value is the `tau`-expectile (Kostrikov et al. 2021, arXiv:2110.06169,
-    equation 5; `tau = 0.5` gives half the squared error).
+    """Return `|tau - 1(u < 0)| u^2`, smallest where a value is the `tau`-expectile.
+
+    Kostrikov et al. 2021, arXiv:2110.06169, equation 5; `tau = 0.5` gives half the squared error.
 
     Args:
         errors: `[N]`, target minus value.

@@ -34,7 +34,7 @@ def gae(
     gamma: float,
     lambda_: float,
 ) -> tuple[FloatArray, FloatArray]:
-    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+    """Return generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
 
     `A[t] = delta[t] + gamma * lambda * (1 - done[t]) * A[t + 1]` with
     `delta[t] = r[t] + gamma * (1 - terminated[t]) * next_values[t] - values[t]`.
@@ -71,7 +71,7 @@ def lambda_returns(
     gamma: float,
     lambda_: float,
 ) -> FloatArray:
-    """TD(lambda) returns (Sutton and Barto 2018, equation 12.18 in its recursive form).
+    """Return TD(lambda) returns (Sutton and Barto 2018, equation 12.18 in its recursive form).
 
     `G[t] = r[t] + gamma * ((1 - lambda) * next_values[t] + lambda * G[t + 1])`, with zero in place of the
     bracket where terminated and `next_values[t]` where truncated or at the end of the trace.
@@ -97,7 +97,7 @@ def discounted_returns(
     *,
     gamma: float,
 ) -> FloatArray:
-    """Discounted sum of the rewards up to the end of the episode or trace, bootstrapped unless it terminated.
+    """Return the discounted rewards up to the end of the episode or trace, bootstrapped unless it terminated.
 
     Equal to :func:`lambda_returns` with `lambda_=1`; `[T, B]`. Errors as in :func:`gae`.
     """
@@ -111,7 +111,7 @@ def monte_carlo_returns(
     *,
     gamma: float,
 ) -> FloatArray:
-    """Discounted sum of the rewards that were really seen: nothing is bootstrapped, truncated or not.
+    """Return the discounted sum of the rewards that were really seen: nothing is bootstrapped, truncated or not.
 
     Unbiased only for episodes that terminated inside the trace; `[T, B]`. Errors as in :func:`gae`.
     """
@@ -128,7 +128,7 @@ def n_step_returns(
     gamma: float,
     n_step: int,
 ) -> FloatArray:
-    """n-step returns (Sutton and Barto 2018, equation 7.1).
+    """Return n-step returns (Sutton and Barto 2018, equation 7.1).
 
     `G[t] = sum(gamma**k * r[t + k] for k < m) + gamma**m * next_values[t + m - 1]`, where `m` is `n_step`
     or the number of rows to the end of the episode or trace, whichever is less; the last term is zero where
@@ -170,7 +170,9 @@ def vtrace(
     clip_pg_rho: float | None = 1.0,
     weighted: bool = True,
 ) -> tuple[FloatArray, FloatArray]:
-    """V-trace (Espeholt et al. 2018, arXiv:1802.01561, equations 1 and 4; remark 2 for `lambda_`).
+    """Return V-trace targets and advantages.
+
+    Espeholt et al. 2018, arXiv:1802.01561, equations 1 and 4; remark 2 for `lambda_`.
 
     With `rho = min(clip_rho, exp(log_ratios))`, `c = lambda * min(clip_c, exp(log_ratios))` and
     `delta[t] = r[t] + gamma * (1 - terminated[t]) * next_values[t] - values[t]`:
@@ -222,7 +224,7 @@ def _check_unit_interval(**coefficients: float) -> None:
 
 
 def _prepare_floats(**arrays: npt.ArrayLike) -> tuple[tuple[int, ...], list[FloatArray]]:
-    """Common shape of the arrays, and each as a contiguous `[T, B]` array of one float dtype."""
+    """Return the common shape of the arrays, and each as a contiguous `[T, B]` array of one float dtype."""
     found = {name: np.asarray(array) for name, array in arrays.items()}
     shapes = {name: array.shape for name, array in found.items()}
     shape = next(iter(shapes.values()))
@@ -235,7 +237,7 @@ def _prepare_floats(**arrays: npt.ArrayLike) -> tuple[tuple[int, ...], list[Floa
 
 
 def _prepare_flags(shape: tuple[int, ...], **flags: npt.ArrayLike) -> list[npt.NDArray[np.bool_]]:
-    """Each flag array as a contiguous boolean `[T, B]` array; its shape must be `shape`."""
+    """Return each flag array as a contiguous boolean `[T, B]` array; its shape must be `shape`."""
     found = {name: np.asarray(array) for name, array in flags.items()}
     for name, array in found.items():
         if array.shape != shape:

@@ -21,12 +21,13 @@ class RunningMoments:
     """
 
     def __init__(self, shape: Sequence[int] = (), dtype: npt.DTypeLike = np.float64) -> None:
-        """Moments of elements of `shape`, one for each entry; `dtype` is that of the sums."""
+        """Begin with moments of elements of `shape`, one for each entry; `dtype` is that of the sums."""
         self.shape = tuple(int(n) for n in shape)
         self.dtype = np.dtype(dtype)
         self.count = 0
         self._mean = np.zeros(self.shape, dtype=self.dtype)
-        self._squares = np.zeros(self.shape, dtype=self.dtype)  # sum of squared distances from the mean
+        self.squares = np.zeros(self.shape, dtype=self.dtype)
+        """`[*shape]`, sum of squared distances from the mean"""
         self._scale_cache: dict[float, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
@@ -39,7 +40,7 @@ class RunningMoments:
         """`[*shape]`, population variance; one before the first row, so that nothing is scaled then."""
         if self.count == 0:
             return np.ones(self.shape, dtype=self.dtype)
-        return np.asarray(self._squares / self.count)
+        return np.asarray(self.squares / self.count)
 
     @property
     def std(self) -> np.ndarray:
@@ -70,14 +71,14 @@ class RunningMoments:
         if other.shape != self.shape:
             raise ValueError(f"Cannot merge moments of shape {other.shape} into moments of shape {self.shape}.")
         if other.count:
-            self._join(other.count, other._mean, other._squares)
+            self._join(other.count, other.mean, other.squares)
 
     def _join(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
         total = self.count + count
         delta = mean - self._mean
         self._mean = np.asarray(self._mean + delta * (count / total), dtype=self.dtype)
         between = np.square(delta) * (self.count * (count / total))
-        self._squares = np.asarray(self._squares + squares + between, dtype=self.dtype)
+        self.squares = np.asarray(self.squares + squares + between, dtype=self.dtype)
         self.count = total
         self._scale_cache.clear()
 
@@ -88,7 +89,7 @@ class RunningMoments:
     def normalize(
         self, x: np.ndarray | Tensor, clip: float | None = None, epsilon: float = 1e-8
     ) -> np.ndarray | Tensor:
-        """`(x - mean) / sqrt(var + epsilon)`, then limited to [-clip, clip]; `x` is `[..., *shape]`.
+        """Return `(x - mean) / sqrt(var + epsilon)`, limited to [-clip, clip]; `x` is `[..., *shape]`.
 
         float64 input stays float64, anything else comes back as float32; a tensor stays on its device. Does
         not change the moments.
@@ -111,8 +112,8 @@ class RunningMoments:
         return self._scale_cache[epsilon]
 
     def get_state(self) -> dict[str, Any]:
-        """`{"count": int, "mean": [*shape], "squares": [*shape]}`; copies."""
-        return {"count": self.count, "mean": self._mean.copy(), "squares": self._squares.copy()}
+        """Return `{"count": int, "mean": [*shape], "squares": [*shape]}`; copies."""
+        return {"count": self.count, "mean": self._mean.copy(), "squares": self.squares.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`get_state` returned.
@@ -128,12 +129,12 @@ class RunningMoments:
         squares = np.array(state["squares"], dtype=self.dtype)
         if mean.shape != self.shape or squares.shape != self.shape:
             raise ValueError(f"State has moments of shape {mean.shape} and {squares.shape}, expected {self.shape}.")
-        self.count, self._mean, self._squares = int(state["count"]), mean, squares
+        self.count, self._mean, self.squares = int(state["count"]), mean, squares
         self._scale_cache.clear()
 
 
 def _squares(values: np.ndarray) -> float:
-    """Sum of squared distances from the mean (faster than `np.var` for the few numbers of a rollout)."""
+    """Return the sum of squared distances from the mean (faster than `np.var` for the few numbers of a rollout)."""
     apart = (values - values.sum() / values.size).reshape(-1)
     return float(apart @ apart)
 
@@ -143,7 +144,7 @@ def explained_variance(pred: Tensor, target: Tensor) -> Tensor: ...
 @overload
 def explained_variance(pred: npt.ArrayLike, target: npt.ArrayLike) -> float: ...
 def explained_variance(pred: Any, target: Any) -> Tensor | float:
-    """`1 - Var(target - pred) / Var(target)`: 1 = perfect, 0 = no better than a constant, negative = worse.
+    """Return `1 - Var(target - pred) / Var(target)`: 1 = perfect, 0 = no better than a constant, negative = worse.
 
     Undefined, so NaN, where the target does not vary or there are no rows.
 

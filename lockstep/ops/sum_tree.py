@@ -42,11 +42,11 @@ class SumTree:
         return view
 
     def __getitem__(self, indices: npt.ArrayLike) -> np.ndarray:
-        """The numbers at `indices` (int)."""
+        """Return the numbers at `indices` (int)."""
         return self._tree[self._checked(indices)]
 
     def __setitem__(self, indices: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Sets the numbers at `indices` `[n]` to `values` (`[n]` or one for all); of an index named twice the last
+        """Set the numbers at `indices` `[n]` to `values` (`[n]` or one for all); of an index named twice the last
         stays.
 
         Raises:
@@ -65,11 +65,11 @@ class SumTree:
         self._kernels.assign(self._tree, self._levels, where, np.ascontiguousarray(new))
 
     def set_trusted(self, indices: np.ndarray, value: float) -> None:
-        """As `tree[indices] = value` without checks, int64 `[n]` and one float."""
+        """Set the numbers at indices known to be sound, int64 `[n]`, to one float."""
         self._kernels.assign_one(self._tree, self._levels, indices, value)
 
     def set_powers(self, indices: np.ndarray, errors: np.ndarray, epsilon: float, alpha: float) -> float | None:
-        """Sets `(|error| + epsilon) ** alpha` at indices known to be sound, int64 `[n]`; `errors` float `[n]`.
+        """Set `(|error| + epsilon) ** alpha` at indices known to be sound, int64 `[n]`; `errors` float `[n]`.
 
         Returns:
             The largest `|error| + epsilon`; None, and nothing is set, where an error is not finite.
@@ -78,13 +78,13 @@ class SumTree:
         return None if largest < 0.0 else largest
 
     def relative_powers(self, indices: np.ndarray, exponent: float) -> np.ndarray:
-        """`(number / smallest number among these) ** -exponent` at indices known to be sound; float32 `[n]`."""
+        """Return `(number / smallest of these) ** -exponent` at indices known to be sound; float32 `[n]`."""
         out = np.empty(len(indices), np.float32)
         self._kernels.relative_powers(self._tree, indices, -exponent, out)
         return out
 
     def find(self, masses: npt.ArrayLike) -> np.ndarray:
-        """For each mass in `[0, total]` the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])`; int64.
+        """Return the index `i` with `sum(values[:i]) <= mass < sum(values[:i + 1])` for each mass; int64.
 
         A number that is 0 is never found; the total itself falls to the last one that is not.
 
@@ -101,7 +101,7 @@ class SumTree:
         return found
 
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
-        """Indices drawn in proportion to their numbers, independently of one another.
+        """Return indices drawn in proportion to their numbers, independently of one another.
 
         Args:
             uniforms: `[n]` float64 in [0, 1).
@@ -115,7 +115,7 @@ class SumTree:
         return found
 
     def load(self, values: npt.ArrayLike) -> None:
-        """Replaces all numbers by `values` `[size]`; checks as in `tree[...] = values`."""
+        """Replace all numbers by `values` `[size]`; checks as in `tree[...] = values`."""
         new = np.asarray(values, np.float64)
         if new.shape != (self.size,) or not (np.isfinite(new).all() and (new >= 0.0).all()):
             raise ValueError(f"expected {self.size} finite numbers of at least 0, got an array of shape {new.shape}")

@@ -12,8 +12,9 @@ from torch.autograd.function import once_differentiable
 def project_on_atoms(
     probs: Tensor, rewards: Tensor, discounts: Tensor | float, *, v_min: float, v_max: float
 ) -> Tensor:
-    """The distribution of `reward + discount * Z` on the atoms of `Z` (Bellemare et al. 2017, arXiv:1707.06887,
-    algorithm 1).
+    """Return the distribution of `reward + discount * Z` on the atoms of `Z`.
+
+    Bellemare et al. 2017, arXiv:1707.06887, algorithm 1.
 
     The atoms are `K` numbers from `v_min` to `v_max` at equal distances. Each moved atom gives its probability to its
     two neighbours, to the nearer one more; what falls outside goes to the ends. So the mean stays, where nothing does.
@@ -46,8 +47,9 @@ def project_on_atoms(
 
 
 def quantile_huber_loss(quantiles: Tensor, targets: Tensor, *, kappa: float = 1.0) -> Tensor:
-    """The quantile Huber loss (Dabney et al. 2018, arXiv:1710.10044, equation 10): summed over the quantiles, the mean
-    over the targets.
+    """Return the quantile Huber loss, summed over the quantiles, the mean over the targets.
+
+    Dabney et al. 2018, arXiv:1710.10044, equation 10.
 
     `quantiles` `[N, K]` stand for the levels `(k + 1/2) / K`. Errors up to `kappa` count by their square and beyond it
     linearly; `kappa` 0: linearly throughout, which is plain quantile regression.

@@ -23,7 +23,7 @@ NEWEST, OLDEST, COUNT, INHERITS, WRITTEN, LENGTH, START, STORED = range(8)
 
 @compiled
 def _claim(b, flags, marks):
-    """The next row of sub-buffer `b`, which now is its newest."""
+    """Return the next row of sub-buffer `b`, which now is its newest."""
     num_buffers = marks.shape[1]
     num_rows = flags.shape[0]
     row = b if marks[NEWEST, b] < 0 else marks[NEWEST, b] + num_buffers
@@ -80,7 +80,7 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
 
 @compiled
 def following(rows, flags, newest, out):
-    """The next row of the same episode; the row itself where it ends the episode or is the newest."""
+    """Fill `out`: the next row of the same episode; the row itself where it ends the episode or is the newest."""
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -94,7 +94,7 @@ def following(rows, flags, newest, out):
 
 @compiled
 def preceding(rows, flags, oldest, out):
-    """The row before in the same episode; the row itself where it begins the episode or is the oldest."""
+    """Fill `out`: the row before in the same episode; the row itself where it begins the episode or is the oldest."""
     num_buffers = oldest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -110,7 +110,7 @@ def preceding(rows, flags, oldest, out):
 
 @compiled
 def episode_bounds(rows, flags, newest, oldest, first, last):
-    """The first and last row of each row's episode, as far as they are stored."""
+    """Fill `first` and `last`: the first and last row of each row's episode, as far as they are stored."""
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -135,8 +135,9 @@ def episode_bounds(rows, flags, newest, oldest, first, last):
 
 @compiled
 def stacked(rows, flags, oldest, out):
-    """`out` [N, K]: the last K rows of the episode up to each row, oldest first; the first one is repeated where the
-    episode has fewer.
+    """Fill `out` [N, K]: the last K rows of the episode up to each row, oldest first.
+
+    The first one is repeated where the episode has fewer.
     """
     num_buffers = oldest.shape[0]
     num_rows = flags.shape[0]
@@ -158,7 +159,7 @@ def stacked(rows, flags, oldest, out):
 
 @compiled
 def can_be_stacked(rows, flags, oldest, inherits, num_frames, need_all, out):
-    """Whether the frames that belong to each row's stack are stored.
+    """Fill `out`: are the frames that belong to each row's stack stored?
 
     Not so where the episode's beginning was overwritten and the stack reaches into it. With `need_all` the episode
     must have `num_frames` frames up to the row.
@@ -187,7 +188,7 @@ def can_be_stacked(rows, flags, oldest, inherits, num_frames, need_all, out):
 
 @compiled
 def n_step(rows, rewards, flags, newest, gamma, n, last, totals, discounts):
-    """Up to `n` steps from each row: the last row, the discounted sum of rewards, and the discount of what follows.
+    """Fill in the last row, sum of rewards and discount of what follows for up to `n` steps from each row.
 
     Stops at the end of the episode and at the newest row; `discounts` is `gamma ** (number of steps)` whether the
     episode terminated or not.
@@ -215,7 +216,7 @@ def n_step(rows, rewards, flags, newest, gamma, n, last, totals, discounts):
 
 @compiled
 def window(rows, flags, newest, out, lengths):
-    """`out` [N, n]: the rows that `n_step` walks over; beyond `lengths` the last one is repeated."""
+    """Fill `out` [N, n]: the rows that `n_step` walks over; beyond `lengths` the last one is repeated."""
     num_buffers = newest.shape[0]
     num_rows = flags.shape[0]
     for k in range(rows.shape[0]):
@@ -234,7 +235,7 @@ def window(rows, flags, newest, out, lengths):
 
 @compiled
 def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
-    """Discounted sums of `rewards` [N, n] over `lengths`, which are shortened to the first terminated step."""
+    """Sum discounted `rewards` [N, n] over `lengths`, which are shortened to the first terminated step."""
     for k in range(rewards.shape[0]):
         total = 0.0
         discount = 1.0
@@ -250,7 +251,7 @@ def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
 
 @compiled
 def draw_uniform(uniforms, count, oldest, out):
-    """Each stored row is equally likely; `uniforms` [N] in [0, 1)."""
+    """Fill `out` with stored rows, each equally likely; `uniforms` [N] in [0, 1)."""
     num_buffers = count.shape[0]
     total = 0
     level = True
@@ -270,7 +271,7 @@ def draw_uniform(uniforms, count, oldest, out):
 
 @compiled
 def in_order(count, oldest, num_rows, out):
-    """All stored rows, sub-buffer after sub-buffer, oldest first."""
+    """Fill `out`: all stored rows, sub-buffer after sub-buffer, oldest first."""
     num_buffers = count.shape[0]
     k = 0
     for b in range(num_buffers):
@@ -285,7 +286,7 @@ def in_order(count, oldest, num_rows, out):
 
 @compiled
 def first_absent(rows, marks, num_rows):
-    """Position of the first number that is no stored row; -1 where all are."""
+    """Return the position of the first number that is no stored row; -1 where all are."""
     num_buffers = marks.shape[1]
     stored = num_rows  # all rows below this one are
     for b in range(num_buffers):
@@ -299,7 +300,7 @@ def first_absent(rows, marks, num_rows):
 
 @compiled
 def ends(rows, flags, out):
-    """`out` [2, N]: are the rows terminated, are they truncated."""
+    """Fill `out` [2, N]: are the rows terminated, are they truncated?"""
     for k in range(rows.shape[0]):
         flag = flags[rows[k]]
         out[0, k] = flag & 1
@@ -318,7 +319,7 @@ def same_rows(left, chosen, right, same):
 
 @compiled
 def left_behind(ids, same, newest, flags, out):
-    """Which newest rows end here, `out` [n]: 1 by themselves, 2 as what comes is not the `same`; returns how many."""
+    """Fill `out` [n] for newest rows: 1 ends by itself, 2 as what comes is not the `same`; return how many end."""
     number = 0
     for k in range(ids.shape[0]):
         row = newest[ids[k]]
@@ -333,7 +334,7 @@ def left_behind(ids, same, newest, flags, out):
 
 @compiled
 def num_taken(rows, slots):
-    """How many of the rows have a slot?"""
+    """Return how many of the rows have a slot."""
     number = 0
     for k in range(rows.shape[0]):
         number += slots[rows[k]] >= 0

@@ -65,7 +65,7 @@ class Priorities:
 
     @contextmanager
     def beta_at(self, step: int) -> Iterator[None]:
-        """Within this context beta stands at `step` of its schedule, whatever was added: for data that do not grow."""
+        """Let beta stand at `step` of its schedule within this context: for data that do not grow."""
         self._beta_at = step
         try:
             yield

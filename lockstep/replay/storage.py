@@ -168,7 +168,7 @@ class RowForm:
     """The form of the rows that are added to a store: its columns, next observations, and how episodes end."""
 
     def __init__(self, store: ColumnStore, next_obs_apart: bool) -> None:
-        """`next_obs_apart`: no column of the store holds the next observations."""
+        """Take a store; `next_obs_apart`: no column of the store holds the next observations."""
         new_obs: list[Leaf] = []
         if next_obs_apart:
             paths = [path for path, _ in named_leaves(Columns.NEXT_OBS, store.trees[Columns.OBS])]

@@ -59,7 +59,7 @@ class SealedArrays(dict[str, Any]):
         self._entry: dict[str, Any] = {}
 
     def link_to(self, path: Path) -> dict[str, Any] | None:
-        """Puts the file written before at `path` too; its size and SHA-256, or None where that does not work."""
+        """Put the file written before at `path` too; return its size and SHA-256, or None where that does not work."""
         if self._home is None:
             return None
         home, inode, changed = self._home
@@ -76,7 +76,7 @@ class SealedArrays(dict[str, Any]):
         return dict(self._entry)
 
     def written_to(self, path: Path, entry: dict[str, Any]) -> None:
-        """The file at `path` now holds these arrays."""
+        """Remember that the file at `path` holds these arrays."""
         with contextlib.suppress(OSError):
             found = path.stat()
             self._home, self._entry = (path, found.st_ino, found.st_mtime_ns), dict(entry)
@@ -136,7 +136,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, StateTree]:
-    """The trees of a checkpoint, or of any folder inside one, as `write_checkpoint` was given them.
+    """Return the trees of a checkpoint, or of any folder inside one, as `write_checkpoint` was given them.
 
     Every file is checked against the manifest before it is understood.
 
@@ -181,7 +181,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> Path | None:
-    """The newest intact checkpoint among the directories in `directory`; None where there is none.
+    """Return the newest intact checkpoint among the directories in `directory`; None where there is none.
 
     Newest by the time of writing. A damaged or foreign directory is named by a warning and passed over;
     hidden ones (a save that was killed) are not looked at.
@@ -274,7 +274,7 @@ def _remember_sealed(
 
 
 def _is_flat(value: object) -> bool:
-    """A non-empty dict from text to arrays needs no JSON beside its safetensors file."""
+    """Return whether this is a non-empty dict from text to arrays, which needs no JSON beside its safetensors file."""
     return (
         isinstance(value, Mapping)
         and len(value) > 0
@@ -299,9 +299,7 @@ def _write_file(path: Path, chunks: Iterable[Any]) -> dict[str, Any]:
 def _write_manifests(
     root: Path, folders: list[str], files: dict[str, dict[str, Any]], metadata: dict[str, Any]
 ) -> None:
-    """One manifest for each folder and each folder above one, deepest first, so that each covers those
-    below.
-    """
+    """Write a manifest for each folder and each folder above one, deepest first, so that each covers those below."""
     keys: dict[str, list[str]] = {folder: [] for folder in folders}
     for name in files:
         folder, _, file = name.rpartition("/")

@@ -24,7 +24,7 @@ def install_hint(extra: str) -> str:
 
 
 def no_copies(holds: str, instead: str) -> Callable[..., Any]:
-    """A `__reduce__` for a class whose objects hold what cannot be copied: `copy` and `pickle` raise `TypeError`."""
+    """Return a `__reduce__` for objects that hold what cannot be copied: `copy` and `pickle` raise `TypeError`."""
 
     def __reduce__(self: object) -> NoReturn:
         raise TypeError(f"this {type(self).__name__} holds {holds} and is neither copied nor pickled; {instead}")

@@ -13,7 +13,7 @@ _PREFIX = ".lockstep-tmp"
 
 
 def temporary_sibling(target: Path) -> Path:
-    """A hidden, unused name beside `target` that tells which machine and process it belongs to."""
+    """Return a hidden, unused name beside `target` that tells which machine and process it belongs to."""
     host = socket.gethostname().replace("~", "-")[:60]
     return target.with_name(f"{_PREFIX}~{host}~{os.getpid()}~{secrets.token_hex(6)}")
 
@@ -105,7 +105,7 @@ def write_file_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write a file under; it takes the place of `path` when the block ends well.
+    """Give a name beside `path` to write a file under; it takes the place of `path` when the block ends well.
 
     Raises:
         OSError: naming `path` (no directory to write in, a full disk); the old file stays and nothing

@@ -42,7 +42,7 @@ class RestartBudget:
         self._times: dict[Hashable, list[float]] = {}
 
     def take(self, worker: Hashable) -> str | None:
-        """Counts one restart of `worker` and returns None; or, uncounted, which limit is in its way."""
+        """Count one restart of `worker` and return None; or, uncounted, return which limit is in its way."""
         limits, now = self.limits, self._clock()
         if self.num_restarts >= limits.in_run:
             return f"{self.num_restarts} restarts in this run, at most {limits.in_run} are allowed"

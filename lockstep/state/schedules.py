@@ -64,7 +64,7 @@ class Schedule:
         else:
             raise TypeError(f"{name} must be {_ALLOWED}; got {value!r}")
         self._timestep, self._limit = 0, math.inf
-        self._value = self._at(0)
+        self._value = self.at(0)
         if self._function is not None:
             self._limit = MOST_ABOVE_START * self._value or MOST_FROM_ZERO
 
@@ -72,16 +72,20 @@ class Schedule:
         return f"Schedule({self.specification!r}, name={self.name!r})"
 
     def __call__(self, t: int) -> float:
-        """The value at step `t` (zero or larger); `t` becomes the position."""
+        """Return the value at step `t` (zero or larger); `t` becomes the position."""
         if not t >= 0:
             raise ValueError(f"{self.name}: the step must be zero or larger, got {t!r}")
-        self._value = self._at(t)
+        self._value = self.at(t)
         self._timestep = int(t)
         return self._value
 
     def at(self, t: int) -> float:
         """Return the value at step `t`; the position stays where it is."""
-        return self._at(t)
+        if self._times:
+            return self._between_points(t)
+        if self._function is not None:
+            return self._check_steps(self._check_finite(self._function(t), t), t)
+        return float(self.specification)  # type: ignore[arg-type]
 
     @property
     def constant(self) -> bool:
@@ -90,7 +94,7 @@ class Schedule:
 
     @property
     def rises_later(self) -> bool:
-        """Does a later point have a value other than 0? False for a number and for a function."""
+        """Whether a later point has a value other than 0; False for a number and for a function."""
         return any(value for time, value in zip(self._times, self._values) if time > self._timestep)
 
     @property
@@ -104,7 +108,7 @@ class Schedule:
         return self._timestep
 
     def get_state(self) -> dict[str, Any]:
-        """The position and the value there."""
+        """Return the position and the value there."""
         return {"timestep": self._timestep, "value": self._value}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -126,15 +130,8 @@ class Schedule:
         Returns the saved value where it is another: the schedule was changed since. Raises as `set_state`.
         """
         self.set_state(state)
-        saved, self._value = self._value, self._at(self._timestep)
+        saved, self._value = self._value, self.at(self._timestep)
         return None if saved == self._value else saved
-
-    def _at(self, t: int) -> float:
-        if self._times:
-            return self._between_points(t)
-        if self._function is not None:
-            return self._check_steps(self._check_finite(self._function(t), t), t)
-        return float(self.specification)  # type: ignore[arg-type]
 
     def _between_points(self, t: int) -> float:
         times, values = self._times, self._values

@@ -52,26 +52,24 @@ class RandomStreams:
         return f"RandomStreams(seed={self.root_seed}, key={self._key.hex()[:8]})"
 
     def numpy(self, name: str) -> np.random.Generator:
-        """The numpy generator (PCG64) of this name."""
+        """Return the numpy generator (PCG64) of this name."""
         if name not in self._numpy:
             self._numpy[name] = self._new_numpy(name)
         return self._numpy[name]
 
     def torch(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
-        """The torch generator of this name on a device."""
+        """Return the torch generator of this name on a device."""
         place = (name, str(torch.device(device)))
         if place not in self._torch:
             self._torch[place] = torch.Generator(device=device).manual_seed(self._torch_seed(name))
         return self._torch[place]
 
     def seed(self, name: str) -> int:
-        """A seed for something outside (an environment, say): 0 <= seed < 2**31, so that it fits a signed
-        int32.
-        """
+        """Return a seed for something outside (an environment, say): 0 <= seed < 2**31, so that it fits an int32."""
         return self.seeds(name, 1)[0]
 
     def seeds(self, name: str, n: int) -> list[int]:
-        """`n` different seeds as `seed` gives them; the first ones stay the same when `n` grows."""
+        """Return `n` different seeds as `seed` gives them; the first ones stay the same when `n` grows."""
         if n < 0:
             raise ValueError(f"n must be zero or larger, got {n}")
         found: dict[int, None] = {}
@@ -82,15 +80,13 @@ class RandomStreams:
         return list(found)
 
     def child(self, name: str) -> "RandomStreams":
-        """The tree of streams below this name (part of this tree's state)."""
+        """Return the tree of streams below this name (part of this tree's state)."""
         if name not in self._children:
             self._children[name] = RandomStreams(self.root_seed, _derive(self._key, "child", name))
         return self._children[name]
 
     def get_state(self) -> dict[str, Any]:
-        """Seed and position of every stream created so far, children included; a tree that checkpoints
-        can hold.
-        """
+        """Return seed and position of every stream created so far, children included, as checkpoints can hold them."""
         torch_states: dict[str, dict[str, torch.Tensor]] = {}
         for (name, device), generator in self._torch.items():
             torch_states.setdefault(name, {})[device] = generator.get_state()

@@ -61,14 +61,12 @@ _NUMPY_NAMES: dict[str, str] = {
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is stored as an array: a torch tensor, a numpy array or memory map, no other
-    subclass.
-    """
+    """Return whether `value` is stored as an array: a torch tensor, a numpy array or memory map, no other subclass."""
     return isinstance(value, torch.Tensor) or type(value) in (np.ndarray, np.memmap)
 
 
 def why_not_storable(value: Array) -> str | None:
-    """The reason why this array cannot be written, or None where it can."""
+    """Return the reason why this array cannot be written, or None where it can."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
             return f"a tensor with layout {value.layout} on device {value.device}"
@@ -78,7 +76,7 @@ def why_not_storable(value: Array) -> str | None:
 
 
 def _flatten(value: Array) -> tuple[str, list[int], Any, dict[str, Any]]:
-    """safetensors name, shape, bytes (a flat uint8 array) and the kind entry for one array."""
+    """Return safetensors name, shape, bytes (a flat uint8 array) and the kind entry for one array."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         # An empty tensor may have strides that cannot be viewed as bytes.
@@ -98,7 +96,7 @@ def _flatten(value: Array) -> tuple[str, list[int], Any, dict[str, Any]]:
 
 
 def tensor_file_chunks(arrays: Mapping[str, Array]) -> Iterator[Any]:
-    """The bytes of a safetensors file with these arrays, piece by piece (so that no copy of all is made).
+    """Yield the bytes of a safetensors file with these arrays, piece by piece, so that no copy of all is made.
 
     Views that share memory are written apart, each with its own values. Device, gradient flag and memory
     order are not kept: what is read lies on the CPU in C order.
@@ -146,7 +144,7 @@ def _restore(tensor: torch.Tensor, kind: Mapping[str, Any]) -> Array:
 
 
 def parse_tensor_file(content: bytes) -> dict[str, Array]:
-    """The arrays of a safetensors file, in the order in which they were given to the writer.
+    """Return the arrays of a safetensors file, in the order in which they were given to the writer.
 
     A file from elsewhere (without Lockstep's note in its header) gives torch tensors.
 
@@ -170,7 +168,7 @@ class StateTypeError(ValueError):
 
 
 def encode(value: object, where: str, arrays: dict[str, Array]) -> Any:
-    """`value` as something JSON can hold; arrays found inside go to `arrays` under a name made of their path.
+    """Return `value` as something JSON can hold; arrays found inside go to `arrays` under a name made of their path.
 
     Raises:
         StateTypeError: a leaf or key of a kind that cannot be written; the message says where it stands.
@@ -224,7 +222,7 @@ def _encode_dict(value: Mapping[Any, Any], where: str, arrays: dict[str, Array])
 
 
 def decode(value: Any, arrays: Mapping[str, Array]) -> Any:
-    """The inverse of `encode`.
+    """Return the value that `encode` was given.
 
     Raises:
         ValueError: the JSON was not written by `encode`, or names an array that `arrays` does not have.
