@@ -121,7 +121,7 @@ def _needed(acting: ActingPolicy, batch: SampleBatch) -> SampleBatch:
     if not acting.connectors.obs.is_identity:
         seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
         needed |= {name: acting.connectors.obs(needed[name]) for name in seen}
-    return SampleBatch._trusted(needed)
+    return SampleBatch.trusted(needed)
 
 
 def _update_priorities(policy: AnyPolicy, module_id: str, buffer: ReplayBuffer, batch: SampleBatch) -> None:

@@ -1,5 +1,6 @@
 """The one form in which all data moves: batches of columns, episodes, and cutting them into parts."""
 
+from lockstep.data.agent_steps import MultiAgentEnvError
 from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.minari_files import read_minari, read_minari_batch, write_minari
@@ -11,10 +12,7 @@ from lockstep.data.minibatch import (
     shard_episodes,
 )
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
-from lockstep.data.multi_agent_episode_step import MultiAgentEnvError
-from lockstep.data.offline import OfflineDataset, OfflineMinibatches
-from lockstep.data.parquet import parquet_batches
-from lockstep.data.row_files import write_rows
+from lockstep.data.offline import OfflineDataset, OfflineMinibatches, parquet_batches, write_rows
 from lockstep.data.sample_batch import (
     MultiAgentBatch,
     SampleBatch,

@@ -1,14 +1,26 @@
-"""Columns and objects as plain arrays and JSON, for files. Nothing is pickled, and nothing is lost on the way back."""
+"""Columns as plain arrays and JSON, and `.npz` files of them. Nothing is pickled, nothing is lost on the way back.
+
+A column becomes a tree of JSON whose leaves name arrays that the file holds in its own way. Tensors become arrays
+of the same bits. Rows of objects (`infos`) may be None, bool, int, float, str, arrays, numpy scalars, and dicts,
+lists and tuples of them.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from lockstep.data.trees import Leaf, Tree, object_rows
+from lockstep.state.replace import replacing_file
 
 Put = Callable[[np.ndarray, str], Any]
 """Takes an array and the path of the leaf; returns what names it in the JSON"""
@@ -21,8 +33,8 @@ _BITS |= {getattr(torch, name): torch.uint8 for name in dir(torch) if name.start
 ALLOWED_OBJECTS = "None, bool, int, float, str, arrays, numpy scalars, tensors, and dicts, lists and tuples of them"
 
 
-def encode_column(column: Any, put: Put, put_objects: Put, path: str) -> Any:
-    """A column (tree of leaves) as JSON; its arrays go to `put`, its arrays of objects to `put_objects`."""
+def encode_column(column: Tree, put: Put, put_objects: Put, path: str) -> Any:
+    """Return a column as JSON; its arrays go to `put`, its arrays of objects to `put_objects`."""
     if isinstance(column, dict):
         for key in column:
             if type(key) not in (str, int, bool):
@@ -41,7 +53,7 @@ def encode_column(column: Any, put: Put, put_objects: Put, path: str) -> Any:
 
 
 def decode_column(item: Mapping[str, Any], get: Get, get_objects: Get) -> Any:
-    """The inverse of `encode_column`."""
+    """Return the inverse of `encode_column`."""
     kind = item["kind"]
     if kind == "dict":
         return {key: decode_column(part, get, get_objects) for key, part in item["items"]}
@@ -52,8 +64,8 @@ def decode_column(item: Mapping[str, Any], get: Get, get_objects: Get) -> Any:
     return restored_leaf(get(item["key"]), item)
 
 
-def plain_array(leaf: Any, path: str) -> tuple[np.ndarray, dict[str, str]]:
-    """A leaf as a numpy array (tensors share memory where they can), and its kind for `restored_leaf`.
+def plain_array(leaf: Leaf, path: str) -> tuple[np.ndarray, dict[str, str]]:
+    """Return a leaf as a numpy array (tensors share memory where they can), and its kind for `restored_leaf`.
 
     Raises `TypeError` naming the column for arrays that files cannot hold (structured, masked, objects).
     """
@@ -76,7 +88,7 @@ def plain_array(leaf: Any, path: str) -> tuple[np.ndarray, dict[str, str]]:
 
 
 def restored_leaf(array: np.ndarray, kind: Mapping[str, Any]) -> Any:
-    """The leaf that `plain_array` was given."""
+    """Return the leaf that `plain_array` was given."""
     if kind["kind"] == "array":
         stored = plain_dtype(kind["dtype"])
         return array if array.dtype == stored else array.astype(stored)
@@ -88,7 +100,7 @@ def restored_leaf(array: np.ndarray, kind: Mapping[str, Any]) -> Any:
 
 
 def plain_dtype(text: str) -> np.dtype:
-    """The dtype of a name read from a file; `ValueError` for objects and structures."""
+    """Return the dtype of a name read from a file; `ValueError` for objects and structures."""
     dtype = np.dtype(text)
     if dtype.hasobject or dtype.kind == "V":
         raise ValueError(f"arrays of type {text!r} are not read")
@@ -99,12 +111,12 @@ def plain_dtype(text: str) -> np.dtype:
 
 
 def objects_to_text(rows: np.ndarray, path: str) -> list[str]:
-    """Each object of an array as one JSON text."""
+    """Return each object of an array as one JSON text."""
     return [json.dumps(encode_object(row, path)) for row in rows.reshape(-1)]
 
 
-def encode_object(value: Any, path: str) -> Any:
-    """An object as JSON, arrays inside as base64; `TypeError` naming the column for another kind of object."""
+def encode_object(value: object, path: str) -> Any:
+    """Return an object as JSON, arrays inside as base64; `TypeError` naming the column for another kind of object."""
     if value is None or type(value) in (bool, str, int, float):
         return value
     if type(value) is list:
@@ -129,8 +141,8 @@ def encode_object(value: Any, path: str) -> Any:
     )
 
 
-def decode_object(item: Any) -> Any:
-    """The inverse of `encode_object`."""
+def decode_object(item: Tree) -> Any:
+    """Return the inverse of `encode_object`."""
     if isinstance(item, list):
         return [decode_object(part) for part in item]
     if not isinstance(item, dict):
@@ -149,13 +161,81 @@ def decode_object(item: Any) -> Any:
     return restored_leaf(array, item)
 
 
-def object_rows(rows: list[Any]) -> np.ndarray:
-    """Objects as one array [len(rows)], whatever they look like."""
-    array = np.empty(len(rows), dtype=object)
-    for index, row in enumerate(rows):
-        array[index] = row
-    return array
-
-
 def _base64(array: np.ndarray) -> str:
     return base64.b64encode(array.tobytes()).decode("ascii")
+
+
+# ---- files ---------------------------------------------------------------------------------------------------
+
+FORMAT = "lockstep-sample-batch"
+_INDEX = "__index__"
+_DAMAGE = (
+    *(KeyError, ValueError, OSError, EOFError, AttributeError, TypeError, IndexError),
+    *(zipfile.BadZipFile, zlib.error, OverflowError, RuntimeError),
+)
+"""what reading a damaged file can raise, whichever library meets it first"""
+
+
+class MissingColumnError(KeyError):
+    """A column that was asked for is not in the file, which is sound."""
+
+
+@contextmanager
+def naming_damage(path: Path, kind: str) -> Iterator[None]:
+    """Raise `ValueError` naming the file where reading it fails, but for a file or column that is not there."""
+    try:
+        yield
+    except (MissingColumnError, FileNotFoundError):
+        raise
+    except _DAMAGE as error:
+        raise ValueError(f"{path} is no readable {kind}: {error}") from error
+
+
+def write_npz(path: Path, columns: Mapping[str, Tree], marks: Mapping[str, Any]) -> Path:
+    """Write columns to one `.npz` file; return its path. No half file is left.
+
+    Each leaf is one array of the file; a JSON text beside them keeps names, nesting and kinds.
+    """
+    path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
+    arrays: dict[str, np.ndarray] = {}
+
+    def put(array: np.ndarray, _: str) -> str:
+        key = f"array_{len(arrays)}"
+        arrays[key] = array
+        return key
+
+    def put_objects(rows: np.ndarray, name: str) -> Any:
+        return {"shape": list(rows.shape), "rows": objects_to_text(rows, name)}
+
+    arrays[_INDEX] = np.frombuffer(encode_note(columns, marks, put, put_objects).encode(), dtype=np.uint8)
+    with replacing_file(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    return path
+
+
+def read_npz(path: Path) -> tuple[dict[str, Tree], dict[str, Any]]:
+    """Return the columns and the marks in a file; use it within `naming_damage`."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    note = decode_note(arrays[_INDEX].tobytes())
+    columns = {name: decode_column(item, arrays.__getitem__, _read_objects) for name, item in note["columns"].items()}
+    return columns, note["marks"]
+
+
+def _read_objects(item: Any) -> np.ndarray:
+    return object_rows([decode_object(json.loads(row)) for row in item["rows"]]).reshape(item["shape"])
+
+
+def encode_note(columns: Mapping[str, Tree], marks: Mapping[str, Any], put: Put, put_objects: Put) -> str:
+    """Return the JSON text that a file of columns carries beside its arrays."""
+    described = {name: encode_column(column, put, put_objects, name) for name, column in columns.items()}
+    described_marks = {name: encode_object(value, name) for name, value in marks.items()}
+    return json.dumps({"format": FORMAT, "version": 1, "marks": described_marks, "columns": described})
+
+
+def decode_note(text: bytes) -> dict[str, Any]:
+    """Return what `encode_note` wrote, with the columns as described there."""
+    note = json.loads(text)
+    if note["format"] != FORMAT:
+        raise ValueError(f"its format is {note['format']!r}")
+    return {"columns": note["columns"], "marks": {name: decode_object(value) for name, value in note["marks"].items()}}

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.batch_layout import is_per_sequence, num_sequences_of
 from lockstep.data.codec import plain_array, plain_dtype, restored_leaf
 from lockstep.data.columns import Columns
-from lockstep.data.trees import map_tree, named_leaves
+from lockstep.data.trees import Leaf, Tree, map_tree, named_leaves
 from lockstep.state.messages import install_hint
 
 DEFAULT_COLUMNS = frozenset({Columns.OBS, Columns.NEXT_OBS})
@@ -29,7 +28,7 @@ class CompressedBlock:
     kind: Mapping[str, str]
 
     def rows(self) -> np.ndarray:
-        """The rows [num_rows, *row_shape]; `ValueError` where the bytes are damaged."""
+        """Return the rows [num_rows, *row_shape]; `ValueError` where the bytes are damaged."""
         lz4 = _lz4()
         dtype = plain_dtype(self.stored)
         size = self.num_rows * math.prod(self.row_shape) * dtype.itemsize
@@ -64,8 +63,8 @@ def _lz4() -> Any:
     return lz4.block
 
 
-def is_compressed(leaf: Any) -> bool:
-    """Whether a leaf holds compressed rows."""
+def is_compressed(leaf: Leaf) -> bool:
+    """Return whether a leaf holds compressed rows."""
     return (
         isinstance(leaf, np.ndarray)
         and leaf.dtype == object
@@ -73,15 +72,15 @@ def is_compressed(leaf: Any) -> bool:
     )
 
 
-def compress_column(name: str, column: Any, bulk: bool, lead: int) -> Any:
-    """The column with compressed rows; the first `lead` axes count rows. Empty leaves stay as they are."""
+def compress_column(name: str, column: Tree, bulk: bool, lead: int) -> Any:
+    """Return the column with compressed rows; the first `lead` axes count rows. Empty leaves stay as they are."""
     for path, leaf in named_leaves(name, column):
         if not is_compressed(leaf):
             plain_array(leaf, path)  # refuse before anything is done
     return map_tree(lambda leaf: _compress_leaf(leaf, bulk, lead), column)
 
 
-def _compress_leaf(leaf: Any, bulk: bool, lead: int) -> Any:
+def _compress_leaf(leaf: Leaf, bulk: bool, lead: int) -> Any:
     if is_compressed(leaf):
         return leaf
     array, kind = plain_array(leaf, "")
@@ -103,8 +102,8 @@ def _compress_leaf(leaf: Any, bulk: bool, lead: int) -> Any:
     return packed.reshape(outer)
 
 
-def decompress_column(name: str, column: Any) -> Any:
-    """The column with arrays and tensors in place of compressed rows; other leaves as they are."""
+def decompress_column(name: str, column: Tree) -> Any:
+    """Return the column with arrays and tensors in place of compressed rows; other leaves as they are."""
     return map_tree(lambda leaf: _decompress_leaf(leaf, name) if is_compressed(leaf) else leaf, column)
 
 
@@ -132,29 +131,14 @@ def _decompress_leaf(leaf: np.ndarray, name: str) -> Any:
     return restored_leaf(out.reshape((*leaf.shape, *first.row_shape)), first.kind)
 
 
-def _described(row: Any) -> str:
+def _described(row: object) -> str:
     if isinstance(row, CompressedRow):
         return f"compressed {row.block.kind['dtype']}{list(row.block.row_shape)}"
     return f"a {type(row).__name__}"
 
 
-def compress_batch(batch: Any, bulk: bool, columns: Collection[str]) -> None:
-    """Compresses columns of a `SampleBatch` in place; nothing is changed on an error."""
-    sequences = num_sequences_of(batch)
-    done = {}
-    for name in columns:
-        lead = 2 if batch.time_major and not is_per_sequence(batch, name, sequences) else 1
-        done[name] = compress_column(name, dict.__getitem__(batch, name), bulk, lead)
-    dict.update(batch, done)
-
-
-def decompress_batch(batch: Any, columns: Collection[str]) -> None:
-    """Decompresses columns of a `SampleBatch` in place; nothing is changed on an error."""
-    dict.update(batch, {name: decompress_column(name, dict.__getitem__(batch, name)) for name in columns})
-
-
 def wanted_columns(columns: Collection[str], present: Collection[str]) -> list[str]:
-    """The columns to work on, in order; `KeyError` for a missing one unless they are the default."""
+    """Return the columns to work on, in order; `KeyError` for a missing one unless they are the default."""
     wanted = {columns} if isinstance(columns, str) else set(columns)
     missing = sorted(wanted - set(present))
     if missing and wanted != DEFAULT_COLUMNS:

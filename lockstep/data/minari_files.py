@@ -190,7 +190,7 @@ def write_minari(
     namespace = _namespace_of(minari, dataset_id)
     extra = dict(metadata or {})
     if isinstance(data, SampleBatch):
-        flat = data.to_numpy()._flat()
+        flat = data.to_numpy().flat()
         extra[_COLUMNS_NOTE] = [[name, _type_of(column)] for name, column in flat.items()]
         data = _episodes_of(flat)
     episodes = list(data)
@@ -258,9 +258,9 @@ def _parts_of(episode: SingleAgentEpisode, number: int, observation_space: Any, 
         raise TypeError(f"episode {number} is a {type(episode).__name__}; SingleAgentEpisode is needed")
     if not len(episode):
         raise ValueError(f"{where} has no step; Minari keeps episodes of at least one")
-    if episode._extras:
+    if episode.extra_keys:
         raise ValueError(
-            f"{where} has the extra model outputs {sorted(episode._extras)}, for which Minari has no place; "
+            f"{where} has the extra model outputs {sorted(episode.extra_keys)}, for which Minari has no place; "
             "leave them out, or keep the batch with to_parquet()"
         )
     observations, actions = episode.get_observations(), episode.get_actions()

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Literal
 from uuid import uuid4
 
-from lockstep.data import multi_agent_episode_edit as edit
-from lockstep.data.columns import DEFAULT_MODULE_ID
-from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.multi_agent_episode_columns import MultiAgentColumns
-from lockstep.data.multi_agent_episode_step import (
+import numpy as np
+
+from lockstep.data.agent_steps import (
     ALL,
-    COMMON,
+    AgentDict,
     AgentID,
-    AgentTrack,
+    AgentSteps,
     EnvStep,
-    apply_step,
+    MultiAgentEnvError,
     as_agent_dict,
-    check_agent,
-    check_first_observation,
-    check_step,
-    problem,
 )
-from lockstep.data.sample_batch import MultiAgentBatch
+from lockstep.data.columns import DEFAULT_MODULE_ID
+from lockstep.data.episode import (
+    ACTIONS,
+    EXTRAS,
+    INFOS,
+    OBSERVATIONS,
+    REWARDS,
+    SingleAgentEpisode,
+    check_follows,
+    check_state,
+)
+from lockstep.data.indices import Indices, lookback_steps, positions_of, run_of_steps
+from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+from lockstep.data.space_codec import describe_space, space_from
+from lockstep.data.trees import Tree, as_rows, num_items, read_list, read_tree, row_of, stack_rows
+from lockstep.state.checks import check_whole
 
 Slice = slice  # the method of this name hides the type in the class
 MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]
+AgentIDs = Collection[AgentID] | AgentID | None
+
+_STATE = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated", "is_reset")
 
 
-class MultiAgentEpisode(MultiAgentColumns):
+class MultiAgentEpisode:
     """T environment steps of several agents: one `SingleAgentEpisode` for each, and when its observations came.
 
     Time counts environment steps: the reset has time 0, and env step t leads from time t to t + 1. An agent's step
@@ -51,21 +64,29 @@ class MultiAgentEpisode(MultiAgentColumns):
         agent_to_module_mapping_fn: `f(agent_id, episode) -> module id`, asked once for each agent; by default
             all agents have `"default_policy"`.
 
-    Raises `ValueError` where the lengths do not fit, `MultiAgentEnvError` (a `ValueError`) for data that cannot be.
+    Raises:
+        ValueError: the lengths do not fit.
+        MultiAgentEnvError: data that cannot be (a `ValueError`).
     """
 
     __slots__ = (
         "_action_spaces",
         "_agent_episode_ids",
         "_agent_t_started",
+        "_agents",
         "_duration",
         "_last_time",
+        "_lookback",
         "_modules",
         "_observation_spaces",
         "_start_time",
         "action_space",
+        "agent_episodes",
         "agent_to_module_mapping_fn",
         "custom_data",
+        "env_t",
+        "env_t_started",
+        "id_",
         "is_reset",
         "is_terminated",
         "is_truncated",
@@ -78,15 +99,15 @@ class MultiAgentEpisode(MultiAgentColumns):
         self,
         id_: str | None = None,
         *,
-        observations: Sequence[Mapping[AgentID, Any]] | None = None,
+        observations: Sequence[AgentDict] | None = None,
         observation_space: Any = None,
-        infos: Sequence[Mapping[AgentID, Any]] | None = None,
-        actions: Sequence[Mapping[AgentID, Any]] | None = None,
+        infos: Sequence[AgentDict] | None = None,
+        actions: Sequence[AgentDict] | None = None,
         action_space: Any = None,
-        rewards: Sequence[Mapping[AgentID, Any]] | None = None,
+        rewards: Sequence[AgentDict] | None = None,
         terminateds: Mapping[AgentID, bool] | bool = False,
         truncateds: Mapping[AgentID, bool] | bool = False,
-        extra_model_outputs: Sequence[Mapping[AgentID, Any]] | None = None,
+        extra_model_outputs: Sequence[AgentDict] | None = None,
         env_t_started: int | None = None,
         agent_t_started: Mapping[AgentID, int] | None = None,
         len_lookback_buffer: int | Literal["auto"] = 0,
@@ -96,45 +117,44 @@ class MultiAgentEpisode(MultiAgentColumns):
     ) -> None:
         self.id_ = uuid4().hex if id_ is None else id_
         self.observation_space, self.action_space = observation_space, action_space
-        self._observation_spaces = edit.spaces_by_agent(observation_space, "observation_space")
-        self._action_spaces = edit.spaces_by_agent(action_space, "action_space")
+        self._observation_spaces = _spaces_by_agent(observation_space, "observation_space")
+        self._action_spaces = _spaces_by_agent(action_space, "action_space")
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self._modules: dict[AgentID, str] = dict(agent_module_ids or {})
         self._agent_episode_ids = dict(agent_episode_ids or {})
         self._agent_t_started = dict(agent_t_started or {})
         self.agent_episodes: dict[AgentID, SingleAgentEpisode] = {}
-        self._tracks: dict[AgentID, AgentTrack] = {}
+        """of the agents that have an observation in this piece"""
+        self._agents: dict[AgentID, AgentSteps] = {}
+        """of all agents that data came for"""
         self.custom_data: dict[str, Any] = {}
         self.is_reset = self.is_terminated = self.is_truncated = False
         self._duration, self._start_time, self._last_time = 0.0, 0.0, 0.0
         self.env_t = self.env_t_started = env_t_started or 0
         self._lookback = 0
-        given = edit.Given(observations, infos, actions, rewards, extra_model_outputs, terminateds, truncateds)
-        edit.replay(self, given, len_lookback_buffer)
+        steps = {ACTIONS: actions, REWARDS: rewards, EXTRAS: extra_model_outputs}
+        flags = [as_agent_dict(terminateds, "terminateds"), as_agent_dict(truncateds, "truncateds")]
+        num_steps = _check_lists(observations, infos, steps, flags)
+        lookback = lookback_steps(len_lookback_buffer, num_steps)
+        if observations:
+            self._replay(observations, infos, steps, flags, lookback)
 
     # ---- growing -----------------------------------------------------------------------------------------
 
     def add_env_reset(
         self, observations: Mapping[AgentID, Any], infos: Mapping[AgentID, Mapping[str, Any]] | None = None
     ) -> None:
-        """The first observations; agents that are not there appear later. Once, before any step.
+        """Add the first observations; agents that are not there appear later. Once, before any step.
 
         `ValueError` a second time, `MultiAgentEnvError` for an unknown agent or an observation outside its space.
         """
         if self.is_reset:
             raise ValueError(f"episode {self.id_} has been reset already and is at t={self.env_t}")
-        observations, infos = as_agent_dict(observations, "observations"), as_agent_dict(infos, "infos")
-        for agent, observation in observations.items():
-            check_agent(self, agent, "observations")
-            if observation is None:
-                raise problem(self, agent, "None in observations; leave the agent out of the dict instead")
-            check_first_observation(self, agent, observation)
-        for agent in infos:
-            if agent not in observations and agent != COMMON:
-                raise problem(self, agent, "an info came without an observation; infos belong to observations")
-        for agent, observation in observations.items():
-            self._tracks[agent] = AgentTrack(times=[self.env_t])
-            self._new_agent(agent).add_env_reset(observation, infos.get(agent))
+        infos = as_agent_dict(infos, INFOS)
+        step = EnvStep(as_agent_dict(observations, OBSERVATIONS), {}, {}, infos, {}, {}, {})
+        self._check_step(step)
+        for agent, observation in step.observations.items():
+            self._begin_agent(agent, observation, infos.get(agent))
         self.is_reset = True
         self._start_time = self._last_time = time.perf_counter()
 
@@ -149,36 +169,101 @@ class MultiAgentEpisode(MultiAgentColumns):
         truncateds: Mapping[AgentID, bool] | bool | None = None,
         extra_model_outputs: Mapping[AgentID, Mapping[str, Any]] | None = None,
     ) -> None:
-        """One environment step: the agents in `actions` acted, and the rest came back.
+        """Add one environment step: the agents in `actions` acted, and the rest came back.
 
         `__all__` in a flag's dict (or a plain bool) speaks for every agent that has no flag of its own. Where
         neither dict has `__all__`, the episode ends with its last agent: truncated if all that end in that step
         are, else terminated. An agent that terminates while its action waits repeats its last observation.
 
-        Raises `MultiAgentEnvError` naming agent and step, and changes nothing, for: data for an agent that is done
-        or unknown; an action of an agent that has observed nothing since its last one; a second observation without
-        an action; an action and an observation without a reward; a truncation after an action without a last
-        observation; infos without observation, model outputs without action; a step before the reset or after the
-        end. `TypeError` for values that are no dicts, and rewards that are no numbers.
+        Raises:
+            MultiAgentEnvError: naming agent and step, with nothing changed, for: data for an agent that is done
+                or unknown; an action of an agent that has observed nothing since its last one; a second observation
+                without an action; an action and an observation without a reward; a reward that is no number; a
+                truncation after an action without a last observation; infos without observation, model outputs
+                without action; a step before the reset or after the end.
+            TypeError: values that are no dicts.
         """
         step = EnvStep(
-            as_agent_dict(observations, "observations"),
-            as_agent_dict(actions, "actions"),
-            as_agent_dict(rewards, "rewards"),
-            as_agent_dict(infos, "infos"),
-            as_agent_dict(terminateds, "terminateds", flags=True),
-            as_agent_dict(truncateds, "truncateds", flags=True),
-            as_agent_dict(extra_model_outputs, "extra_model_outputs"),
+            as_agent_dict(observations, OBSERVATIONS),
+            as_agent_dict(actions, ACTIONS),
+            as_agent_dict(rewards, REWARDS),
+            as_agent_dict(infos, INFOS),
+            as_agent_dict(extra_model_outputs, EXTRAS),
+            as_agent_dict(terminateds, "terminateds"),
+            as_agent_dict(truncateds, "truncateds"),
         )
         if not self.is_reset or self.is_done:
-            agents = [*dict.fromkeys([*step.actions, *step.observations])]
             state = f"ended at t={self.env_t}" if self.is_done else "has not been reset; call add_env_reset first"
-            raise problem(self, agents[0] if len(agents) == 1 else agents, f"data came, but the episode {state}")
-        check_step(self, step)
-        apply_step(self, step)
+            agents = list(dict.fromkeys(step.agents()))
+            raise self._problem(agents[0] if len(agents) == 1 else agents, f"data came, but the episode {state}")
+        self._check_step(step)
+        self._apply(step)
         self._last_time = time.perf_counter()
 
-    def _new_agent(self, agent: AgentID) -> SingleAgentEpisode:
+    def _problem(self, agent: AgentID, reason: str) -> MultiAgentEnvError:
+        able = [agent for agent, steps in self._agents.items() if steps.can_act]
+        return MultiAgentEnvError(
+            f"agent {agent!r} in env step {self.env_t} of episode {self.id_}: {reason}; able to act are {able}"
+        )
+
+    def _check_step(self, step: EnvStep) -> None:
+        """Raise `MultiAgentEnvError` for data that cannot be; the episode is as before."""
+        for agent in dict.fromkeys([*self._agents, *step.agents()]):
+            steps = self._agents.get(agent)
+            reason = self._refused_name(agent) if steps is None else None
+            steps = steps or AgentSteps(agent)
+            reason = reason or steps.refusal(step)
+            if reason is None and steps.episode is None and agent in step.observations:
+                reason = self._refused_first(agent, step.observations[agent])
+            if reason is not None:
+                raise self._problem(agent, reason)
+
+    def _refused_name(self, agent: AgentID) -> str | None:
+        """Return why an agent without data so far cannot appear; None where it can."""
+        if agent == ALL:
+            return "data came under '__all__', which is for flags only"
+        for spaces in (self._observation_spaces, self._action_spaces):
+            if spaces is not None and agent not in spaces:
+                return f"data came for an unknown agent; the spaces know {list(spaces)}"
+        return None
+
+    def _refused_first(self, agent: AgentID, observation: Tree) -> str | None:
+        """Return why a first observation cannot be; None where it can."""
+        space = (self._observation_spaces or {}).get(agent)
+        if space is None or space.contains(observation):
+            return None
+        return f"the observation {observation!r} does not lie in the space {space}"
+
+    def _apply(self, step: EnvStep) -> None:
+        """Add a checked step."""
+        self.env_t += 1
+        named = [*self._agents]
+        for data in (step.observations, step.rewards, step.terminateds, step.truncateds):
+            named += [agent for agent in data if agent not in self._agents and agent != ALL]
+        ended = []
+        for agent in dict.fromkeys(named):
+            steps = self._agents.get(agent)
+            if steps is None:
+                if not (agent in step.observations or step.rewards.get(agent) or any(step.own_flags(agent))):
+                    continue  # a flag that says that nothing happened
+                steps = self._agents[agent] = AgentSteps(agent)
+            if steps.ended_at is not None:
+                continue
+            if steps.episode is None and agent in step.observations:
+                self._begin_agent(agent, step.observations[agent], step.infos.get(agent))
+            if steps.apply(step, self.env_t):
+                ended.append(agent)
+        self.is_terminated = bool(step.terminateds.get(ALL))
+        self.is_truncated = bool(step.truncateds.get(ALL))
+        left_open = ALL not in step.terminateds and ALL not in step.truncateds
+        singles = self.agent_episodes.values()
+        if left_open and ended and singles and all(single.is_done for single in singles):
+            # the environment leaves it to us; what ends last says how
+            self.is_terminated = any(step.flags(agent)[0] for agent in ended)
+            self.is_truncated = not self.is_terminated
+
+    def _begin_agent(self, agent: AgentID, observation: Tree, info: Mapping[str, Any] | None) -> None:
+        """Add an agent with its first observation, which came now."""
         single = self.agent_episodes[agent] = SingleAgentEpisode(
             self._agent_episode_ids.get(agent),
             agent_id=agent,
@@ -188,9 +273,43 @@ class MultiAgentEpisode(MultiAgentColumns):
             action_space=(self._action_spaces or {}).get(agent),
             t_started=self._agent_t_started.get(agent, 0),
         )
-        return single
+        self._agents.setdefault(agent, AgentSteps(agent)).begin(single, self.env_t, observation, info)
 
-    # ---- what it is --------------------------------------------------------------------------------------
+    def _replay(
+        self,
+        observations: Sequence[AgentDict],
+        infos: Sequence[AgentDict] | None,
+        steps: Mapping[str, Sequence[AgentDict] | None],
+        flags: Sequence[AgentDict],
+        lookback: int,
+    ) -> None:
+        """Add the given env steps one by one, then move the start behind the lookback."""
+        num_steps = len(observations) - 1
+        start = self.env_t_started
+        self.env_t = self.env_t_started = start - lookback
+        actions, rewards = steps[ACTIONS] or [], steps[REWARDS] or []
+        infos, extras = infos or [{}] * (num_steps + 1), steps[EXTRAS] or [{}] * num_steps
+        own = [_flags_by_step(named, observations, actions, rewards) for named in flags]
+        self.add_env_reset(observations[0], infos[0])
+        for i in range(num_steps):
+            last = i == num_steps - 1
+            ends = [{**named.get(i, {}), ALL: bool(whole.get(ALL)) and last} for named, whole in zip(own, flags)]
+            if last and not any(ALL in whole for whole in flags):
+                ends = [{agent: flag for agent, flag in named.items() if agent != ALL} for named in ends]
+            self.add_env_step(
+                observations[i + 1],
+                actions[i],
+                rewards[i],
+                infos[i + 1],
+                terminateds=ends[0],
+                truncateds=ends[1],
+                extra_model_outputs=extras[i],
+            )
+        self.env_t_started, self._lookback = start, lookback
+        for agent in self.agent_episodes:
+            self.agent_episodes[agent] = self._agents[agent].look_back(start)
+
+    # ---- sizes and marks ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.env_t - self.env_t_started
@@ -202,7 +321,7 @@ class MultiAgentEpisode(MultiAgentColumns):
 
     @property
     def is_done(self) -> bool:
-        """Terminated or truncated for all."""
+        """Whether the episode was terminated or truncated for all."""
         return self.is_terminated or self.is_truncated
 
     @property
@@ -228,10 +347,11 @@ class MultiAgentEpisode(MultiAgentColumns):
     @property
     def env_t_to_agent_t(self) -> dict[AgentID, list[int | str]]:
         """Agent id -> for each time from the lookback on, the agent's own time of its observation, or `"S"`."""
-        return edit.env_t_to_agent_t(self)
+        begin, tag = self.env_t_started - self._lookback, self.SKIP_ENV_TS_TAG
+        return {agent: self._agents[agent].own_times(begin, self.env_t, tag) for agent in self.agent_episodes}
 
     def module_for(self, agent_id: AgentID) -> str:
-        """The module of an agent, which the mapping function says the first time."""
+        """Return the module of an agent, which the mapping function says the first time."""
         if agent_id not in self._modules:
             mapping = self.agent_to_module_mapping_fn
             module_id = DEFAULT_MODULE_ID if mapping is None else mapping(agent_id, self)
@@ -241,52 +361,54 @@ class MultiAgentEpisode(MultiAgentColumns):
         return self._modules[agent_id]
 
     def get_terminateds(self) -> dict[AgentID, bool]:
-        """Agent id -> terminated, and `__all__`."""
+        """Return agent id -> terminated, and `__all__`."""
         flags = {agent: single.is_terminated for agent, single in self.agent_episodes.items()}
         return {**flags, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[AgentID, bool]:
-        """Agent id -> truncated, and `__all__`."""
+        """Return agent id -> truncated, and `__all__`."""
         flags = {agent: single.is_truncated for agent, single in self.agent_episodes.items()}
         return {**flags, ALL: self.is_truncated}
 
-    def _able_to_act(self) -> list[AgentID]:
-        tracks = self._tracks
-        return [
-            agent for agent in self.agent_episodes if tracks[agent].ended_at is None and tracks[agent].waiting is None
-        ]
-
     def get_agents_to_act(self) -> set[AgentID]:
-        """The agents that are not done and have not answered their last observation."""
-        return set() if self.is_done else set(self._able_to_act())
+        """Return the agents that are not done and have not answered their last observation."""
+        return set() if self.is_done else {agent for agent, steps in self._agents.items() if steps.can_act}
 
     def get_agents_that_stepped(self) -> set[AgentID]:
-        """The agents whose last observation came now, at time `env_t`, done or not."""
-        return {agent for agent in self.agent_episodes if self._tracks[agent].times[-1] == self.env_t}
+        """Return the agents whose last observation came now, at time `env_t`, done or not."""
+        return {agent for agent in self.agent_episodes if self._agents[agent].times[-1] == self.env_t}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """Sum of the rewards of all agents' closed steps, without lookback.
+        """Return the sum of the rewards of all agents' closed steps, without lookback.
 
         `include_hanging_rewards` adds those that wait: since an agent's last observation, and before its first.
         """
         total = sum(single.get_return() for single in self.agent_episodes.values())
-        return total + (edit.hanging_rewards(self) if include_hanging_rewards else 0.0)
+        if include_hanging_rewards:
+            hanging = 0.0
+            for steps in self._agents.values():
+                hanging += steps.hanging_rewards(self.env_t_started, self.env_t)
+            total += hanging
+        return total
 
     def get_duration_s(self) -> float:
-        """Seconds from the reset to the last added step; pieces joined together add up."""
+        """Return the seconds from the reset to the last added step; pieces joined together add up."""
         return self._duration + self._last_time - self._start_time
 
     def env_steps(self) -> int:
-        """T."""
+        """Return T."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """Closed steps of all agents together."""
+        """Return the number of closed steps of all agents together."""
         return sum(len(single) for single in self.agent_episodes.values())
 
     def validate(self) -> None:
-        """Raises `ValueError`, with agent and values, where an invariant does not hold."""
-        edit.validate(self)
+        """Raise `ValueError`, with agent and values, where an invariant does not hold."""
+        if self._lookback < 0 or self.env_t < self.env_t_started:
+            raise ValueError(f"t={self.env_t_started}..{self.env_t} with {self._lookback} of lookback")
+        for agent in self.agent_episodes:
+            self._agents[agent].validate(self.env_t, self.module_for(agent))
 
     def __repr__(self) -> str:
         end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "open"
@@ -294,78 +416,517 @@ class MultiAgentEpisode(MultiAgentColumns):
         return f"MultiAgentEpisode({self.id_!r}, t={self.env_t_started}..{self.env_t}, {end}, steps {agents})"
 
     def print(self) -> None:
-        """Prints a time line: one row for each agent, one column for each time.
+        """Print a time line: one row for each agent, one column for each time.
 
         `x` is an observation, `-` a time at which an action waits, `T` and `U` the end (terminated, truncated).
         """
-        print(edit.time_line(self))
+        times = range(self.env_t_started - self._lookback, self.env_t + 1)
+        width = max(len(str(time)) for time in (times[0], times[-1])) + 1
+        margin = max([1, *(len(str(agent)) for agent in self.agent_episodes)])
+        print("t".ljust(margin) + "".join(str(time).rjust(width) for time in times))
+        for agent in self.agent_episodes:
+            marks = "".join(self._agents[agent].mark_at(time).rjust(width) for time in times)
+            print((str(agent).ljust(margin) + marks).rstrip())
+
+    # ---- reading -----------------------------------------------------------------------------------------
+
+    def get_observations(
+        self,
+        indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        *,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+        return_list: bool = False,
+    ) -> Any:
+        """Return observations `{agent: column}` at `indices`, which are env steps (T + 1 of them).
+
+        An agent's column has a row for each index at which it observed; agents without any are left out. With
+        `fill` each agent has a row for each index. An int gives single rows. `return_list` gives one dict for each
+        index. With `env_steps=False` the indices are each agent's own steps. Indices, `neg_index_as_lookback`,
+        `fill` and `one_hot_discrete` are as in `SingleAgentEpisode.get_observations`.
+
+        Raises:
+            IndexError: outside of the episode, without `fill`.
+            KeyError: an unknown agent.
+            ValueError: `return_list` with the agents' own steps.
+        """
+        negative, hot = neg_index_as_lookback, one_hot_discrete
+        return self._get(OBSERVATIONS, None, indices, agent_ids, env_steps, negative, fill, hot, return_list)
+
+    def get_infos(
+        self,
+        indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        *,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        return_list: bool = False,
+    ) -> Any:
+        """Return infos, as lists; see `get_observations`."""
+        return self._get(INFOS, None, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+
+    def get_actions(
+        self,
+        indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        *,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+        return_list: bool = False,
+    ) -> Any:
+        """Return actions (T env steps); see `get_observations`.
+
+        An action has the index of the observation that it answers. One that waits for the next observation counts.
+        """
+        negative, hot = neg_index_as_lookback, one_hot_discrete
+        return self._get(ACTIONS, None, indices, agent_ids, env_steps, negative, fill, hot, return_list)
+
+    def get_rewards(
+        self,
+        indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        *,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        fill: float | None = None,
+        return_list: bool = False,
+    ) -> Any:
+        """Return rewards of the actions, with their indices: each the sum until the agent's next observation."""
+        return self._get(REWARDS, None, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+
+    def get_extra_model_outputs(
+        self,
+        key: str | None = None,
+        indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        *,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        return_list: bool = False,
+    ) -> Any:
+        """Return model outputs under `key` with the indices of the actions; None: a dict of all for each agent."""
+        return self._get(EXTRAS, key, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+
+    def _get(
+        self,
+        name: str,
+        key: str | None,
+        indices: Indices,
+        agent_ids: AgentIDs,
+        env_steps: bool,
+        negative: bool,
+        fill: Tree,
+        hot: bool,
+        return_list: bool,
+    ) -> Any:
+        agents = self._chosen(agent_ids)
+        if not env_steps:
+            _check_own_steps(return_list)
+            return self._by_own_steps(name, key, agents, indices, negative, fill, hot)
+        times, single = self._times(name, indices, negative, fill is not None)
+        begin = self.env_t_started - self._lookback
+        read: dict[AgentID, tuple[np.ndarray, Any]] = {}
+        for agent in agents:
+            steps = self._agents[agent]
+            positions = steps.positions_at(name, times, begin)
+            found = positions >= 0
+            if fill is None:
+                positions = positions[found]
+            else:
+                found = np.ones_like(found)
+            column = steps.column(name, key, hot) if len(positions) else {}
+            if not isinstance(column, dict) or column:
+                read[agent] = found, _read(column, positions, fill, steps.num_rows(name))
+        if return_list:
+            result: list[dict[AgentID, Any]] = [{} for _ in range(len(times))]
+            for agent, (found, rows) in read.items():
+                for row, index in enumerate(np.flatnonzero(found).tolist()):
+                    result[index][agent] = _row(rows, row)
+            return result
+        return {agent: _row(rows, 0) if single else rows for agent, (_, rows) in read.items()}
+
+    def _by_own_steps(
+        self, name: str, key: str | None, agents: list[AgentID], indices: Indices, negative: bool, fill: Tree, hot: bool
+    ) -> dict[AgentID, Any]:
+        read = {}
+        for agent in agents:
+            steps = self._agents[agent]
+            where = steps.own_positions(name, indices, negative, fill is not None)
+            value = _read(steps.column(name, key, hot), where, fill, steps.num_rows(name))
+            if isinstance(where, int) or (len(value) if isinstance(value, list) else num_items(value)):
+                read[agent] = value
+        return read
+
+    def _chosen(self, agent_ids: AgentIDs) -> list[AgentID]:
+        """Return the agents asked for; `KeyError` for one that has no observation in this episode."""
+        if agent_ids is None:
+            return [*self.agent_episodes]
+        alone = isinstance(agent_ids, str) or not isinstance(agent_ids, Collection)
+        alone = alone or (isinstance(agent_ids, tuple) and agent_ids in self.agent_episodes)
+        chosen = [agent_ids] if alone else [*agent_ids]
+        unknown = [agent for agent in chosen if agent not in self.agent_episodes]
+        if unknown:
+            raise KeyError(f"no agent {unknown[0]!r} in episode {self.id_}; its agents are {[*self.agent_episodes]}")
+        return chosen
+
+    def _times(self, name: str, indices: Indices, negative: bool, fill: bool) -> tuple[np.ndarray, bool]:
+        """Return the environment times that env-step `indices` mean, and whether they are one int."""
+        stored = self._lookback + len(self) + (name in (OBSERVATIONS, INFOS))
+        where = positions_of(indices, self._lookback, stored, negative, fill=fill, name=name)
+        if isinstance(where, slice):
+            positions = np.arange(stored)[where]
+        else:
+            positions = np.atleast_1d(np.asarray(where, dtype=np.int64))
+        return positions + (self.env_t_started - self._lookback), isinstance(where, int)
+
+    # ---- writing -----------------------------------------------------------------------------------------
+
+    def set_observations(
+        self,
+        *,
+        new_data: Any,
+        at_indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        return_list: bool = False,
+    ) -> None:
+        """Replace observations by `new_data`, which has the form in which the getter with these arguments gives them.
+
+        `agent_ids` limits the agents that are set. On an error nothing is changed.
+
+        Raises:
+            IndexError: lengths do not fit.
+            ValueError: a value outside the agent's space.
+            KeyError: an agent that is not there.
+        """
+        negative = neg_index_as_lookback
+        self._set(OBSERVATIONS, None, new_data, at_indices, agent_ids, env_steps, negative, return_list)
+
+    def set_actions(
+        self,
+        *,
+        new_data: Any,
+        at_indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        return_list: bool = False,
+    ) -> None:
+        """Replace actions, waiting ones too; see `set_observations`."""
+        self._set(ACTIONS, None, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+
+    def set_rewards(
+        self,
+        *,
+        new_data: Any,
+        at_indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        return_list: bool = False,
+    ) -> None:
+        """Replace rewards, those of waiting actions too; see `set_observations`."""
+        self._set(REWARDS, None, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+
+    def set_extra_model_outputs(
+        self,
+        *,
+        key: str,
+        new_data: Any,
+        at_indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        return_list: bool = False,
+    ) -> None:
+        """Replace outputs under `key`; a new key takes a value for every step. See `set_observations`."""
+        self._set(EXTRAS, key, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+
+    def _set(
+        self,
+        name: str,
+        key: str | None,
+        new_data: Any,
+        indices: Indices,
+        agent_ids: AgentIDs,
+        env_steps: bool,
+        negative: bool,
+        return_list: bool,
+    ) -> None:
+        """Replace columns; everything is checked before anything is changed."""
+        times, single = (None, False) if not env_steps else self._times(name, indices, negative, False)
+        at: dict[AgentID, np.ndarray] = {}
+        if return_list:
+            _check_own_steps(times is None)
+            new_data, at = _by_agent(new_data, 0 if times is None else len(times), name)
+            single = False
+        if not isinstance(new_data, Mapping):
+            raise TypeError(f"new_data is a {type(new_data).__name__}; a dict of agent id -> new {name} is needed")
+        changes = []
+        for agent in self._chosen([*new_data] if agent_ids is None else agent_ids):
+            if agent not in new_data:
+                raise KeyError(f"new_data has no agent {agent!r}; it has {[*new_data]}")
+            steps = self._agents[agent]
+            if times is None:
+                where = steps.own_positions(name, indices, negative, False)
+                single = isinstance(where, int)
+                positions = np.atleast_1d(np.arange(steps.num_rows(name))[where])
+            else:
+                must = at.get(agent, np.full(len(times), single))
+                positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
+                lacking = times[must & (positions < 0)]
+                if len(lacking):
+                    raise IndexError(f"agent {agent!r} has no {name} at t={lacking[0]}, which cannot be set")
+                positions = positions[must if return_list else positions >= 0]
+            rows = stack_rows(name, [new_data[agent]]) if single else as_rows(new_data[agent], name)
+            if num_items(rows) != len(positions):
+                raise IndexError(f"agent {agent!r}: {num_items(rows)} new {name} for {len(positions)} places")
+            if len(positions):
+                changes.append((steps, *steps.replaced(name, key, positions, rows)))
+        for steps, column, last in changes:
+            steps.put(name, key, column, last, self.env_t)
 
     # ---- pieces ------------------------------------------------------------------------------------------
 
     def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
-        """The successor: same id, `env_t_started = env_t`, the last env steps as lookback.
+        """Return the successor: same id, `env_t_started = env_t`, the last env steps as lookback.
 
         It holds each live agent's last observation, also where that is older than the lookback, with the action and
         the rewards that wait. `ValueError` where the episode is done or has not been reset.
         """
-        if self.is_done:
-            raise ValueError(f"episode {self.id_} ended at t={self.env_t}; it has no successor")
-        if not self.is_reset:
-            raise ValueError(f"episode {self.id_} has no observation yet; call add_env_reset first")
-        return edit.piece(self, len(self), len(self), min(len_lookback_buffer, self._lookback + len(self)))
+        if self.is_done or not self.is_reset:
+            state = f"ended at t={self.env_t}" if self.is_done else "has no observation yet; call add_env_reset first"
+            raise ValueError(f"episode {self.id_} has no successor: it {state}")
+        wanted = check_whole("len_lookback_buffer", len_lookback_buffer, 0)
+        return self._piece(len(self), len(self), min(wanted, self._lookback + len(self)))
 
     def slice(self, slice_: Slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
-        """Env steps `slice_` as a new episode of views: what the episode was after them, begun before them.
+        """Return env steps `slice_` as a new episode of views: what the episode was after them, begun before them.
 
         Each agent's step lies in the slice in which it is closed. An action that waits at the end of the slice waits
         in it, with the rewards that had come by then. The slice is done only if it reaches the end of a done
         episode. Lookback as in `SingleAgentEpisode.slice`. `ValueError` for a step other than 1.
         """
-        start, stop, step = slice_.indices(len(self))
-        if step != 1:
-            raise ValueError(f"an episode is a run of steps; slice step {step} is not allowed")
-        wanted = self._lookback if len_lookback_buffer is None else len_lookback_buffer
-        return edit.piece(self, start, max(start, stop), min(wanted, self._lookback + start))
+        start, stop = run_of_steps(slice_, len(self))
+        wanted = check_whole("len_lookback_buffer", len_lookback_buffer, 0, optional=True)
+        return self._piece(
+            start, max(start, stop), min(self._lookback if wanted is None else wanted, self._lookback + start)
+        )
 
     def __getitem__(self, key: int | Slice) -> MultiAgentEpisode:
-        if isinstance(key, slice):
-            return self.slice(key)
-        index = key + len(self) if key < 0 else key
-        if not 0 <= index < len(self):
-            raise IndexError(f"env step {key} is out of range of an episode of {len(self)} env steps")
-        return self.slice(slice(index, index + 1))
+        return self.slice(slice(*run_of_steps(key, len(self))))
+
+    def _piece(self, start: int, stop: int, lookback: int) -> MultiAgentEpisode:
+        """Return env steps `start:stop` with `lookback` of them before, as views."""
+        begin, end = self.env_t_started + start, self.env_t_started + stop
+        part = type(self)(
+            self.id_,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            env_t_started=begin,
+            agent_module_ids=self._modules,
+            agent_episode_ids=self._agent_episode_ids,
+            agent_t_started=self._agent_t_started,
+            agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
+        )
+        part.env_t, part.is_reset = end, self.is_reset
+        part.custom_data = deepcopy(self.custom_data)
+        if stop == len(self):
+            part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
+        pieces = [steps.piece(begin, end, lookback) for steps in self._agents.values()]
+        part._hold([piece for piece in pieces if piece is not None], lookback, now=self._last_time)
+        return part
+
+    def _hold(self, agents: Sequence[AgentSteps], lookback: int, *, now: float = 0.0, duration: float = 0.0) -> None:
+        """Take the agents of a piece or of a state."""
+        self._agents = {steps.agent: steps for steps in agents}
+        self.agent_episodes = {steps.agent: steps.episode for steps in agents if steps.episode is not None}
+        self._lookback = lookback
+        self._duration, self._start_time, self._last_time = duration, now, now
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Appends `other` in place: same id, `env_t_started` equal to this `env_t`, agents that fit together.
+        """Append `other` in place: same id, `env_t_started` equal to this `env_t`, agents that fit together.
 
         `ValueError`, changing nothing, where that is not so (naming agent and values) or where this one is done.
         """
-        edit.concat(self, other)
+        if not isinstance(other, type(self)):
+            raise TypeError(f"concat_episode takes a {type(self).__name__}, not {other!r}")
+        theirs, boundary = other._agents, self.env_t
+        self._check_contiguous(other, theirs)
+        for agent, steps in theirs.items():
+            mine = self._agents.setdefault(agent, AgentSteps(agent))
+            mine.follow(steps, boundary)
+            if mine.episode is not None:
+                self.agent_episodes.setdefault(agent, mine.episode)
+        self.env_t = other.env_t
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        self._modules.update(other._modules)
+        self._duration += other.get_duration_s()
+        self.custom_data.update(other.custom_data)
+
+    def _check_contiguous(self, other: MultiAgentEpisode, theirs: Mapping[AgentID, AgentSteps]) -> None:
+        check_follows(self.id_, self.env_t, self.is_done, other.id_, other.env_t_started)
+        if not (self.is_reset and other.is_reset):
+            raise ValueError("both pieces need an observation; call add_env_reset first")
+        for agent, steps in self._agents.items():
+            steps.check_contiguous(theirs.get(agent), self.env_t)
+        for agent, steps in theirs.items():
+            if steps.times and agent not in self.agent_episodes and steps.times[0] <= self.env_t:
+                raise ValueError(
+                    f"agent {agent!r} is missing in the first piece and has an observation of t={steps.times[0]}"
+                )
 
     # ---- other forms -------------------------------------------------------------------------------------
 
     def to_numpy(self) -> MultiAgentEpisode:
-        """Packs all agents' steps into arrays; returns self."""
+        """Pack all agents' steps into arrays; return self."""
         for single in self.agent_episodes.values():
             single.to_numpy()
         return self
 
     def get_sample_batch(self) -> MultiAgentBatch:
-        """The agents' steps by module, one agent's rows after another's.
+        """Return the agents' steps by module, one agent's rows after another's.
 
         Columns of `SingleAgentEpisode.get_data_dict`, with `eps_id` the id of this episode and `t` the env time of
         the observation (so that rows of one env step can be found over all modules), and `agent_id`, `module_id`.
         `env_steps()` is T. Agents without a closed step are left out.
         """
-        return edit.sample_batch(self)
+        modules: dict[str, list[SampleBatch]] = {}
+        for agent, single in self.agent_episodes.items():
+            if len(single):
+                module_id = self.module_for(agent)
+                columns = self._agents[agent].batch_columns(self.id_, module_id)
+                modules.setdefault(module_id, []).append(SampleBatch(columns))
+        return MultiAgentBatch({key: concat_samples(parts) for key, parts in modules.items()}, len(self))
 
     def get_state(self) -> dict[str, Any]:
-        """All of the episode but the mapping function, for `from_state`: plain values, arrays, and the infos."""
-        return edit.get_state(self)
+        """Return all of the episode but the mapping function, for `from_state`: plain values, arrays, and infos."""
+        return {
+            **{name: getattr(self, name) for name in _STATE},
+            "len_lookback_buffer": self._lookback,
+            "custom_data": deepcopy(self.custom_data),
+            "duration_s": self.get_duration_s(),
+            "agent_module_ids": [[agent, module_id] for agent, module_id in self._modules.items()],
+            "agent_episode_ids": [[agent, id_] for agent, id_ in self._agent_episode_ids.items()],
+            "agent_t_started": [[agent, t] for agent, t in self._agent_t_started.items()],
+            "observation_space": _described(self._observation_spaces),
+            "action_space": _described(self._action_spaces),
+            "agents": [steps.get_state() for steps in self._agents.values()],
+        }
 
     @classmethod
     def from_state(
         cls, state: Mapping[str, Any], agent_to_module_mapping_fn: MappingFn | None = None
     ) -> MultiAgentEpisode:
-        """The episode that `get_state` described. The function maps agents that appear later."""
-        return edit.restore(cls, state, agent_to_module_mapping_fn)
+        """Return the episode that `get_state` described. The function maps agents that appear later.
+
+        `KeyError` naming what a foreign state lacks.
+        """
+        check_state(state, (*_STATE, "agents", "len_lookback_buffer"), "a multi-agent episode")
+        spaces = [
+            None if state[name] is None else {agent: space_from(described) for agent, described in state[name]}
+            for name in ("observation_space", "action_space")
+        ]
+        episode = cls(
+            state["id_"],
+            observation_space=spaces[0],
+            action_space=spaces[1],
+            agent_module_ids=dict(state["agent_module_ids"]),
+            agent_episode_ids=dict(state["agent_episode_ids"]),
+            agent_t_started=dict(state["agent_t_started"]),
+            agent_to_module_mapping_fn=agent_to_module_mapping_fn,
+        )
+        for name in _STATE:
+            setattr(episode, name, state[name])
+        episode.custom_data = deepcopy(state["custom_data"])
+        agents = [AgentSteps.from_state(part) for part in state["agents"]]
+        episode._hold(agents, state["len_lookback_buffer"], duration=state["duration_s"])
+        return episode
+
+
+def _spaces_by_agent(space: Any, name: str) -> dict[AgentID, Any] | None:
+    """Return agent id -> space of a dict or a Dict space; `TypeError` for another kind."""
+    if space is None:
+        return None
+    inner = getattr(space, "spaces", space)
+    if not isinstance(inner, Mapping):
+        raise TypeError(f"{name} is {space!r}; a dict (or Dict space) of agent id -> space is needed")
+    return dict(inner)
+
+
+def _described(spaces: Mapping[AgentID, Any] | None) -> list[list[Any]] | None:
+    return None if spaces is None else [[agent, describe_space(space)] for agent, space in spaces.items()]
+
+
+def _check_lists(
+    observations: Sequence[AgentDict] | None,
+    infos: Sequence[AgentDict] | None,
+    steps: Mapping[str, Sequence[AgentDict] | None],
+    flags: Sequence[AgentDict],
+) -> int:
+    """Return the number of env steps in the lists; `ValueError` or `TypeError` naming those that do not fit."""
+    for name, data in {OBSERVATIONS: observations, INFOS: infos, **steps}.items():
+        if data is not None and (isinstance(data, Mapping) or not all(isinstance(item, Mapping) for item in data)):
+            raise TypeError(f"{name} must be a list with one dict of agent id -> value for each time")
+    if not observations:
+        rest = [name for name, data in {INFOS: infos, **steps}.items() if data]
+        if rest or any(flags):
+            raise ValueError(f"an episode with {rest or 'flags'} needs observations, one dict more than actions")
+        return 0
+    num_steps = len(observations) - 1
+    sizes = {name: len(data or ()) for name, data in steps.items() if data is not None or name != EXTRAS}
+    wrong = [name for name, size in sizes.items() if size != num_steps]
+    if wrong:
+        raise ValueError(
+            f"{num_steps + 1} observations make {num_steps} env steps, but there are {sizes[wrong[0]]} {wrong[0]}"
+        )
+    if infos is not None and len(infos) != num_steps + 1:
+        raise ValueError(f"{num_steps + 1} dicts of observations need as many infos, but there are {len(infos)}")
+    if not num_steps and any(any(named.values()) for named in flags):
+        raise ValueError("flags are given without a step at which the episode could have ended")
+    return num_steps
+
+
+def _flags_by_step(
+    flags: AgentDict, observations: Sequence[AgentDict], actions: Sequence[AgentDict], rewards: Sequence[AgentDict]
+) -> dict[int, dict[AgentID, bool]]:
+    """Return env step -> the flags of the agents that have their last data in it."""
+    result: dict[int, dict[AgentID, bool]] = {}
+    for agent, flag in flags.items():
+        if agent != ALL and flag:
+            data = zip(observations[1:], actions, rewards)
+            last = max([0, *(i for i, parts in enumerate(data) if any(agent in part for part in parts))])
+            result.setdefault(last, {})[agent] = bool(flag)
+    return result
+
+
+def _check_own_steps(return_list: bool) -> None:
+    if return_list:
+        raise ValueError("return_list=True needs env_steps=True: agents' own steps have no common index")
+
+
+def _by_agent(new_data: Any, length: int, name: str) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:
+    """Return a list of dicts by env step as lists by agent, and at which indices each agent has a value."""
+    if not isinstance(new_data, list) or not all(isinstance(item, Mapping) for item in new_data):
+        raise TypeError("with return_list=True new_data is a list with one dict of agent id -> value for each index")
+    if len(new_data) != length:
+        raise IndexError(f"new_data has {len(new_data)} dicts of {name} for {length} env steps")
+    agents = dict.fromkeys(agent for item in new_data for agent in item)
+    rows = {agent: [item[agent] for item in new_data if agent in item] for agent in agents}
+    return rows, {agent: np.array([agent in item for item in new_data]) for agent in agents}
+
+
+def _read(column: Tree, where: Any, fill: Tree, available: int) -> Any:
+    return read_list(column, where, fill) if isinstance(column, list) else read_tree(column, where, fill, available)
+
+
+def _row(rows: Tree, index: int) -> Any:
+    return rows[index] if isinstance(rows, list) else row_of(rows, index)

@@ -1,15 +1,284 @@
-"""Data sets larger than memory: rows on disk, read where they are needed, in shuffled minibatches."""
+"""Data sets larger than memory: rows on disk, read where they are needed, in shuffled minibatches.
+
+A file of rows is an ordinary `.npy` of records (`np.load(path, mmap_mode="r")` opens it), one record for each row, with
+all its columns side by side. A note in JSON behind the last record says what records cannot: nesting, tensor or array.
+Behind the note stand its length (8 bytes, little-endian) and a mark of 8 bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import io
+import json
+import os
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
-from lockstep.data.row_files import RowFile
+from lockstep.data.codec import decode_column, encode_column, naming_damage, plain_dtype
+from lockstep.data.indices import row_numbers
+from lockstep.data.parquet import parquet_parts
 from lockstep.data.sample_batch import SampleBatch
+from lockstep.state.checks import check_whole
+from lockstep.state.replace import replacing_file
+
+_MARK = b"LSROWS01"
+_LONGEST_HEADER = 1 << 20
+_LONGEST_NOTE = 1 << 24
+_ROWS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """The record that holds one row, and how its fields make up the columns."""
+
+    record: np.dtype
+    columns: dict[str, Any]
+    """columns as `encode_column` describes them; a key is the name of a field"""
+
+    @property
+    def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """The stored type and row shape of each field."""
+        described = {}
+        for name in self.record.names or ():
+            base = self.record[name].subdtype
+            described[name] = base if base is not None else (self.record[name], ())
+        return described
+
+    def unpacked(self, records: np.ndarray, wanted: Iterable[str]) -> dict[str, Any]:
+        """Return the wanted columns of some records, as arrays and tensors of their own."""
+
+        def get(field: str) -> np.ndarray:
+            return np.array(records[field], order="C")
+
+        return {name: decode_column(self.columns[name], get, get) for name in wanted}
+
+
+# ---- writing -------------------------------------------------------------------------------------------------
+
+
+def write_rows(path: str | Path, batches: SampleBatch | Iterable[SampleBatch]) -> Path:
+    """Write all rows of one or many batches to one file for `OfflineDataset`; return its path (`.npy`).
+
+    Batches are taken one after another, so that a generator (`parquet_batches`) of any length fits in memory. The
+    first one with rows says which columns there are, of which type and shape.
+
+    Raises `ValueError` naming batch and column where a later one differs, where a batch has sequences, or where
+    there is no row; `TypeError` for columns of objects (`infos`); `OSError` naming the file, of which nothing
+    half-written is left.
+    """
+    path = Path(path)
+    path = path if path.suffix == ".npy" else path.with_name(path.name + ".npy")
+    batches = [batches] if isinstance(batches, SampleBatch) else batches
+    layout: RowFormat | None = None
+    num_rows = 0
+    with replacing_file(path) as temporary, temporary.open("wb") as file:
+        for number, batch in enumerate(batches):
+            _check_batch(batch, number)
+            if not len(batch):
+                continue
+            if layout is None:
+                columns, first = _described(batch)
+                record = np.dtype([(name, array.dtype.str, array.shape[1:]) for name, array in first.items()])
+                layout = RowFormat(record, columns)
+                file.write(_header(layout.record, 0))
+            arrays = _fitting_arrays(batch, layout, number)
+            for start in range(0, len(batch), _ROWS_AT_ONCE):
+                file.write(_packed(arrays, layout.record, start, min(start + _ROWS_AT_ONCE, len(batch))))
+            num_rows += len(batch)
+        if layout is None:
+            raise ValueError(f"there is no row to write to {path}")
+        note = json.dumps({"version": 1, "columns": layout.columns}).encode()
+        file.write(note + len(note).to_bytes(8, "little") + _MARK)
+        file.seek(0)
+        file.write(_header(layout.record, num_rows))
+    return path
+
+
+def _check_batch(batch: object, number: int) -> None:
+    if not isinstance(batch, SampleBatch) or "seq_lens" in batch or batch.time_major or batch.zero_padded:
+        raise (ValueError if isinstance(batch, SampleBatch) else TypeError)(
+            f"batch {number} is a {type(batch).__name__} that is no SampleBatch of single rows; unpad() sequences and "
+            "leave out 'seq_lens' and the states"
+        )
+
+
+def _described(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return columns as JSON, and the array of each field; columns built alike give the same names."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def put(array: np.ndarray, path: str) -> str:
+        plain = bool(path) and path.isascii() and path.isprintable() and path not in arrays
+        name = path if plain else f"column {len(arrays)}"
+        arrays[name] = array
+        return name
+
+    return {name: encode_column(column, put, _refuse_objects, name) for name, column in columns.items()}, arrays
+
+
+def _refuse_objects(rows: np.ndarray, path: str) -> None:
+    raise TypeError(f"column {path!r} holds objects, which rows of fixed size cannot; keep the batch with to_parquet()")
+
+
+def _fitting_arrays(batch: Mapping[str, Any], layout: RowFormat, number: int) -> dict[str, np.ndarray]:
+    """Return the array of each field; `ValueError` naming a column that is not as in the first batch."""
+    missing = set(batch) ^ set(layout.columns)
+    columns, arrays = _described({name: batch[name] for name in layout.columns if name in batch})
+    odd = missing or {name for name, column in columns.items() if _words(column) != _words(layout.columns[name])}
+    odd = odd or {
+        field
+        for field, (dtype, shape) in layout.fields.items()
+        if arrays[field].shape[1:] != shape or arrays[field].dtype.itemsize > dtype.itemsize
+    }
+    if odd:
+        shown = {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in arrays.items()}
+        raise ValueError(
+            f"column {min(odd)!r} of batch {number} differs from the first batch, or one of them lacks it: {shown}; "
+            f"the first batch has {layout.fields}"
+        )
+    return arrays
+
+
+def _words(item: Mapping[str, Any]) -> str:
+    """Return the nesting and types of a described column; the width of text is left out."""
+    if item["kind"] == "dict":
+        return "{" + ", ".join(f"{key!r}: {_words(part)}" for key, part in item["items"]) + "}"
+    if item["kind"] == "tuple":
+        return "(" + ", ".join(map(_words, item["items"])) + ")"
+    dtype = item["dtype"]
+    return f"{item['kind']} {dtype[:2] if dtype[1] in 'US' else dtype}"
+
+
+def _packed(arrays: Mapping[str, np.ndarray], record: np.dtype, start: int, stop: int) -> memoryview:
+    """Return rows `start:stop` as the bytes of records."""
+    records = np.zeros(stop - start, record)
+    for name, array in arrays.items():
+        records[name] = array[start:stop]
+    return records.view(np.uint8).data
+
+
+def _header(record: np.dtype, num_rows: int) -> bytes:
+    """Return the head of the `.npy` file, of the same length for any number of rows."""
+    text = io.BytesIO()
+    described = {"descr": npy.dtype_to_descr(record), "fortran_order": False, "shape": (num_rows,)}
+    npy.write_array_header_2_0(text, described)
+    return text.getvalue()
+
+
+# ---- reading -------------------------------------------------------------------------------------------------
+
+
+class RowFile:
+    """An open file of rows. Nothing of it is held in memory but what the methods give.
+
+    Raises `FileNotFoundError`, or `ValueError` naming the file where it is damaged or foreign.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with naming_damage(path, "file of rows (write_rows makes them)"):
+            self.layout, self.num_rows, self._offset = _read_format(path)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, index: np.ndarray) -> np.ndarray:
+        """Return records by number, in this order; consecutive ones are read at once."""
+        size = self.layout.record.itemsize
+        breaks = np.flatnonzero(np.diff(index) != 1) + 1
+        if len(breaks) > len(index) // 2:
+            offsets = (index.astype(np.int64) * size + self._offset).tolist()
+            content = b"".join([os.pread(self._descriptor, size, offset) for offset in offsets])
+        else:
+            bounds = [0, *breaks.tolist(), len(index)] if len(index) else []
+            content = b"".join([self._read_run(int(index[a]), b - a) for a, b in pairwise(bounds)])
+        self._check_read(len(content), len(index))
+        return np.frombuffer(content, self.layout.record)
+
+    def _read_run(self, first: int, count: int) -> bytes:
+        """Return the bytes of consecutive records; the system gives at most 2 GiB at a time."""
+        size, offset = count * self.layout.record.itemsize, first * self.layout.record.itemsize + self._offset
+        parts = []
+        while size > 0:
+            part = os.pread(self._descriptor, size, offset)
+            if not part:
+                break
+            parts.append(part)
+            size, offset = size - len(part), offset + len(part)
+        return b"".join(parts)
+
+    def read_all(self, into: np.ndarray) -> None:
+        """Read all records."""
+        content = into.view(np.uint8).data
+        done, count = 0, 1
+        while count and done < len(content):
+            count = os.preadv(self._descriptor, [content[done:]], self._offset + done)
+            done += count
+        self._check_read(done, self.num_rows)
+
+    def _check_read(self, num_bytes: int, num_rows: int) -> None:
+        if num_bytes != num_rows * self.layout.record.itemsize:
+            raise ValueError(f"{self.path} has become shorter since it was opened")
+
+
+def _read_format(path: Path) -> tuple[RowFormat, int, int]:
+    """Return format, number of rows, and where the first record begins."""
+    with path.open("rb") as file:
+        if npy.read_magic(file) != (2, 0):
+            raise ValueError("it is no .npy file of version 2.0")
+        shape, fortran_order, record = npy.read_array_header_2_0(file, max_header_size=_LONGEST_HEADER)
+        offset, size = file.tell(), path.stat().st_size
+        if len(shape) != 1 or fortran_order or record.names is None or record.hasobject:
+            raise ValueError(f"it holds an array {list(shape)} of {record}, not records")
+        end = offset + shape[0] * record.itemsize
+        if not end + 16 <= size <= end + _LONGEST_NOTE:
+            raise ValueError(f"it has {size} bytes, {shape[0]} rows need little more than {end}")
+        file.seek(end)
+        tail = file.read(size - end)
+    note, length = tail[:-16], int.from_bytes(tail[-16:-8], "little")
+    if tail[-8:] != _MARK or length != len(note):
+        raise ValueError("behind its records there is no note of the columns")
+    layout = RowFormat(record, json.loads(note)["columns"])
+    named = [key for column in layout.columns.values() for key in _fields_of(column)]
+    if sorted(named) != sorted(record.names):
+        raise ValueError(f"its note names the fields {sorted(named)}, the records have {sorted(record.names)}")
+    for dtype, _ in layout.fields.values():
+        plain_dtype(dtype.str)
+    return layout, shape[0], offset
+
+
+def _fields_of(item: Mapping[str, Any]) -> Iterator[str]:
+    if "key" in item:
+        yield item["key"]
+    else:
+        for part in item["items"]:
+            yield from _fields_of(part[1] if item["kind"] == "dict" else part)
+
+
+def parquet_batches(
+    paths: str | Path | Iterable[str | Path], size: int, columns: Collection[str] | None = None
+) -> Iterator[SampleBatch]:
+    """Iterate over the rows of Parquet files in order, in batches of up to `size` rows of one row group.
+
+    One row group is held in memory at a time (`to_parquet(row_group_size=...)`). `columns` (all by default) names
+    those to read.
+
+    Raises:
+        ValueError: a file is damaged, foreign or holds sequences (it is named), or `size < 1`.
+        KeyError: a file lacks a column.
+    """
+    check_whole("size", size, 1)
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        with naming_damage(path, "Parquet file of a SampleBatch"):
+            for part in parquet_parts(path, size, columns):
+                yield SampleBatch(part)
+
+
+# ---- data sets -----------------------------------------------------------------------------------------------
 
 
 class OfflineDataset:
@@ -37,12 +306,10 @@ class OfflineDataset:
         columns: Sequence[str] | Mapping[str, str] | None = None,
         max_memory_bytes: int = 256 << 20,
     ) -> None:
-        given = [paths] if isinstance(paths, str | Path) else list(paths)
-        if not given:
+        check_whole("max_memory_bytes", max_memory_bytes, 0)
+        self._files = [RowFile(Path(path)) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+        if not self._files:
             raise ValueError("there is no file; give one path or several")
-        if max_memory_bytes < 0:
-            raise ValueError(f"max_memory_bytes={max_memory_bytes}; it cannot be negative")
-        self._files = [RowFile(Path(path)) for path in given]
         self._layout = self._files[0].layout
         for file in self._files[1:]:
             if file.layout != self._layout:
@@ -65,12 +332,12 @@ class OfflineDataset:
         return int(self._starts[-1])
 
     def size_bytes(self) -> int:
-        """Bytes of all rows, all columns of the files."""
+        """Return the bytes of all rows, all columns of the files."""
         return len(self) * int(self._layout.record.itemsize)
 
     @property
     def schema(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Type and row shape of each leaf in the files, by path (`"obs/camera"`)."""
+        """The type and row shape of each leaf in the files, by path (`"obs/camera"`)."""
         return self._layout.fields
 
     @property
@@ -83,21 +350,15 @@ class OfflineDataset:
         return f"OfflineDataset({size} in {len(self._files)} files, columns {list(self.columns)})"
 
     def __getitem__(self, key: slice | Sequence[int] | np.ndarray) -> SampleBatch:
-        """Rows as a batch: a slice, or integers (negative ones count from the end) in any order."""
+        """Return rows as a batch: a slice, or integers (negative ones count from the end) in any order."""
         if isinstance(key, slice):
-            return self._rows(np.arange(*key.indices(len(self))))
-        index = np.asarray(key) if len(key) else np.empty(0, np.int64)
-        if index.ndim != 1 or index.dtype.kind not in "iu":
-            raise TypeError(f"rows are picked by a slice or a list of integers, not by {key!r}")
-        outside = (index >= len(self)) | (index < -len(self))
-        if outside.any():
-            raise IndexError(f"row {index[outside][0]} is outside a data set of {len(self)} rows")
-        return self._rows(np.where(index < 0, index + len(self), index))
+            return self.take_rows(np.arange(*key.indices(len(self))))
+        return self.take_rows(row_numbers(key, len(self)))
 
-    def _rows(self, index: np.ndarray) -> SampleBatch:
-        """Rows by number, not checked."""
+    def take_rows(self, index: np.ndarray) -> SampleBatch:
+        """Return rows by number (none negative), which are not checked."""
         columns = self._layout.unpacked(self._read(index), self._sources.values())
-        return SampleBatch._trusted({name: columns[source] for name, source in self._sources.items()})
+        return SampleBatch.trusted({name: columns[source] for name, source in self._sources.items()})
 
     def _read(self, index: np.ndarray) -> np.ndarray:
         if self._in_memory:
@@ -124,7 +385,7 @@ class OfflineDataset:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> OfflineMinibatches:
-        """Minibatches of `size` rows, each row exactly once in each of `num_epochs` passes (None: without end).
+        """Return minibatches of `size` rows, each row exactly once in each of `num_epochs` passes (None: without end).
 
         The shuffle is global: each pass is one uniform permutation of all rows of all files, a function of `seed`
         and the number of the pass. It takes 4 bytes of memory for each row (8 beyond 2^32 rows). On a disk that is
@@ -133,7 +394,12 @@ class OfflineDataset:
         The last minibatch of a pass is smaller where `size` does not divide the rows, or left out with `drop_last`.
         `ValueError` for `size` or `num_epochs` below 1.
         """
-        return OfflineMinibatches(self, size, num_epochs, seed, shuffle, drop_last)
+        check_whole("size", size, 1)
+        check_whole("num_epochs", num_epochs, 1, optional=True)
+        check_whole("seed", seed, 0)
+        return OfflineMinibatches(
+            self, size=size, num_epochs=num_epochs, seed=seed, shuffle=shuffle, drop_last=drop_last
+        )
 
 
 class OfflineMinibatches:
@@ -143,14 +409,15 @@ class OfflineMinibatches:
     """
 
     def __init__(
-        self, dataset: OfflineDataset, size: int, num_epochs: int | None, seed: int, shuffle: bool, drop_last: bool
+        self,
+        dataset: OfflineDataset,
+        *,
+        size: int,
+        num_epochs: int | None = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size={size}; a minibatch has at least 1 row")
-        if num_epochs is not None and num_epochs < 1:
-            raise ValueError(f"num_epochs={num_epochs}; it must be at least 1, or None for no end")
-        if seed < 0:
-            raise ValueError(f"seed={seed}; it cannot be negative")
         self._dataset = dataset
         self._settings = {
             "num_rows": len(dataset),
@@ -181,7 +448,7 @@ class OfflineMinibatches:
             index = self._order[self.position : stop].astype(np.int64)
         else:
             index = np.arange(self.position, stop)
-        batch = self._dataset._rows(index)
+        batch = self._dataset.take_rows(index)
         self.position = stop
         return batch
 
@@ -192,11 +459,11 @@ class OfflineMinibatches:
         return order
 
     def get_state(self) -> dict[str, Any]:
-        """Where the iterator stands, and of what: plain numbers."""
+        """Return where the iterator stands, and of what: plain numbers."""
         return {"epoch": self.epoch, "position": self.position, **self._settings}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken: the same minibatches follow.
+        """Go on where `state` was taken: the same minibatches follow.
 
         `ValueError` where it was taken with other settings or of another number of rows, `KeyError` where it is no
         such state.

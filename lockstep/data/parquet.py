@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lockstep.data.codec import (
+    MissingColumnError,
     decode_column,
+    decode_note,
     decode_object,
-    encode_column,
-    encode_object,
-    object_rows,
+    encode_note,
     objects_to_text,
     plain_dtype,
 )
-from lockstep.data.npz import DAMAGE
+from lockstep.data.trees import Tree, object_rows
+from lockstep.state.checks import check_whole
 from lockstep.state.messages import install_hint
 from lockstep.state.replace import replacing_file
 
-if TYPE_CHECKING:
-    from lockstep.data.sample_batch import SampleBatch
-
 _NOTE = b"lockstep"
-_FORMAT = "lockstep-sample-batch"
 
 
 def _pyarrow() -> Any:
@@ -47,12 +44,11 @@ def _pyarrow() -> Any:
 
 
 def write_parquet(
-    path: Path, columns: Mapping[str, Any], marks: Mapping[str, Any], compression: str, row_group_size: int
+    path: Path, columns: Mapping[str, Tree], marks: Mapping[str, Any], compression: str, row_group_size: int
 ) -> Path:
-    """Writes to a file beside `path` first and renames it, so that no half file is left; returns the path."""
+    """Write columns to one Parquet file; return its path. No half file is left."""
     pyarrow = _pyarrow()
-    if row_group_size < 1:
-        raise ValueError(f"row_group_size={row_group_size}; it must be at least 1")
+    check_whole("row_group_size", row_group_size, 1)
     path = path if path.suffix == ".parquet" else path.with_name(path.name + ".parquet")
     fields: dict[str, Any] = {}
 
@@ -65,9 +61,7 @@ def write_parquet(
         field = pyarrow.array(objects_to_text(rows, name), type=pyarrow.string())
         return {"how": "json", "shape": list(rows.shape), "name": _add(fields, name, field)}
 
-    described = {name: encode_column(column, put, put_objects, name) for name, column in columns.items()}
-    described_marks = {name: encode_object(value, name) for name, value in marks.items()}
-    note = json.dumps({"format": _FORMAT, "version": 1, "marks": described_marks, "columns": described})
+    note = encode_note(columns, marks, put, put_objects)
     longest = max((len(field) for field in fields.values()), default=0)
     table = pyarrow.table({name: _filled(pyarrow, field, longest) for name, field in fields.items()})
     table = table.replace_schema_metadata({_NOTE: note.encode()})
@@ -91,7 +85,7 @@ def _add(fields: dict[str, Any], name: str, field: Any) -> str:
 
 
 def _to_arrow(pyarrow: Any, array: np.ndarray) -> tuple[str, Any]:
-    """How the rows of an array are stored, and the arrow array (None where a row has no bytes)."""
+    """Return how the rows of an array are stored, and the arrow array (None where a row has no bytes)."""
     width = math.prod(array.shape[1:])
     if width * array.dtype.itemsize == 0:
         return "nothing", None
@@ -113,97 +107,50 @@ def _to_arrow(pyarrow: Any, array: np.ndarray) -> tuple[str, Any]:
 
 
 def _filled(pyarrow: Any, field: Any, length: int) -> Any:
-    """Nulls after the rows of a shorter column (one row for each sequence)."""
+    """Put nulls after the rows of a shorter column (one row for each sequence)."""
     return pyarrow.concat_arrays([field, pyarrow.nulls(length - len(field), field.type)])
 
 
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def read_parquet(cls: type[SampleBatch], path: Path, columns: Collection[str] | None) -> SampleBatch:
-    """The batch in a file: written by `write_parquet`, or a plain table of numbers, bools and text."""
-    with _opened(path) as file:
-        try:
-            note = _note_of(file, path, columns)
-            names = _field_names(note)
-            table = file.read(columns=names)
-            decoded = _decode(note, {name: table.column(name).chunks for name in names}, None)
-            marks = {f"_{name}": decode_object(value) for name, value in note["marks"].items()}
-            return cls(decoded, **marks)
-        except DAMAGE as error:
-            raise _unreadable(path, error) from error
+def read_parquet(path: Path, columns: Collection[str] | None) -> tuple[dict[str, Tree], dict[str, Any]]:
+    """Return the columns and the marks in a file: written by `write_parquet`, or a plain table of numbers and text.
 
-
-def parquet_batches(
-    paths: str | Path | Iterable[str | Path], size: int, columns: Collection[str] | None = None
-) -> Iterator[SampleBatch]:
-    """The rows of one or several Parquet files in order, in batches of up to `size` rows of one row group.
-
-    One row group is held in memory at a time (`to_parquet(row_group_size=...)`). `columns` (all by default) names
-    those to read.
-
-    Raises `ValueError` naming the file where it is damaged, foreign or holds sequences, `KeyError` naming a
-    column that is missing, `ValueError` for `size < 1`.
+    Use it within `naming_damage`. `MissingColumnError` for a column that is not there.
     """
-    from lockstep.data.sample_batch import SampleBatch
-
-    if size < 1:
-        raise ValueError(f"size={size}; it must be at least 1")
-    for path in [paths] if isinstance(paths, str | Path) else paths:
-        with _opened(Path(path)) as file:
-            try:
-                note = _note_of(file, Path(path), columns)
-                names = _field_names(note)
-                _check_rows_only(note, file.metadata.num_rows)
-                for group in range(file.metadata.num_row_groups):  # all at once would keep all of them in memory
-                    for part in file.iter_batches(size, row_groups=[group], columns=names, use_threads=False):
-                        chunks = {name: [part.column(name)] for name in names}
-                        yield SampleBatch(_decode(note, chunks, part.num_rows))
-            except DAMAGE as error:
-                raise _unreadable(Path(path), error) from error
+    with _pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        note = _note_of(file, path, columns)
+        names = _field_names(note)
+        table = file.read(columns=names)
+        return _decode(note, {name: table.column(name).chunks for name in names}, None), note["marks"]
 
 
-def _opened(path: Path) -> Any:
-    pyarrow = _pyarrow()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    try:
-        return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
-    except DAMAGE as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: BaseException) -> Exception:
-    if isinstance(error, _UserError):
-        return error.said
-    return ValueError(f"{path} is no readable Parquet file of a SampleBatch: {error}")
-
-
-class _UserError(ValueError):
-    """Carries an error of the call, not of the file, past the handlers of damage."""
-
-    def __init__(self, said: Exception) -> None:
-        super().__init__(str(said))
-        self.said = said
+def parquet_parts(path: Path, size: int, columns: Collection[str] | None) -> Iterator[dict[str, Tree]]:
+    """Iterate over the rows of a file in columns of up to `size` rows; one row group is held in memory at a time."""
+    with _pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        note = _note_of(file, path, columns)
+        names = _field_names(note)
+        _check_rows_only(note, file.metadata.num_rows)
+        for group in range(file.metadata.num_row_groups):  # all at once would keep all of them in memory
+            for part in file.iter_batches(size, row_groups=[group], columns=names, use_threads=False):
+                yield _decode(note, {name: [part.column(name)] for name in names}, part.num_rows)
 
 
 def _note_of(file: Any, path: Path, columns: Collection[str] | None) -> dict[str, Any]:
-    """What the file says of its columns (of those wanted)."""
+    """Return what the file says of its columns (of those wanted)."""
     raw = (file.schema_arrow.metadata or {}).get(_NOTE)
-    note = json.loads(raw) if raw is not None else {"marks": {}, "columns": _plain_columns(file)}
-    if raw is not None and note["format"] != _FORMAT:
-        raise ValueError(f"its format is {note['format']!r}")
+    note = decode_note(raw) if raw is not None else {"marks": {}, "columns": _plain_columns(file)}
     if columns is not None:
         missing = sorted(set(columns) - set(note["columns"]))
         if missing:
-            said = f"{path} has no column {missing[0]!r}; columns are {sorted(note['columns'])}"
-            raise _UserError(KeyError(said))
+            raise MissingColumnError(f"{path} has no column {missing[0]!r}; columns are {sorted(note['columns'])}")
         note["columns"] = {name: note["columns"][name] for name in columns}
     return note
 
 
 def _plain_columns(file: Any) -> dict[str, Any]:
-    """A note for a table from elsewhere: numbers, bools and text, and fixed-size lists of numbers, without nulls."""
+    """Return a note for a table from elsewhere: numbers, bools, text and fixed-size lists of numbers, no nulls."""
     pyarrow = _pyarrow()
     described = {}
     for field in file.schema_arrow:
@@ -226,7 +173,7 @@ def _plain_columns(file: Any) -> dict[str, Any]:
 
 
 def _keys(item: Any) -> Iterator[dict[str, Any]]:
-    """The keys of all arrays of a described column."""
+    """Iterate over the keys of all arrays of a described column."""
     if "key" in item:
         yield item["key"]
     else:
@@ -248,7 +195,7 @@ def _check_rows_only(note: Mapping[str, Any], num_rows: int) -> None:
 
 
 def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: int | None) -> dict[str, Any]:
-    """Columns from arrow arrays; `num_rows` of them where the chunks are a part of the file."""
+    """Return columns from arrow arrays; `num_rows` of them where the chunks are a part of the file."""
 
     def shape_of(key: Mapping[str, Any]) -> list[int]:
         return key["shape"] if num_rows is None else [num_rows, *key["shape"][1:]]
@@ -287,7 +234,7 @@ def _texts(cells: list[str], dtype: str) -> np.ndarray:
 
 
 def _fill(out: np.ndarray, chunks: list[Any], how: str, name: str) -> None:
-    """Writes the rows of the chunks to `out`, which has as many rows or fewer (nulls follow then)."""
+    """Write the rows of the chunks to `out`, which has as many rows or fewer (nulls follow then)."""
     done = 0
     for chunk in chunks:
         rows = chunk.slice(0, len(out) - done)

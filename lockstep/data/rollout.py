@@ -200,7 +200,7 @@ class RolloutStore:
         """
         if self.size:
             last = self.size - 1
-            open_envs = np.flatnonzero(~self._ends()[last])
+            open_envs = np.flatnonzero(~self.ends()[last])
             open_envs = open_envs if envs is None else np.intersect1d(open_envs, envs)
             if open_envs.size:
                 self.final_index.append(last * self.num_envs + open_envs)
@@ -240,7 +240,7 @@ class RolloutStore:
         size, num_envs = self.size, self.num_envs
         if size == 0:
             raise ValueError("the rollout store is empty: collect before learning")
-        terminateds, dones = self.terminateds[:size], self._ends()
+        terminateds, dones = self.terminateds[:size], self.ends()
         cuts = dones & ~terminateds
         open_envs = np.flatnonzero(~dones[-1])
         cuts[-1, open_envs] = True
@@ -273,22 +273,22 @@ class RolloutStore:
     def _obs_at(self, t: int, envs: np.ndarray) -> Tree:
         return rows_of(self.obs, (t, envs))
 
-    def _ends(self) -> np.ndarray:
+    def ends(self) -> np.ndarray:
         """[T, B] bool: an episode ended here, or was left by a reset."""
         ends = np.zeros((self.size, self.num_envs), bool)
         for index in self.final_index:
             ends.reshape(-1)[index] = True
         return ends
 
-    def _first_new_ids(self) -> np.ndarray:
+    def first_new_ids(self) -> np.ndarray:
         """[B] id of the first episode that each environment began within the rollout (one for each that ended)."""
-        num_ended = self._ends().sum(axis=0)
+        num_ended = self.ends().sum(axis=0)
         return self.next_episode_id + np.cumsum(num_ended) - num_ended
 
     def _ids_after(self) -> tuple[np.ndarray, int]:
         """Ids of the episodes that go on after the rollout, and the next free id."""
-        num_ended = self._ends().sum(axis=0)
-        ids = np.where(num_ended > 0, self._first_new_ids() + num_ended - 1, self.episode_ids)
+        num_ended = self.ends().sum(axis=0)
+        ids = np.where(num_ended > 0, self.first_new_ids() + num_ended - 1, self.episode_ids)
         return ids, self.next_episode_id + int(num_ended.sum())
 
 
@@ -307,7 +307,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
         """Whether `episodes` are all of these, each once and unchanged, and the store still holds them."""
         if self._written != (self.store.times_emptied, self.store.size) or len(episodes) != len(self):
             return False
-        unchanged = all(episode._source is self and not episode._new_obs for episode in episodes)
+        unchanged = all(episode.source is self and episode.is_numpy for episode in episodes)
         return unchanged and len(set(map(id, episodes))) == len(episodes)
 
     def trajectories(self) -> Trajectories:
@@ -339,7 +339,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
                 for index, obs in zip(store.final_index, store.final_obs)
                 for k, row in enumerate(index)
             }
-            ends, first_new = store._ends(), store._first_new_ids()
+            ends, first_new = store.ends(), store.first_new_ids()
             self._items = [
                 episode
                 for b in range(store.num_envs)
@@ -375,7 +375,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
                 observation_space=store.observation_space,
                 action_space=store.action_space,
             )
-            episode._source = self
+            episode.source = self
             if start == 0 and store.state_in is not None:
                 episode.custom_data[Columns.STATE_IN] = {"t": episode.t_started, "state": rows_of(store.state_in, b)}
             yield episode

@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise, repeat
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 
-from lockstep.data import batch_concat, batch_layout, batch_views, compressed, npz, parquet, tensordicts
-from lockstep.data.batch_layout import seq_lens_of
-from lockstep.data.batch_views import take_rows, take_sequences
-from lockstep.data.columns import DEFAULT_MODULE_ID, Columns
-from lockstep.data.compressed import DEFAULT_COLUMNS, wanted_columns
-from lockstep.data.summaries import describe_columns
+from lockstep.data import codec, compressed, parquet, tensordicts
+from lockstep.data.columns import DEFAULT_MODULE_ID, Columns, is_state_column
+from lockstep.data.indices import (
+    changes_in,
+    index_second,
+    pad_leaf,
+    row_numbers,
+    rows_of_sequences,
+    sequence_at,
+    sequence_starts,
+    time_major_to_padded,
+    unpad_leaf,
+)
 from lockstep.data.trees import (
+    Leaf,
+    Tree,
     as_column,
+    column_rows,
+    concat_leaves,
     copy_leaf,
+    describe_leaf,
+    index_leaf,
     is_numeric,
     leaf_bytes,
     leaves,
     map_tree,
+    named_leaves,
+    row_of,
     to_numpy_leaf,
     to_torch_leaf,
+    zip_trees,
 )
+from lockstep.state.checks import check_choice, check_whole
 
-_MISSING = object()
 Slice = slice  # the method of this name hides the type in the class
+Generator = np.random.Generator | int | None
+OnMissing = Literal["raise", "drop"]
+
+_SEQ_LENS = Columns.SEQ_LENS
+_END_FLAGS = (Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS)
+_AFTER_LAST = {
+    Columns.OBS: Columns.NEXT_OBS,
+    Columns.PREV_ACTIONS: Columns.ACTIONS,
+    Columns.PREV_REWARDS: Columns.REWARDS,
+}
+"""column of a model's input -> the column that holds it after the last row"""
 
 
 class SampleBatch(dict[str, Any], Columns):
@@ -42,7 +72,9 @@ class SampleBatch(dict[str, Any], Columns):
 
     `len(batch)` is the number of real rows: the sum of `seq_lens` if there is one, else the rows.
 
-    Raises `TypeError` for a name that is no string or a value that is no column, `ValueError` for unequal lengths.
+    Raises:
+        TypeError: a name is no string, or a value is no column.
+        ValueError: columns have different numbers of rows.
     """
 
     __slots__ = ("_max_seq_len", "is_training", "num_grad_updates", "time_major", "zero_padded")
@@ -64,43 +96,48 @@ class SampleBatch(dict[str, Any], Columns):
         self._max_seq_len = _max_seq_len
         self.is_training = _is_training
         self.num_grad_updates = _num_grad_updates
-        given = batch_layout.as_mapping(mapping)
-        given.update(columns)
-        for name, value in given.items():
-            _check_name(name)
-            super().__setitem__(name, as_column(name, value))
-        batch_layout.check_rows(self)
+        made = {name: _named_column(name, value) for name, value in {**dict(mapping or {}), **columns}.items()}
+        self._check_rows(made)
+        super().update(made)
 
     @classmethod
-    def _trusted(cls, columns: Mapping[str, Any], like: SampleBatch | None = None) -> SampleBatch:
-        """A batch of columns known to be sound, without checks; layout and marks from `like`."""
+    def trusted(cls, columns: Mapping[str, Any], like: SampleBatch | None = None) -> SampleBatch:
+        """Return a batch of columns known to fit together, without checks; layout and marks are those of `like`."""
         batch = cls.__new__(cls)
         dict.update(batch, columns)
-        batch._take_marks(like)
+        batch._max_seq_len = None if like is None else like._max_seq_len
+        if like is None:
+            batch.time_major = batch.zero_padded = batch.is_training = False
+            batch.num_grad_updates = None
+        else:
+            batch.time_major, batch.zero_padded, batch.is_training = like.time_major, like.zero_padded, like.is_training
+            batch.num_grad_updates = like.num_grad_updates
         return batch
 
-    def _take_marks(self, like: SampleBatch | None) -> None:
-        if like is None:
-            self.time_major = self.zero_padded = self.is_training = False
-            self._max_seq_len = self.num_grad_updates = None
-        else:
-            self.time_major, self.zero_padded, self.is_training = like.time_major, like.zero_padded, like.is_training
-            self._max_seq_len, self.num_grad_updates = like._max_seq_len, like.num_grad_updates
+    def marks(self) -> dict[str, Any]:
+        """Return what is known of the batch besides its columns: its layout, `is_training`, `num_grad_updates`."""
+        return {
+            "time_major": self.time_major,
+            "zero_padded": self.zero_padded,
+            "max_seq_len": self._max_seq_len,
+            "is_training": self.is_training,
+            "num_grad_updates": self.num_grad_updates,
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        marks = (
-            self.time_major,
-            self.zero_padded,
-            self._max_seq_len,
-            self.is_training,
-            self.num_grad_updates,
-        )
-        return _rebuild, (type(self), dict(self), marks)
+        return _rebuild, (type(self), dict(self), self.marks())
 
     # ---- sizes -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return batch_layout.count_rows(self)
+        seq_lens = dict.get(self, _SEQ_LENS)
+        if seq_lens is not None:
+            return int(seq_lens.sum())
+        for name, column in self.items():
+            rows = column_rows(name, column, self.time_major and not is_state_column(name))
+            if rows is not None:
+                return rows
+        return 0
 
     @property
     def count(self) -> int:
@@ -108,7 +145,7 @@ class SampleBatch(dict[str, Any], Columns):
         return len(self)
 
     def env_steps(self) -> int:
-        """Environment steps: one for each row."""
+        """Return the environment steps: one for each row."""
         return len(self)
 
     agent_steps = env_steps
@@ -118,7 +155,7 @@ class SampleBatch(dict[str, Any], Columns):
         """The longest sequence allowed (the padded length where the batch is padded); None without sequences."""
         if self._max_seq_len is not None:
             return self._max_seq_len
-        seq_lens = batch_layout.seq_lens_of(self)
+        seq_lens = self._seq_lens()
         return None if seq_lens is None or not len(seq_lens) else int(seq_lens.max())
 
     @max_seq_len.setter
@@ -126,19 +163,33 @@ class SampleBatch(dict[str, Any], Columns):
         self._max_seq_len = value
 
     def set_training(self, training: bool = True) -> None:
-        """Says whether the batch is used for training (`is_training`)."""
+        """Say whether the batch is used for training (`is_training`)."""
         self.is_training = training
 
     def size_bytes(self) -> int:
-        """Bytes of all leaves, objects included."""
+        """Return the bytes of all leaves, objects included."""
         return sum(leaf_bytes(leaf) for column in self.values() for leaf in leaves(column))
+
+    def _seq_lens(self) -> np.ndarray | None:
+        """Return `seq_lens` as a numpy array."""
+        seq_lens = dict.get(self, _SEQ_LENS)
+        return None if seq_lens is None else to_numpy_leaf(seq_lens)
+
+    def _num_sequences(self) -> int | None:
+        seq_lens = dict.get(self, _SEQ_LENS)
+        return None if seq_lens is None else int(seq_lens.shape[0])
 
     # ---- a dict that keeps its columns sound -------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             return super().__getitem__(key)
-        return batch_views.select(self, key)
+        if isinstance(key, slice):
+            return self._select_slice(key)
+        index = row_numbers(key, len(self))
+        if _SEQ_LENS in self or self.time_major:
+            raise ValueError("rows of sequences cannot be picked one by one; use take_sequences, or unpad() first")
+        return self.take_rows(index)
 
     def __missing__(self, key: str) -> Any:
         if key == Columns.DONES:
@@ -148,38 +199,30 @@ class SampleBatch(dict[str, Any], Columns):
         raise KeyError(f"no column {key!r}; columns are {sorted(self)}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The column, or `default`; `dones` reads as in `batch["dones"]`."""
+        """Return the column, or `default`; `dones` reads as in `batch["dones"]`."""
         try:
             return self[key]
         except KeyError:
             return default
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        column = as_column(name, value)
-        before = dict.get(self, name, _MISSING)
+        column = _named_column(name, value)
+        if name == _SEQ_LENS or _SEQ_LENS in self:
+            self._check_rows({**self, name: column})
+        else:  # against the first other column
+            filled = (other for other in self if other != name and any(True for _ in leaves(dict.get(self, other))))
+            other = next(filled, name)
+            self._check_rows({other: dict.get(self, other), name: column})
         super().__setitem__(name, column)
-        try:
-            batch_layout.check_column(self, name)
-        except ValueError:
-            if before is _MISSING:
-                super().__delitem__(name)
-            else:
-                super().__setitem__(name, before)
-            raise
 
     def update(self, *mappings: Any, **columns: Any) -> None:
-        """Sets several columns, with the checks of the constructor; on an error nothing is changed."""
-        given = {**dict(*mappings), **columns}
-        for name in given:
-            _check_name(name)
-        merged = SampleBatch._trusted(dict(self), self)
-        dict.update(merged, {name: as_column(name, value) for name, value in given.items()})
-        batch_layout.check_rows(merged)
-        super().update(merged)
+        """Set several columns, with the checks of the constructor; on an error nothing is changed."""
+        made = {name: _named_column(name, value) for name, value in {**dict(*mappings), **columns}.items()}
+        self._check_rows({**self, **made})
+        super().update(made)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """The column, which is set to `default` first where it is missing."""
+        """Return the column, which is set to `default` first where it is missing."""
         if name not in self:
             self[name] = default
         return self[name]
@@ -188,114 +231,298 @@ class SampleBatch(dict[str, Any], Columns):
         self.update(other)
         return self
 
+    def _check_rows(self, columns: Mapping[str, Tree]) -> None:
+        """Raise `ValueError` with two column names and their lengths unless the columns fit together."""
+        seq_lens = columns.get(_SEQ_LENS)
+        num_sequences = None if seq_lens is None else int(seq_lens.shape[0])
+        first: tuple[str, int] | None = None
+        for name, column in columns.items():
+            if _is_per_sequence(name, column, num_sequences):
+                continue
+            rows = column_rows(name, column, self.time_major)
+            if rows is not None and first is not None and rows != first[1]:
+                raise ValueError(f"columns {first[0]!r} and {name!r} have {first[1]} and {rows} rows")
+            first = (name, rows) if first is None and rows is not None else first
+        if seq_lens is not None and first is not None:
+            self._check_seq_lens(to_numpy_leaf(seq_lens), *first)
+
+    def _check_seq_lens(self, seq_lens: np.ndarray, name: str, rows: int) -> None:
+        if seq_lens.ndim != 1 or seq_lens.dtype.kind not in "iu" or (len(seq_lens) and int(seq_lens.min()) < 0):
+            raise ValueError(f"seq_lens must be one length, an integer from 0, for each sequence; got {seq_lens}")
+        longest = int(seq_lens.max()) if len(seq_lens) else 0
+        if not (self.time_major or self.zero_padded):
+            if int(seq_lens.sum()) != rows:
+                raise ValueError(
+                    f"columns {name!r} and 'seq_lens' disagree: {rows} rows, seq_lens sum to {seq_lens.sum()}"
+                )
+            return
+        length = longest if self._max_seq_len is None else self._max_seq_len
+        if self.time_major:
+            length = rows // len(seq_lens) if len(seq_lens) else 0
+        if length * len(seq_lens) != rows or longest > length:
+            raise ValueError(
+                f"column {name!r} has {rows} rows, which is not {len(seq_lens)} sequences padded to {length} "
+                f"(the longest has {longest})"
+            )
+
     # ---- reading -----------------------------------------------------------------------------------------
 
     def columns(self, keys: Sequence[str]) -> list[Any]:
-        """The columns in this order; `KeyError` for one that is missing."""
+        """Return the columns in this order; `KeyError` for one that is missing."""
         return [self[key] for key in keys]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Each real row as `{column: row}`; states, of which each sequence has one, are left out, `seq_lens` is 1."""
-        return batch_views.iterate_rows(self)
+        """Iterate over the real rows as `{column: row}`; states are left out, `seq_lens` is 1."""
+        flat = self.flat()
+        sequences = self._num_sequences()
+        columns = {name: column for name, column in flat.items() if not _is_per_sequence(name, column, sequences)}
+        alone = {} if sequences is None else {_SEQ_LENS: 1}
+        for row in range(len(flat)):
+            yield {name: row_of(column, row) for name, column in columns.items()} | alone
 
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, Any] | None = None, index: int | Literal["last"] = "last"
     ) -> SampleBatch:
-        """One row as model input, [1, ...] for each column, with `seq_lens` [1].
+        """Return one row as model input, [1, ...] for each column, with `seq_lens` [1].
 
         `index="last"` is the input for the step *after* the last row: `obs` is the last `new_obs`,
         `prev_actions` and `prev_rewards` are the last action and reward, `state_in` the last `state_out`.
         An integer takes that row as it is. `view_requirements` maps a wanted column to the column it is read
         from (a name, None for the same name, or an object with `data_col`).
         """
-        return SampleBatch(batch_views.single_step_input(self, view_requirements, index))
+        flat = self.flat()
+        row = int(row_numbers([-1 if index == "last" else index], len(flat))[0])
+        seq_lens = self._seq_lens()
+        made: dict[str, Any] = {}
+        for name, source in _input_sources(flat, view_requirements).items():
+            after = _AFTER_LAST.get(source, source.replace(Columns.STATE_IN, Columns.STATE_OUT, 1))
+            source = after if index == "last" and after in flat else source
+            at, column = row, flat[source]
+            if seq_lens is not None and _is_per_sequence(source, column, len(seq_lens)):
+                at = int(np.searchsorted(sequence_starts(seq_lens)[1:], row, side="right"))
+            made[name] = map_tree(partial(index_leaf, index=slice(at, at + 1)), column)
+        return SampleBatch({**made, _SEQ_LENS: np.ones(1, dtype=np.int32)})
 
     def is_terminated_or_truncated(self) -> bool:
-        """Whether the last row ends an episode."""
-        return bool(len(self)) and bool(self._flat()[Columns.DONES][-1])
+        """Return whether the last row ends an episode."""
+        return bool(len(self)) and bool(self.flat()[Columns.DONES][-1])
 
     def is_single_trajectory(self) -> bool:
-        """Whether no row but the last ends an episode, and all have one `eps_id` (and one `agent_id`, if any)."""
-        return batch_views.is_single_trajectory(self._flat())
+        """Return whether no row but the last ends an episode, and all have one `eps_id` (and one `agent_id`)."""
+        flat = self.flat()
+        if flat.get(Columns.DONES) is not None and bool(flat[Columns.DONES][:-1].any()):
+            return False
+        names = [name for name in (Columns.EPS_ID, Columns.AGENT_ID) if name in flat and Columns.EPS_ID in flat]
+        return not any(len(changes_in(to_numpy_leaf(flat[name]))) for name in names)
 
     def summary(self) -> str:
-        """One line for each column: container, shape, dtype, min, max, mean."""
+        """Return one line for each column: container, shape, dtype, min, max, mean."""
         marks = [f"{len(self)} rows"]
-        if Columns.SEQ_LENS in self:
-            marks.append(f"{len(self[Columns.SEQ_LENS])} sequences")
+        if _SEQ_LENS in self:
+            marks.append(f"{len(self[_SEQ_LENS])} sequences")
         marks += ["zero padded"] * self.zero_padded + ["time-major"] * self.time_major
-        return f"SampleBatch({', '.join(marks)})\n{describe_columns(self)}".rstrip()
+        lines = [f"SampleBatch({', '.join(marks)})"]
+        for name, column in self.items():
+            lines += [f"    {path!r}: {describe_leaf(leaf)}" for path, leaf in named_leaves(name, column)]
+        return "\n".join(lines)
 
     __repr__ = summary
 
     # ---- parts -------------------------------------------------------------------------------------------
 
+    def take_rows(self, index: Slice | np.ndarray) -> SampleBatch:
+        """Return rows of a batch without sequences: views for a slice, one gather for int64 rows (none negative)."""
+        columns: dict[str, Any] = {}
+        for name, column in self.items():
+            if type(column) is np.ndarray:
+                columns[name] = column[index] if isinstance(index, slice) else column.take(index, axis=0)
+            else:
+                columns[name] = map_tree(lambda leaf: index_leaf(leaf, index), column)
+        return self.trusted(columns, self)
+
+    def _select_slice(self, key: Slice) -> SampleBatch:
+        seq_lens = self._seq_lens()
+        if seq_lens is None:
+            self._check_rows_apart()
+            return self.take_rows(key)
+        starts = sequence_starts(seq_lens)
+        start, stop, step = key.indices(int(starts[-1]))
+        if step == 1:
+            return self.take_sequences(slice(sequence_at(starts, start), sequence_at(starts, stop)))
+        chosen = np.zeros(int(starts[-1]), dtype=bool)
+        chosen[key] = True
+        real = np.flatnonzero(seq_lens > 0)
+        sequences = real[chosen[starts[real]]]
+        return self.take_sequences(sequences if step > 0 else sequences[::-1])
+
+    def _check_rows_apart(self) -> None:
+        if self.time_major:
+            raise ValueError("a time-major batch without 'seq_lens' has no rows one by one; use unpad() first")
+
     def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> SampleBatch:
-        """Rows `start` to `end` as views.
+        """Return rows `start` to `end` as views.
 
         With `seq_lens` the slice snaps to whole sequences: from the one that holds row `start` up to, but without,
         the one that holds row `end` (neighbouring slices therefore never share or lose a row). With `state_start`
         and `state_end` the sequences are named instead; `ValueError` unless their rows are just `start` to `end`.
         """
         if state_start is None and state_end is None:
-            return batch_views.select(self, slice(start, end))
-        return batch_views.select_sequence_range(self, start, end, state_start, state_end)
+            return self._select_slice(slice(start, end))
+        seq_lens = self._required_seq_lens()
+        first, last, _ = slice(state_start, state_end).indices(len(seq_lens))
+        starts = sequence_starts(seq_lens)
+        rows = (int(starts[first]), int(starts[max(first, last)]))
+        if slice(start, end).indices(int(starts[-1]))[:2] != rows:
+            raise ValueError(f"sequences {first}:{last} are rows {rows[0]}:{rows[1]}, not {start}:{end}")
+        return self.take_sequences(slice(first, last))
+
+    def _required_seq_lens(self) -> np.ndarray:
+        seq_lens = self._seq_lens()
+        if seq_lens is None:
+            raise ValueError(f"this batch has no column 'seq_lens'; columns are {sorted(self)}")
+        return seq_lens
 
     def take_sequences(self, sequences: Slice | np.ndarray) -> SampleBatch:
-        """Whole sequences by number; views for a slice of flat or padded rows, one gather for an int array."""
-        return batch_views.take_sequences(self, sequences)
+        """Return whole sequences by number; views for a slice of flat or padded rows, one gather for an int array."""
+        seq_lens = self._required_seq_lens()
+        if isinstance(sequences, slice) and sequences.step not in (None, 1):
+            sequences = np.arange(len(seq_lens))[sequences]
+        if not isinstance(sequences, slice):
+            sequences = row_numbers(sequences, len(seq_lens))
+        rows = None if self.time_major else self._rows_of_sequences(seq_lens, sequences)
+        columns: dict[str, Any] = {}
+        for name, column in self.items():
+            if _is_per_sequence(name, column, len(seq_lens)):
+                columns[name] = map_tree(lambda leaf: index_leaf(leaf, sequences), column)
+            elif rows is None:
+                columns[name] = map_tree(lambda leaf: index_second(leaf, sequences), column)
+            else:
+                columns[name] = map_tree(lambda leaf: index_leaf(leaf, rows), column)
+        return self.trusted(columns, self)
+
+    def _rows_of_sequences(self, seq_lens: np.ndarray, sequences: Slice | np.ndarray) -> Slice | np.ndarray:
+        if self.zero_padded:
+            seq_lens = np.full(len(seq_lens), self.max_seq_len or 0, dtype=np.int64)
+        starts = sequence_starts(seq_lens)
+        if isinstance(sequences, slice):
+            first, last, _ = sequences.indices(len(seq_lens))
+            return slice(int(starts[first]), int(starts[max(first, last)]))
+        return rows_of_sequences(starts[:-1][sequences], seq_lens[sequences])
 
     def split_by_episode(self, key: str | None = None) -> Sequence[SampleBatch]:
-        """One view for each episode: cut where `key` changes, else after each ended row.
+        """Return one view for each episode: cut where `key` changes, else after each ended row.
 
         The default key is `eps_id`, with `agent_id` where there is one: agents of one module share their `eps_id`.
 
         An open last piece is kept. The views are made when they are read (`list(...)` makes all of them).
         Neither an episode column nor flags: `KeyError`.
         """
-        return batch_views.split_by_episode(self, key)
+        flat = self.flat()
+        if not len(flat):
+            return []
+        cuts = _episode_cuts(flat, key)
+        bounds = np.concatenate([[0], cuts, [len(flat)]])
+        snapshot = flat.trusted(flat, flat)
+        seq_lens = self._seq_lens()
+        if seq_lens is None:
+            return BatchPieces(snapshot.take_rows, bounds)
+        starts = sequence_starts(seq_lens)
+        inside = np.setdiff1d(cuts, starts)
+        if len(inside):
+            raise ValueError(f"a sequence crosses the episode boundary at row {int(inside[0])}")
+        numbers = np.searchsorted(starts, bounds)
+        numbers[-1] = len(seq_lens)
+        return BatchPieces(snapshot.take_sequences, numbers)
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[SampleBatch]:
-        """Views of `size` rows each (the last may be shorter), or `num_slices` views of nearly equal size.
+        """Return views of `size` rows each (the last may be shorter), or `num_slices` views of nearly equal size.
 
         Every row lies in exactly one slice. `ValueError` unless exactly one argument is given.
         """
-        return batch_views.timeslices(self, size, num_slices)
+        if (size is None) == (num_slices is None):
+            raise ValueError(f"exactly one of size and num_slices is needed, got size={size}, num_slices={num_slices}")
+        total = len(self)
+        if size is not None:
+            size = check_whole("size", size, 1)
+            slices = [self[start : start + size] for start in range(0, total, size)]
+            return [part for part in slices if len(part)]
+        count = check_whole("num_slices", num_slices, 1)
+        share, longer = divmod(total, count)
+        bounds = [share * i + max(0, i - count + longer) for i in range(count + 1)]
+        return [self[a:b] for a, b in pairwise(bounds)]
 
-    def split(
-        self, size: int, shuffle: bool = False, generator: np.random.Generator | int | None = None
-    ) -> Iterator[SampleBatch]:
-        """Batches of `size` rows, the last possibly shorter; in random order with `shuffle`."""
-        return batch_views.split(self, size, shuffle, generator)
+    def split(self, size: int, shuffle: bool = False, generator: Generator = None) -> Iterator[SampleBatch]:
+        """Return batches of `size` rows, the last possibly shorter; in random order with `shuffle`."""
+        return iter((self._permuted(generator) if shuffle else self).timeslices(size))
 
     # ---- new forms ---------------------------------------------------------------------------------------
 
-    def shuffle(self, generator: np.random.Generator | int | None = None) -> SampleBatch:
-        """Permutes rows (with `seq_lens`: whole sequences) in place, every column alike; returns self."""
-        dict.update(self, batch_views.permuted(self, generator))
+    def shuffle(self, generator: Generator = None) -> SampleBatch:
+        """Permute rows (with `seq_lens`: whole sequences) in place, every column alike; return self."""
+        dict.update(self, self._permuted(generator))
         return self
 
+    def _permuted(self, generator: Generator) -> SampleBatch:
+        rng = np.random.default_rng(generator)
+        sequences = self._num_sequences()
+        if sequences is not None:
+            return self.take_sequences(rng.permutation(sequences))
+        self._check_rows_apart()
+        return self.take_rows(rng.permutation(len(self)))
+
     def copy(self, shallow: bool = False) -> SampleBatch:
-        """A copy; deep for tensors and objects too, or `shallow` with the same arrays."""
+        """Return a copy; deep for tensors and objects too, or `shallow` with the same arrays."""
         function = (lambda leaf: leaf) if shallow else copy_leaf
-        return self._trusted({name: map_tree(function, column) for name, column in self.items()}, self)
+        return self.trusted({name: map_tree(function, column) for name, column in self.items()}, self)
 
     def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> SampleBatch:
-        """Fills each sequence with zeros on the right to `max_seq_len` rows, in place; returns self.
+        """Fill each sequence with zeros on the right to `max_seq_len` rows, in place; return self.
 
         `exclude_states=False` spreads state columns as well: the state in the first row of its sequence, zeros
         after. `ValueError` without `seq_lens`, or where a sequence is longer than `max_seq_len`.
         """
-        batch_layout.right_zero_pad(self, max_seq_len, exclude_states)
+        seq_lens = self._required_seq_lens()
+        if len(seq_lens) and int(seq_lens.max()) > max_seq_len:
+            raise ValueError(
+                f"max_seq_len={max_seq_len} is less than the longest sequence ({int(seq_lens.max())} rows)"
+            )
+        self.unpad()
+        for name, column in list(self.items()):
+            per_sequence = _is_per_sequence(name, column, len(seq_lens))
+            if name == _SEQ_LENS or (per_sequence and exclude_states):
+                continue
+            lengths = np.ones_like(seq_lens) if per_sequence else seq_lens
+            padded = map_tree(partial(pad_leaf, seq_lens=lengths, length=max_seq_len), column)
+            dict.__setitem__(self, name, padded)
+        self.zero_padded = True
+        self.max_seq_len = max_seq_len
         return self
 
     def unpad(self) -> SampleBatch:
-        """Brings padded or time-major sequences to flat rows, in place; returns self."""
-        batch_layout.unpad(self)
+        """Bring padded or time-major sequences to flat rows, in place; return self."""
+        if not (self.zero_padded or self.time_major):
+            return self
+        seq_lens, sequences = self._seq_lens(), self._num_sequences()
+        columns: dict[str, Any] = {}
+        for name, column in self.items():
+            if _is_per_sequence(name, column, sequences):
+                columns[name] = column
+                continue
+            length = self.max_seq_len or 0
+            if self.time_major:
+                length = next((int(leaf.shape[0]) for leaf in leaves(column)), 0)
+                column = map_tree(time_major_to_padded, column)
+            if seq_lens is not None:
+                lengths = np.ones_like(seq_lens) if is_state_column(name) and not self.time_major else seq_lens
+                column = map_tree(partial(unpad_leaf, seq_lens=lengths, length=length), column)
+            columns[name] = column
+        dict.update(self, columns)
+        self.zero_padded = self.time_major = False
+        self.max_seq_len = None
         return self
 
-    def _flat(self) -> SampleBatch:
-        """Self, or an unpadded shallow copy where rows are padded or time-major."""
+    def flat(self) -> SampleBatch:
+        """Return self, or an unpadded shallow copy where rows are padded or time-major."""
         return self.copy(shallow=True).unpad() if self.zero_padded or self.time_major else self
 
     def to_device(
@@ -306,13 +533,13 @@ class SampleBatch(dict[str, Any], Columns):
         *,
         keep_dtype: bool = False,
     ) -> SampleBatch:
-        """Makes all columns tensors on `device`, in place; returns self.
+        """Make all columns tensors on `device`, in place; return self.
 
         float64 becomes float32 unless `keep_dtype`. `infos`, strings and objects stay as they are.
         """
-        device = batch_layout.known_device(device)
+        device = torch.device(device)
 
-        def move(leaf: Any) -> Any:
+        def move(leaf: Leaf) -> Leaf:
             if not is_numeric(leaf):
                 return leaf
             tensor = to_torch_leaf(leaf)
@@ -327,151 +554,305 @@ class SampleBatch(dict[str, Any], Columns):
         return self
 
     def to_numpy(self) -> SampleBatch:
-        """The same columns as numpy arrays, sharing memory where tensors lie on the CPU."""
-        return self._trusted({name: map_tree(to_numpy_leaf, column) for name, column in self.items()}, self)
+        """Return the same columns as numpy arrays, sharing memory where tensors lie on the CPU."""
+        return self.trusted({name: map_tree(to_numpy_leaf, column) for name, column in self.items()}, self)
 
     def to_torch(self) -> SampleBatch:
-        """The same columns as tensors, sharing memory where numpy allows it; strings and objects stay arrays."""
-        return self._trusted({name: map_tree(to_torch_leaf, column) for name, column in self.items()}, self)
+        """Return the same columns as tensors, sharing memory where it can be; strings and objects stay arrays."""
+        return self.trusted({name: map_tree(to_torch_leaf, column) for name, column in self.items()}, self)
 
     def as_multi_agent(self, module_id: str = DEFAULT_MODULE_ID) -> MultiAgentBatch:
-        """The `MultiAgentBatch` with this batch under `module_id`."""
+        """Return the `MultiAgentBatch` with this batch under `module_id`."""
         return MultiAgentBatch({module_id: self}, self.env_steps())
+
+    def compress(self, bulk: bool = False, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
+        """Compress columns in place (lz4, extra `compression`); return self.
+
+        Each row apart, or with `bulk` all rows of a leaf together (smaller, and faster where all are needed). Rows
+        can still be sliced, joined, shuffled and padded. On an error nothing is changed: `KeyError` for a missing
+        column that is named, `TypeError` for a column of objects.
+        """
+        sequences = self._num_sequences()
+        made = {}
+        for name in compressed.wanted_columns(columns, self):
+            column = dict.__getitem__(self, name)
+            lead = 2 if self.time_major and not _is_per_sequence(name, column, sequences) else 1
+            made[name] = compressed.compress_column(name, column, bulk, lead)
+        dict.update(self, made)
+        return self
+
+    def decompress_if_needed(self, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
+        """Bring compressed columns back as they were (tensors on the CPU), in place; return self."""
+        names = compressed.wanted_columns(columns, self)
+        made = {name: compressed.decompress_column(name, dict.__getitem__(self, name)) for name in names}
+        dict.update(self, made)
+        return self
 
     # ---- files and other libraries -----------------------------------------------------------------------
 
-    def _marks(self) -> dict[str, Any]:
-        return {
-            "time_major": self.time_major,
-            "zero_padded": self.zero_padded,
-            "max_seq_len": self._max_seq_len,
-            "is_training": self.is_training,
-            "num_grad_updates": self.num_grad_updates,
-        }
+    @classmethod
+    def _marked(cls, columns: Mapping[str, Any], marks: Mapping[str, Any]) -> SampleBatch:
+        return cls(columns, **{f"_{name}": value for name, value in marks.items()})
 
     def to_npz(self, path: str | Path) -> Path:
-        """Writes all columns to one `.npz` file without loss; returns its path.
+        """Write all columns to one `.npz` file without loss; return its path.
 
         `infos` may hold None, bool, int, float, str, arrays and dicts, lists and tuples of them; `TypeError`
         naming the column for any other object, `OSError` naming the file where it cannot be written.
         """
-        return npz.write_npz(Path(path), self, self._marks())
+        return codec.write_npz(Path(path), self, self.marks())
 
     @classmethod
     def from_npz(cls, path: str | Path) -> SampleBatch:
-        """Reads what `to_npz` wrote; `ValueError` naming the file where it is damaged or foreign."""
-        return npz.read_npz(cls, Path(path))
+        """Read what `to_npz` wrote; `ValueError` naming the file where it is damaged or foreign."""
+        with codec.naming_damage(Path(path), "SampleBatch file"):
+            return cls._marked(*codec.read_npz(Path(path)))
 
     def to_parquet(self, path: str | Path, *, compression: str = "zstd", row_group_size: int = 65_536) -> Path:
-        """Writes all columns to one Parquet file without loss (extra `offline`); returns its path. As `to_npz`."""
-        return parquet.write_parquet(Path(path), self, self._marks(), compression, row_group_size)
+        """Write all columns to one Parquet file without loss (extra `offline`); return its path. As `to_npz`."""
+        return parquet.write_parquet(Path(path), self, self.marks(), compression, row_group_size)
 
     @classmethod
     def from_parquet(cls, path: str | Path, columns: Sequence[str] | None = None) -> SampleBatch:
-        """Reads what `to_parquet` wrote, or a plain table of numbers, bools and text; all columns or some.
+        """Read what `to_parquet` wrote, or a plain table of numbers, bools and text; all columns or some.
 
         `ValueError` naming the file where it is damaged or foreign, `KeyError` for a column it lacks.
         """
-        return parquet.read_parquet(cls, Path(path), columns)
+        with codec.naming_damage(Path(path), "Parquet file of a SampleBatch"):
+            return cls._marked(*parquet.read_parquet(Path(path), columns))
 
     def to_tensordict(self) -> Any:
-        """A `TensorDict` (extra `tensordict`) that shares memory; text and objects are its non-tensor data.
+        """Return a `TensorDict` (extra `tensordict`) that shares memory; text and objects are non-tensor data.
 
         Its batch size is the number of rows; with sequences it has none.
         """
-        return tensordicts.to_tensordict(self, self._marks())
+        num_rows = None if _SEQ_LENS in self or self.time_major or not dict.__len__(self) else len(self)
+        return tensordicts.to_tensordict(self, num_rows, self.marks())
 
     @classmethod
     def from_tensordict(cls, tensordict: Any) -> SampleBatch:
-        """The batch that `to_tensordict` was given, or any `TensorDict` with up to one batch dimension."""
-        return tensordicts.from_tensordict(cls, tensordict)
+        """Return the batch that `to_tensordict` was given, or any `TensorDict` with up to one batch dimension."""
+        return cls._marked(*tensordicts.from_tensordict(tensordict))
 
-    def compress(self, bulk: bool = False, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
-        """Compresses columns in place (lz4, extra `compression`); returns self.
-
-        Each row apart, or with `bulk` all rows of a leaf together (smaller, and faster where all are needed). Rows
-        can still be sliced, joined, shuffled and padded. `KeyError` for a missing column that is named,
-        `TypeError` for a column of objects.
-        """
-        compressed.compress_batch(self, bulk, compressed.wanted_columns(columns, self))
-        return self
-
-    def decompress_if_needed(self, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> SampleBatch:
-        """Brings compressed columns back as they were (tensors on the CPU), in place; returns self."""
-        compressed.decompress_batch(self, compressed.wanted_columns(columns, self))
-        return self
+    # ---- joining -----------------------------------------------------------------------------------------
 
     def concat(self, other: SampleBatch) -> SampleBatch:
-        """The rows of both; see `concat_samples`."""
+        """Return the rows of both; see `concat_samples`."""
         return concat_samples([self, other])
 
     @staticmethod
-    def concat_samples(batches: Sequence[Any], on_missing: Literal["raise", "drop"] = "raise") -> Any:
-        """See the function `concat_samples`."""
+    def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> Any:
+        """Return the rows of all batches in one; see the function `concat_samples`."""
         return concat_samples(batches, on_missing)
 
 
-def concat_samples(batches: Sequence[Any], on_missing: Literal["raise", "drop"] = "raise") -> Any:
-    """The rows of all batches in one, with one allocation for each column.
-
-    Empty batches are skipped; `[]` gives an empty batch. A column that one batch lacks: `KeyError` with its
-    name and position (`on_missing="drop"` keeps the common columns). Batches of different layout (padding, padded
-    length, time-major): `ValueError`. `num_grad_updates` becomes the mean over the rows.
-    Where one is a `MultiAgentBatch` the result is one as well (`concat_samples_into_ma_batch`).
-    """
-    batches = list(batches)
-    if set(map(type, batches)) - {SampleBatch}:
-        if any(isinstance(batch, MultiAgentBatch) for batch in batches):
-            return concat_samples_into_ma_batch(batches, on_missing)
-        for position, batch in enumerate(batches):
-            if not isinstance(batch, SampleBatch):
-                raise TypeError(f"position {position} is a {type(batch).__name__}; all must be SampleBatch")
-    if on_missing not in ("raise", "drop"):
-        raise ValueError(f"on_missing={on_missing!r}; allowed are 'raise' and 'drop'")
-    columns, like = batch_concat.concat(batches, on_missing)
-    result = SampleBatch._trusted(columns, like)
-    result.max_seq_len = batch_concat.max_seq_len_of(batches, result)
-    result.num_grad_updates = batch_concat.mean_grad_updates(batches)
-    return result
-
-
-def _rebuild(cls: type[SampleBatch], columns: dict[str, Any], marks: tuple[Any, ...]) -> SampleBatch:
-    batch = cls._trusted(columns)
-    batch.time_major, batch.zero_padded, batch._max_seq_len, batch.is_training, batch.num_grad_updates = marks
+def _rebuild(cls: type[SampleBatch], columns: dict[str, Any], marks: dict[str, Any]) -> SampleBatch:
+    batch = cls.trusted(columns)
+    for name, value in marks.items():
+        setattr(batch, name, value)
     return batch
 
 
-def _check_name(name: Any) -> None:
+def _named_column(name: object, value: object) -> Tree:
     if not isinstance(name, str):
         raise TypeError(f"column names are strings, got {name!r} ({type(name).__name__})")
+    return as_column(name, value)
+
+
+def _is_per_sequence(name: str, column: Tree, num_sequences: int | None) -> bool:
+    """Return whether a column has one row for each sequence rather than one for each step."""
+    if num_sequences is None:
+        return False
+    return name == _SEQ_LENS or (is_state_column(name) and column_rows(name, column) == num_sequences)
+
+
+def _input_sources(columns: Mapping[str, Any], requirements: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the wanted columns of a model's input, each with the column that it is read from."""
+    if requirements is None:
+        inputs = (Columns.OBS, Columns.PREV_ACTIONS, Columns.PREV_REWARDS)
+        states = [name for name in columns if name.startswith(Columns.STATE_IN)]
+        return {name: name for name in [*(name for name in inputs if name in columns), *states]}
+    wanted = {}
+    for name, source in requirements.items():
+        if getattr(source, "shift_from", None) is not None:
+            raise ValueError(f"{name!r} wants several rows (shift_from={source.shift_from}); one row can be given")
+        if getattr(source, "used_for_compute_actions", True):
+            wanted[name] = (source if isinstance(source, str) else getattr(source, "data_col", None)) or name
+    return wanted
+
+
+def _episode_cuts(columns: Mapping[str, Any], key: str | None) -> np.ndarray:
+    """Return the rows at which new episodes begin; see `SampleBatch.split_by_episode`."""
+    if key is None and Columns.EPS_ID not in columns:
+        if columns.get(Columns.DONES) is None:
+            raise KeyError(
+                f"no 'eps_id', 'terminateds' or 'truncateds' tells episodes apart; columns are {sorted(columns)}"
+            )
+        key = Columns.DONES
+    ids = to_numpy_leaf(columns[key or Columns.EPS_ID])
+    if key in _END_FLAGS:
+        return np.flatnonzero(ids[:-1]) + 1
+    cuts = changes_in(ids)
+    if key is None and Columns.AGENT_ID in columns:  # agents of one module share `eps_id`
+        cuts = np.union1d(cuts, changes_in(to_numpy_leaf(columns[Columns.AGENT_ID])))
+    return cuts
+
+
+class BatchPieces(Sequence[SampleBatch]):
+    """Consecutive pieces of one batch; each is made, as views, when it is asked for.
+
+    It reads like a list; `list(pieces)` makes all of them. Later changes of the batch's columns do not show.
+    """
+
+    __slots__ = ("_bounds", "_take")
+
+    def __init__(self, take: Callable[[slice], SampleBatch], bounds: np.ndarray) -> None:
+        self._take, self._bounds = take, bounds
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> SampleBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SampleBatch]: ...
+    def __getitem__(self, index: int | slice) -> SampleBatch | list[SampleBatch]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        index = range(len(self))[index]
+        return self._take(slice(int(self._bounds[index]), int(self._bounds[index + 1])))
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        take = self._take
+        return (take(slice(start, stop)) for start, stop in pairwise(self._bounds.tolist()))
+
+    def __repr__(self) -> str:
+        return f"BatchPieces({len(self)} pieces)"
+
+
+# ---- joining batches -----------------------------------------------------------------------------------------
+
+_LAYOUT = attrgetter("zero_padded", "time_major", "_max_seq_len")
+_GRAD_UPDATES = attrgetter("num_grad_updates")
+
+
+def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> Any:
+    """Return the rows of all batches in one, with one allocation for each column.
+
+    Empty batches are skipped; `[]` gives an empty batch. `max_seq_len` becomes the largest, `num_grad_updates` the
+    mean over the rows. Where one is a `MultiAgentBatch` the result is one as well (`concat_samples_into_ma_batch`).
+
+    Raises:
+        KeyError: a batch lacks a column: names it and the position (`on_missing="drop"` keeps the common columns).
+        ValueError: the batches have different layouts (padding, padded length, time-major).
+    """
+    batches = list(batches)
+    if set(map(type, batches)) - {SampleBatch} and not all(isinstance(batch, SampleBatch) for batch in batches):
+        return concat_samples_into_ma_batch(batches, on_missing)
+    check_choice("on_missing", on_missing, ("raise", "drop"))
+    if not batches:
+        return SampleBatch()
+    gathered = _gather_alike(batches)
+    like = batches[0]
+    if gathered is None:
+        filled = [(position, batch) for position, batch in enumerate(batches) if len(batch)] or [(0, like)]
+        _check_same_layout(filled)
+        like = filled[0][1]
+        names = _common_names(filled, on_missing)
+        gathered = {name: [dict.__getitem__(batch, name) for _, batch in filled] for name in names}
+    sequences = like.get(_SEQ_LENS)
+    sequences = None if sequences is None else len(sequences)
+    joined = {}
+    for name, parts in gathered.items():
+        side_by_side = like.time_major and not _is_per_sequence(name, parts[0], sequences)
+        joined[name] = _join(parts, name, int(side_by_side))
+    result = SampleBatch.trusted(joined, like)
+    if _SEQ_LENS in result or result.max_seq_len is not None:
+        result.max_seq_len = max((each.max_seq_len for each in batches if each.max_seq_len is not None), default=None)
+    result.num_grad_updates = _mean_grad_updates(batches)
+    return result
+
+
+def _gather_alike(batches: Sequence[SampleBatch]) -> dict[str, list[Any]] | None:
+    """Return parts by column where all batches have rows, one layout and the same columns; else None."""
+    first = batches[0]
+    if not first or len(set(map(_LAYOUT, batches))) > 1 or len(set(map(dict.__len__, batches))) > 1:
+        return None
+    try:
+        gathered = {name: list(map(dict.__getitem__, batches, repeat(name))) for name in first}
+    except KeyError:
+        return None
+    leading = next(iter(gathered.values()))
+    arrays = all(type(part) is np.ndarray for part in leading)
+    return gathered if arrays and not first.time_major and all(map(len, leading)) else None
+
+
+def _join(parts: list[Tree], name: str, axis: int) -> Tree:
+    """Return one column of all batches, which lie side by side (axis 1) where time comes first."""
+    if isinstance(parts[0], dict | tuple):
+        return zip_trees(lambda leaves: concat_leaves(leaves, name, axis), parts, name)
+    return concat_leaves(parts, name, axis)
+
+
+def _mean_grad_updates(batches: Sequence[SampleBatch]) -> float | None:
+    """Return the mean of `num_grad_updates` over the rows of the batches that know it, None where none does."""
+    if set(map(_GRAD_UPDATES, batches)) <= {None}:
+        return None
+    known = [(len(batch), value) for batch in batches if (value := batch.num_grad_updates) is not None]
+    rows = sum(count for count, _ in known)
+    return sum(count * value for count, value in known) / rows if rows else known[0][1]
+
+
+def _check_same_layout(filled: Sequence[tuple[int, SampleBatch]]) -> None:
+    position, first = filled[0]
+    for other_position, other in filled[1:]:
+        for mark in ("zero_padded", "time_major", *["max_seq_len"] * first.zero_padded):
+            if getattr(first, mark) != getattr(other, mark):
+                raise ValueError(
+                    f"batches of different layout: {mark} is {getattr(first, mark)} at position {position} "
+                    f"and {getattr(other, mark)} at position {other_position}; use unpad() or right_zero_pad() first"
+                )
+
+
+def _common_names(filled: Sequence[tuple[int, SampleBatch]], on_missing: OnMissing) -> list[str]:
+    every = list(dict.fromkeys(name for _, batch in filled for name in batch))
+    lacking = {name: [position for position, batch in filled if name not in batch] for name in every}
+    if on_missing == "raise" and any(lacking.values()):
+        name = next(name for name in every if lacking[name])
+        raise KeyError(
+            f"column {name!r} is missing in the batch at position {lacking[name][0]}; on_missing='drop' keeps the "
+            "common columns"
+        )
+    return [name for name in every if not lacking[name]]
 
 
 class MultiAgentBatch:
-    """`policy_batches` by module id, collected in `env_steps` environment steps.
+    """The batches of several modules by module id, collected in `env_steps` environment steps.
 
-    `len(batch)` is the number of environment steps, `batch[module_id]` one module's rows, iteration gives the
-    module ids. Raises `TypeError` where a value is no `SampleBatch`, `ValueError` for negative `env_steps`.
+    `len(batch)` is the number of environment steps, `batch[module_id]` a module's rows; iteration gives module ids.
+
+    Raises:
+        TypeError: a module id is no string, or a value is no `SampleBatch`.
+        ValueError: `env_steps` is negative or no whole number.
     """
 
     __slots__ = ("_env_steps", "policy_batches")
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
         for module_id, batch in policy_batches.items():
-            if not isinstance(module_id, str):
-                raise TypeError(f"module id {module_id!r} is a {type(module_id).__name__}; give a string")
-            if not isinstance(batch, SampleBatch):
-                raise TypeError(f"module {module_id!r} has a {type(batch).__name__}; a SampleBatch is needed")
-        if env_steps < 0:
-            raise ValueError(f"env_steps={env_steps}; it cannot be negative")
+            if not isinstance(module_id, str) or not isinstance(batch, SampleBatch):
+                raise TypeError(
+                    f"module {module_id!r} has a {type(batch).__name__}; each module id, a string, needs a SampleBatch"
+                )
         self.policy_batches: dict[str, SampleBatch] = dict(policy_batches)
-        self._env_steps = int(env_steps)
+        self._env_steps = check_whole("env_steps", env_steps, 0)
 
     def env_steps(self) -> int:
-        """Environment steps in which the rows were collected."""
+        """Return the environment steps in which the rows were collected."""
         return self._env_steps
 
     def agent_steps(self) -> int:
-        """Rows of all modules together."""
+        """Return the rows of all modules together."""
         return sum(batch.agent_steps() for batch in self.policy_batches.values())
 
     def __len__(self) -> int:
@@ -495,11 +876,11 @@ class MultiAgentBatch:
         return iter(self.policy_batches)
 
     def size_bytes(self) -> int:
-        """Bytes of all modules' leaves."""
+        """Return the bytes of all modules' leaves."""
         return sum(batch.size_bytes() for batch in self.policy_batches.values())
 
     def copy(self, shallow: bool = False) -> MultiAgentBatch:
-        """A copy; deep, or `shallow` with the same arrays."""
+        """Return a copy; deep, or `shallow` with the same arrays."""
         return MultiAgentBatch(
             {module_id: batch.copy(shallow) for module_id, batch in self.policy_batches.items()},
             self._env_steps,
@@ -513,13 +894,13 @@ class MultiAgentBatch:
         *,
         keep_dtype: bool = False,
     ) -> MultiAgentBatch:
-        """Makes every module's columns tensors on `device`, in place; returns self."""
+        """Make every module's columns tensors on `device`, in place; return self."""
         for batch in self.policy_batches.values():
             batch.to_device(device, pin_memory, non_blocking, keep_dtype=keep_dtype)
         return self
 
-    def compress(self, bulk: bool = False, columns: Collection[str] = DEFAULT_COLUMNS) -> MultiAgentBatch:
-        """Compresses columns of every module in place; returns self. See `SampleBatch.compress`.
+    def compress(self, bulk: bool = False, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> MultiAgentBatch:
+        """Compress columns of every module in place; return self. See `SampleBatch.compress`.
 
         A module may lack a column that another has; `KeyError` where none has it.
         """
@@ -527,24 +908,24 @@ class MultiAgentBatch:
             batch.compress(bulk, names)
         return self
 
-    def decompress_if_needed(self, columns: Collection[str] = DEFAULT_COLUMNS) -> MultiAgentBatch:
-        """Brings compressed columns of every module back as they were, in place; returns self."""
+    def decompress_if_needed(self, columns: Collection[str] = compressed.DEFAULT_COLUMNS) -> MultiAgentBatch:
+        """Bring compressed columns of every module back as they were, in place; return self."""
         for batch, names in self._with_columns(columns):
             batch.decompress_if_needed(names)
         return self
 
     def _with_columns(self, columns: Collection[str]) -> list[tuple[SampleBatch, list[str]]]:
-        """Each module's batch with those of the columns that it has."""
+        """Return each module's batch with those of the columns that it has."""
         everywhere = {name for batch in self.policy_batches.values() for name in batch}
-        wanted = wanted_columns(columns, everywhere)
+        wanted = compressed.wanted_columns(columns, everywhere)
         return [(batch, [name for name in wanted if name in batch]) for batch in self.policy_batches.values()]
 
     def as_multi_agent(self) -> MultiAgentBatch:
-        """Self."""
+        """Return self."""
         return self
 
     def timeslices(self, k: int) -> list[MultiAgentBatch]:
-        """Batches of `k` environment steps each (the last may have fewer).
+        """Return batches of `k` environment steps each (the last may have fewer).
 
         An environment step is one `(eps_id, t)` over all modules; episodes keep the order in which they appear.
         Every row lies in exactly one slice; modules without rows in a slice are left out of it. With `seq_lens`
@@ -552,8 +933,7 @@ class MultiAgentBatch:
         counts the environment steps that no earlier slice has. Raises `ValueError` for `k < 1`, `KeyError` where a
         module lacks `eps_id` or `t`.
         """
-        if k < 1:
-            raise ValueError(f"k={k}; a slice has at least 1 environment step")
+        k = check_whole("k", k, 1)
         filled = {module_id: batch for module_id, batch in self.policy_batches.items() if len(batch)}
         if not filled:
             return []
@@ -562,36 +942,37 @@ class MultiAgentBatch:
         parts: list[dict[str, SampleBatch]] = [{} for _ in range(-(-num_steps // k))]
         slice_of_step = np.full(num_steps, len(parts), dtype=np.int64)
         for module_id, batch in filled.items():
-            number, lengths = steps[module_id] // k, seq_lens_of(batch)
-            take = take_rows if lengths is None else take_sequences
+            number, lengths = steps[module_id] // k, batch.get(_SEQ_LENS)
             if lengths is None:
                 np.minimum.at(slice_of_step, steps[module_id], number)
             else:
+                lengths = to_numpy_leaf(lengths)
                 real = np.flatnonzero(lengths)
-                batch = take_sequences(batch, real) if len(real) < len(lengths) else batch
+                batch = batch.take_sequences(real) if len(real) < len(lengths) else batch
                 number = number[np.cumsum(lengths[real]) - 1]
                 np.minimum.at(slice_of_step, steps[module_id], np.repeat(number, lengths[real]))
+            take = batch.take_rows if lengths is None else batch.take_sequences
             order = np.argsort(number, kind="stable")
             bounds = np.searchsorted(number[order], np.arange(len(parts) + 1))
             in_order = bool(np.all(np.diff(number) >= 0))
             for part, start, stop in zip(parts, bounds[:-1].tolist(), bounds[1:].tolist()):
                 if stop > start:
-                    part[module_id] = take(batch, slice(start, stop) if in_order else order[start:stop])
+                    part[module_id] = take(slice(start, stop) if in_order else order[start:stop])
         counts = np.bincount(slice_of_step, minlength=len(parts)).tolist()
         return [MultiAgentBatch(part, count) for part, count in zip(parts, counts) if part]
 
     @staticmethod
     def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> SampleBatch | MultiAgentBatch:
-        """The plain `SampleBatch` where there is only the default module, else a `MultiAgentBatch`."""
+        """Return the plain `SampleBatch` where there is only the default module, else a `MultiAgentBatch`."""
         if list(policy_batches) == [DEFAULT_MODULE_ID]:
             return policy_batches[DEFAULT_MODULE_ID]
         return MultiAgentBatch(policy_batches, env_steps)
 
     @staticmethod
     def concat_samples(
-        batches: Sequence[SampleBatch | MultiAgentBatch], on_missing: Literal["raise", "drop"] = "raise"
+        batches: Sequence[SampleBatch | MultiAgentBatch], on_missing: OnMissing = "raise"
     ) -> MultiAgentBatch:
-        """All rows by module; environment steps add up. See `concat_samples_into_ma_batch`."""
+        """Return all rows by module; environment steps add up. See `concat_samples_into_ma_batch`."""
         return concat_samples_into_ma_batch(batches, on_missing)
 
     def __repr__(self) -> str:
@@ -602,9 +983,9 @@ class MultiAgentBatch:
 
 
 def concat_samples_into_ma_batch(
-    batches: Sequence[SampleBatch | MultiAgentBatch], on_missing: Literal["raise", "drop"] = "raise"
+    batches: Sequence[SampleBatch | MultiAgentBatch], on_missing: OnMissing = "raise"
 ) -> MultiAgentBatch:
-    """All rows by module in one `MultiAgentBatch`; a `SampleBatch` counts as the default module's.
+    """Return all rows by module in one `MultiAgentBatch`; a `SampleBatch` counts as the default module's.
 
     Environment steps add up. Missing columns are treated as in `concat_samples`; `TypeError` for other values.
     """
@@ -612,9 +993,7 @@ def concat_samples_into_ma_batch(
     env_steps = 0
     for position, batch in enumerate(batches):
         if not isinstance(batch, SampleBatch | MultiAgentBatch):
-            raise TypeError(
-                f"position {position} is a {type(batch).__name__}; a SampleBatch or MultiAgentBatch is needed"
-            )
+            raise TypeError(f"position {position} is a {type(batch).__name__}; a batch is needed")
         whole = batch.as_multi_agent()
         env_steps += whole.env_steps()
         for module_id, part in whole.policy_batches.items():
@@ -624,24 +1003,22 @@ def concat_samples_into_ma_batch(
 
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
-    """The `SampleBatch` of the default module, where it is the only one; `ValueError` naming the others."""
+    """Return the `SampleBatch` of the default module, where it is the only one; `ValueError` naming the others."""
     if isinstance(batch, SampleBatch):
         return batch
     if list(batch) != [DEFAULT_MODULE_ID]:
-        raise ValueError(
-            f"the batch has the modules {sorted(batch)}; only {DEFAULT_MODULE_ID!r} alone can be converted"
-        )
+        raise ValueError(f"the batch has modules {sorted(batch)}; only {DEFAULT_MODULE_ID!r} alone can be converted")
     return batch[DEFAULT_MODULE_ID]
 
 
 def _environment_steps(batches: Mapping[str, SampleBatch]) -> dict[str, np.ndarray]:
-    """Number of the environment step of each row, counted over all modules in order of (episode, t)."""
+    """Return the number of the environment step of each row, counted over all modules in order of (episode, t)."""
     columns: list[tuple[Any, Any]] = []
     for module_id, batch in batches.items():
         for name in (Columns.EPS_ID, Columns.T):
             if name not in batch:
                 raise KeyError(f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'")
-        flat = batch._flat()
+        flat = batch.flat()
         columns.append((to_numpy_leaf(flat[Columns.EPS_ID]), to_numpy_leaf(flat[Columns.T])))
     episodes, first, inverse = np.unique(
         np.concatenate([ids for ids, _ in columns]), return_index=True, return_inverse=True

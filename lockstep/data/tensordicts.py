@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from lockstep.data.codec import object_rows
-from lockstep.data.trees import is_numeric, to_torch_leaf
+from lockstep.data.trees import Tree, is_numeric, object_rows, to_torch_leaf
 from lockstep.state.messages import install_hint
-
-if TYPE_CHECKING:
-    from lockstep.data.sample_batch import SampleBatch
 
 _NOTE = "_lockstep"
 _CAN_BE_TENSORS = "?bhilqBHILefdFD"
@@ -32,22 +28,20 @@ def _tensordict() -> Any:
     return tensordict
 
 
-def to_tensordict(batch: SampleBatch, marks: Mapping[str, Any]) -> Any:
-    """See `SampleBatch.to_tensordict`; `ValueError` for a column named like the note."""
+def to_tensordict(columns: Mapping[str, Tree], num_rows: int | None, marks: Mapping[str, Any]) -> Any:
+    """Return columns as a `TensorDict` with `num_rows` as batch size; `ValueError` for one named like the note."""
     library = _tensordict()
-    if _NOTE in batch:
+    if _NOTE in columns:
         raise ValueError(f"a column is named {_NOTE!r}, which a tensordict needs for its note; rename it")
-    rows_only = "seq_lens" not in batch and not batch.time_major
-    batch_size = [len(batch)] if rows_only and any(True for _ in batch) else []
     kinds: dict[str, Any] = {}
-    result = library.TensorDict({}, batch_size=batch_size)
-    for name, column in batch.items():
+    result = library.TensorDict({}, batch_size=[] if num_rows is None else [num_rows])
+    for name, column in columns.items():
         _put(library, result, name, column, kinds, name)
     result.set_non_tensor(_NOTE, {"marks": dict(marks), "kinds": kinds})
     return result
 
 
-def _put(library: Any, target: Any, key: str, column: Any, kinds: dict[str, Any], path: str) -> None:
+def _put(library: Any, target: Any, key: str, column: Tree, kinds: dict[str, Any], path: str) -> None:
     if isinstance(column, dict | tuple):
         inside = column if isinstance(column, dict) else {str(index): part for index, part in enumerate(column)}
         kinds[path] = {"kind": "tuple"} if isinstance(column, tuple) else {"kind": "dict"}
@@ -80,8 +74,8 @@ class _Row:
     value: Any
 
 
-def from_tensordict(cls: type[SampleBatch], tensordict: Any) -> SampleBatch:
-    """See `SampleBatch.from_tensordict`; `TypeError` for another type, `ValueError` for more batch dimensions."""
+def from_tensordict(tensordict: Any) -> tuple[dict[str, Tree], dict[str, Any]]:
+    """Return columns and marks; `TypeError` for another type, `ValueError` for more than one batch dimension."""
     library = _tensordict()
     if not isinstance(tensordict, library.TensorDictBase):
         raise TypeError(f"a TensorDict is needed, got a {type(tensordict).__name__}")
@@ -90,12 +84,8 @@ def from_tensordict(cls: type[SampleBatch], tensordict: Any) -> SampleBatch:
             f"batch_size is {list(tensordict.batch_size)}; rows have one dimension: use tensordict.reshape(-1)"
         )
     note = tensordict.get_non_tensor(_NOTE, {"marks": {}, "kinds": {}})
-    columns = {
-        key: _column(library, tensordict.get(key), note["kinds"], key)
-        for key in list(tensordict.keys())
-        if key != _NOTE
-    }
-    return cls(columns, **{f"_{name}": value for name, value in note["marks"].items()})
+    names = [name for name in list(tensordict.keys()) if name != _NOTE]
+    return {name: _column(library, tensordict.get(name), note["kinds"], name) for name in names}, note["marks"]
 
 
 def _column(library: Any, value: Any, kinds: Mapping[str, Any], path: str) -> Any:
@@ -114,7 +104,7 @@ def _column(library: Any, value: Any, kinds: Mapping[str, Any], path: str) -> An
 
 
 def _rows(value: Any, kind: Mapping[str, Any], path: str) -> np.ndarray:
-    """Rows of text or objects, which were boxed or come from elsewhere."""
+    """Return rows of text or objects, which were boxed or come from elsewhere."""
     parts = value.unbind(0) if value.batch_size else [value]
     rows = [part.data.value if isinstance(part.data, _Row) else part.data for part in parts]
     if kind["kind"] != "array":

@@ -121,7 +121,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     pieces = [episode for episode in episodes if len(episode)]
     if not pieces:
         raise ValueError("there is no step to learn from: every given episode is empty; collect at least one step")
-    rollout = pieces[0]._source
+    rollout = pieces[0].source
     if rollout is not None and rollout.is_whole(pieces):
         return rollout.trajectories()
     data = [piece.get_data_dict() for piece in pieces]

@@ -1,4 +1,4 @@
-"""Columns may be nested (dicts and tuples of arrays); these functions walk them.
+"""Columns may be nested (dicts and tuples of arrays): walking, stacking, joining, reading and writing them.
 
 A *leaf* is a numpy array or a torch tensor whose first axis counts rows.
 """
@@ -12,23 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Space
 
 from lockstep.data.columns import Columns
 
+_SHOWN_ITEMS = 3
+
 Tree = Any
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """`value` as an int; `TypeError` or `ValueError` naming it unless it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name}={value!r}; it must be a whole number, at least {least}")
-    if value < least:
-        raise ValueError(f"{name}={value}; it must be at least {least}")
-    return int(value)
+"""a leaf, or dicts and tuples of leaves"""
+Leaf = Any
+"""a numpy array or a torch tensor"""
 
 
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The same tree with `function(leaf)` in place of each leaf."""
+    """Return the same tree with `function(leaf)` in place of each leaf."""
     if isinstance(tree, dict):  # of columns mostly, which are mostly leaves
         return {
             key: map_tree(function, value) if isinstance(value, (dict, tuple)) else function(value)
@@ -40,7 +37,7 @@ def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name: str) -> Tree:
-    """One tree whose leaves are `function([leaf of each tree])`.
+    """Return one tree whose leaves are `function([leaf of each tree])`.
 
     Raises `ValueError`, naming `name` and the position, when the trees are not built alike.
     """
@@ -63,7 +60,7 @@ def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name:
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
-    """The leaves of a tree, in order."""
+    """Iterate over the leaves of a tree, in order."""
     if isinstance(tree, dict):
         for value in tree.values():
             yield from leaves(value)
@@ -75,7 +72,7 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def named_leaves(name: str, tree: Tree) -> Iterator[tuple[str, Any]]:
-    """The leaves with their paths, `"obs/camera"`, `"obs/0"`."""
+    """Iterate over the leaves with their paths, `"obs/camera"`, `"obs/0"`."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from named_leaves(f"{name}/{key}", value)
@@ -86,8 +83,8 @@ def named_leaves(name: str, tree: Tree) -> Iterator[tuple[str, Any]]:
         yield name, tree
 
 
-def as_column(name: str, value: Any) -> Tree:
-    """What a batch stores for `value`: arrays and tensors as they are, lists and numbers as arrays.
+def as_column(name: str, value: object) -> Tree:
+    """Return what a batch stores for `value`: arrays and tensors as they are, lists and numbers as arrays.
 
     Raises `TypeError` for a value that is no column, `ValueError` for a list with rows of different shapes.
     """
@@ -98,7 +95,7 @@ def as_column(name: str, value: Any) -> Tree:
     if isinstance(value, tuple):
         return _same_tuple(value, [as_column(f"{name}/{i}", part) for i, part in enumerate(value)])
     if isinstance(value, list):
-        return _object_array(value) if name == Columns.INFOS else _checked(name, stack_rows(name, value), value)
+        return object_rows(value) if name == Columns.INFOS else _check_plain(name, stack_rows(name, value), value)
     if isinstance(value, bool | int | float | complex | str | np.generic):
         return np.asarray([value])
     raise TypeError(
@@ -107,8 +104,8 @@ def as_column(name: str, value: Any) -> Tree:
     )
 
 
-def _checked(name: str, column: Tree, rows: list[Any]) -> Tree:
-    """`TypeError` where numpy made objects of a list, or text of numbers among texts."""
+def _check_plain(name: str, column: Tree, rows: list[Any]) -> Tree:
+    """Raise `TypeError` where numpy made objects of a list, or text of numbers among texts."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "OUS":
         for number, row in enumerate(rows):
             if column.dtype.kind == "O" or not isinstance(row, str | bytes | list | np.ndarray | np.generic):
@@ -120,7 +117,7 @@ def _checked(name: str, column: Tree, rows: list[Any]) -> Tree:
 
 
 def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
-    """Rows (numbers, arrays, tensors, or dicts and tuples of arrays) stacked along a new first axis.
+    """Stack rows (numbers, arrays, tensors, or dicts and tuples of arrays) along a new first axis.
 
     Raises `ValueError` naming the column when the rows differ in shape or structure.
     """
@@ -136,13 +133,13 @@ def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
 
 
 def _stack_trees(name: str, rows: Sequence[Any]) -> Tree:
-    """As `stack_rows`, of dicts or tuples: each leaf is named by its path."""
+    """Stack rows that are dicts or tuples; each leaf is named by its path."""
     paths = iter([path for path, _ in named_leaves(name, rows[0])])
     return zip_trees(lambda parts: stack_rows(next(paths), parts), rows, name)
 
 
 def _odd_row(rows: Sequence[Any]) -> str | None:
-    """Words for the first row whose shape is not that of row 0; None where that is not the reason."""
+    """Return words for the first row whose shape is not that of row 0; None where that is not the reason."""
     try:
         shapes = [tuple(row.shape) if hasattr(row, "shape") else np.shape(row) for row in rows]
     except ValueError:  # a row that is ragged itself
@@ -151,8 +148,8 @@ def _odd_row(rows: Sequence[Any]) -> str | None:
     return None if odd is None else f"row {odd} has shape {shapes[odd]}, row 0 has {shapes[0]}"
 
 
-def index_leaf(leaf: Any, index: slice | np.ndarray) -> Any:
-    """Rows of a leaf: a view for a slice, one gather for an int64 array without negative entries."""
+def index_leaf(leaf: Leaf, index: slice | np.ndarray) -> Any:
+    """Return rows of a leaf: a view for a slice, one gather for an int64 array without negative entries."""
     if isinstance(index, slice):
         if isinstance(leaf, torch.Tensor) and index.step is not None and index.step < 0:
             return leaf.index_select(0, tensor_index(np.arange(len(leaf))[index], leaf))
@@ -163,12 +160,12 @@ def index_leaf(leaf: Any, index: slice | np.ndarray) -> Any:
 
 
 def tensor_index(index: np.ndarray, leaf: torch.Tensor) -> torch.Tensor:
-    """An int64 array as an index on the tensor's device (torch takes no negative strides)."""
+    """Return an int64 array as an index on the tensor's device (torch takes no negative strides)."""
     return torch.from_numpy(index if index.strides[0] > 0 else index.copy()).to(leaf.device)
 
 
 def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
-    """Leaves one after another, in one allocation."""
+    """Join leaves one after another, in one allocation."""
     kinds = set(map(type, parts))
     tensors = {issubclass(kind, torch.Tensor) for kind in kinds}
     if len(tensors) == 2:
@@ -187,28 +184,28 @@ def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
         raise ValueError(f"column {name!r} cannot be joined; shapes are {shapes}: {error}") from None
 
 
-def copy_leaf(leaf: Any) -> Any:
-    """An independent copy, also of the objects in an object array."""
+def copy_leaf(leaf: Leaf) -> Any:
+    """Return an independent copy, also of the objects in an object array."""
     if isinstance(leaf, torch.Tensor):
         return leaf.clone()
     return deepcopy(leaf) if leaf.dtype == object else leaf.copy()
 
 
-def to_numpy_leaf(leaf: Any) -> np.ndarray:
-    """A numpy array, sharing memory where the tensor lies on the CPU (bfloat16 becomes float32)."""
+def to_numpy_leaf(leaf: Leaf) -> np.ndarray:
+    """Return a numpy array, sharing memory where the tensor lies on the CPU (bfloat16 becomes float32)."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     leaf = leaf.detach().cpu()
     return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
 
 
-def is_numeric(leaf: Any) -> bool:
-    """Whether a leaf can be a tensor (strings and objects cannot)."""
+def is_numeric(leaf: Leaf) -> bool:
+    """Return whether a leaf can be a tensor (strings and objects cannot)."""
     return isinstance(leaf, torch.Tensor) or leaf.dtype.kind in "biufc"
 
 
-def to_torch_leaf(leaf: Any) -> Any:
-    """A tensor sharing memory where numpy allows it; strings and objects stay arrays."""
+def to_torch_leaf(leaf: Leaf) -> Any:
+    """Return a tensor sharing memory where numpy allows it; strings and objects stay arrays."""
     if isinstance(leaf, torch.Tensor) or not is_numeric(leaf):
         return leaf
     shareable = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)
@@ -216,18 +213,18 @@ def to_torch_leaf(leaf: Any) -> Any:
 
 
 def row_of(tree: Tree, row: int) -> Tree:
-    """One row of a column."""
+    """Return one row of a column."""
     return map_tree(lambda leaf: leaf[row], tree)
 
 
-def leaf_bytes(leaf: Any) -> int:
-    """Bytes of a leaf, with the objects of an object array."""
+def leaf_bytes(leaf: Leaf) -> int:
+    """Return the bytes of a leaf, with the objects of an object array."""
     if isinstance(leaf, np.ndarray) and leaf.dtype == object:
         return int(leaf.nbytes) + sum(_object_bytes(item) for item in leaf.flat)
     return int(leaf.nbytes)
 
 
-def _object_bytes(item: Any) -> int:
+def _object_bytes(item: object) -> int:
     if isinstance(item, dict):
         inside = sum(_object_bytes(key) + _object_bytes(value) for key, value in item.items())
     elif isinstance(item, list | tuple):
@@ -239,7 +236,8 @@ def _object_bytes(item: Any) -> int:
     return sys.getsizeof(item) + inside
 
 
-def _object_array(rows: list[Any]) -> np.ndarray:
+def object_rows(rows: list[Any]) -> np.ndarray:
+    """Return objects as one array [len(rows)], whatever they look like."""
     column = np.empty(len(rows), dtype=object)
     for index, row in enumerate(rows):
         column[index] = row
@@ -250,10 +248,253 @@ def _same_tuple(like: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
 
-def _unlike(name: str, position: int, first: Any, other: Any) -> str:
-    def build(tree: Any) -> str:
+def _unlike(name: str, position: int, first: Tree, other: Tree) -> str:
+    def build(tree: Tree) -> str:
         if isinstance(tree, dict):
             return f"a dict with {sorted(map(str, tree))}"
         return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else f"a {type(tree).__name__}"
 
     return f"column {name!r} is {build(first)} at position 0 but {build(other)} at position {position}"
+
+
+# ---- counting and describing ---------------------------------------------------------------------------------
+
+
+def column_rows(name: str, column: Tree, time_major: bool = False) -> int | None:
+    """Return the rows of a column (L * S where time comes first), None for an empty tree.
+
+    Raises:
+        ValueError: the leaves of a tree have different numbers of rows.
+    """
+    if isinstance(column, np.ndarray | torch.Tensor):
+        return _leaf_rows(column, time_major)
+    first: tuple[str, int] | None = None
+    for path, leaf in named_leaves(name, column):
+        rows = _leaf_rows(leaf, time_major)
+        first = first or (path, rows)
+        if rows != first[1]:
+            raise ValueError(f"columns {first[0]!r} and {path!r} have {first[1]} and {rows} rows")
+    return None if first is None else first[1]
+
+
+def _leaf_rows(leaf: Leaf, time_major: bool) -> int:
+    if time_major and leaf.ndim > 1:
+        return int(leaf.shape[0]) * int(leaf.shape[1])
+    return int(leaf.shape[0])
+
+
+def num_items(tree: Tree) -> int:
+    """Return the number of rows of a column that may be nested."""
+    return len(tree) if isinstance(tree, np.ndarray) else len(next(iter(leaves(tree)), ()))
+
+
+def describe_leaf(leaf: Leaf) -> str:
+    """Return container, shape, dtype and range of one array; strings and objects show their head."""
+    if isinstance(leaf, torch.Tensor):
+        kind, dtype = "torch.Tensor", str(leaf.dtype).removeprefix("torch.")
+        where = "" if leaf.device.type == "cpu" else f", device={leaf.device}"
+        numbers = leaf.detach().double().cpu().numpy() if not leaf.is_complex() else None
+    else:
+        kind, dtype, where = "np.ndarray", str(leaf.dtype), ""
+        numbers = leaf if leaf.dtype.kind in "biuf" else None
+    text = f"{kind}({tuple(leaf.shape)}, dtype={dtype}{where}"
+    if numbers is None:
+        head = ", ".join(_short(item) for item in leaf[:_SHOWN_ITEMS])
+        return f"{text}, head=[{head}{', ...' if len(leaf) > _SHOWN_ITEMS else ''}])"
+    if not numbers.size:
+        return f"{text})"
+    low, high = numbers.min(), numbers.max()
+    return f"{text}, min={low:.3f}, max={high:.3f}, mean={np.mean(numbers, dtype=np.float64):.3f})"
+
+
+def _short(item: object) -> str:
+    text = repr(item.item() if isinstance(item, np.generic) else item)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+# ---- reading and writing rows of numpy columns -----------------------------------------------------------------
+
+
+def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Tree, stored: int) -> Tree:
+    """Return items of a stored column (a tree of arrays) at positions; positions outside give `fill`."""
+    if tree is None:
+        tree = np.empty(0, dtype=np.float32)
+    if fill is not None:
+        _check_fill(tree, fill)
+    if fill is not None and not isinstance(where, slice):
+        positions = np.atleast_1d(np.asarray(where))
+        outside = (positions < 0) | (positions >= stored)
+        if outside.any():
+            filled = _fill_in(tree, np.where(outside, 0, positions), outside, fill)
+            return map_tree(lambda leaf: leaf[0], filled) if isinstance(where, int) else filled
+    if type(tree) is np.ndarray:
+        return tree[where]
+    if isinstance(where, int):
+        return map_tree(lambda leaf: leaf[where], tree)
+    return map_tree(lambda leaf: index_leaf(leaf, where), tree)
+
+
+def _check_fill(tree: Tree, fill: Tree) -> None:
+    """Raise `ValueError` where a leaf cannot hold its fill value, also where nothing is filled in this time."""
+    if isinstance(fill, dict | tuple):
+        zip_trees(lambda pair: _check_held(pair[0].dtype, pair[1]), [tree, map_tree(np.asarray, fill)], "fill")
+    else:
+        map_tree(lambda leaf: _check_held(leaf.dtype, np.asarray(fill)), tree)
+
+
+def _check_held(dtype: np.dtype, value: np.ndarray) -> None:
+    try:
+        with np.errstate(all="ignore"):
+            stored = value.astype(dtype, casting="safe" if value.dtype.kind == "c" else "unsafe")
+        if dtype.kind in "fc" and value.dtype.kind in "biuf":  # rounding is no loss, infinity is
+            held = bool(np.array_equal(np.isfinite(stored), np.isfinite(value)))
+        else:
+            held = bool(np.array_equal(stored, value))
+    except (TypeError, ValueError, OverflowError):
+        held = False
+    if not held:
+        raise ValueError(f"fill={value.tolist()!r} does not fit a column of {dtype}; give one that it can hold")
+
+
+def _fill_in(tree: Tree, positions: np.ndarray, outside: np.ndarray, fill: Tree) -> Tree:
+    if isinstance(fill, dict | tuple):
+        return zip_trees(
+            lambda pair: _filled_leaf(pair[0], positions, outside, pair[1]),
+            [tree, map_tree(np.asarray, fill)],
+            "fill",
+        )
+    return map_tree(lambda leaf: _filled_leaf(leaf, positions, outside, fill), tree)
+
+
+def _filled_leaf(leaf: np.ndarray, positions: np.ndarray, outside: np.ndarray, fill: Tree) -> np.ndarray:
+    if len(leaf):
+        result = leaf.take(positions, axis=0)
+    else:
+        result = np.empty((len(positions), *leaf.shape[1:]), dtype=leaf.dtype)
+    result[outside] = fill
+    return result
+
+
+def read_list(items: list[Any], where: int | slice | np.ndarray, fill: Tree) -> Any:
+    """Return items of a list of infos at positions."""
+    if isinstance(where, slice):
+        return items[where]
+    if isinstance(where, int):
+        return items[where] if 0 <= where < len(items) else fill
+    return [items[i] if 0 <= i < len(items) else fill for i in where.tolist()]
+
+
+def append_rows(current: Tree, spare: Tree, rows: Sequence[Any], name: str) -> tuple[Tree, Tree]:
+    """Return `current` with `rows` after it, and the larger column it is now a view of (None after the first packing).
+
+    Columns that are read and written in turn double their room, so that n appends copy O(n) rows.
+    """
+    new = stack_rows(name, rows)
+    if current is None:
+        return new, None
+    grown = spare
+    if spare is None or num_items(spare) < num_items(current) + len(rows):
+        room = 2 * (num_items(current) + len(rows))
+        grown = zip_trees(lambda pair: _grow(pair[0], pair[1], room), [current, new], name)
+    start = num_items(current)
+
+    def write(parts: list[np.ndarray]) -> np.ndarray:
+        target, source = parts
+        if source.shape[1:] != target.shape[1:]:
+            raise ValueError(f"{name} have shape {source.shape[1:]}, the ones before {target.shape[1:]}")
+        if not np.can_cast(source.dtype, target.dtype):
+            wider = target.astype(np.result_type(target, source))
+            wider[start : start + len(rows)] = source
+            return wider
+        target[start : start + len(rows)] = source
+        return target
+
+    grown = zip_trees(write, [grown, new], name)
+    return map_tree(lambda leaf: leaf[: start + len(rows)], grown), grown
+
+
+def _grow(leaf: np.ndarray, new: np.ndarray, room: int) -> np.ndarray:
+    grown = np.empty((room, *leaf.shape[1:]), dtype=np.result_type(leaf, new))
+    grown[: len(leaf)] = leaf
+    return grown
+
+
+def written(tree: Tree, where: slice | np.ndarray, rows: Tree, name: str) -> Tree:
+    """Return a copy of the column with `rows` at the positions; `IndexError` where the lengths differ."""
+    stored = num_items(tree)
+    target = np.arange(stored)[where] if isinstance(where, slice) else where
+    if num_items(rows) != len(target):
+        raise IndexError(f"new {name} have {num_items(rows)} items for {len(target)} places")
+    whole = isinstance(where, slice) and len(target) == stored
+
+    def put(parts: list[np.ndarray]) -> np.ndarray:
+        old, new = parts
+        if whole:
+            return new.copy()
+        if new.shape[1:] != old.shape[1:]:
+            raise ValueError(f"new {name} have shape {new.shape[1:]}, the stored ones {old.shape[1:]}")
+        result = old.astype(np.result_type(old, new))
+        result[target] = new
+        return result
+
+    return zip_trees(put, [tree, rows], name)
+
+
+def as_rows(values: Tree, name: str) -> Tree:
+    """Return a list of rows as a column; trees of arrays and arrays stay."""
+    return stack_rows(name, values) if isinstance(values, list) else map_tree(np.asarray, values)
+
+
+def one_hot(tree: Tree, space: Space[Any] | None, name: str) -> Tree:
+    """Return Discrete and MultiDiscrete parts as float32 one-hot vectors; other parts as they are."""
+    if space is None:
+        raise ValueError(f"one_hot_discrete=True needs the space of the {name}, and this episode has none")
+    if tree is None:
+        tree = np.empty(0, dtype=np.float32)
+    inner: Any = getattr(space, "spaces", None)
+    if isinstance(inner, dict):
+        return {key: one_hot(tree[key], inner[key], name) for key in tree}
+    if inner is not None:
+        return tuple(one_hot(part, sub, name) for part, sub in zip(tree, inner))
+    if hasattr(space, "nvec"):
+        start = np.asarray(getattr(space, "start", 0))
+        index = np.asarray(tree) - start
+        sizes = np.asarray(space.nvec).reshape(-1)
+        flat = index.reshape(*index.shape[: index.ndim - np.ndim(space.nvec)], -1)
+        return np.concatenate([_hot(flat[..., i], int(size)) for i, size in enumerate(sizes)], axis=-1)
+    if hasattr(space, "n") and tuple(getattr(space, "shape", ()) or ()) == ():
+        return _hot(np.asarray(tree) - int(getattr(space, "start", 0)), int(space.n))
+    return tree
+
+
+def _hot(index: np.ndarray, size: int) -> np.ndarray:
+    return (np.asarray(index)[..., None] == np.arange(size)).astype(np.float32)
+
+
+def check_in_space(tree: Tree, space: Space[Any] | None, name: str) -> None:
+    """Raise `ValueError` naming the first row that does not lie in `space` (nothing without a space)."""
+    if space is None or tree is None:
+        return
+    for row in range(num_items(tree)):
+        value = row_of(tree, row)
+        if not space.contains(value):
+            raise ValueError(f"{name}[{row}] = {value!r} does not lie in the space {space}")
+
+
+def same_kind(pair: list[np.ndarray]) -> np.ndarray:
+    """Return new values in the stored precision (a float64 list for a float32 column, whole numbers for floats)."""
+    new, old = pair
+    fits = new.dtype.kind == old.dtype.kind or (old.dtype.kind == "f" and new.dtype.kind in "iu")
+    return new.astype(old.dtype) if fits else new
+
+
+def trees_equal(first: Tree, second: Tree) -> bool:
+    """Return whether two trees have the same structure and values (NaN equals NaN)."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(trees_equal(first[key], second[key]) for key in first)
+    if isinstance(first, tuple | list) and isinstance(second, tuple | list):
+        return len(first) == len(second) and all(trees_equal(a, b) for a, b in zip(first, second))
+    if isinstance(first, dict | tuple | list) or isinstance(second, dict | tuple | list):
+        return False
+    a, b = np.asarray(first), np.asarray(second)
+    return a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f"))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns, is_state_column
+from lockstep.data.indices import cut_into_sequences, sequence_starts
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.sequences import cut_into_sequences, sequence_starts
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, to_numpy_leaf, zip_trees
 from lockstep.learner.minibatches import TensorColumns

@@ -432,7 +432,7 @@ class ReplayBuffer:
         if self.priorities is not None:
             columns[Columns.WEIGHTS] = self.priorities.weights(rows, self.num_added)
         columns[Columns.BATCH_INDEXES] = rows
-        return SampleBatch._trusted(columns)
+        return SampleBatch.trusted(columns)
 
     def sample_indices(self, n: int) -> np.ndarray:
         """Return `n` indices drawn as `sample` does, int64 [n]."""
@@ -504,7 +504,7 @@ class ReplayBuffer:
     def __getitem__(self, indices: npt.ArrayLike) -> SampleBatch:
         """Return the transitions at `indices` (int [N]) with the columns of `sample` but weights; goals as stored."""
         rows = self.ring.checked(indices)
-        return SampleBatch._trusted({**self.reader.columns(rows, None), Columns.BATCH_INDEXES: rows})
+        return SampleBatch.trusted({**self.reader.columns(rows, None), Columns.BATCH_INDEXES: rows})
 
     def all(self) -> SampleBatch:
         """Return everything that can be drawn, in the order of `indices()`; goals as stored."""

@@ -10,7 +10,7 @@ from episode_makers import given, grown
 from gymnasium import spaces
 
 from lockstep.data import SampleBatch, SingleAgentEpisode
-from lockstep.data.episode_access import trees_equal
+from lockstep.data.trees import trees_equal
 
 
 def same(first, second):
@@ -221,7 +221,7 @@ def test_validate_names_the_broken_invariant():
     shifted.t = 7
     with pytest.raises(ValueError, match="t=7 and t_started=0 do not fit 3 stored steps"):
         shifted.validate()
-    with pytest.raises(ValueError, match="done but has no observation"):
+    with pytest.raises(ValueError, match="is_reset=False and is_done=True"):
         SingleAgentEpisode(terminated=True).validate()
     grown(4, terminated=True).validate()
 
@@ -294,9 +294,9 @@ def test_from_sample_batch_gives_the_episode_back():
     same(episode, back)
     part = SingleAgentEpisode.from_sample_batch(episode.get_sample_batch().to_torch()[1:3])
     assert (part.t_started, part.t, part.is_done) == (1, 3, False)
-    with pytest.raises(ValueError, match="more than one episode"):
+    with pytest.raises(ValueError, match="more than one"):
         SingleAgentEpisode.from_sample_batch(episode.get_sample_batch().concat(episode.get_sample_batch()))
-    with pytest.raises(ValueError, match="empty batch"):
+    with pytest.raises(ValueError, match="0 rows is no episode"):
         SingleAgentEpisode.from_sample_batch(SampleBatch())
     with pytest.raises(KeyError, match="new_obs"):
         SingleAgentEpisode.from_sample_batch(SampleBatch(obs=[1], actions=[1], rewards=[1]))

@@ -225,7 +225,7 @@ def test_setters_refuse_lengths_that_differ():
         episode.set_actions(new_data=[1], at_indices=[0, 1])
     with pytest.raises(IndexError, match="index 4 of rewards"):
         episode.set_rewards(new_data=1.0, at_indices=4)
-    with pytest.raises(IndexError, match="new w have 3 items for 4 steps"):
+    with pytest.raises(IndexError, match="'w'; a new one takes all 4 values"):
         episode.set_extra_model_outputs(key="w", new_data=[1, 2, 3])
 
 

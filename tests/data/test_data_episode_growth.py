@@ -130,12 +130,12 @@ def test_len_lookback_buffer_defaults_to_zero_and_auto_is_accepted():
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        ({"observations": [1, 2], "actions": [0, 0], "rewards": [0]}, "2 observations make 1 steps, .* 2 actions"),
-        ({"observations": [1, 2], "actions": [0], "rewards": []}, "0 rewards"),
+        ({"observations": [1, 2], "actions": [0, 0], "rewards": [0]}, "2 observations .*'actions': 2"),
+        ({"observations": [1, 2], "actions": [0], "rewards": []}, "'rewards': 0"),
         ({"actions": [0], "rewards": [0]}, "needs observations"),
-        ({"observations": [1], "infos": [{}, {}]}, "there are 2"),
-        ({"observations": [1, 2], "actions": [0], "rewards": [0], "extra_model_outputs": {"v": [1, 2]}}, "2 v"),
-        ({"observations": np.zeros((0, 2))}, "empty"),
+        ({"observations": [1], "infos": [{}, {}]}, "there are 2 infos"),
+        ({"observations": [1, 2], "actions": [0], "rewards": [0], "extra_model_outputs": {"v": [1, 2]}}, "'v': 2"),
+        ({"observations": np.zeros((0, 2))}, "0 observations"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(data, match):

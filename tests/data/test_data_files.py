@@ -180,7 +180,7 @@ def same(first, second):
     """Names in order, nesting, dtypes, shapes, bits and marks."""
     assert isinstance(second, SampleBatch)
     same_structure(dict(first), dict(second))
-    assert first._marks() == second._marks()
+    assert first.marks() == second.marks()
     assert len(first) == len(second)
     assert first.max_seq_len == second.max_seq_len
 
@@ -306,7 +306,7 @@ def test_damaged_and_foreign_files_are_refused_by_name(kind, tmp_path):
     path.write_text("no such format, but long enough to be something else entirely")
     with pytest.raises(ValueError, match=rf"b\.{kind} is no readable"):
         read(path)
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*none"):
+    with pytest.raises(FileNotFoundError, match=r"none"):
         read(tmp_path / "none")
 
 

@@ -14,8 +14,7 @@ from lockstep.data import (
     read_minari_batch,
     write_minari,
 )
-from lockstep.data.episode_access import trees_equal
-from lockstep.data.trees import named_leaves
+from lockstep.data.trees import named_leaves, trees_equal
 
 IMAGE = gym.spaces.Box(0, 255, (36, 33, 3), np.uint8)  # large enough that Minari would make a JPEG of it
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)

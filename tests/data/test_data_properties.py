@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.data import SampleBatch, SingleAgentEpisode, concat_samples
-from lockstep.data.episode_access import trees_equal
-from lockstep.data.trees import map_tree, to_numpy_leaf
+from lockstep.data.trees import map_tree, to_numpy_leaf, trees_equal
 
 FAST = settings(max_examples=80, deadline=None)
 

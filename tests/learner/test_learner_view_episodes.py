@@ -101,7 +101,7 @@ def test_a_view_travels_without_the_rollout_it_lies_in(collected, duplicate):
     _, store = collected
     episode = store.episodes()[0]
     other = duplicate(episode)
-    assert other._source is None
-    assert episode._source is not None
+    assert other.source is None
+    assert episode.source is not None
     np.testing.assert_array_equal(other.get_observations(), episode.get_observations())
     assert len(pickle.dumps(other)) < 6_000

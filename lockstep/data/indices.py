@@ -1,0 +1,224 @@
+"""Index arithmetic on columns: masks and negative indices, look-back buffers, and variable-length sequences.
+
+Three layouts hold `S` sequences: *flat* (one after another, `sum(seq_lens)` rows), *padded* (each filled with
+zeros to `L` rows, `S * L` rows) and *time-major* (`[L, S, ...]`).
+
+A column of an episode has `lookback` items before the episode's first. *Positions* count from the very first stored
+item, *indices* are what the user gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from lockstep.data.trees import Leaf, index_leaf, tensor_index
+from lockstep.state.checks import check_whole
+
+Indices = int | slice | Sequence[int] | np.ndarray | None
+Positions = int | slice | np.ndarray
+
+
+def row_numbers(key: object, num_rows: int) -> np.ndarray:
+    """Return the rows that a mask or a list of integers picks, as int64 without negative numbers.
+
+    Raises:
+        TypeError: `key` is neither.
+        IndexError: a row is outside, or the mask has another length.
+    """
+    if isinstance(key, torch.Tensor):
+        key = key.cpu().numpy()
+    if isinstance(key, list) and not key:
+        key = np.empty(0, dtype=np.int64)
+    index = np.asarray(key) if isinstance(key, list | tuple | np.ndarray) else None
+    if index is None or index.ndim != 1 or index.dtype.kind not in "biu":
+        raise TypeError(f"rows are picked by a column name, a slice, a mask or a list of integers, not by {key!r}")
+    if index.dtype.kind == "b":
+        if len(index) != num_rows:
+            raise IndexError(f"the mask has {len(index)} entries for {num_rows} rows")
+        return np.flatnonzero(index)
+    index = index.astype(np.int64)
+    outside = (index >= num_rows) | (index < -num_rows)
+    if outside.any():
+        raise IndexError(f"row {int(index[outside][0])} is outside of {num_rows} rows")
+    return np.where(index < 0, index + num_rows, index)
+
+
+def changes_in(ids: np.ndarray) -> np.ndarray:
+    """Return the rows whose id differs from the row before."""
+    words = ids.itemsize // 8
+    if ids.dtype.kind in "US" and ids.ndim == 1 and words and ids.itemsize % 8 == 0 and ids.flags.c_contiguous:
+        bits = ids.view(np.uint64)  # strings compare as numbers: three times as fast
+        different = np.flatnonzero(bits[words:] != bits[:-words]) // words
+        return different[np.diff(different, prepend=-1) > 0] + 1
+    changed = ids[1:] != ids[:-1]
+    return np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim)))) + 1
+
+
+# ---- look-back buffers ---------------------------------------------------------------------------------------
+
+
+def positions_of(
+    indices: Indices, lookback: int, stored: int, neg_index_as_lookback: bool, *, fill: bool, name: str
+) -> Positions:
+    """Return the positions to read or write: an int, a slice inside the column, or an int64 array.
+
+    Negative indices count from the end, or with `neg_index_as_lookback` back from index 0. Without `fill` a slice is
+    clipped as Python clips it. With `fill` positions outside stay and mean "filled in".
+
+    Raises:
+        IndexError: an int or an item of a list is outside, without `fill`.
+    """
+
+    def position(index: int) -> int:
+        return (lookback if index >= 0 or neg_index_as_lookback else stored) + index
+
+    if indices is None:
+        return slice(lookback, stored)
+    if isinstance(indices, slice):
+        return _slice_positions(indices, position, lookback, stored, fill)
+    if isinstance(indices, int | np.integer):
+        found = [position(int(indices))]
+    else:
+        found = [position(int(index)) for index in indices]
+    outside = [] if fill else [i for i, at in enumerate(found) if not 0 <= at < stored]
+    if outside:
+        index = int(indices) if isinstance(indices, int | np.integer) else int(indices[outside[0]])
+        raise IndexError(
+            f"index {index} of {name} is out of range: {stored - lookback} items and {lookback} before them as "
+            "lookback; give `fill` to read past the ends"
+        )
+    return found[0] if isinstance(indices, int | np.integer) else np.array(found, dtype=np.int64)
+
+
+def _slice_positions(key: slice, position: Callable[[int], int], lookback: int, stored: int, fill: bool) -> Positions:
+    """Return the positions of a slice; its open ends stop at the lookback."""
+    step = key.indices(stored)[2]
+    first, last = (lookback, stored) if step > 0 else (stored - 1, lookback - 1)
+    start = first if key.start is None else position(int(key.start))
+    stop = last if key.stop is None else position(int(key.stop))
+    if fill:
+        positions = np.arange(start, stop, step, dtype=np.int64)
+        if not len(positions):
+            return slice(0, 0)  # a stop before the first item would count from the end
+        inside = positions.min() >= 0 and positions.max() < stored
+        return slice(start, stop) if inside and step == 1 else positions
+    if step > 0:
+        return slice(max(start, 0), min(max(stop, 0), stored), step)
+    return np.arange(min(start, stored - 1), max(stop, -1), step, dtype=np.int64)
+
+
+def lookback_steps(len_lookback_buffer: int | Literal["auto"], num_steps: int) -> int:
+    """Return how many of the given steps are lookback; `"auto"`: all of them."""
+    lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
+    if not isinstance(lookback, int) or not 0 <= lookback <= num_steps:
+        raise ValueError(f"len_lookback_buffer={len_lookback_buffer!r}; allowed are 'auto' and 0 to {num_steps}")
+    return lookback
+
+
+def run_of_steps(key: int | slice, num_steps: int) -> tuple[int, int]:
+    """Return the first step of a slice and the one after its last; an int is a run of one step.
+
+    Raises:
+        IndexError: an int is out of range.
+        ValueError: the slice has another step than 1.
+    """
+    if not isinstance(key, slice):
+        if not -num_steps <= key < num_steps:
+            raise IndexError(f"step {key} is out of range of an episode of {num_steps} steps")
+        start = key % num_steps
+        return start, start + 1
+    start, stop, step = key.indices(num_steps)
+    if step != 1:
+        raise ValueError(f"an episode is a run of steps; slice step {step} is not allowed")
+    return start, stop
+
+
+# ---- sequences -----------------------------------------------------------------------------------------------
+
+
+def sequence_starts(seq_lens: np.ndarray) -> np.ndarray:
+    """Return the first row of each sequence in the flat layout, and the number of all rows last: int64 [S + 1]."""
+    starts = np.zeros(len(seq_lens) + 1, dtype=np.int64)
+    np.cumsum(seq_lens, out=starts[1:])
+    return starts
+
+
+def rows_of_sequences(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the row numbers of the pieces `starts[i] : starts[i] + lengths[i]`, one after another."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(np.asarray(starts, np.int64) - (ends - lengths), lengths)
+
+
+def pad_leaf(leaf: Leaf, seq_lens: np.ndarray, length: int) -> Leaf:
+    """Pad flat rows [sum(seq_lens), ...] to rows [S * length, ...], zeros (None for objects) on the right."""
+    rows = padded_rows(seq_lens, length)
+    shape = (len(seq_lens) * length, *leaf.shape[1:])
+    if isinstance(leaf, torch.Tensor):
+        padded = leaf.new_zeros(shape)
+        return padded.index_copy(0, torch.from_numpy(rows).to(leaf.device), leaf)
+    out = np.full(shape, None, dtype=object) if leaf.dtype == object else np.zeros(shape, dtype=leaf.dtype)
+    out[rows] = leaf
+    return out
+
+
+def padded_rows(seq_lens: np.ndarray, length: int) -> np.ndarray:
+    """Return the numbers of the real rows in the padded layout, in order."""
+    return rows_of_sequences(np.arange(len(seq_lens), dtype=np.int64) * length, seq_lens)
+
+
+def unpad_leaf(leaf: Leaf, seq_lens: np.ndarray, length: int) -> Leaf:
+    """Bring padded rows [S * length, ...] to flat rows [sum(seq_lens), ...]."""
+    return index_leaf(leaf, padded_rows(seq_lens, length))
+
+
+def time_major_to_padded(leaf: Leaf) -> Leaf:
+    """Bring [L, S, ...] to [S * L, ...]."""
+    swapped = leaf.transpose(0, 1) if isinstance(leaf, torch.Tensor) else leaf.swapaxes(0, 1)
+    return swapped.reshape((-1, *leaf.shape[2:]))
+
+
+def sequence_at(starts: np.ndarray, row: int) -> int:
+    """Return the number of the sequence that holds `row`; at the end, the number of all sequences."""
+    if row <= 0 or row >= starts[-1]:
+        return 0 if row <= 0 else len(starts) - 1
+    return int(np.searchsorted(starts[1:], row, side="right"))
+
+
+def index_second(leaf: Leaf, sequences: slice | np.ndarray) -> Leaf:
+    """Return sequences of a time-major leaf [L, S, ...]."""
+    if isinstance(leaf, torch.Tensor) and not isinstance(sequences, slice):
+        return leaf.index_select(1, tensor_index(sequences, leaf))
+    return leaf[:, sequences]
+
+
+def cut_into_sequences(starts: np.ndarray, max_seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut the columns of time-major data into sequences of at most `max_seq_len` rows that cross no start.
+
+    `starts` `[T, B]` bool marks rows that begin a piece; so does the first row of every column. Each piece is cut
+    from its beginning, so that only its last sequence is shorter. Returns for the S sequences, column by column in
+    the order of time:
+
+        first     [S] int64 flat row (`t * B + b`) of the first time step; the next ones follow at a distance of B
+        lengths   [S] int64
+        number    [S] int64 position in its piece, 0 for the sequence that begins it
+
+    Raises `ValueError` for `max_seq_len < 1`.
+    """
+    check_whole("max_seq_len", max_seq_len, 1)
+    num_steps, num_columns = starts.shape
+    marks = starts.T.copy()
+    marks[:, :1] = True
+    begins = np.flatnonzero(marks)
+    sizes = np.diff(np.append(begins, marks.size))
+    counts = -(-sizes // max_seq_len)
+    number = rows_of_sequences(np.zeros_like(counts), counts)
+    done = number * max_seq_len
+    lengths = np.minimum(np.repeat(sizes, counts) - done, max_seq_len)
+    column, t = np.divmod(np.repeat(begins, counts) + done, max(num_steps, 1))
+    return t * num_columns + column, lengths, number
