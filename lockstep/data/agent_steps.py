@@ -7,7 +7,7 @@ observations, rewards and flags that it brings have time t + 1.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,10 +18,11 @@ import numpy as np
 from lockstep.data.columns import Columns
 from lockstep.data.episode import ACTIONS, EXTRAS, INFOS, OBSERVATIONS, REWARDS, SingleAgentEpisode
 from lockstep.data.indices import Indices, Positions, positions_of
+from lockstep.data.space_codec import describe_space
 from lockstep.data.trees import (
     Tree,
     check_in_space,
-    concat_leaves,
+    concat_trees,
     map_tree,
     object_rows,
     one_hot,
@@ -50,6 +51,45 @@ def as_agent_dict(data: AgentDict | bool | None, name: str) -> AgentDict:
     if not isinstance(data, Mapping):
         raise TypeError(f"{name} is a {type(data).__name__}; a dict of agent id -> value is needed")
     return data
+
+
+def spaces_by_agent(space: Any, name: str) -> dict[AgentID, Any] | None:
+    """Return agent id -> space of a dict or a Dict space; `TypeError` for another kind."""
+    if space is None:
+        return None
+    inner = getattr(space, "spaces", space)
+    if not isinstance(inner, Mapping):
+        raise TypeError(f"{name} is {space!r}; a dict (or Dict space) of agent id -> space is needed")
+    return dict(inner)
+
+
+def describe_spaces(spaces: Mapping[AgentID, Any] | None) -> list[list[Any]] | None:
+    """Return spaces by agent as plain values."""
+    return None if spaces is None else [[agent, describe_space(space)] for agent, space in spaces.items()]
+
+
+def flags_by_step(
+    flags: AgentDict, observations: Sequence[AgentDict], actions: Sequence[AgentDict], rewards: Sequence[AgentDict]
+) -> dict[int, dict[AgentID, bool]]:
+    """Return env step -> the flags of the agents that have their last data in it."""
+    result: dict[int, dict[AgentID, bool]] = {}
+    for agent, flag in flags.items():
+        if agent != ALL and flag:
+            data = zip(observations[1:], actions, rewards)
+            last = max([0, *(i for i, parts in enumerate(data) if any(agent in part for part in parts))])
+            result.setdefault(last, {})[agent] = bool(flag)
+    return result
+
+
+def by_agent(new_data: Any, length: int, name: str) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:
+    """Return a list of dicts by env step as lists by agent, and at which indices each agent has a value."""
+    if not isinstance(new_data, list) or not all(isinstance(item, Mapping) for item in new_data):
+        raise TypeError("with return_list=True new_data is a list with one dict of agent id -> value for each index")
+    if len(new_data) != length:
+        raise IndexError(f"new_data has {len(new_data)} dicts of {name} for {length} env steps")
+    agents = dict.fromkeys(agent for item in new_data for agent in item)
+    rows = {agent: [item[agent] for item in new_data if agent in item] for agent in agents}
+    return rows, {agent: np.array([agent in item for item in new_data]) for agent in agents}
 
 
 class EnvStep(NamedTuple):
@@ -275,7 +315,8 @@ class AgentSteps:
                 row = self.waiting_reward() if name == REWARDS else self.waiting.value(name, key)
             except KeyError as error:
                 raise self.named(error) from None
-            tree = _appended(tree, stack_rows(name, [row]), name)
+            rows = stack_rows(name, [row])
+            tree = rows if tree is None else concat_trees([tree, rows], name)
         if hot:
             space = self.own.observation_space if name == OBSERVATIONS else self.own.action_space
             return one_hot(tree, space, name)
@@ -494,8 +535,3 @@ class AgentSteps:
             dict(state["acted_late"]),
             state["ended_at"],
         )
-
-
-def _appended(tree: Tree, rows: Tree, name: str) -> Tree:
-    """Return `rows` behind a column (None: no column yet)."""
-    return rows if tree is None else zip_trees(lambda parts: concat_leaves(parts, name), [tree, rows], name)

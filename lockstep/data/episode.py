@@ -21,7 +21,7 @@ from lockstep.data.trees import (
     as_column,
     as_rows,
     check_in_space,
-    concat_leaves,
+    concat_trees,
     copy_leaf,
     map_tree,
     num_items,
@@ -877,4 +877,4 @@ def _unshared(value: Any) -> Any:
 def _joined(first: Tree, second: Tree, name: str) -> Tree:
     if first is None:
         return _copied_rows(second)
-    return zip_trees(lambda parts: concat_leaves(parts, name), [first, second], name)
+    return concat_trees([first, second], name)

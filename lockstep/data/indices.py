@@ -9,13 +9,15 @@ item, *indices* are what the user gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, TypeVar, overload
 
 import numpy as np
 import torch
 
-from lockstep.data.trees import Leaf, index_leaf, tensor_index
+from lockstep.data.columns import Columns
+from lockstep.data.trees import Leaf, index_leaf, tensor_index, to_numpy_leaf
 from lockstep.state.checks import check_whole
 
 Indices = int | slice | Sequence[int] | np.ndarray | None
@@ -56,6 +58,71 @@ def changes_in(ids: np.ndarray) -> np.ndarray:
         return different[np.diff(different, prepend=-1) > 0] + 1
     changed = ids[1:] != ids[:-1]
     return np.flatnonzero(changed if changed.ndim == 1 else changed.any(axis=tuple(range(1, changed.ndim)))) + 1
+
+
+def episode_cuts(columns: Mapping[str, Leaf], key: str | None) -> np.ndarray:
+    """Return the rows at which new episodes begin; see `SampleBatch.split_by_episode`."""
+    if key is None and Columns.EPS_ID not in columns:
+        if columns.get(Columns.DONES) is None:
+            raise KeyError(
+                f"no 'eps_id', 'terminateds' or 'truncateds' tells episodes apart; columns are {sorted(columns)}"
+            )
+        key = Columns.DONES
+    ids = to_numpy_leaf(columns[key or Columns.EPS_ID])
+    if key in (Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS):
+        return np.flatnonzero(ids[:-1]) + 1
+    cuts = changes_in(ids)
+    if key is None and Columns.AGENT_ID in columns:  # agents of one module share `eps_id`
+        cuts = np.union1d(cuts, changes_in(to_numpy_leaf(columns[Columns.AGENT_ID])))
+    return cuts
+
+
+def number_steps(episode_ids: Sequence[np.ndarray], times: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the number of the environment step of each row of several batches, in order of (episode, t).
+
+    Episodes have the order in which they appear.
+    """
+    episodes, first, inverse = np.unique(np.concatenate(episode_ids), return_index=True, return_inverse=True)
+    rank = np.empty(len(episodes), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(episodes))
+    keys = np.stack([rank[inverse], np.concatenate(times).astype(np.int64)], axis=1)
+    _, number = np.unique(keys, axis=0, return_inverse=True)
+    return np.split(number.reshape(-1), np.cumsum([len(ids) for ids in episode_ids])[:-1])
+
+
+Part = TypeVar("Part")
+
+
+class Pieces(Sequence[Part]):
+    """Consecutive pieces of something; each is made, as views, when it is asked for.
+
+    It reads like a list; `list(pieces)` makes all of them.
+    """
+
+    __slots__ = ("_bounds", "_take")
+
+    def __init__(self, take: Callable[[slice], Part], bounds: np.ndarray) -> None:
+        self._take, self._bounds = take, bounds
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Part]: ...
+    def __getitem__(self, index: int | slice) -> Part | list[Part]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        index = range(len(self))[index]
+        return self._take(slice(int(self._bounds[index]), int(self._bounds[index + 1])))
+
+    def __iter__(self) -> Iterator[Part]:
+        take = self._take
+        return (take(slice(start, stop)) for start, stop in pairwise(self._bounds.tolist()))
+
+    def __repr__(self) -> str:
+        return f"Pieces({len(self)})"
 
 
 # ---- look-back buffers ---------------------------------------------------------------------------------------
@@ -145,6 +212,27 @@ def sequence_starts(seq_lens: np.ndarray) -> np.ndarray:
     starts = np.zeros(len(seq_lens) + 1, dtype=np.int64)
     np.cumsum(seq_lens, out=starts[1:])
     return starts
+
+
+def check_seq_lens(
+    seq_lens: np.ndarray, name: str, rows: int, time_major: bool, zero_padded: bool, max_seq_len: int | None
+) -> None:
+    """Raise `ValueError` unless sequences of these lengths have the `rows` of the column `name`."""
+    if seq_lens.ndim != 1 or seq_lens.dtype.kind not in "iu" or (len(seq_lens) and int(seq_lens.min()) < 0):
+        raise ValueError(f"seq_lens must be one length, an integer from 0, for each sequence; got {seq_lens}")
+    count, longest = len(seq_lens), int(seq_lens.max()) if len(seq_lens) else 0
+    if not time_major and not zero_padded:
+        if int(seq_lens.sum()) != rows:
+            raise ValueError(f"columns {name!r} and 'seq_lens' disagree: {rows} rows, seq_lens sum to {seq_lens.sum()}")
+        return
+    length = longest if max_seq_len is None else max_seq_len
+    if time_major:
+        length = rows // count if count else 0
+    if length * count != rows or longest > length:
+        raise ValueError(
+            f"column {name!r} has {rows} rows, which is not {count} sequences padded to {length} "
+            f"(the longest has {longest})"
+        )
 
 
 def rows_of_sequences(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

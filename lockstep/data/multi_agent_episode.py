@@ -18,6 +18,10 @@ from lockstep.data.agent_steps import (
     EnvStep,
     MultiAgentEnvError,
     as_agent_dict,
+    by_agent,
+    describe_spaces,
+    flags_by_step,
+    spaces_by_agent,
 )
 from lockstep.data.columns import DEFAULT_MODULE_ID
 from lockstep.data.episode import (
@@ -32,7 +36,7 @@ from lockstep.data.episode import (
 )
 from lockstep.data.indices import Indices, lookback_steps, positions_of, run_of_steps
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
-from lockstep.data.space_codec import describe_space, space_from
+from lockstep.data.space_codec import space_from
 from lockstep.data.trees import Tree, as_rows, num_items, read_list, read_tree, row_of, stack_rows
 from lockstep.state.checks import check_whole
 
@@ -117,8 +121,8 @@ class MultiAgentEpisode:
     ) -> None:
         self.id_ = uuid4().hex if id_ is None else id_
         self.observation_space, self.action_space = observation_space, action_space
-        self._observation_spaces = _spaces_by_agent(observation_space, "observation_space")
-        self._action_spaces = _spaces_by_agent(action_space, "action_space")
+        self._observation_spaces = spaces_by_agent(observation_space, "observation_space")
+        self._action_spaces = spaces_by_agent(action_space, "action_space")
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self._modules: dict[AgentID, str] = dict(agent_module_ids or {})
         self._agent_episode_ids = dict(agent_episode_ids or {})
@@ -289,7 +293,7 @@ class MultiAgentEpisode:
         self.env_t = self.env_t_started = start - lookback
         actions, rewards = steps[ACTIONS] or [], steps[REWARDS] or []
         infos, extras = infos or [{}] * (num_steps + 1), steps[EXTRAS] or [{}] * num_steps
-        own = [_flags_by_step(named, observations, actions, rewards) for named in flags]
+        own = [flags_by_step(named, observations, actions, rewards) for named in flags]
         self.add_env_reset(observations[0], infos[0])
         for i in range(num_steps):
             last = i == num_steps - 1
@@ -666,7 +670,7 @@ class MultiAgentEpisode:
         at: dict[AgentID, np.ndarray] = {}
         if return_list:
             _check_own_steps(times is None)
-            new_data, at = _by_agent(new_data, 0 if times is None else len(times), name)
+            new_data, at = by_agent(new_data, 0 if times is None else len(times), name)
             single = False
         if not isinstance(new_data, Mapping):
             raise TypeError(f"new_data is a {type(new_data).__name__}; a dict of agent id -> new {name} is needed")
@@ -817,8 +821,8 @@ class MultiAgentEpisode:
             "agent_module_ids": [[agent, module_id] for agent, module_id in self._modules.items()],
             "agent_episode_ids": [[agent, id_] for agent, id_ in self._agent_episode_ids.items()],
             "agent_t_started": [[agent, t] for agent, t in self._agent_t_started.items()],
-            "observation_space": _described(self._observation_spaces),
-            "action_space": _described(self._action_spaces),
+            "observation_space": describe_spaces(self._observation_spaces),
+            "action_space": describe_spaces(self._action_spaces),
             "agents": [steps.get_state() for steps in self._agents.values()],
         }
 
@@ -852,20 +856,6 @@ class MultiAgentEpisode:
         return episode
 
 
-def _spaces_by_agent(space: Any, name: str) -> dict[AgentID, Any] | None:
-    """Return agent id -> space of a dict or a Dict space; `TypeError` for another kind."""
-    if space is None:
-        return None
-    inner = getattr(space, "spaces", space)
-    if not isinstance(inner, Mapping):
-        raise TypeError(f"{name} is {space!r}; a dict (or Dict space) of agent id -> space is needed")
-    return dict(inner)
-
-
-def _described(spaces: Mapping[AgentID, Any] | None) -> list[list[Any]] | None:
-    return None if spaces is None else [[agent, describe_space(space)] for agent, space in spaces.items()]
-
-
 def _check_lists(
     observations: Sequence[AgentDict] | None,
     infos: Sequence[AgentDict] | None,
@@ -895,33 +885,9 @@ def _check_lists(
     return num_steps
 
 
-def _flags_by_step(
-    flags: AgentDict, observations: Sequence[AgentDict], actions: Sequence[AgentDict], rewards: Sequence[AgentDict]
-) -> dict[int, dict[AgentID, bool]]:
-    """Return env step -> the flags of the agents that have their last data in it."""
-    result: dict[int, dict[AgentID, bool]] = {}
-    for agent, flag in flags.items():
-        if agent != ALL and flag:
-            data = zip(observations[1:], actions, rewards)
-            last = max([0, *(i for i, parts in enumerate(data) if any(agent in part for part in parts))])
-            result.setdefault(last, {})[agent] = bool(flag)
-    return result
-
-
 def _check_own_steps(return_list: bool) -> None:
     if return_list:
         raise ValueError("return_list=True needs env_steps=True: agents' own steps have no common index")
-
-
-def _by_agent(new_data: Any, length: int, name: str) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:
-    """Return a list of dicts by env step as lists by agent, and at which indices each agent has a value."""
-    if not isinstance(new_data, list) or not all(isinstance(item, Mapping) for item in new_data):
-        raise TypeError("with return_list=True new_data is a list with one dict of agent id -> value for each index")
-    if len(new_data) != length:
-        raise IndexError(f"new_data has {len(new_data)} dicts of {name} for {length} env steps")
-    agents = dict.fromkeys(agent for item in new_data for agent in item)
-    rows = {agent: [item[agent] for item in new_data if agent in item] for agent in agents}
-    return rows, {agent: np.array([agent in item for item in new_data]) for agent in agents}
 
 
 def _read(column: Tree, where: Any, fill: Tree, available: int) -> Any:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, repeat
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from lockstep.data import codec, compressed, parquet, tensordicts
-from lockstep.data.columns import DEFAULT_MODULE_ID, Columns, is_state_column
+from lockstep.data.columns import DEFAULT_MODULE_ID, Columns, input_sources, is_state_column
 from lockstep.data.indices import (
+    Pieces,
     changes_in,
+    check_seq_lens,
+    episode_cuts,
     index_second,
+    number_steps,
     pad_leaf,
     row_numbers,
     rows_of_sequences,
@@ -30,7 +34,8 @@ from lockstep.data.trees import (
     Tree,
     as_column,
     column_rows,
-    concat_leaves,
+    common_names,
+    concat_trees,
     copy_leaf,
     describe_leaf,
     index_leaf,
@@ -42,7 +47,6 @@ from lockstep.data.trees import (
     row_of,
     to_numpy_leaf,
     to_torch_leaf,
-    zip_trees,
 )
 from lockstep.state.checks import check_choice, check_whole
 
@@ -51,13 +55,6 @@ Generator = np.random.Generator | int | None
 OnMissing = Literal["raise", "drop"]
 
 _SEQ_LENS = Columns.SEQ_LENS
-_END_FLAGS = (Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS)
-_AFTER_LAST = {
-    Columns.OBS: Columns.NEXT_OBS,
-    Columns.PREV_ACTIONS: Columns.ACTIONS,
-    Columns.PREV_REWARDS: Columns.REWARDS,
-}
-"""column of a model's input -> the column that holds it after the last row"""
 
 
 class SampleBatch(dict[str, Any], Columns):
@@ -106,12 +103,10 @@ class SampleBatch(dict[str, Any], Columns):
         batch = cls.__new__(cls)
         dict.update(batch, columns)
         batch._max_seq_len = None if like is None else like._max_seq_len
-        if like is None:
-            batch.time_major = batch.zero_padded = batch.is_training = False
-            batch.num_grad_updates = None
-        else:
-            batch.time_major, batch.zero_padded, batch.is_training = like.time_major, like.zero_padded, like.is_training
-            batch.num_grad_updates = like.num_grad_updates
+        batch.num_grad_updates = None if like is None else like.num_grad_updates
+        batch.time_major = like is not None and like.time_major
+        batch.zero_padded = like is not None and like.zero_padded
+        batch.is_training = like is not None and like.is_training
         return batch
 
     def marks(self) -> dict[str, Any]:
@@ -187,7 +182,7 @@ class SampleBatch(dict[str, Any], Columns):
         if isinstance(key, slice):
             return self._select_slice(key)
         index = row_numbers(key, len(self))
-        if _SEQ_LENS in self or self.time_major:
+        if _SEQ_LENS in self:
             raise ValueError("rows of sequences cannot be picked one by one; use take_sequences, or unpad() first")
         return self.take_rows(index)
 
@@ -244,26 +239,8 @@ class SampleBatch(dict[str, Any], Columns):
                 raise ValueError(f"columns {first[0]!r} and {name!r} have {first[1]} and {rows} rows")
             first = (name, rows) if first is None and rows is not None else first
         if seq_lens is not None and first is not None:
-            self._check_seq_lens(to_numpy_leaf(seq_lens), *first)
-
-    def _check_seq_lens(self, seq_lens: np.ndarray, name: str, rows: int) -> None:
-        if seq_lens.ndim != 1 or seq_lens.dtype.kind not in "iu" or (len(seq_lens) and int(seq_lens.min()) < 0):
-            raise ValueError(f"seq_lens must be one length, an integer from 0, for each sequence; got {seq_lens}")
-        longest = int(seq_lens.max()) if len(seq_lens) else 0
-        if not (self.time_major or self.zero_padded):
-            if int(seq_lens.sum()) != rows:
-                raise ValueError(
-                    f"columns {name!r} and 'seq_lens' disagree: {rows} rows, seq_lens sum to {seq_lens.sum()}"
-                )
-            return
-        length = longest if self._max_seq_len is None else self._max_seq_len
-        if self.time_major:
-            length = rows // len(seq_lens) if len(seq_lens) else 0
-        if length * len(seq_lens) != rows or longest > length:
-            raise ValueError(
-                f"column {name!r} has {rows} rows, which is not {len(seq_lens)} sequences padded to {length} "
-                f"(the longest has {longest})"
-            )
+            lengths, (name, rows) = to_numpy_leaf(seq_lens), first
+            check_seq_lens(lengths, name, rows, self.time_major, self.zero_padded, self._max_seq_len)
 
     # ---- reading -----------------------------------------------------------------------------------------
 
@@ -294,9 +271,7 @@ class SampleBatch(dict[str, Any], Columns):
         row = int(row_numbers([-1 if index == "last" else index], len(flat))[0])
         seq_lens = self._seq_lens()
         made: dict[str, Any] = {}
-        for name, source in _input_sources(flat, view_requirements).items():
-            after = _AFTER_LAST.get(source, source.replace(Columns.STATE_IN, Columns.STATE_OUT, 1))
-            source = after if index == "last" and after in flat else source
+        for name, source in input_sources(flat, view_requirements, after_last=index == "last").items():
             at, column = row, flat[source]
             if seq_lens is not None and _is_per_sequence(source, column, len(seq_lens)):
                 at = int(np.searchsorted(sequence_starts(seq_lens)[1:], row, side="right"))
@@ -332,6 +307,8 @@ class SampleBatch(dict[str, Any], Columns):
 
     def take_rows(self, index: Slice | np.ndarray) -> SampleBatch:
         """Return rows of a batch without sequences: views for a slice, one gather for int64 rows (none negative)."""
+        if self.time_major:
+            raise ValueError("a time-major batch has no rows one by one; use take_sequences, or unpad() first")
         columns: dict[str, Any] = {}
         for name, column in self.items():
             if type(column) is np.ndarray:
@@ -343,7 +320,6 @@ class SampleBatch(dict[str, Any], Columns):
     def _select_slice(self, key: Slice) -> SampleBatch:
         seq_lens = self._seq_lens()
         if seq_lens is None:
-            self._check_rows_apart()
             return self.take_rows(key)
         starts = sequence_starts(seq_lens)
         start, stop, step = key.indices(int(starts[-1]))
@@ -354,10 +330,6 @@ class SampleBatch(dict[str, Any], Columns):
         real = np.flatnonzero(seq_lens > 0)
         sequences = real[chosen[starts[real]]]
         return self.take_sequences(sequences if step > 0 else sequences[::-1])
-
-    def _check_rows_apart(self) -> None:
-        if self.time_major:
-            raise ValueError("a time-major batch without 'seq_lens' has no rows one by one; use unpad() first")
 
     def slice(self, start: int, end: int, state_start: int | None = None, state_end: int | None = None) -> SampleBatch:
         """Return rows `start` to `end` as views.
@@ -420,19 +392,19 @@ class SampleBatch(dict[str, Any], Columns):
         flat = self.flat()
         if not len(flat):
             return []
-        cuts = _episode_cuts(flat, key)
+        cuts = episode_cuts(flat, key)
         bounds = np.concatenate([[0], cuts, [len(flat)]])
         snapshot = flat.trusted(flat, flat)
         seq_lens = self._seq_lens()
         if seq_lens is None:
-            return BatchPieces(snapshot.take_rows, bounds)
+            return Pieces(snapshot.take_rows, bounds)
         starts = sequence_starts(seq_lens)
         inside = np.setdiff1d(cuts, starts)
         if len(inside):
             raise ValueError(f"a sequence crosses the episode boundary at row {int(inside[0])}")
         numbers = np.searchsorted(starts, bounds)
         numbers[-1] = len(seq_lens)
-        return BatchPieces(snapshot.take_sequences, numbers)
+        return Pieces(snapshot.take_sequences, numbers)
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[SampleBatch]:
         """Return views of `size` rows each (the last may be shorter), or `num_slices` views of nearly equal size.
@@ -467,7 +439,6 @@ class SampleBatch(dict[str, Any], Columns):
         sequences = self._num_sequences()
         if sequences is not None:
             return self.take_sequences(rng.permutation(sequences))
-        self._check_rows_apart()
         return self.take_rows(rng.permutation(len(self)))
 
     def copy(self, shallow: bool = False) -> SampleBatch:
@@ -666,70 +637,6 @@ def _is_per_sequence(name: str, column: Tree, num_sequences: int | None) -> bool
     return name == _SEQ_LENS or (is_state_column(name) and column_rows(name, column) == num_sequences)
 
 
-def _input_sources(columns: Mapping[str, Any], requirements: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the wanted columns of a model's input, each with the column that it is read from."""
-    if requirements is None:
-        inputs = (Columns.OBS, Columns.PREV_ACTIONS, Columns.PREV_REWARDS)
-        states = [name for name in columns if name.startswith(Columns.STATE_IN)]
-        return {name: name for name in [*(name for name in inputs if name in columns), *states]}
-    wanted = {}
-    for name, source in requirements.items():
-        if getattr(source, "shift_from", None) is not None:
-            raise ValueError(f"{name!r} wants several rows (shift_from={source.shift_from}); one row can be given")
-        if getattr(source, "used_for_compute_actions", True):
-            wanted[name] = (source if isinstance(source, str) else getattr(source, "data_col", None)) or name
-    return wanted
-
-
-def _episode_cuts(columns: Mapping[str, Any], key: str | None) -> np.ndarray:
-    """Return the rows at which new episodes begin; see `SampleBatch.split_by_episode`."""
-    if key is None and Columns.EPS_ID not in columns:
-        if columns.get(Columns.DONES) is None:
-            raise KeyError(
-                f"no 'eps_id', 'terminateds' or 'truncateds' tells episodes apart; columns are {sorted(columns)}"
-            )
-        key = Columns.DONES
-    ids = to_numpy_leaf(columns[key or Columns.EPS_ID])
-    if key in _END_FLAGS:
-        return np.flatnonzero(ids[:-1]) + 1
-    cuts = changes_in(ids)
-    if key is None and Columns.AGENT_ID in columns:  # agents of one module share `eps_id`
-        cuts = np.union1d(cuts, changes_in(to_numpy_leaf(columns[Columns.AGENT_ID])))
-    return cuts
-
-
-class BatchPieces(Sequence[SampleBatch]):
-    """Consecutive pieces of one batch; each is made, as views, when it is asked for.
-
-    It reads like a list; `list(pieces)` makes all of them. Later changes of the batch's columns do not show.
-    """
-
-    __slots__ = ("_bounds", "_take")
-
-    def __init__(self, take: Callable[[slice], SampleBatch], bounds: np.ndarray) -> None:
-        self._take, self._bounds = take, bounds
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> SampleBatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[SampleBatch]: ...
-    def __getitem__(self, index: int | slice) -> SampleBatch | list[SampleBatch]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        index = range(len(self))[index]
-        return self._take(slice(int(self._bounds[index]), int(self._bounds[index + 1])))
-
-    def __iter__(self) -> Iterator[SampleBatch]:
-        take = self._take
-        return (take(slice(start, stop)) for start, stop in pairwise(self._bounds.tolist()))
-
-    def __repr__(self) -> str:
-        return f"BatchPieces({len(self)} pieces)"
-
-
 # ---- joining batches -----------------------------------------------------------------------------------------
 
 _LAYOUT = attrgetter("zero_padded", "time_major", "_max_seq_len")
@@ -758,14 +665,14 @@ def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> A
         filled = [(position, batch) for position, batch in enumerate(batches) if len(batch)] or [(0, like)]
         _check_same_layout(filled)
         like = filled[0][1]
-        names = _common_names(filled, on_missing)
+        names = common_names([(position, batch.keys()) for position, batch in filled], on_missing)
         gathered = {name: [dict.__getitem__(batch, name) for _, batch in filled] for name in names}
     sequences = like.get(_SEQ_LENS)
     sequences = None if sequences is None else len(sequences)
     joined = {}
     for name, parts in gathered.items():
         side_by_side = like.time_major and not _is_per_sequence(name, parts[0], sequences)
-        joined[name] = _join(parts, name, int(side_by_side))
+        joined[name] = concat_trees(parts, name, int(side_by_side))
     result = SampleBatch.trusted(joined, like)
     if _SEQ_LENS in result or result.max_seq_len is not None:
         result.max_seq_len = max((each.max_seq_len for each in batches if each.max_seq_len is not None), default=None)
@@ -787,13 +694,6 @@ def _gather_alike(batches: Sequence[SampleBatch]) -> dict[str, list[Any]] | None
     return gathered if arrays and not first.time_major and all(map(len, leading)) else None
 
 
-def _join(parts: list[Tree], name: str, axis: int) -> Tree:
-    """Return one column of all batches, which lie side by side (axis 1) where time comes first."""
-    if isinstance(parts[0], dict | tuple):
-        return zip_trees(lambda leaves: concat_leaves(leaves, name, axis), parts, name)
-    return concat_leaves(parts, name, axis)
-
-
 def _mean_grad_updates(batches: Sequence[SampleBatch]) -> float | None:
     """Return the mean of `num_grad_updates` over the rows of the batches that know it, None where none does."""
     if set(map(_GRAD_UPDATES, batches)) <= {None}:
@@ -812,18 +712,6 @@ def _check_same_layout(filled: Sequence[tuple[int, SampleBatch]]) -> None:
                     f"batches of different layout: {mark} is {getattr(first, mark)} at position {position} "
                     f"and {getattr(other, mark)} at position {other_position}; use unpad() or right_zero_pad() first"
                 )
-
-
-def _common_names(filled: Sequence[tuple[int, SampleBatch]], on_missing: OnMissing) -> list[str]:
-    every = list(dict.fromkeys(name for _, batch in filled for name in batch))
-    lacking = {name: [position for position, batch in filled if name not in batch] for name in every}
-    if on_missing == "raise" and any(lacking.values()):
-        name = next(name for name in every if lacking[name])
-        raise KeyError(
-            f"column {name!r} is missing in the batch at position {lacking[name][0]}; on_missing='drop' keeps the "
-            "common columns"
-        )
-    return [name for name in every if not lacking[name]]
 
 
 class MultiAgentBatch:
@@ -937,7 +825,13 @@ class MultiAgentBatch:
         filled = {module_id: batch for module_id, batch in self.policy_batches.items() if len(batch)}
         if not filled:
             return []
-        steps = _environment_steps(filled)
+        for module_id, batch in filled.items():
+            for name in (Columns.EPS_ID, Columns.T):
+                if name not in batch:
+                    raise KeyError(f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'")
+        flat = [batch.flat() for batch in filled.values()]
+        ids, times = ([to_numpy_leaf(batch[name]) for batch in flat] for name in (Columns.EPS_ID, Columns.T))
+        steps = dict(zip(filled, number_steps(ids, times)))
         num_steps = 1 + max(int(rows.max()) for rows in steps.values())
         parts: list[dict[str, SampleBatch]] = [{} for _ in range(-(-num_steps // k))]
         slice_of_step = np.full(num_steps, len(parts), dtype=np.int64)
@@ -1009,23 +903,3 @@ def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> Sa
     if list(batch) != [DEFAULT_MODULE_ID]:
         raise ValueError(f"the batch has modules {sorted(batch)}; only {DEFAULT_MODULE_ID!r} alone can be converted")
     return batch[DEFAULT_MODULE_ID]
-
-
-def _environment_steps(batches: Mapping[str, SampleBatch]) -> dict[str, np.ndarray]:
-    """Return the number of the environment step of each row, counted over all modules in order of (episode, t)."""
-    columns: list[tuple[Any, Any]] = []
-    for module_id, batch in batches.items():
-        for name in (Columns.EPS_ID, Columns.T):
-            if name not in batch:
-                raise KeyError(f"module {module_id!r} lacks column {name!r}; timeslices needs 'eps_id' and 't'")
-        flat = batch.flat()
-        columns.append((to_numpy_leaf(flat[Columns.EPS_ID]), to_numpy_leaf(flat[Columns.T])))
-    episodes, first, inverse = np.unique(
-        np.concatenate([ids for ids, _ in columns]), return_index=True, return_inverse=True
-    )
-    rank = np.empty(len(episodes), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(episodes))
-    keys = np.stack([rank[inverse], np.concatenate([t for _, t in columns]).astype(np.int64)], axis=1)
-    _, number = np.unique(keys, axis=0, return_inverse=True)
-    cuts = np.cumsum([len(ids) for ids, _ in columns])[:-1]
-    return dict(zip(batches, np.split(number.reshape(-1), cuts)))

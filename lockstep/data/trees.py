@@ -6,7 +6,7 @@ A *leaf* is a numpy array or a torch tensor whose first axis counts rows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -182,6 +182,26 @@ def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
     except (ValueError, RuntimeError, TypeError) as error:
         shapes = [tuple(part.shape) for part in parts[:8]]
         raise ValueError(f"column {name!r} cannot be joined; shapes are {shapes}: {error}") from None
+
+
+def concat_trees(parts: list[Tree], name: str, axis: int = 0) -> Tree:
+    """Join columns one after another."""
+    if isinstance(parts[0], dict | tuple):
+        return zip_trees(lambda leaves: concat_leaves(leaves, name, axis), parts, name)
+    return concat_leaves(parts, name, axis)
+
+
+def common_names(filled: Sequence[tuple[int, Collection[str]]], on_missing: str) -> list[str]:
+    """Return the names that all have; with `on_missing="raise"`, `KeyError` naming one that is missing, and where."""
+    every = list(dict.fromkeys(name for _, names in filled for name in names))
+    lacking = {name: [position for position, names in filled if name not in names] for name in every}
+    missing = [name for name in every if lacking[name]]
+    if missing and on_missing == "raise":
+        raise KeyError(
+            f"column {missing[0]!r} is missing in the batch at position {lacking[missing[0]][0]}; "
+            "on_missing='drop' keeps the common columns"
+        )
+    return [name for name in every if not lacking[name]]
 
 
 def copy_leaf(leaf: Leaf) -> Any:

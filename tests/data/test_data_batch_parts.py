@@ -313,7 +313,7 @@ def test_split_by_episode_reads_like_a_list_of_the_batch_as_it_was():
     assert rows(parts[-1]) == [3, 4, 5]
     assert [rows(part) for part in parts[1:]] == [[2], [3, 4, 5]]
     assert rows(concat_samples(parts)) == list(range(6))
-    assert repr(parts) == "BatchPieces(3 pieces)"
+    assert repr(parts) == "Pieces(3)"
     with pytest.raises(IndexError, match="out of range"):
         parts[3]
 
