@@ -52,6 +52,7 @@ from lockstep.state.checks import check_choice, check_whole
 
 Slice = slice  # the method of this name hides the type in the class
 Generator = np.random.Generator | int | None
+Device = str | torch.device
 OnMissing = Literal["raise", "drop"]
 
 _SEQ_LENS = Columns.SEQ_LENS
@@ -497,12 +498,7 @@ class SampleBatch(dict[str, Any], Columns):
         return self.copy(shallow=True).unpad() if self.zero_padded or self.time_major else self
 
     def to_device(
-        self,
-        device: str | torch.device,
-        pin_memory: bool = False,
-        non_blocking: bool = False,
-        *,
-        keep_dtype: bool = False,
+        self, device: Device, pin_memory: bool = False, non_blocking: bool = False, *, keep_dtype: bool = False
     ) -> SampleBatch:
         """Make all columns tensors on `device`, in place; return self.
 
@@ -775,12 +771,7 @@ class MultiAgentBatch:
         )
 
     def to_device(
-        self,
-        device: str | torch.device,
-        pin_memory: bool = False,
-        non_blocking: bool = False,
-        *,
-        keep_dtype: bool = False,
+        self, device: Device, pin_memory: bool = False, non_blocking: bool = False, *, keep_dtype: bool = False
     ) -> MultiAgentBatch:
         """Make every module's columns tensors on `device`, in place; return self."""
         for batch in self.policy_batches.values():
