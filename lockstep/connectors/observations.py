@@ -428,7 +428,7 @@ class FrameStack:
 
     def __init__(self, num_frames: int, observation_space: Space[Any]) -> None:
         if num_frames < 1:
-            raise ValueError(f"FrameStack needs at least 1 frame, got {num_frames!r}")
+            raise ValueError(f"FrameStack needs a number of frames of at least 1, got {num_frames!r}")
         self.num_frames = num_frames
         self.input_space = observation_space
         self.observation_space = self.output_space(observation_space)

@@ -75,7 +75,7 @@ def check_environment(
         return [Finding("error", "cannot_be_made", message)]
     examination = _Examination(made, num_steps, max_seconds, seed)
     try:
-        if examination.check_spaces() and examination.begin():
+        if examination.examine_spaces() and examination.begin():
             examination.run()
             examination.repeat()
     finally:
@@ -99,7 +99,7 @@ class _Examination:
         if all(finding.code != code for finding in self.findings):
             self.findings.append(Finding(level, code, message, value))
 
-    def check_spaces(self) -> bool:
+    def examine_spaces(self) -> bool:
         """Return whether both spaces can be used at all."""
         for name in ("observation_space", "action_space"):
             try:
@@ -113,14 +113,14 @@ class _Examination:
                 self.add("error", f"{name}_unsupported", str(error))
         if self.findings:
             return False
-        self._check_mask()
+        self._examine_mask()
         space = self.env.action_space
         if isinstance(space, spaces.Box) and not space.is_bounded("both"):
             message = f"action_space {space} has infinite bounds: actions can be neither rescaled nor clipped"
             self.add("warning", "action_space_unbounded", message)
         return True
 
-    def _check_mask(self) -> None:
+    def _examine_mask(self) -> None:
         """Note whether observations carry an action mask; one that cannot be applied is an error."""
         observation_space, action_space = self.env.observation_space, self.env.action_space
         try:
@@ -156,8 +156,8 @@ class _Examination:
         if answer is None or not self._has_form("reset", answer):
             return False
         self._first = answer[0]
-        self._check_observation(answer[0], "from reset")
-        self._check_info(answer[1], "reset")
+        self._examine_observation(answer[0], "from reset")
+        self._examine_info(answer[1], "reset")
         return True
 
     def run(self) -> None:
@@ -174,7 +174,7 @@ class _Examination:
             spent += time.perf_counter() - begun
             if answer is None or not self._has_form("step", answer):
                 return
-            self._check_step(answer, number)
+            self._examine_step(answer, number)
             done_steps, length, obs = number, length + 1, answer[0]
             if isinstance(obs, np.ndarray) and obs is last:
                 self.add(
@@ -191,16 +191,16 @@ class _Examination:
                 if again is None:
                     return
                 obs = again[0]
-                self._check_observation(obs, f"from the reset after {number} steps")
+                self._examine_observation(obs, f"from the reset after {number} steps")
             if spent > self._max_seconds:
                 break
         if endings == 0:
-            self._check_endless(length, done_steps)
+            self._examine_endless(length, done_steps)
         speed = done_steps / max(spent, 1e-9)
         message = f"{speed:,.0f} environment steps in a second, one environment, resets included"
         self.add("info", "speed", message, speed)
 
-    def _check_endless(self, length: int, steps: int) -> None:
+    def _examine_endless(self, length: int, steps: int) -> None:
         limit = None if self.env.spec is None else self.env.spec.max_episode_steps
         if limit is None:
             self.add(
@@ -248,9 +248,9 @@ class _Examination:
         self.add("error", f"{method}_form", f"{method} gave {found}, expected {number}: {values}. {OLD_API}")
         return False
 
-    def _check_step(self, answer: tuple[Any, ...], number: int) -> None:
+    def _examine_step(self, answer: tuple[Any, ...], number: int) -> None:
         obs, reward, terminated, truncated, info = answer
-        self._check_observation(obs, f"at step {number}")
+        self._examine_observation(obs, f"at step {number}")
         if np.shape(reward) != () or np.asarray(reward).dtype.kind not in "biuf":
             self.add("error", "reward_type", f"the reward at step {number} is {reward!r}, expected one number")
         elif not np.isfinite(float(reward)):
@@ -258,17 +258,17 @@ class _Examination:
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self.add("error", f"{name}_not_bool", f"{name} is {flag!r} ({type(flag).__name__}), not a bool")
-        self._check_info(info, "step")
+        self._examine_info(info, "step")
 
-    def _check_observation(self, obs: Tree, where: str) -> None:
+    def _examine_observation(self, obs: Tree, where: str) -> None:
         """Say in which way an observation does not fit its space."""
         try:
             for space, part, name in trees.leaves_of(self.env.observation_space, obs, "the observation"):
-                self._check_leaf(space, part, f"{name} {where}")
+                self._examine_leaf(space, part, f"{name} {where}")
         except ValueError as error:
             self.add("error", "observation_keys", f"{error} ({where})")
 
-    def _check_leaf(self, space: Any, part: Any, name: str) -> None:
+    def _examine_leaf(self, space: Any, part: Any, name: str) -> None:
         shape, dtype = np.shape(part), np.asarray(part).dtype
         is_outside = f"{name} lies outside of its space {space}: {part!r}"
         if dtype.kind in "OUS":
@@ -285,7 +285,7 @@ class _Examination:
         elif dtype != space.dtype:
             self.add("warning", "observation_dtype", f"{name} is {dtype}, its space says {space.dtype}")
 
-    def _check_info(self, info: object, source: str) -> None:
+    def _examine_info(self, info: object, source: str) -> None:
         if not isinstance(info, dict):
             self.add("error", "info_type", f"the info of {source} is a {type(info).__name__}, expected a dict")
         elif not all(isinstance(key, str) for key in info):

@@ -1,8 +1,8 @@
 """Environments that count their own steps: what a transition must look like is known beforehand.
 
-The observation is ``[step of the episode, number of the episode]``, the reward ``10 * step + action`` (with
-the step after the action), and the length and kind of ending of each episode are given. Whoever stores a
-transition that crosses an ending, loses a final observation or keeps a reset row shows it at once.
+The observation is `[step of the episode, number of the episode]`, the reward `10 * step + action` (with the step after
+the action), and the length and kind of ending of each episode are chosen. Whoever stores a transition that crosses an
+ending, loses a final observation or keeps a reset row shows it at once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from gymnasium.vector.utils import batch_space
 NUM_ACTIONS = 4
 ENDINGS = ("terminate", "truncate", "both")
 Ending = tuple[int, str]
+Obs = Any
+Action = Any
 
 
 class CountingEnv(gym.Env[Any, Any]):
-    """Counts its steps; episode ``k`` ends as ``episodes[(offset + k) % len(episodes)]`` says.
+    """Counts its steps; episode `k` ends as `episodes[(offset + k) % len(episodes)]` says.
 
     A reset with a seed begins again with episode 0; a reset without one begins the next episode.
 
     Args:
         episodes: pairs of (length in steps, "terminate", "truncate" or "both").
-        offset: where in ``episodes`` this environment begins, so that the rows of a vector differ.
+        offset: where in `episodes` this environment begins, so that the rows of a vector differ.
         nested: the observation as a dict with a tuple in it instead of one array.
 
     Attributes:
@@ -42,11 +44,11 @@ class CountingEnv(gym.Env[Any, Any]):
     def __init__(
         self, episodes: Sequence[Ending] = ((5, "terminate"),), *, offset: int = 0, nested: bool = False
     ) -> None:
-        self.episodes = check_episodes(episodes)
+        self.episodes = _checked_episodes(episodes)
         self.offset = offset
         self.nested = nested
         self.action_space = spaces.Discrete(NUM_ACTIONS)
-        self.observation_space = observation_space(nested)
+        self.observation_space = _observation_space(nested)
         self.step_number = 0
         self.episode_number = -1
         self.running = False
@@ -59,12 +61,10 @@ class CountingEnv(gym.Env[Any, Any]):
         self.running = True
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step more; a step after the end raises ``RuntimeError``."""
+    def step(self, action: Action) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """Count one step more; a step after the end raises `RuntimeError`."""
         if not self.running:
             raise RuntimeError("the counting environment was stepped after its end, or before a reset")
-        if not 0 <= int(action) < NUM_ACTIONS:
-            raise ValueError(f"action {action!r} is not in {self.action_space}")
         self.step_number += 1
         length, ending = self.episodes[(self.offset + self.episode_number) % len(self.episodes)]
         done = self.step_number >= length
@@ -73,11 +73,15 @@ class CountingEnv(gym.Env[Any, Any]):
         info = {"length": self.step_number} if done else {}
         return self._observation(), 10.0 * self.step_number + int(action), terminated, truncated, info
 
-    def _observation(self) -> Any:
-        return observation(self.step_number, self.episode_number, self.nested)
+    def _observation(self) -> Obs:
+        step, episode = self.step_number, self.episode_number
+        if not self.nested:
+            return np.array([step, episode], dtype=np.float32)
+        parities = np.array([step % 2, episode % 2], dtype=np.int8)
+        return {"step": np.array([step], dtype=np.float32), "rest": (np.int64(episode), parities)}
 
     def get_env_state(self) -> dict[str, Any]:
-        """Counters, as plain numbers."""
+        """Return the counters, as plain numbers."""
         return {"step": self.step_number, "episode": self.episode_number, "running": self.running}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
@@ -87,14 +91,14 @@ class CountingEnv(gym.Env[Any, Any]):
 
 
 class CountingVectorEnv(VectorEnv):
-    """The same as ``num_envs`` `CountingEnv`, row ``b`` with offset ``b``, as one native vector environment.
+    """Counts as `num_envs` `CountingEnv`s, row `b` with offset `b`, as one native vector environment.
 
     Args:
         num_envs: number of rows.
         episodes: as for `CountingEnv`.
         autoreset_mode: how finished rows are reset.
-        plain_final_obs: in SAME_STEP mode, give ``infos["final_obs"]`` as one plain array (as
-            `AtariVectorEnv` does) instead of an array of objects.
+        plain_final_obs: in SAME_STEP mode, give `infos["final_obs"]` as one plain array (as `AtariVectorEnv` does)
+            instead of an array of objects.
     """
 
     metadata = {"render_modes": []}
@@ -108,12 +112,12 @@ class CountingVectorEnv(VectorEnv):
         plain_final_obs: bool = False,
     ) -> None:
         self.num_envs = num_envs
-        self.episodes = check_episodes(episodes)
+        self.episodes = _checked_episodes(episodes)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.autoreset_mode}
         self.plain_final_obs = plain_final_obs
         self.single_action_space = spaces.Discrete(NUM_ACTIONS)
-        self.single_observation_space = observation_space(nested=False)
+        self.single_observation_space = _observation_space(nested=False)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self._steps = np.zeros(num_envs, dtype=np.int64)
@@ -121,7 +125,7 @@ class CountingVectorEnv(VectorEnv):
         self._ended = np.ones(num_envs, dtype=np.bool_)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode in all rows, or in those of ``options["reset_mask"]``."""
+        """Begin the next episode in all rows, or in those of `options["reset_mask"]`."""
         super().reset(seed=seed)
         mask = np.ones(self.num_envs, dtype=np.bool_)
         if options is not None and "reset_mask" in options:
@@ -136,8 +140,8 @@ class CountingVectorEnv(VectorEnv):
         self._steps[mask] = 0
         self._ended[mask] = False
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step more in every row; rows that had ended are reset first in NEXT_STEP mode."""
+    def step(self, actions: npt.NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Count one step more in every row; rows that had ended are reset first in NEXT_STEP mode."""
         resetting = self._ended.copy()
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self._begin(resetting)
@@ -158,7 +162,7 @@ class CountingVectorEnv(VectorEnv):
         return self._observations(), rewards, terminated, truncated, infos
 
     def get_env_state(self) -> dict[str, Any]:
-        """Counters, as arrays."""
+        """Return the counters, as arrays."""
         return {"steps": self._steps.copy(), "episodes": self._episodes.copy(), "ended": self._ended.copy()}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
@@ -171,7 +175,7 @@ class CountingVectorEnv(VectorEnv):
         info = {"length": self._steps.copy(), "_length": done.copy()}
         if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             return info
-        final: Any = self._observations()
+        final: Obs = self._observations()
         if not self.plain_final_obs:
             objects = np.full(self.num_envs, None, dtype=object)
             for row in np.flatnonzero(done):
@@ -183,27 +187,16 @@ class CountingVectorEnv(VectorEnv):
         return np.stack([self._steps, self._episodes], axis=1).astype(np.float32)
 
 
-def observation_space(nested: bool) -> spaces.Space:
-    """The space of what `observation` gives."""
+def _observation_space(nested: bool) -> spaces.Space:
+    """Return the space of `[step, episode]`, or in nested form `{"step": [step], "rest": (episode, parities)}`."""
     if not nested:
         return spaces.Box(0.0, 1e6, (2,), dtype=np.float32)
     step = spaces.Box(0.0, 1e6, (1,), dtype=np.float32)
     return spaces.Dict({"step": step, "rest": spaces.Tuple((spaces.Discrete(10**6), spaces.MultiBinary(2)))})
 
 
-def observation(step: int, episode: int, nested: bool) -> Any:
-    """``[step, episode]``, or in nested form ``{"step": [step], "rest": (episode, parities of both)}``."""
-    if not nested:
-        return np.array([step, episode], dtype=np.float32)
-    parities = np.array([step % 2, episode % 2], dtype=np.int8)
-    return {"step": np.array([step], dtype=np.float32), "rest": (np.int64(episode), parities)}
-
-
-def check_episodes(episodes: Sequence[Ending]) -> tuple[Ending, ...]:
-    """The episodes as a tuple; ``ValueError`` for no episode, a length below 1 or an unknown ending."""
-    for length, ending in episodes:
-        if length < 1 or ending not in ENDINGS:
-            raise ValueError(f"episode {(length, ending)!r}: length >= 1 and an ending of {ENDINGS}.")
-    if not episodes:
-        raise ValueError("episodes is empty: give at least one pair of (length, ending).")
+def _checked_episodes(episodes: Sequence[Ending]) -> tuple[Ending, ...]:
+    """Return the episodes as a tuple; `ValueError` for no episode, a length below 1 or an unknown ending."""
+    if not episodes or any(length < 1 or ending not in ENDINGS for length, ending in episodes):
+        raise ValueError(f"episodes={episodes!r}: give pairs of a length of at least 1 and an ending of {ENDINGS}.")
     return tuple((int(length), str(ending)) for length, ending in episodes)
