@@ -528,7 +528,7 @@ def test_a_wrong_option_of_a_collector_is_refused_with_name_value_and_what_is_al
 
 @pytest.mark.parametrize("frames", [0, -1])
 def test_fewer_frames_than_one_are_refused(frames):
-    with pytest.raises(ValueError, match=f"frames of at least 1, got {frames}"):
+    with pytest.raises(ValueError, match=f"at least 1 frame, got {frames}"):
         Collector(Acting(), light(ENDLESS), frame_stack=frames)
 
 
