@@ -184,8 +184,8 @@ def start_learners(
 ) -> LearnerBackend:
     """`section.num_learners` learners `build(reducer=...)` in processes of their own. `ImportError` without ray."""
     try:
+        from lockstep.cluster.processes import start_ray
         from lockstep.cluster.ray_learners import RayLearnerBackend
-        from lockstep.cluster.start import start_ray
 
         start = partial(start_ray, address, num_cpus or section.num_learners * section.num_cpus_per_learner)
         return RayLearnerBackend(build, section, strategy=strategy, limits=limits, start_ray=start)
@@ -330,8 +330,8 @@ def build_env_runner_group(
     if section.num_env_runners == 0:
         return EnvRunnerGroup(LocalRunner(build), section, limits)
     try:
+        from lockstep.cluster.processes import start_ray
         from lockstep.cluster.ray_runners import RayRunnerBackend
-        from lockstep.cluster.start import start_ray
 
         cpus = cpus_of_run(config)
         return EnvRunnerGroup(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lockstep.cluster.processes import Worker
 from lockstep.learner.group import run_request
 from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer, LearnerError, LocalReducer, Reducer, distributed
@@ -24,7 +23,7 @@ CONTROL = "control"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call on a learner came to."""
+    """What a call on a learner returned or raised."""
 
     value: Any = None
     error: BaseException | None = None
@@ -38,15 +37,14 @@ class Answer:
     """the learner's modules, and whether each has memory"""
 
 
-class LearnerWorker:
+class LearnerWorker(Worker):
     """One remote learner. Its methods answer with an `Answer`: no error is mistaken for a dead process.
 
     `progress`, `peek` and `before` are called in the thread `CONTROL`, beside the work; all others one after another.
     """
 
     def __init__(self) -> None:
-        # What comes through the object store is read where it lies, and must not be written to; no learner does.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        super().__init__()
         self._learner: Learner | None = None
         self._store: Any = None
         self._before: Whole | None = None
@@ -58,18 +56,8 @@ class LearnerWorker:
             raise RuntimeError("this learner has not joined the others yet")
         return self._learner
 
-    def process(self) -> Answer:
-        """`(process id, node id)`."""
-
-        def work() -> tuple[int, str]:
-            import ray
-
-            return os.getpid(), ray.get_runtime_context().get_node_id()
-
-        return _answer(work)
-
     def serve(self, num_learners: int) -> Answer:
-        """Opens the store where all learners find each other; its address."""
+        """Open the store where all learners find each other; return its address."""
 
         def work() -> str:
             from ray.util import get_node_ip_address
@@ -81,7 +69,7 @@ class LearnerWorker:
         return _answer(work)
 
     def join(self, build: BuildLearner, rank: int, num_learners: int, address: str, options: dict[str, Any]) -> Answer:
-        """Becomes learner `rank`; builds its learner if it is new."""
+        """Become learner `rank`; build the learner if the process is new."""
 
         def work() -> dict[str, bool]:
             from ray.util import get_node_ip_address
@@ -98,23 +86,23 @@ class LearnerWorker:
         return _answer(work)
 
     def update(self, request: UpdateRequest, data: Any) -> Answer:
-        """The learner's part in an update."""
+        """Make the learner's part in an update."""
         return self._try(lambda: run_request(replace(request, data=data), self.learner))
 
     def apply(self, func: Callable[..., Any], *args: Any) -> Answer:
-        """`func(learner, *args)`, which may change the learner."""
+        """Return `func(learner, *args)`, which may change the learner."""
         return self._try(lambda: func(self.learner, *args))
 
     def read(self, func: Callable[..., Any], *args: Any) -> Answer:
-        """`func(learner, *args)`, which leaves the learner as it is."""
+        """Return `func(learner, *args)`, which leaves the learner as it is."""
         return _answer(lambda: func(self.learner, *args))
 
     def accept(self) -> None:
-        """All learners have done it: what was before is not needed any more."""
+        """Forget what was before the call: all learners have done it."""
         self._before = None
 
     def set_back(self) -> Answer:
-        """Undoes a call that was not accepted. The learner must join the others anew."""
+        """Undo a call that was not accepted. The learner must join the others anew."""
 
         def work() -> None:
             self._leave()
@@ -127,22 +115,22 @@ class LearnerWorker:
     # -- beside the work ---
 
     def progress(self) -> tuple[int, bool]:
-        """How often the learner met the others, and whether it waits for them now."""
+        """Return how often the learner met the others, and whether it waits for them now."""
         reducer = None if self._learner is None else self._learner.reducer
         return (reducer.num_calls, reducer.is_waiting) if isinstance(reducer, DistributedReducer) else (0, False)
 
     def peek(self, func: Callable[..., Any], *args: Any) -> Answer:
-        """`func(learner, *args)`, which reads a number or two."""
+        """Return `func(learner, *args)`, which reads a number or two."""
         return _answer(lambda: func(self.learner, *args))
 
     def before(self) -> Whole | None:
-        """The learner as it was before the call that it works on."""
+        """Return the learner as it was before the call that it works on."""
         return self._before
 
     # -- inside ---
 
     def _try(self, work: Callable[[], Any]) -> Answer:
-        """After an error the learner leaves the others, so that none of them waits for it."""
+        """Do the work; after an error leave the others, so that none of them waits for this learner."""
 
         def kept() -> Any:
             self._before = whole_of(self.learner)
@@ -161,7 +149,7 @@ class LearnerWorker:
 
 
 class _Left(Reducer):
-    """Of a learner that left the others; nothing refers to the sockets any more, so they close."""
+    """The reducer of a learner that left the others; nothing refers to the sockets any more, so they close."""
 
     world_size, rank = 2, 0
 
@@ -175,11 +163,11 @@ class _Left(Reducer):
         raise LearnerError("this learner left the others after an error")
 
     def close(self) -> None:
-        """Nothing is left to close."""
+        """Do nothing: nothing is left to close."""
 
 
 def whole_of(learner: Learner) -> Whole:
-    """Modules (they may have been added since the learner was built), and state."""
+    """Return modules (they may have been added since the learner was built), and state."""
     return {
         "specs": learner.module.spec().rl_module_specs,
         "configs": dict(learner.module_configs),
@@ -189,7 +177,7 @@ def whole_of(learner: Learner) -> Whole:
 
 
 def become(learner: Learner, like: Whole) -> None:
-    """Makes a learner equal to the one that `whole_of` describes."""
+    """Make a learner equal to the one that `whole_of` describes."""
     for module_id in list(learner.module):
         if module_id not in like["specs"]:
             learner.remove_module(module_id)
@@ -209,7 +197,7 @@ def _answer(work: Callable[[], Any]) -> Answer:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """`error` without its frames; one of a kind that another process may not know as a `LearnerError`."""
+    """Return `error` without its frames, as a `LearnerError` where another process may not know its class."""
     plain = all(isinstance(arg, str | int | float) for arg in error.args)
     if type(error).__module__ == "builtins" and plain:
         return type(error)(*error.args)

@@ -9,15 +9,15 @@ the call is made anew, as often as `RestartLimits` allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from lockstep.cluster.learner_processes import Answers, LearnerProcesses, failures
-from lockstep.cluster.learner_worker import Answer, BuildLearner, become, whole_of
-from lockstep.cluster.start import start_ray
+from lockstep.cluster.learner_worker import CONTROL, Answer, BuildLearner, LearnerWorker, Whole, become, whole_of
+from lockstep.cluster.processes import ROOM_S, RayProcesses, start_ray
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner.config import LearnersSection
@@ -29,6 +29,169 @@ from lockstep.state.restarts import RestartBudget, RestartLimits
 
 MISTAKES = (ValueError, TypeError, KeyError)
 """what data or options of the caller lead to; starting a learner again would not help"""
+GRACE_S = 5.0
+"""seconds that the others have to answer when one learner failed, before they are started again, too"""
+PROBE_S = 3.0
+"""seconds in which a learner that works must say how far it is"""
+START_S = 60.0
+"""seconds that a new process may take at least"""
+Answers = dict[int, Answer]
+"""by rank"""
+
+
+class LearnerProcesses(RayProcesses):
+    """The processes of the learners, by rank; they meet in a process group of `torch.distributed`.
+
+    A call that learners do not answer in `section.learner_timeout_s` ends those that hang; the others answer then.
+    """
+
+    def __init__(
+        self, build: BuildLearner, section: LearnersSection, strategy: str, start_ray: Callable[[], bool]
+    ) -> None:
+        super().__init__(
+            LearnerWorker,
+            kind="learner",
+            resources={
+                "CPU": section.num_cpus_per_learner,
+                "GPU": section.num_gpus_per_learner,
+                **section.custom_resources_per_learner,
+            },
+            strategy=strategy,
+            error=LearnerError,
+            start_ray=start_ray,
+            worker_options={"concurrency_groups": {CONTROL: 1}},
+        )
+        self.section = section
+        self.build = self.ray.put(build)
+        """reference to the function that builds a learner"""
+        self.salvaged: Whole | None = None
+        """a learner as it was before the last call, where no learner is left that could say"""
+        self._times_joined = 0
+
+    def spawn(self) -> Answers:
+        """Start a process wherever there is none; return the failures. `LearnerError` where there is no room."""
+        lost = [rank for rank, actor in enumerate(self.actors) if actor is None]
+        self.start(lost)
+        return failures(self.call("where", lambda rank: (), lost, limit_s=self._start_s))
+
+    def join(self) -> Answers:
+        """Let all learners meet in a new process group; return the answers, with their modules as values."""
+        self._times_joined += 1
+        address = None
+        if len(self) > 1:
+            served = self.call("serve", lambda rank: (len(self),), [0], limit_s=self._start_s)
+            if failures(served):
+                return served
+            address = served[0].value
+        options = {
+            "name": f"learners{self._times_joined}",
+            "timeout_s": self._meeting_s,
+            "backend": "nccl" if self.section.num_gpus_per_learner else "gloo",
+        }
+        limit_s = max(self._start_s, self._meeting_s) + GRACE_S  # who waits for another says so itself, and is kept
+        return self.call("join", lambda rank: (self.build, rank, len(self), address, options), limit_s=limit_s)
+
+    @property
+    def _meeting_s(self) -> float:
+        """Seconds that learners wait for one another: so long that who hangs is found before."""
+        return self.section.learner_timeout_s + 2 * (PROBE_S + GRACE_S)
+
+    @property
+    def _start_s(self) -> float:
+        return max(START_S, self.section.learner_timeout_s)
+
+    # -- calls ---
+
+    def call(
+        self,
+        method: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        ranks: Collection[int] | None = None,
+        limit_s: float | None = None,
+    ) -> Answers:
+        """Call `method(*arguments(rank))` on learners (None: all that have a process); return their answers.
+
+        A learner that died, or was ended because it did not answer, has an `Answer` with the error that says so.
+        """
+        chosen = self.alive if ranks is None else ranks
+        calls = {rank: getattr(self.actors[rank], method).remote(*arguments(rank)) for rank in chosen}
+        limit = self.section.learner_timeout_s if limit_s is None else limit_s
+        answers = self._wait(calls, limit)
+        waiting = {rank: call for rank, call in calls.items() if rank not in answers}
+        if waiting:
+            hanging = self._hanging(list(waiting)) if not failures(answers) else list(waiting)
+            self._give_up(hanging, answers, limit)
+            rest = {rank: call for rank, call in waiting.items() if rank not in answers}
+            answers |= self._wait(rest, GRACE_S)
+            self._give_up([rank for rank in rest if rank not in answers], answers, limit)
+        return {rank: answers[rank] for rank in calls}
+
+    def tell(self, method: str) -> None:
+        """Call `method` on all learners and do not wait."""
+        for rank in self.alive:
+            getattr(self.actors[rank], method).remote()
+
+    def beside(self, rank: int, method: str, *args: Any) -> Any:
+        """Return what `method` returns beside the work that a learner is at; None where it does not answer."""
+        try:
+            call = getattr(self.actors[rank], method).options(concurrency_group=CONTROL).remote(*args)
+            return self.ray.get(call, timeout=PROBE_S)
+        except self.ray.exceptions.RayError:
+            return None
+
+    def _wait(self, calls: dict[int, Any], limit_s: float) -> Answers:
+        """Return the answers that come in time; after a failure the others have `GRACE_S`."""
+        deadline = time.monotonic() + limit_s
+        answers: Answers = {}
+        rank_of = {call: rank for rank, call in calls.items()}
+        waiting = list(rank_of)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            ready, waiting = self.ray.wait(waiting, num_returns=1, timeout=left)
+            for call in ready:
+                rank = rank_of[call]
+                answers[rank] = self._value_of(call, rank)
+                if answers[rank].error is not None:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        return answers
+
+    def _value_of(self, call: Any, rank: int) -> Answer:
+        try:
+            value = self.ray.get(call)
+            return value if isinstance(value, Answer) else Answer(value)
+        except self.ray.exceptions.RayActorError as error:
+            return _ended(f"learner {rank} of {len(self)} died: {' '.join(str(error).split())}")
+        except self.ray.exceptions.RayError as error:  # e.g. an argument or a result got lost
+            return _ended(f"learner {rank} of {len(self)}: {type(error).__name__}: {error}")
+
+    def _hanging(self, ranks: list[int]) -> list[int]:
+        """Return those that the others wait for: they do not answer at all, or are busy with something else."""
+        said = {rank: self.beside(rank, "progress") for rank in ranks}
+        return [rank for rank, progress in said.items() if progress is None or not progress[1]]
+
+    def _give_up(self, ranks: list[int], answers: Answers, limit_s: float) -> None:
+        """End learners that do not answer; keep the state of one where nobody else may be left to tell it."""
+        if not ranks:
+            return
+        others = [rank for rank in self.alive if rank not in ranks and (rank not in answers or answers[rank].is_alive)]
+        if not others:
+            known = (self.beside(rank, "before") for rank in ranks)
+            self.salvaged = next((before for before in known if before is not None), self.salvaged)
+        self.end(ranks)
+        for rank in ranks:
+            answers[rank] = _ended(
+                f"learner {rank} of {len(self)} did not answer (learner_timeout_s={self.section.learner_timeout_s:g}; "
+                f"waited for {limit_s:g} s) and was ended; raise learners(learner_timeout_s=...) if it had work to do"
+            )
+
+
+def failures(answers: Answers) -> Answers:
+    """Return those with an error."""
+    return {rank: answer for rank, answer in answers.items() if answer.error is not None}
+
+
+def _ended(reason: str) -> Answer:
+    """Return the answer of a learner whose process is gone."""
+    return Answer(error=LearnerError(reason), trace=reason, is_alive=False)
 
 
 @dataclass(frozen=True)
@@ -57,11 +220,9 @@ class RayLearnerBackend:
         limits: RestartLimits | None = None,
         start_ray: Callable[[], bool] = start_ray,
     ) -> None:
-        import ray
-
         if section.num_learners < 1:
             raise ValueError(f"num_learners={section.num_learners}; learners in other processes are at least 1")
-        self._ray, self.last_checkpoint = ray, ""
+        self.last_checkpoint = ""
         self._restarts = 0
         self._budget = RestartBudget(limits or RestartLimits())
         self._modules: dict[str, bool] = {}
@@ -71,9 +232,9 @@ class RayLearnerBackend:
         """are all learners there, and joined?"""
         self._failed: Answers = {}
         self._lost: LearnerError | None = None
-        self._owns_ray = start_ray()
+        self._processes = LearnerProcesses(build, section, strategy, start_ray)
+        self._ray = self._processes.ray
         try:
-            self._processes = LearnerProcesses(build, section, strategy)
             self._start(section.num_learners)
         except BaseException:
             self.shutdown()
@@ -85,40 +246,38 @@ class RayLearnerBackend:
     # -- calls ---
 
     def fetched(self, data: Any) -> Any:
-        """`data`; where it is, or has, references to what lies in Ray's object store, what they refer to."""
-        is_reference = isinstance(data, self._ray.ObjectRef)
-        if not is_reference and not (
-            isinstance(data, list | tuple) and any(isinstance(item, self._ray.ObjectRef) for item in data)
-        ):
-            return data
-        if is_reference:
+        """Return `data`, with references to Ray's object store replaced by what they refer to."""
+        reference = self._ray.ObjectRef
+        if isinstance(data, reference):
             return self._ray.get(data)
+        if not isinstance(data, list | tuple) or not any(isinstance(item, reference) for item in data):
+            return data
         episodes: list[Any] = []
         for item in data:
-            found = self._ray.get(item) if isinstance(item, self._ray.ObjectRef) else item
+            found = self._ray.get(item) if isinstance(item, reference) else item
             episodes += found if isinstance(found, list | tuple) else [found]
         return episodes
 
     def freeze(self, data: Any) -> StoredShards:
-        """Episodes or a batch in the object store, each learner's shard once."""
+        """Put episodes or a batch into the object store, each learner's shard once."""
         shards = shards_of(data, len(self), self._modules)
-        return StoredShards([self._put(_contiguous(shard)) for shard in shards])
+        return StoredShards([self._processes.store(_contiguous(shard)) for shard in shards])
 
     def update(self, request: UpdateRequest) -> list[Results]:
-        """One update on all learners, or on none; the results of each."""
+        """Make one update on all learners, or on none; return the results of each."""
         data = request.data if isinstance(request.data, StoredShards) else self.freeze(request.data)
         order = replace(request, data=None)
         answers = self._on_all("update", lambda rank: (order, data.shards[rank]))
         return [answer.value for answer in answers.values()]
 
     def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
-        """`[func(learner, *args)]`, in order; raises what all learners raise, and then nothing is changed."""
-        given = [self._put(arg) for arg in args]
-        answers = self._on_all("apply", lambda rank: (func, *given))
-        return [_own_copy(answer.value) for answer in answers.values()]
+        """Return `[func(learner, *args)]`, in order; raise what all learners raise, and then nothing is changed."""
+        references = [self._processes.store(arg) for arg in args]
+        answers = self._on_all("apply", lambda rank: (func, *references))
+        return [_writable(answer.value) for answer in answers.values()]
 
     def first(self, func: Callable[..., Any], *args: Any) -> Any:
-        """`func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
+        """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
         while True:
             if self._lost is not None:
                 raise self._lost
@@ -127,7 +286,7 @@ class RayLearnerBackend:
                 raise self._error(self._failed, " no learner is left that could answer;")
             answer = self._processes.call("read", lambda _: (func, *args), [rank])[rank]
             if answer.error is None:
-                return _own_copy(answer.value)
+                return _writable(answer.value)
             if answer.is_alive:
                 answer.error.add_note(f"in learner {rank} of {len(self)}:\n{answer.trace}")
                 raise answer.error
@@ -135,18 +294,18 @@ class RayLearnerBackend:
             self._heal({rank: answer})
 
     def peek(self, func: Callable[..., Any]) -> Any:
-        """`func(learner)` of one learner, beside the update that runs; None where none answers."""
+        """Return `func(learner)` of one learner, beside the update that runs; None where none answers."""
         answer = next((self._processes.beside(rank, "peek", func) for rank in self._processes.alive[:1]), None)
         return None if answer is None else answer.value
 
     def resize(self, num_learners: int) -> None:
-        """Ends all learners and starts `num_learners` with their state; without room for them all stays as it was."""
+        """End all learners and start `num_learners` with their state; without room for them all stays as it was."""
         if num_learners < 1:
             raise ValueError(f"resize({num_learners}): learners in other processes are at least 1")
         before = len(self)
         if num_learners == before:
             return
-        like = self._put(self.first(whole_of))
+        like = self._processes.store(self.first(whole_of))
         self._is_whole = False
         try:
             self._start(num_learners, like)
@@ -162,26 +321,21 @@ class RayLearnerBackend:
             raise LearnerError(f"resize({num_learners}): {error}. The group goes on with {before} learners") from error
 
     def num_restarts(self) -> int:
-        """Learners that were started again."""
+        """Return how many learners were started again."""
         return self._restarts
 
     def process_ids(self) -> list[int]:
-        """Of the learners, in order."""
-        return self._processes.ids()
+        """Return the processes of the learners, in order."""
+        return self._processes.process_ids()
 
     def shutdown(self) -> None:
-        """Ends all actors, and Ray if it was started here."""
-        if not self._ray.is_initialized():
-            return
-        if hasattr(self, "_processes"):
-            self._processes.stop()
-        if self._owns_ray:
-            self._ray.shutdown()
+        """End all actors, and Ray if it was started here."""
+        self._processes.shutdown()
 
     # -- failures ---
 
     def _on_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> Answers:
-        """A call that changes learners: on all of them, or on none."""
+        """Make a call that changes learners: on all of them, or on none."""
         if self._lost is not None:
             raise self._lost
         if not self._is_whole:
@@ -196,7 +350,7 @@ class RayLearnerBackend:
             self._recover(failed)
 
     def _recover(self, failed: Answers) -> None:
-        """All learners as before the call, and ready for another. Raises what is not to be tried again."""
+        """Make all learners as before the call, and ready for another. Raise what is not to be tried again."""
         own = {rank: answer for rank, answer in failed.items() if answer.is_own}
         alike = len(own) == len(self) and len({type(answer.error) for answer in own.values()}) == 1
         mistaken = bool(own) and all(isinstance(answer.error, MISTAKES) for answer in own.values())
@@ -217,13 +371,13 @@ class RayLearnerBackend:
         raise self._error(failed)
 
     def _set_back(self, lost: list[int]) -> None:
-        """Ends the processes of `lost`; the others undo what was not accepted, and leave one another."""
+        """End the processes of `lost`; the others undo what was not accepted, and leave one another."""
         self._is_whole = False
         self._end(lost)
         self._end(failures(self._processes.call("set_back", lambda _: ())))
 
     def _heal(self, failed: Answers) -> None:
-        """Starts lost learners again, all with the state of one that was left; within the limit, else raises."""
+        """Start lost learners again, all with the state of one that was left; raise where the limits do not allow it."""
         self._failed = failed
         while True:
             lost = [f"learner {rank}" for rank in range(len(self)) if rank not in self._processes.alive]
@@ -239,7 +393,7 @@ class RayLearnerBackend:
                 return
 
     def _restart(self) -> Answers:
-        """One attempt to start what is lost and to join all; the failures."""
+        """Try once to start what is lost and to join all; return the failures."""
         knowing = [rank for rank in range(len(self)) if rank not in self._stateless]
         if not knowing and self._processes.salvaged is None:
             self._lost = self._error(self._failed, " No learner is left that knows the state; build the group again.")
@@ -251,7 +405,7 @@ class RayLearnerBackend:
             if knowing:
                 answers = self._processes.call("read", lambda _: (whole_of,), knowing[:1])
                 bad, like = failures(answers), answers[knowing[0]].value
-            bad = bad or self._make_equal(self._put(like))
+            bad = bad or self._make_equal(self._processes.store(like))
         self._end(rank for rank, answer in bad.items() if not answer.is_alive)
         if not bad:
             self._restarts += len(started)
@@ -259,16 +413,16 @@ class RayLearnerBackend:
         return bad
 
     def _make_equal(self, like: Any) -> Answers:
-        """The learners that know nothing become as `like`; the failures."""
+        """Make the learners that know nothing equal to `like`; return the failures."""
         bad = failures(self._processes.call("read", lambda _: (become, like), sorted(self._stateless)))
         if not bad:
             self._stateless.clear()
         return bad
 
     def _start(self, num_learners: int, like: Any = None) -> None:
-        """Ends all learners and starts new ones, as their configuration says or as `like`."""
+        """End all learners and start new ones, as their configuration says or equal to `like`."""
         self._processes.stop()
-        self._processes.reserve(num_learners)
+        self._processes.reserve(num_learners, min(self._processes.section.learner_timeout_s, ROOM_S))
         self._stateless = set(range(num_learners))
         answers = self._processes.spawn() or self._processes.join()
         bad = failures(answers)
@@ -295,7 +449,7 @@ class RayLearnerBackend:
         self._stateless.update(ended)
 
     def _error(self, failed: Answers, more: str = "") -> LearnerError:
-        """With the first traceback, the rank and the last checkpoint."""
+        """Return the error to raise, with the first traceback, the rank and the last checkpoint."""
         own = {rank: answer for rank, answer in failed.items() if answer.is_own}
         rank, answer = next(iter((own or failed).items()), (0, Answer()))
         saved = f"the last checkpoint is {self.last_checkpoint}" if self.last_checkpoint else "no checkpoint was saved"
@@ -305,40 +459,25 @@ class RayLearnerBackend:
         error.__cause__ = answer.error
         return error
 
-    def _put(self, value: Any) -> Any:
-        exceptions = self._ray.exceptions
-        try:
-            return self._ray.put(value)
-        except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
-            raise LearnerError(
-                "Ray's object store has no room for the data of this call, and no learner was updated; give it less at "
-                "once, let fewer asynchronous updates wait (max_requests_in_flight_per_learner), or start Ray with "
-                f"ray.init(object_store_memory=...). Ray says: {error}"
-            ) from error
-
 
 def _contiguous(shard: Any) -> Any:
-    """`shard` with arrays that Ray stores as they are, so that learners read them where they lie."""
+    """Return `shard` with arrays that Ray stores as they are, so that learners read them where they lie."""
     if not isinstance(shard, EpisodeParts):
         return shard
     parts = {}
     for module_id, part in shard.trajectories.items():
         columns = {item.name: getattr(part, item.name) for item in fields(Trajectories) if item.name != "place"}
         stored: dict[str, Any] = {
-            name: None if value is None else map_tree(_in_rows, value) for name, value in columns.items()
+            name: None if value is None else map_tree(np.ascontiguousarray, value) for name, value in columns.items()
         }
         parts[module_id] = Trajectories(**stored, place=part.place)
     return replace(shard, trajectories=parts)
 
 
-def _in_rows(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array)
-
-
-def _own_copy(value: Any) -> Any:
-    """Arrays in dicts and lists as copies that the caller may write to, not views of Ray's object store."""
+def _writable(value: Any) -> Any:
+    """Return arrays in dicts and lists as copies that the caller may write to, not views of Ray's object store."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy()
     if type(value) is dict:
-        return {key: _own_copy(part) for key, part in value.items()}
-    return [_own_copy(part) for part in value] if type(value) is list else value
+        return {key: _writable(part) for key, part in value.items()}
+    return [_writable(part) for part in value] if type(value) is list else value

@@ -151,7 +151,7 @@ class Pool:
         if len(backend) != num_learners:
             return False
         try:
-            ray.get([worker.__ray_call__.remote(forget) for worker in backend._processes.workers])
+            ray.get([worker.__ray_call__.remote(forget) for worker in backend._processes.actors])
         except ray.exceptions.RayActorError:  # a test that ended them for good
             return False
         return True
@@ -160,7 +160,7 @@ class Pool:
         import ray
 
         processes = backend._processes
-        processes._section, processes._build = config.sections["learners"], ray.put(partial(build_learner, config))
+        processes.section, processes.build = config.sections["learners"], ray.put(partial(build_learner, config))
         answers = processes.join()
         assert [answer.trace for answer in answers.values()] == [""] * len(backend)
         backend._modules, backend.last_checkpoint, backend._restarts = answers[0].value, "", 0

@@ -137,6 +137,6 @@ def test_a_hanging_runner_is_replaced_and_without_restarts_the_error_says_so(clu
 
 
 def test_more_runners_than_the_cluster_has_room_for_are_refused(cluster, monkeypatch):
-    monkeypatch.setattr("lockstep.cluster.ray_runners.ROOM_S", 0.5)
-    with pytest.raises(EnvRunnerError, match=r"no room for .* of 2 env runners with {'CPU': 20.0} each"):
+    monkeypatch.setattr("lockstep.cluster.processes.ROOM_S", 0.5)
+    with pytest.raises(EnvRunnerError, match=r"no room for 2 env runners with {'CPU': 20.0} each"):
         config_of(2, 1).env_runners(num_cpus_per_env_runner=20.0).build_env_runner_group()
