@@ -377,7 +377,7 @@ class RayLearnerBackend:
         self._end(failures(self._processes.call("set_back", lambda _: ())))
 
     def _heal(self, failed: Answers) -> None:
-        """Start lost learners again, all with the state of one that was left; raise where the limits do not allow it."""
+        """Start lost learners again, all with the state of one that was left; raise where the limits forbid it."""
         self._failed = failed
         while True:
             lost = [f"learner {rank}" for rank in range(len(self)) if rank not in self._processes.alive]
