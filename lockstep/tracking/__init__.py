@@ -1,12 +1,12 @@
-"""What watches a run: loggers, run folders, statistics over runs, plots."""
+"""Records of runs: loggers, run folders, statistics, plots."""
 
 from lockstep.tracking.jsonl import JsonlLogger
-from lockstep.tracking.logger import BaseLogger, LazyLogger, MultiLogger
-from lockstep.tracking.mlflow import MLflowLogger
+from lockstep.tracking.logger import BaseLogger, LazyLogger, MultiLogger, TraceLogger, torch_param_hash
 from lockstep.tracking.moving import MovAvg, RunningMeanStd
-from lockstep.tracking.plots import plot_runs, read_curve
+from lockstep.tracking.plots import IqmInterval, iqm, iqm_bootstrap, plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
 from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
+from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.statistics import (
     CollectStats,
     CollectStatsBase,
@@ -17,10 +17,7 @@ from lockstep.tracking.statistics import (
     TrainingStats,
     asdict,
 )
-from lockstep.tracking.stats import IqmInterval, iqm, iqm_bootstrap
 from lockstep.tracking.tensorboard import TensorboardLogger
-from lockstep.tracking.trace import TraceLogger, torch_param_hash
-from lockstep.tracking.wandb import WandbLogger
 
 __all__ = [
     "BaseLogger",

@@ -11,9 +11,8 @@ from lockstep.state.checks import suggestion
 from lockstep.state.options import ConfigT, Section, option
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger
-from lockstep.tracking.mlflow import MLflowLogger
+from lockstep.tracking.services import MLflowLogger, WandbLogger
 from lockstep.tracking.tensorboard import TensorboardLogger
-from lockstep.tracking.wandb import WandbLogger
 
 CLASSES: dict[str, type[BaseLogger]] = {
     "jsonl": JsonlLogger,

@@ -25,9 +25,7 @@ class JsonlLogger(BaseLogger):
         resume: continue a file that is there already.
         intervals: as `BaseLogger`.
 
-    Raises:
-        ValueError: the file holds records and `resume` is False.
-        OSError: the file cannot be written.
+    Raises `ValueError`: the file holds records and `resume` is False. `OSError`: the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = False, **intervals: Any) -> None:
@@ -55,8 +53,7 @@ class JsonlLogger(BaseLogger):
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Append one line for each scope in `data`.
 
-        Raises:
-            OSError: the disk is full, say; the file is cut back to its last whole line.
+        Raises `OSError`: the disk is full, say; the file is cut back to its last whole line.
         """
         scopes: dict[str, dict[str, Any]] = {}
         for name, value in flatten(data, exclude_arrays=self.exclude_arrays).items():
@@ -73,7 +70,7 @@ class JsonlLogger(BaseLogger):
             self._append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def restore_data(self) -> tuple[int, int, int]:
-        """`(epoch, env_step, gradient_step)` of the last save on record.
+        """Return `(epoch, env_step, gradient_step)` of the last save on record.
 
         Cuts away what was recorded after that save, as a run that goes on from its counters will record it
         anew.
@@ -96,7 +93,7 @@ class JsonlLogger(BaseLogger):
         return counters
 
     def last_checkpoint(self) -> str | None:
-        """Where the last save on record lies."""
+        """Return the path of the last save on record."""
         saves = [record["data"] for record in read_metrics(self.path) if _is_save(record)]
         return saves[-1]["path"] if saves else None
 
@@ -107,7 +104,7 @@ class JsonlLogger(BaseLogger):
             self._kept_save = None
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """Every value in a `metrics.jsonl`: scoped name -> `{"step": [...], "value": [...]}`."""
+        """Return every value in a `metrics.jsonl`: scoped name -> `{"step": [...], "value": [...]}`."""
         restored: RestoredData = {}
         for record in read_metrics(path):
             for name, value in record["data"].items():
@@ -120,8 +117,7 @@ class JsonlLogger(BaseLogger):
     def truncate_to(self, offset: int) -> None:
         """Cut the file to its first `offset` bytes, which must end a line.
 
-        Raises:
-            ValueError: the file is shorter, or the offset lies inside a line.
+        Raises `ValueError`: the file is shorter, or the offset lies inside a line.
         """
         file = self._open()
         if not 0 <= offset <= self._size:
@@ -143,7 +139,7 @@ class JsonlLogger(BaseLogger):
             self._file = None
 
     def get_state(self) -> dict[str, Any]:
-        """As the base, with the file's length (all of it is on the disk when this returns) and the clock."""
+        """Return the state of the base, the clock and the file's length, all of which is on the disk by then."""
         os.fsync(self._open().fileno())
         return {**super().get_state(), "offset": self._size, "wall_s": self.wall_s}
 
@@ -174,20 +170,20 @@ class JsonlLogger(BaseLogger):
         self.truncate_to(offset + len(note))
         self._restored_to = offset
 
-    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
         kept, self._kept_save = self._kept_save, None
         if kept != (epoch, env_step, gradient_step):
-            super()._record_save(epoch, env_step, gradient_step, path)
+            super().record_save(epoch, env_step, gradient_step, path)
 
     def _save_note(self, offset: int) -> bytes:
-        """The line at `offset` if it records a save, else nothing."""
+        """Return the line at `offset` if it records a save, else nothing."""
         with open(self.path, "rb") as reader:
             reader.seek(offset)
             line = reader.readline()
         return line if line and _is_save(json.loads(line)) else b""
 
     def _open(self) -> BinaryIO:
-        """The file, opened at its end; a last line without an end is cut off first."""
+        """Return the file, opened at its end; a last line without an end is cut off first."""
         if self._file is None:
             # Unbuffered: a record is in the system's hands when `write` returns.
             file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open until finalize)
@@ -211,5 +207,5 @@ class JsonlLogger(BaseLogger):
 
 
 def _is_save(record: Mapping[str, Any]) -> bool:
-    """Does the record note a save? Others of that scope tell what became of one (`save/episodes_cut`)."""
+    """Return whether the record notes a save; others of that scope tell its fate (`save/episodes_cut`)."""
     return record["scope"] == "save" and "epoch" in record["data"]

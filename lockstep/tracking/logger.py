@@ -5,14 +5,21 @@ comes between two writes is aggregated), names them under a scope (`train/ test/
 writes them.
 """
 
+import hashlib
+import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from torch import nn
+
 from lockstep.state.checks import check_whole
-from lockstep.tracking.records import REDUCTIONS, aggregate, flatten
+from lockstep.tracking.records import REDUCTIONS, aggregate, flatten, to_strict_json
 
 SaveCheckpointFn = Callable[[int, int, int], Any]
 """`(epoch, env_step, gradient_step) -> path` of the checkpoint that it wrote."""
@@ -21,16 +28,16 @@ RestoredData = dict[str, dict[str, list[Any]]]
 """Name with its scope -> `{"step": [...], "value": [...]}`."""
 
 _STEP_TYPES = {"train": "env_step", "test": "env_step", "update": "gradient_step", "info": "epoch"}
+_TIMED = re.compile(r"(?:^|[/_])(?:time|speed|path|wall_s)$|timing/|seconds")
 
 
+@dataclass
 class _Scope:
-    """What one scope has waiting, and when it was written last."""
+    """Records of one scope that wait, and when it was written last."""
 
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
-        self.last_written: int | None = None
-        self.pending: list[dict[str, Any]] = []
-        self.pending_step = 0
+    last_written: int | None = None
+    pending: list[dict[str, Any]] = field(default_factory=list)
+    pending_step: int = 0
 
 
 class BaseLogger(ABC):
@@ -45,8 +52,7 @@ class BaseLogger(ABC):
         reductions: name (whole, or its last part) -> "mean", "sum", "max", "min" or "last", where the rule of
             `lockstep.tracking.records.reduction_of` is not what you want.
 
-    Raises:
-        ValueError: an interval below 1 or an unknown reduction.
+    Raises `ValueError`: an interval below 1 or an unknown reduction.
     """
 
     def __init__(
@@ -65,32 +71,31 @@ class BaseLogger(ABC):
             "update": update_interval,
             "info": info_interval,
         }
-        for scope, interval in intervals.items():
-            intervals[scope] = check_whole(f"{scope}_interval", interval, 1)
+        self.intervals = {name: check_whole(f"{name}_interval", interval, 1) for name, interval in intervals.items()}
         for name, reduction in (reductions or {}).items():
             if reduction not in REDUCTIONS:
                 raise ValueError(f"reductions[{name!r}] must be one of {', '.join(REDUCTIONS)}; got {reduction!r}")
         self.exclude_arrays = exclude_arrays
         self.reductions = dict(reductions or {})
-        self._scopes = {scope: _Scope(interval) for scope, interval in intervals.items()}
+        self._scopes = {name: _Scope() for name in intervals}
 
     # What the trainer calls
 
     def log_train_data(self, data: Mapping[str, Any], env_step: int) -> None:
         """Record statistics of a collect (scope `train/`)."""
-        self._log("train", data, env_step)
+        self.log("train", data, env_step)
 
     def log_test_data(self, data: Mapping[str, Any], env_step: int) -> None:
         """Record statistics of an evaluation (scope `test/`)."""
-        self._log("test", data, env_step)
+        self.log("test", data, env_step)
 
     def log_update_data(self, data: Mapping[str, Any], gradient_step: int) -> None:
         """Record statistics of an update (scope `update/`)."""
-        self._log("update", data, gradient_step)
+        self.log("update", data, gradient_step)
 
     def log_info_data(self, data: Mapping[str, Any], epoch: int) -> None:
         """Record statistics of a whole epoch (scope `info/`)."""
-        self._log("info", data, epoch)
+        self.log("info", data, epoch)
 
     def save_data(
         self,
@@ -103,7 +108,7 @@ class BaseLogger(ABC):
         (`save/`).
         """
         path = save_checkpoint_fn(epoch, env_step, gradient_step) if save_checkpoint_fn is not None else None
-        self._record_save(epoch, env_step, gradient_step, path)
+        self.record_save(epoch, env_step, gradient_step, path)
 
     def drop_save(self) -> None:  # noqa: B027 (a logger that cannot does nothing)
         """Take back the record of the checkpoint that `set_state` went back to, if the logger can: the run goes on from
@@ -111,15 +116,15 @@ class BaseLogger(ABC):
         """
 
     def restore_data(self) -> tuple[int, int, int]:
-        """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
+        """Return `(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none."""
         return 0, 0, 0
 
     def last_checkpoint(self) -> str | None:
-        """Where the last save on record lies; None where there is none."""
+        """Return the path of the last save on record; None without one."""
         return None
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """What was logged to `path` earlier: scoped name -> `{"step": [...], "value": [...]}`.
+        """Return what was logged to `path` earlier: scoped name -> `{"step": [...], "value": [...]}`.
 
         A logger that keeps nothing returns an empty dict.
         """
@@ -130,7 +135,7 @@ class BaseLogger(ABC):
         """Write one record now: `data` maps scoped names (`train/returns_stat/mean`) to values."""
 
     def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """As `write`, of what only a resumed run records and one that never stopped does not."""
+        """Write a record that only a resumed run has, and one that never stopped has not."""
         self.write(step_type, step, data)
 
     def flush(self) -> None:
@@ -153,39 +158,24 @@ class BaseLogger(ABC):
     # State
 
     def get_state(self) -> dict[str, Any]:
-        """Records that wait and positions of the intervals; subclasses add where their files stand."""
-        return {
-            "scopes": {
-                name: {
-                    "last_written": scope.last_written,
-                    "pending": [dict(record) for record in scope.pending],
-                    "pending_step": scope.pending_step,
-                }
-                for name, scope in self._scopes.items()
-            }
-        }
+        """Return the records that wait and the positions of the intervals; subclasses add where their files stand."""
+        return {"scopes": {name: asdict(scope) for name, scope in self._scopes.items()}}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`, so that a resumed run leaves the records of one that never stopped.
 
-        Raises:
-            ValueError: the state lacks a scope or a field.
+        Raises `ValueError`: the state lacks a scope or a field.
         """
         scopes = state.get("scopes")
         if not isinstance(scopes, Mapping) or set(scopes) != set(self._scopes):
             raise ValueError(f"a logger's state needs the scopes {sorted(self._scopes)}, got {scopes!r}")
         for name, saved in scopes.items():
-            if set(saved) != {"last_written", "pending", "pending_step"}:
-                raise ValueError(f"the state of the scope {name!r} has the fields {sorted(saved)}")
-        for name, saved in scopes.items():
-            scope = self._scopes[name]
-            scope.last_written = saved["last_written"]
-            scope.pending = [dict(record) for record in saved["pending"]]
-            scope.pending_step = saved["pending_step"]
+            self._scopes[name] = _Scope(saved["last_written"], list(map(dict, saved["pending"])), saved["pending_step"])
 
     # For subclasses
 
-    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+        """Record the counters and the path of a checkpoint that was written (scope `save/`)."""
         counters = {"save/epoch": epoch, "save/env_step": env_step, "save/gradient_step": gradient_step}
         self.write("env_step", env_step, {**counters, "save/path": None if path is None else str(path)})
 
@@ -195,7 +185,8 @@ class BaseLogger(ABC):
             scope.last_written = steps[_STEP_TYPES[name]] or None
             scope.pending = []
 
-    def _log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+    def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+        """Record data in the scope `train`, `test`, `update` or `info`; it may wait for the scope's interval."""
         scope = self._scopes[name]
         last = scope.last_written
         if last is not None and step < last:  # a new run with the same logger
@@ -203,7 +194,7 @@ class BaseLogger(ABC):
             last = None
         scope.pending.append(flatten(data, exclude_arrays=self.exclude_arrays))
         scope.pending_step = int(step)
-        if last is None or scope.interval == 1 or step - last >= scope.interval:
+        if last is None or self.intervals[name] == 1 or step - last >= self.intervals[name]:
             self._flush_scope(name)
 
     def _flush_scope(self, name: str) -> None:
@@ -220,18 +211,16 @@ class LazyLogger(BaseLogger):
     """Keeps nothing; checkpoints are still written when the trainer saves."""
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
-    def _log(self, name: str, data: Mapping[str, Any], step: int) -> None:
-        """Does nothing, and lets nothing wait."""
+    def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+        """Do nothing; no record waits."""
 
 
 class MultiLogger(BaseLogger):
     """Hands everything to several loggers, each with its own intervals.
 
-    Raises:
-        ValueError: no logger was given.
-        TypeError: one of them is no `BaseLogger`.
+    Raises `ValueError`: no logger was given. `TypeError`: one of them is no `BaseLogger`.
     """
 
     def __init__(self, loggers: Sequence[BaseLogger]) -> None:
@@ -259,16 +248,16 @@ class MultiLogger(BaseLogger):
             logger.drop_save()
 
     def restore_data(self) -> tuple[int, int, int]:
-        """The counters of the first logger that has any."""
+        """Return the counters of the first logger that has any."""
         found = [logger.restore_data() for logger in self.loggers]
         return next((counters for counters in found if any(counters)), (0, 0, 0))
 
     def last_checkpoint(self) -> str | None:
-        """What the first logger tells that knows one."""
+        """Return the path of the first logger that knows one."""
         return next((path for logger in self.loggers if (path := logger.last_checkpoint())), None)
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """What the first logger finds that finds anything at `path`."""
+        """Return the records of the first logger that finds any at `path`."""
         for logger in self.loggers:
             data = logger.restore_logged_data(path)
             if data:
@@ -292,14 +281,13 @@ class MultiLogger(BaseLogger):
             raise failures[0]
 
     def get_state(self) -> dict[str, Any]:
-        """The state of each logger, in order."""
+        """Return the state of each logger, in order."""
         return {"loggers": [logger.get_state() for logger in self.loggers]}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue each logger from its state.
 
-        Raises:
-            ValueError: the state is of another number of loggers.
+        Raises `ValueError`: the state is of another number of loggers.
         """
         states = state.get("loggers")
         if not isinstance(states, list) or len(states) != len(self.loggers):
@@ -307,10 +295,82 @@ class MultiLogger(BaseLogger):
         for logger, saved in zip(self.loggers, states, strict=True):
             logger.set_state(saved)
 
-    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
         for logger in self.loggers:
-            logger._record_save(epoch, env_step, gradient_step, path)
+            logger.record_save(epoch, env_step, gradient_step, path)
 
-    def _log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+    def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
         for logger in self.loggers:
-            logger._log(name, data, step)
+            logger.log(name, data, step)
+
+
+def torch_param_hash(module: nn.Module) -> str:
+    """Return the SHA-256 over the names, shapes, dtypes and bytes of all parameters and buffers of a module.
+
+    Buffers that are left out of `state_dict` count too; shared ones count under each of their names. The device, the
+    training flag and `requires_grad` have no part in it.
+    """
+    sha = hashlib.sha256()
+    named = [
+        *(("parameter", *item) for item in module.named_parameters(remove_duplicate=False)),
+        *(("buffer", *item) for item in module.named_buffers(remove_duplicate=False)),
+    ]
+    for kind, name, tensor in sorted(named, key=lambda item: item[:2]):
+        sha.update(f"{kind} {name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+class TraceLogger(BaseLogger):
+    """Keeps every record that a trainer hands over as one line of text, without what a clock says.
+
+    With modules, each update's line also has the hash of their parameters and buffers. Two runs with one seed have
+    equal `lines`; `first_difference` tells where two have not.
+
+        trace = TraceLogger(policy.module)
+        OnpolicyTrainer(policy, logger=trace, ...).run()
+        trace.digest()
+
+    Args:
+        modules: a module, or several by name.
+    """
+
+    def __init__(self, modules: nn.Module | Mapping[str, nn.Module] | None = None) -> None:
+        super().__init__()
+        self.modules = {"module": modules} if isinstance(modules, nn.Module) else dict(modules or {})
+        self.lines: list[str] = []
+
+    def log(self, name: str, data: Mapping[str, Any], step: int) -> None:
+        """Keep the record at once, whatever the interval: nothing is aggregated in a trace."""
+        hashes = self.modules if name == "update" else {}
+        self._note(name, step, {**flatten(data), **{f"hash/{key}": torch_param_hash(m) for key, m in hashes.items()}})
+
+    def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
+        """Keep one line."""
+        self._note(step_type, step, flatten(data))
+
+    def _note(self, what: str, step: int, values: Mapping[str, Any]) -> None:
+        kept = {name: value for name, value in values.items() if not _TIMED.search(name)}
+        self.lines.append(f"{what} {step} {json.dumps(to_strict_json(kept), sort_keys=True)}")
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all lines."""
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+
+    def first_difference(self, other: "TraceLogger") -> str | None:
+        """The first line that differs, of both; None where there is none."""
+        for number, (left, right) in enumerate(zip(self.lines, other.lines), start=1):
+            if left != right:
+                return f"line {number}:\n  {left}\n  {right}"
+        if len(self.lines) != len(other.lines):
+            return f"one trace has {len(self.lines)} lines, the other {len(other.lines)}"
+        return None
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the lines so far."""
+        return {**super().get_state(), "lines": list(self.lines)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue after the lines of `get_state`."""
+        super().set_state(state)
+        self.lines = list(state["lines"])

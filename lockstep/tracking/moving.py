@@ -15,8 +15,7 @@ from lockstep.state.checks import check_whole, is_number
 class MovAvg:
     """Mean and deviation of the last `size` numbers; NaN and infinities are ignored.
 
-    Raises:
-        ValueError: `size` is no whole number of at least 1.
+    Raises `ValueError`: `size` is no whole number of at least 1.
     """
 
     def __init__(self, size: int = 100) -> None:
@@ -33,13 +32,13 @@ class MovAvg:
         return self.get()
 
     def get(self) -> float:
-        """The mean; 0 before the first number."""
+        """Return the mean; 0 before the first number."""
         return float(np.mean(self._numbers)) if self._numbers else 0.0
 
     mean = get
 
     def std(self) -> float:
-        """The population standard deviation; 0 before the first number."""
+        """Return the population standard deviation; 0 before the first number."""
         return float(np.std(self._numbers)) if self._numbers else 0.0
 
     def __len__(self) -> int:
@@ -53,8 +52,8 @@ class RunningMeanStd:
     `norm(x)` is `(x - mean) / sqrt(var + eps)`, limited to `[-clip_max, clip_max]` (None: not limited). Before the
     first row mean is 0 and var is 1.
 
-    Raises:
-        ValueError: rows of another shape than `shape`; `eps` or `clip_max` is no number above 0; `shape` is no tuple.
+    Raises `ValueError`: rows of another shape than `shape`; `eps` or `clip_max` is no number above 0; `shape` is no
+    tuple.
     """
 
     def __init__(
@@ -117,5 +116,5 @@ class RunningMeanStd:
         self.moments = moments
 
     def norm(self, x: npt.ArrayLike) -> np.ndarray:
-        """`[..., *shape]`, scaled; the moments are not changed."""
+        """Return `x`, `[..., *shape]`, scaled; the moments are not changed."""
         return np.asarray(self.moments.normalize(np.asarray(x), self.clip_max, self.eps))

@@ -21,12 +21,11 @@ _LAST = (
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "", *, exclude_arrays: bool = True) -> dict[str, Any]:
-    """Nested names joined by `/`, values as plain Python: numbers, bools, text, None, and lists of numbers.
+    """Return nested names joined by `/`, values as plain Python: numbers, bools, text, None, and lists of numbers.
 
     Arrays with more or fewer than one element, lists and tuples are left out with `exclude_arrays`.
 
-    Raises:
-        TypeError: `data` is no mapping, or a value can be neither logged nor left out.
+    Raises `TypeError`: `data` is no mapping, or a value can be neither logged nor left out.
     """
     if not isinstance(data, Mapping):
         raise TypeError(f"data to log must be a dict, got {type(data).__name__}")
@@ -59,7 +58,7 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
-    """How several values of one name become one: `mean`, `sum`, `max`, `min` or `last`.
+    """Return how several values of one name become one: `mean`, `sum`, `max`, `min` or `last`.
 
     `reductions` (whole name, or the last part of it -> reduction) comes first. Else the last part decides:
     `max` and `min` are themselves; `count`, `env_restarts`, `collect_time` and what begins with `n_` or `num_` add up,
@@ -80,7 +79,7 @@ def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
 
 
 def aggregate(records: Sequence[Mapping[str, Any]], reductions: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Several flat records as one, in the order of first appearance; None stands for "no value" and is
+    """Return several flat records as one, in the order of first appearance; None stands for "no value" and is
     skipped.
 
     A `mean` or `std` that has a `count` beside it is weighted by it, so that means over collects of different length
@@ -122,13 +121,13 @@ def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: st
 
 
 def _split(key: str) -> tuple[str, str]:
-    """`a/b/` and `c` of `a/b/c`."""
+    """Return `a/b/` and `c` of `a/b/c`."""
     group, slash, name = key.rpartition("/")
     return group + slash, name
 
 
 def _weights(records: Sequence[Mapping[str, Any]], group: str, name: str) -> np.ndarray | None:
-    """What the means of these records are of: episodes, seconds, rows learned from; None where they do not say."""
+    """Return the weights of the records' means: episodes, seconds, rows learned from; None if they are not known."""
     if name in ("mean", "median", "std"):
         key = f"{group}count"
     elif group == "returns/":  # of one of several agents
@@ -141,7 +140,7 @@ def _weights(records: Sequence[Mapping[str, Any]], group: str, name: str) -> np.
 
 
 def to_strict_json(value: Any) -> Any:
-    """`value` with NaN and infinities as the texts "NaN", "Infinity", "-Infinity", which strict JSON can
+    """Return `value` with NaN and infinities as the texts "NaN", "Infinity", "-Infinity", which strict JSON can
     hold.
     """
     if isinstance(value, float) and not math.isfinite(value):
@@ -156,7 +155,7 @@ def to_strict_json(value: Any) -> Any:
 
 
 def from_strict_json(value: Any) -> Any:
-    """The inverse of `to_strict_json` for what JSON can hold."""
+    """Return the inverse of `to_strict_json` for what JSON can hold."""
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, dict):
@@ -169,24 +168,22 @@ def from_strict_json(value: Any) -> Any:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write one JSON file at once: a reader sees the old content or the new, never a part.
 
-    Raises:
-        TypeError: `value` holds something that JSON cannot.
-        OSError: as the system says it; the old content stays.
+    Raises `TypeError`: `value` holds something that JSON cannot. `OSError`: as the system says it; the old content
+    stays.
     """
     text = json.dumps(to_strict_json(value), indent=2, allow_nan=False)
     write_file_atomically(Path(path), (text + "\n").encode())
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl` (or of the run folder that holds one), NaN and infinities as floats.
+    """Return the records of a `metrics.jsonl` (or of the run folder that holds one), NaN and infinities as floats.
 
     Each record: `scope` ("train", "test", ...), `step_type` ("env_step", "gradient_step", "epoch"), `step`,
     `wall_s` (seconds since the run began, stops not counted), `data` (name -> value). A last line that was
     torn by a kill is left out.
 
-    Raises:
-        ValueError: a line before the last is damaged; its number is named.
-        FileNotFoundError: there is no such file.
+    Raises `ValueError`: a line before the last is damaged; its number is named. `FileNotFoundError`: there is no such
+    file.
     """
     file = Path(path)
     if file.is_dir():

@@ -37,7 +37,7 @@ class RunFolderError(ValueError):
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, Lockstep and the installed packages that can change a result (none is imported)."""
+    """Return the versions of Python, Lockstep and the packages that can change a result; none is imported."""
     found = {"python": platform.python_version(), "platform": platform.platform(), "lockstep": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -89,9 +89,8 @@ class RunFolder:
 
         Two runs that start within one second get different folders.
 
-        Raises:
-            RunFolderError: the folder cannot be made or written (read-only, full), or the config is not
-                plain JSON; no part of it is left.
+        Raises `RunFolderError`: the folder cannot be made or written (read-only, full), or the config is not plain
+        JSON; no part of it is left.
         """
         created = time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(created))
@@ -133,8 +132,7 @@ class RunFolder:
     def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
         """The run in an existing folder.
 
-        Raises:
-            RunFolderError: there is no run, or its config.json is damaged.
+        Raises `RunFolderError`: there is no run, or its config.json is damaged.
         """
         root = Path(path).absolute()
         try:
@@ -156,12 +154,12 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The directory of the run's checkpoints."""
+        """Return the directory of the run's checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def best(self) -> Path:
-        """The directory of the checkpoint with the best score."""
+        """Return the directory of the checkpoint with the best score."""
         return self.path / "best"
 
     @property
@@ -175,26 +173,24 @@ class RunFolder:
         return self.path / "summary.json"
 
     def checkpoint_path(self, env_step: int) -> Path:
-        """Where the checkpoint at an environment step goes; names sort by step."""
+        """Return the path of the checkpoint at an environment step; names sort by step."""
         return self.checkpoints / f"step_{env_step:012d}"
 
     def newest_checkpoint(self) -> Path | None:
-        """The newest intact checkpoint; damaged ones are named by warnings."""
+        """Return the newest intact checkpoint; damaged ones are named by warnings."""
         return newest_checkpoint(self.checkpoints)
 
     def prune_checkpoints(self, keep: int) -> None:
         """Delete all but the last `keep` checkpoints by name.
 
-        Raises:
-            ValueError: `keep` is below 1.
+        Raises `ValueError`: `keep` is below 1.
         """
         prune_checkpoints(self.checkpoints, keep)
 
     def record_changes(self, config: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
         """Write another config into config.json, and what has changed into its `history` (once).
 
-        Raises:
-            RunFolderError: it cannot be written; it stays as it was.
+        Raises `RunFolderError`: it cannot be written; it stays as it was.
         """
         history = list(self.info.get("history", ()))
         if not self.has_recorded(entry):
@@ -207,15 +203,14 @@ class RunFolder:
         self.info, self.config = info, dict(config)
 
     def has_recorded(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the last entry of the history is this one, whenever it was made."""
+        """Return whether the last entry of the history is this one, whenever it was made."""
         last = (self.info.get("history") or [{}])[-1]
         return all(last.get(name) == entry[name] for name in ("step", "changes"))
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Write summary.json at once: what is given, with seed, versions and git revision beside it.
 
-        Raises:
-            RunFolderError: it cannot be written; an older summary stays as it was.
+        Raises `RunFolderError`: it cannot be written; an older summary stays as it was.
         """
         fields = ("algo", "env", "seed", "created", "git_revision", "versions")
         keep = {key: self.info.get(key) for key in fields}
@@ -226,10 +221,9 @@ class RunFolder:
         return self.summary_path
 
     def read_summary(self) -> dict[str, Any]:
-        """The content of summary.json.
+        """Return the content of summary.json.
 
-        Raises:
-            RunFolderError: the run has none yet, or it is damaged.
+        Raises `RunFolderError`: the run has none yet, or it is damaged.
         """
         try:
             return dict(from_strict_json(json.loads(self.summary_path.read_bytes())))

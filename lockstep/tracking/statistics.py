@@ -68,7 +68,7 @@ class SequenceSummaryStats:
 
     @classmethod
     def of_one(cls, value: float) -> Self:
-        """Of one number. (The constructor takes three times as long.)"""
+        """Return the summary of one number, faster than the constructor does."""
         stats = object.__new__(cls)
         std = value - value  # 0, but NaN of what is not finite, as of several
         stats.__dict__.update(mean=value, std=std, max=value, min=value, median=value, count=1)
@@ -140,7 +140,7 @@ class CollectStats(CollectStatsBase):
         return cls(**{**state, "agents": tuple(state["agents"]), "agent_returns": by_agent})
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers for a logger."""
+        """Return the numbers for a logger."""
         out: dict[str, Any] = {
             "n_collected_episodes": self.n_collected_episodes,
             "n_collected_steps": self.n_collected_steps,
@@ -186,7 +186,7 @@ class CollectTotals:
         self._agent_returns: list[tuple[float, ...]] = []
 
     def add(self, stats: CollectStats) -> None:
-        """One more collect."""
+        """Add a collect."""
         self._episodes += stats.n_collected_episodes
         self._steps += stats.n_collected_steps
         self._seconds += stats.collect_time
@@ -199,7 +199,7 @@ class CollectTotals:
         self._agent_returns += stats.agent_returns
 
     def stats(self) -> CollectStats:
-        """All of them as one."""
+        """Return all of them as one."""
         return CollectStats(
             self._episodes,
             self._steps,
@@ -235,8 +235,8 @@ class TrainingStats:
     def of_update(
         cls, train_time: float, gradient_steps: int, read: Callable[[], tuple[Series, dict[str, float]]], finite: bool
     ) -> Self:
-        """Of one update. `metrics` and `stage_seconds` are made of what `read()` gives when they are first asked for:
-        off-policy updates have twenty metrics for each step, and few are ever looked at one by one.
+        """Return the statistics of one update. `metrics` and `stage_seconds` are made of what `read()` returns when
+        they are first asked for: off-policy updates have twenty metrics for each step, and few are ever looked at.
 
         `train_time`: seconds; `read()`: the metrics' values, and seconds by stage; `finite`: the means of all losses
         are.
@@ -277,19 +277,19 @@ class TrainingStats:
         return cls(**{**state, "metrics": metrics})
 
     def series_and_seconds(self) -> tuple[Series, dict[str, float]] | None:
-        """The metrics' values in each gradient step and the stages' seconds; None where there are summaries only."""
+        """Return the metrics' values in each gradient step and the stages' seconds; None for summaries only."""
         read = self.__dict__.get("_read")
         return None if read is None else read()
 
     def bad_losses(self) -> list[str]:
-        """Names of the losses whose mean is not finite."""
+        """Return the names of the losses whose mean is not finite."""
         if self.__dict__.get("_finite"):
             return []
         losses = ((name, stat.mean) for name, stat in self.metrics.items() if "loss" in name)
         return [name for name, mean in losses if mean is not None and not math.isfinite(mean)]
 
     def get_loss_stats_dict(self) -> dict[str, float]:
-        """Mean of each metric."""
+        """Return the mean of each metric."""
         return {name: stat.mean for name, stat in self.metrics.items() if stat.mean is not None}
 
 
@@ -333,7 +333,7 @@ class InfoStats:
     """every epoch; not printed with the rest"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers for a logger or a summary, without the history."""
+        """Return the numbers for a logger or a summary, without the history."""
         out = {name: value for name, value in self.__dict__.items() if name not in ("history", "timing")}
         return {**out, "timing": asdict(self.timing)}
 
@@ -389,7 +389,7 @@ class TrainingTotals:
         self._waiting: list[TrainingStats] = []
 
     def add(self, stats: TrainingStats) -> None:
-        """One more update."""
+        """Add an update."""
         if self.first_bad_step is None and stats.first_bad_step is not None:
             self.first_bad_step = self.gradient_steps + stats.first_bad_step
         self.train_time += stats.train_time
@@ -418,8 +418,10 @@ class TrainingTotals:
         return series, stats.stage_seconds
 
     def stats(self) -> TrainingStats:
-        """All of them as one: over all their gradient steps. (Of an update that tells no more than a summary of several
-        steps its median stands for each of them in the median; all else is exact.)
+        """Return all of them as one, over all their gradient steps.
+
+        An update that has only a summary of several steps counts in the median with its median for each of them; all
+        else is exact.
         """
         self._take_in()
         names = dict.fromkeys([*self._values, *self._parts])
@@ -428,7 +430,7 @@ class TrainingTotals:
         return TrainingStats(self.train_time, self.gradient_steps, merged, seconds, self.first_bad_step)
 
     def get_state(self) -> dict[str, Any]:
-        """As plain values and arrays."""
+        """Return the totals as plain values and arrays."""
         self._take_in()
         return {
             "train_time": self.train_time,
@@ -440,7 +442,7 @@ class TrainingTotals:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `get_state`."""
+        """Continue from `get_state`."""
         self._waiting.clear()
         self.train_time, self.gradient_steps = float(state["train_time"]), int(state["gradient_steps"])
         self.stage_seconds, self.first_bad_step = dict(state["stage_seconds"]), state["first_bad_step"]
@@ -449,7 +451,7 @@ class TrainingTotals:
 
 
 def merge_training_stats(parts: Iterable[TrainingStats]) -> TrainingStats:
-    """Several updates as one, see `TrainingTotals.stats`."""
+    """Return several updates as one, see `TrainingTotals.stats`."""
     totals = TrainingTotals()
     for part in parts:
         totals.add(part)
@@ -457,7 +459,7 @@ def merge_training_stats(parts: Iterable[TrainingStats]) -> TrainingStats:
 
 
 def first_bad_step(series: Mapping[str, Sequence[float]]) -> int | None:
-    """Of the losses among `{metric: its value in each gradient step}`: the first step, from 1, with one not finite.
+    """Return the first step, from 1, in which a loss among `{metric: value in each gradient step}` is not finite.
 
     Losses that are not of every step (a policy that learns in every second one) are left out: the total has them.
     """
@@ -470,13 +472,13 @@ def first_bad_step(series: Mapping[str, Sequence[float]]) -> int | None:
 
 
 def _median(numbers: Sequence[float]) -> float:
-    """Of at least one number. (Importing the standard library's `statistics` takes 20 ms.)"""
+    """Return the median of at least one number. (Importing the standard library's `statistics` takes long.)"""
     ordered, half = sorted(numbers), len(numbers) // 2
     return ordered[half] if len(numbers) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _merged(values: array[float], parts: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
-    """Of single numbers and of summaries of several."""
+    """Return the summary of single numbers and of summaries of several."""
     rows = [(part.mean, part.std, part.max, part.min, part.median, part.count) for part in parts]
     singles, of_parts = np.array(values), np.array(rows, np.float64).reshape(-1, 6).T
     means, highest, lowest, medians = (np.concatenate([singles, of_parts[i]]) for i in (0, 2, 3, 4))

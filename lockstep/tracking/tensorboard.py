@@ -25,9 +25,8 @@ class TensorboardLogger(BaseLogger):
         log_dir: directory of the event files; made when needed.
         intervals: as `BaseLogger`.
 
-    Raises:
-        ImportError: at the first record, when tensorboard is not installed.
-        TypeError: something that is no path.
+    Raises `ImportError`: at the first record, when tensorboard is not installed. `TypeError`: something that is no
+    path.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], **intervals: Any) -> None:
@@ -61,7 +60,7 @@ class TensorboardLogger(BaseLogger):
         self._close()
 
     def restore_data(self) -> tuple[int, int, int]:
-        """`(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
+        """Return `(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
 
         Cuts away what was recorded after that save, as a run that goes on from its counters will record it anew.
         """
@@ -81,7 +80,7 @@ class TensorboardLogger(BaseLogger):
         return epoch, env_step, gradient_step
 
     def last_checkpoint(self) -> str | None:
-        """Where the last save on record lies."""
+        """Return the path of the last save on record."""
         accumulator = self._read(self.log_dir)
         tag = "save/path/text_summary"
         if accumulator is None or tag not in accumulator.Tags()["tensors"]:
@@ -89,7 +88,7 @@ class TensorboardLogger(BaseLogger):
         return str(accumulator.Tensors(tag)[-1].tensor_proto.string_val[0].decode())
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
-        """Every scalar in the event files at `path`: tag -> `{"step": [...], "value": [...]}` (float32)."""
+        """Return every scalar in the event files at `path`: tag -> `{"step": [...], "value": [...]}` (float32)."""
         accumulator = self._read(path)
         restored: RestoredData = {}
         for tag in [] if accumulator is None else accumulator.Tags()["scalars"]:
@@ -98,7 +97,7 @@ class TensorboardLogger(BaseLogger):
         return restored
 
     def _read(self, path: str | os.PathLike[str]) -> Any:
-        """TensorBoard's reader of the event files at `path`; None where there are none."""
+        """Return TensorBoard's reader of the event files at `path`; None where there are none."""
         if self._writer is not None:
             self._writer.flush()
         if not any(Path(path).glob(_EVENTS)):
@@ -112,7 +111,7 @@ class TensorboardLogger(BaseLogger):
         return accumulator
 
     def get_state(self) -> dict[str, Any]:
-        """As the base, with the name and length of each event file."""
+        """Return the state of the base, with the name and length of each event file."""
         if self._writer is not None:
             self._writer.flush()
         files = {file.name: file.stat().st_size for file in sorted(self.log_dir.glob(_EVENTS))}
@@ -124,13 +123,13 @@ class TensorboardLogger(BaseLogger):
         self._close()
         self._cut(state["files"])
 
-    def _record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
-        """Its last event has the counters as text: scalars are float32, which holds no large number exactly."""
-        super()._record_save(epoch, env_step, gradient_step, path)
+    def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
+        """Record the counters as text too: scalars are float32, which holds no large number exactly."""
+        super().record_save(epoch, env_step, gradient_step, path)
         self._open().add_text(_COUNTERS, json.dumps([epoch, env_step, gradient_step]), global_step=env_step)
 
     def _cut(self, lengths: Mapping[str, int]) -> None:
-        """Event files as long as they are to be; those that are not named are deleted."""
+        """Cut event files to these lengths; delete those that are not named."""
         for file in self.log_dir.glob(_EVENTS):
             length = lengths.get(file.name)
             if length is None:
@@ -154,7 +153,7 @@ class TensorboardLogger(BaseLogger):
 
 
 def _events(file: Path) -> Iterator[tuple[Any, int]]:
-    """The events of a file (length, 4 bytes, event, 4 bytes) and where each ends; a torn last one is left out."""
+    """Yield the events of a file (length, 4 bytes, event, 4 bytes) and where each ends; a torn one is left out."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:

@@ -99,7 +99,7 @@ def broken(hook, error, saves, log):
     options |= {"callbacks": [*watchers, Recorder(log)], "logger": RecordingLogger(log)}
     trainer = offline_trainer_of(step_per_epoch=4, **options)
     if hook == "logger":
-        trainer.logger._log = fail
+        trainer.logger.log = fail
     return trainer
 
 

@@ -200,7 +200,7 @@ def broken(kind, hook, error, saves):
     if hook.startswith("on_"):
         setattr(trainer.train_collector, hook, fail)
     if hook == "logger":
-        trainer.logger._log = fail
+        trainer.logger.log = fail
     return trainer, log
 
 

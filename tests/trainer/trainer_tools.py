@@ -108,7 +108,7 @@ class RecordingLogger(LazyLogger):
         super().__init__()
         self.record = log
 
-    def _log(self, name: str, data: Any, step: int) -> None:
+    def log(self, name: str, data: Any, step: int) -> None:
         self.record.append(f"log {name} {step}")
 
     def finalize(self) -> None:
