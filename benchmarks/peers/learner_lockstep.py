@@ -17,7 +17,7 @@ from torch import Tensor, nn  # noqa: E402
 from lockstep import PPOConfig, RolloutStore, SampleBatch, __version__  # noqa: E402
 from lockstep.data import SingleAgentEpisode  # noqa: E402
 from lockstep.learner.minibatches import gather  # noqa: E402
-from lockstep.ops.fused_ppo import ppo_loss  # noqa: E402
+from lockstep.ops.fused_losses import ppo_loss  # noqa: E402
 
 WORK = w.WORKS[OPTIONS.work]
 MODULE = "default_policy"

@@ -32,8 +32,9 @@ NOT_TRACED = ("compute_gradients", "apply_gradients")
 """methods of the learner in whose place a compiled step has operations of its own"""
 Metric = tuple[str, str, int]
 ColumnsByModule = Mapping[str, TensorColumns]
-Outputs = Sequence[Tensor]
-Step = tuple["CompiledCode", list[Metric], list[str], list[str]]
+CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""from the inputs of a graph to what it gives out; inputs that it writes to are written to"""
+Step = tuple[CompiledCode, list[Metric], list[str], list[str]]
 """what is compiled, the metrics it gives out as one tensor, and the modules whose row errors and row values follow"""
 
 
@@ -379,69 +380,17 @@ def _padded(columns: ColumnsByModule, indices: Mapping[str, Tensor | None]) -> d
 # -- the compiler ---
 
 
-class CompiledCode:
-    """What the compiler gives out, `inner`, behind the wrappers that PyTorch puts around it.
-
-    The wrappers order inputs and join those that share memory. Where a call shows that they
-    hand on all as it is, later ones go past them (and leave the version counters of what they write to as they are).
-    """
-
-    def __init__(self, wrapped: Callable[..., Outputs], inner: Any) -> None:
-        self._wrapped, self._inner = wrapped, inner
-        self._direct: Callable[[list[Tensor]], Outputs] | None = None
-
-    def __call__(self, inputs: list[Tensor]) -> Outputs:
-        """Return what the graph gives out; inputs that it writes to are written to. The list may be emptied.
-
-        Raises `RuntimeError` for inputs of other shapes, layouts or dtypes than those it was compiled for.
-        """
-        if self._direct is not None:
-            with torch.no_grad():
-                return self._direct(inputs)
-        if self._inner is None or len(set(map(id, inputs))) < len(inputs):  # one given twice would hide an order
-            return self._wrapped(*inputs)
-        return self._watched(inputs)
-
-    def _watched(self, inputs: list[Tensor]) -> Outputs:
-        """Find out, once, what goes in and out behind the wrappers."""
-        inner, self._inner = self._inner, None
-        code, heard = inner.current_callable, []
-
-        def listen(handed_on: list[Tensor]) -> Outputs:
-            heard.append(list(handed_on))
-            heard.append(code(handed_on))
-            return heard[-1]
-
-        inner.current_callable = listen
-        try:
-            outputs = self._wrapped(*inputs)
-        finally:
-            inner.current_callable = code
-        pairs = zip(heard, (inputs, outputs))
-        same = [len(there) == len(here) and all(map(operator.is_, there, here)) for there, here in pairs]
-        if same == [True, True]:
-            self._direct = code
-        return outputs
-
-
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], on_host: bool) -> CompiledCode:
-    """Compile a graph for inputs of these shapes and layouts."""
+    """Return compiled code of a graph for inputs of these shapes and layouts; it raises `RuntimeError` for others."""
     from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.compile_fx import compile_fx
 
     for node in graph.graph.nodes:
         node.meta.clear()  # the trace's own shapes: the C++ wrapper would take them for the compiler's
-    inner: list[Any] = []
-
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        inner.append(compile_fx_inner(*args, **kwargs))
-        return inner[-1]
-
     # tanh as 2 sigmoid(2x) - 1: its vector form is faster, at an absolute error of 1e-7. The calls between kernels are
     # C++ too. What lies between two kernels is in one piece of memory: single pieces often stand 64 bytes beside a
     # whole number of pages, where reading one waits for writing the other.
     options = {"cpp.use_decompose_tanh": True, "cpp_wrapper": on_host, "memory_planning": on_host}
     with inductor_config.patch(options):
-        wrapped: Any = compile_fx(graph, list(inputs), inner_compile=keep)
-    known = on_host and len(inner) == 1 and hasattr(inner[0], "current_callable")
-    return CompiledCode(wrapped, inner[0] if known else None)
+        compiled: Any = compile_fx(graph, list(inputs))
+    return lambda inputs: compiled(*inputs)

@@ -19,7 +19,7 @@ from lockstep.ops import (
     clipped_surrogate_loss,
     clipped_value_loss,
 )
-from lockstep.ops.fused_ppo import Others, can_fuse, moments, ppo_loss
+from lockstep.ops.fused_losses import Others, can_fuse_ppo, moments, ppo_loss
 
 N, SIZE = 37, 3
 OPTIONS: list[dict[str, Any]] = [
@@ -138,17 +138,17 @@ def test_a_second_derivative_is_refused_and_not_wrong() -> None:
 def test_what_cannot_be_fused_is_known() -> None:
     given = rows(Categorical)
     inputs, values, actions = given["inputs"], given["values"], given["batch"][0]
-    assert can_fuse(Categorical, inputs, values, actions)
-    assert not can_fuse(Bernoulli, inputs, values, actions)
-    assert not can_fuse(SquashedGaussian, inputs, values, inputs)
-    assert not can_fuse(Categorical, inputs, values, actions.to(torch.int32))
-    assert not can_fuse(Categorical, inputs.float(), values, actions)
-    assert not can_fuse(Categorical, inputs.to(torch.bfloat16), values.to(torch.bfloat16), actions)
-    assert not can_fuse(Categorical, inputs.to("meta"), values.to("meta"), actions)
+    assert can_fuse_ppo(Categorical, inputs, values, actions)
+    assert not can_fuse_ppo(Bernoulli, inputs, values, actions)
+    assert not can_fuse_ppo(SquashedGaussian, inputs, values, inputs)
+    assert not can_fuse_ppo(Categorical, inputs, values, actions.to(torch.int32))
+    assert not can_fuse_ppo(Categorical, inputs.float(), values, actions)
+    assert not can_fuse_ppo(Categorical, inputs.to(torch.bfloat16), values.to(torch.bfloat16), actions)
+    assert not can_fuse_ppo(Categorical, inputs.to("meta"), values.to("meta"), actions)
     seen = []
 
     def traced(x: Tensor) -> Tensor:
-        seen.append(can_fuse(Categorical, x, values, actions))
+        seen.append(can_fuse_ppo(Categorical, x, values, actions))
         return x + 1
 
     make_fx(traced)(inputs)
@@ -200,7 +200,7 @@ def test_views_of_one_head_and_expanded_columns_are_taken_as_the_plain_loss_take
 def test_columns_of_other_kinds_or_with_a_gradient_are_left_to_the_plain_loss() -> None:
     given = rows(Categorical)
     inputs, values, (actions, *columns) = given["inputs"], given["values"], given["batch"]
-    assert can_fuse(Categorical, inputs, values, actions, *columns)
-    assert not can_fuse(Categorical, inputs, values[:, None], actions, *columns)
+    assert can_fuse_ppo(Categorical, inputs, values, actions, *columns)
+    assert not can_fuse_ppo(Categorical, inputs, values[:, None], actions, *columns)
     for other in (columns[0].float(), columns[0].half(), columns[0][:, None], columns[0].clone().requires_grad_()):
-        assert not can_fuse(Categorical, inputs, values, actions, other, *columns[1:])
+        assert not can_fuse_ppo(Categorical, inputs, values, actions, other, *columns[1:])

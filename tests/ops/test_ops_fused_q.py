@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lockstep.ops.fused_q import can_fuse, q_loss
+from lockstep.ops.fused_losses import can_fuse_q, q_loss
 
 N, A = 41, 3
 
@@ -56,11 +56,11 @@ def test_loss_gradient_terms_and_errors_are_those_of_autograd(dtype, huber_delta
 
 def test_a_trace_and_other_shapes_are_left_to_torch():
     values, rows, *_ = given(torch.float32)
-    assert can_fuse(values, rows[0])
-    assert not can_fuse(values.detach()[:, 0], rows[0])
-    assert not can_fuse(values.detach().half(), rows[0])
+    assert can_fuse_q(values, rows[0])
+    assert not can_fuse_q(values.detach()[:, 0], rows[0])
+    assert not can_fuse_q(values.detach().half(), rows[0])
     seen = []
-    make_fx(lambda x: seen.append(can_fuse(x, rows[0])) or x * 2)(values.detach())
+    make_fx(lambda x: seen.append(can_fuse_q(x, rows[0])) or x * 2)(values.detach())
     assert seen == [False]
 
 
@@ -79,7 +79,7 @@ def test_views_of_one_head_and_expanded_columns_are_taken_as_the_plain_loss_take
 
 def test_actions_and_columns_of_other_kinds_are_left_to_the_plain_loss():
     values, (actions, rewards, _), _, _, more = given(torch.float64)
-    assert can_fuse(values, actions, rewards, *more.values())
-    assert not can_fuse(values, actions.double(), rewards)
+    assert can_fuse_q(values, actions, rewards, *more.values())
+    assert not can_fuse_q(values, actions.double(), rewards)
     for other in (rewards.float(), rewards.half(), rewards[:, None], rewards.clone().requires_grad_()):
-        assert not can_fuse(values, actions, other)
+        assert not can_fuse_q(values, actions, other)

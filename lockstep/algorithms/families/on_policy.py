@@ -22,7 +22,7 @@ from lockstep.learner.sequences import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
-from lockstep.ops.fused_ppo import Others, can_fuse, load_kernel, moments, ppo_loss
+from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
 
 Training = TypeVar("Training", bound=TrainingSection)
 
@@ -87,7 +87,7 @@ class OnPolicyLearner(Learner[Training]):
         vtrace(one, rewards, one, one, no, no, gamma=0.0, lambda_=0.0)
         action_dist = self.module[module_id].action_dist_cls
         if self.loss_has_kernel and type(action_dist) is ActionDist and self.device.type == "cpu":
-            load_kernel(action_dist.dist_class, action_dist.input_size, self.dtype)
+            load_ppo_kernel(action_dist.dist_class, action_dist.input_size, self.dtype)
 
     # -- a rollout and the present parameters ---
 
@@ -271,7 +271,7 @@ class OnPolicyLearner(Learner[Training]):
             or type(self).masked_mean is not Learner.masked_mean
             or type(self).normalized is not Learner.normalized
             or type(action_dist) is not ActionDist
-            or not can_fuse(action_dist.dist_class, inputs, values, *rows)
+            or not can_fuse_ppo(action_dist.dist_class, inputs, values, *rows)
         ):
             return None
         if self.reducer.world_size > 1 and not self.rows_in_step:  # stand-ins, which count for nothing

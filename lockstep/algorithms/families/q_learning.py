@@ -14,7 +14,7 @@ from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
-from lockstep.ops import fused_q
+from lockstep.ops.fused_losses import can_fuse_q, load_q_kernel, q_loss
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -61,7 +61,7 @@ class QLearner(Learner[Training]):
         """Make the target network, `<module id>/target`, and load the kernel when the learner is built."""
         self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
         if self.loss_has_kernel and self.device.type == "cpu" and self.reducer.world_size == 1:
-            fused_q.load_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
+            load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         """Return what the loss reads (`discounts` and `weights` only where they are there)."""
@@ -123,11 +123,11 @@ class QLearner(Learner[Training]):
             self.reducer.world_size > 1
             or Columns.LOSS_MASK in batch
             or type(self).masked_mean is not Learner.masked_mean
-            or not fused_q.can_fuse(values, batch[Columns.ACTIONS], *(batch[name] for name in numbers if name in batch))
+            or not can_fuse_q(values, batch[Columns.ACTIONS], *(batch[name] for name in numbers if name in batch))
         ):
             return None
         following, picking = self.next_q_values(module_id, config.double_q, batch)
-        loss, terms, errors = fused_q.q_loss(
+        loss, terms, errors = q_loss(
             values,
             (batch[Columns.ACTIONS], batch[Columns.REWARDS], batch[Columns.TERMINATEDS]),
             following,

@@ -1,4 +1,4 @@
-"""Compiled loops of :mod:`lockstep.ops.fused_ppo`; imported when one is first called. They trust their input."""
+"""Compiled loops of :mod:`lockstep.ops.fused_losses`; imported when one is first called. They trust their input."""
 
 # numba infers the types of the kernels below.
 # mypy: disallow-untyped-defs=False
@@ -9,12 +9,12 @@ import math
 
 import numpy as np
 
-from lockstep.ops.compiling import compiled as _compiled
+from lockstep.ops.compiling import compiled
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-@_compiled
+@compiled
 def _check(num_rows, values, actions, old_logp, advantages, value_targets):
     for column in (values, old_logp, advantages, value_targets):
         if len(column) != num_rows:
@@ -23,9 +23,9 @@ def _check(num_rows, values, actions, old_logp, advantages, value_targets):
         raise ValueError("actions need one row for each row of the batch")
 
 
-@_compiled
+@compiled
 def moments(values, result):
-    """Fills `[3]`: number, mean, and sum of squared distances from the mean."""
+    """Fill `[3]` with number, mean, and sum of squared distances from the mean."""
     mean = 0.0
     for n in range(len(values)):
         mean += values[n]
@@ -36,10 +36,10 @@ def moments(values, result):
     result[0], result[1], result[2] = len(values), mean, squares
 
 
-@_compiled
+@compiled
 def _scale(advantages, normalize, parts):
-    """Number of rows of all learners (their moments are `parts` `[K, 3]`; none: of these), mean and the factor
-    1 / (deviation + 1e-8) of the advantages; 0 and 1 where they stay as they are.
+    """Return the number of rows of all learners (their moments are `parts` `[K, 3]`; none: of these), and of the
+    advantages the mean and the factor 1 / (deviation + 1e-8); 0 and 1 where they stay as they are.
     """
     if len(parts) == 0:
         parts = np.empty((1, 3), np.float64)
@@ -57,9 +57,9 @@ def _scale(advantages, normalize, parts):
     return count, mean, 1.0 / (math.sqrt(squares / count) + 1e-8)
 
 
-@_compiled
+@compiled
 def _surrogate(logp, old_logp, advantage, clip, dual_clip):
-    """Of one row: loss, its derivative by `logp`, and the KL estimate k3."""
+    """Return of one row the loss, its derivative by `logp`, and the KL estimate k3."""
     log_ratio = logp - old_logp
     loss = -math.exp(log_ratio) * advantage
     slope = loss
@@ -71,9 +71,9 @@ def _surrogate(logp, old_logp, advantage, clip, dual_clip):
     return loss, slope, math.expm1(log_ratio) - log_ratio
 
 
-@_compiled
+@compiled
 def _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values, num_rows):
-    """The value loss over all `num_rows`; fills its derivatives, times `vf_coeff`."""
+    """Return the value loss over all `num_rows`; fill in its derivatives, times `vf_coeff`."""
     total = 0.0
     for n in range(len(values)):
         error = np.float64(values[n]) - value_targets[n]
@@ -89,13 +89,13 @@ def _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values,
     return total / num_rows
 
 
-@_compiled
+@compiled
 def categorical(
     inputs, values, actions, old_logp, advantages, value_targets, old_values,
     of_inputs, of_values, total_loss, terms, clip_param, vf_coeff, entropy_coeff, dual_clip, vf_clip, normalize,
     parts,
 ):  # fmt: skip
-    """Fills the loss, its derivatives `of_...` and the four `terms`; `inputs` are logits `[N, D]`.
+    """Fill in the loss, its derivatives `of_...` and the four `terms`; `inputs` are logits `[N, D]`.
 
     Of the means over the rows of all learners (`parts`, see `_scale`) it is what these rows add.
     """
@@ -134,13 +134,13 @@ def categorical(
     total_loss[()] = terms[0] + vf_coeff * terms[1] - bonus * terms[2]
 
 
-@_compiled
+@compiled
 def diag_gaussian(
     inputs, values, actions, old_logp, advantages, value_targets, old_values,
     of_inputs, of_values, total_loss, terms, clip_param, vf_coeff, entropy_coeff, dual_clip, vf_clip, normalize,
     parts,
 ):  # fmt: skip
-    """As `categorical`; `inputs` `[N, 2 A]` are means, then the logarithms of the deviations."""
+    """Do as `categorical`; `inputs` `[N, 2 A]` are means, then the logarithms of the deviations."""
     size = inputs.shape[1] // 2
     _check(len(inputs), values, actions, old_logp, advantages, value_targets)
     if actions.shape[1] != size:
@@ -169,3 +169,46 @@ def diag_gaussian(
     terms[0], terms[2], terms[3] = losses / num_rows, entropies / num_rows, kls / num_rows
     terms[1] = _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, of_values, num_rows)
     total_loss[()] = terms[0] + vf_coeff * terms[1] - bonus * terms[2]
+
+
+@compiled
+def q_loss(
+    values, actions, rewards, terminateds, target_values, picking, discounts, weights, of_values, errors, terms,
+    gamma, delta
+):  # fmt: skip
+    """Fill in `of_values` (derivatives of the mean loss), `errors` [N], `terms`: means of loss, value, size of error.
+
+    `picking`, `discounts` and `weights` may be empty: the target values pick, `gamma`, 1. `delta` 0: squares.
+    """
+    num_rows, num_actions = values.shape
+    total_loss = total_value = total_size = 0.0
+    for n in range(num_rows):
+        best = 0
+        for a in range(1, num_actions):
+            if len(picking):
+                if picking[n, a] > picking[n, best]:
+                    best = a
+            elif target_values[n, a] > target_values[n, best]:
+                best = a
+        target = rewards[n]
+        if not terminateds[n]:
+            target += (discounts[n] if len(discounts) else gamma) * target_values[n, best]
+        taken = values[n, actions[n]]
+        error = taken - target
+        size = abs(error)
+        slope = error
+        loss = 0.5 * error * error
+        if delta > 0.0 and size > delta:
+            loss = delta * (size - 0.5 * delta)
+            slope = delta if error > 0.0 else -delta
+        weight = weights[n] if len(weights) else 1.0
+        for a in range(num_actions):
+            of_values[n, a] = 0.0
+        of_values[n, actions[n]] = weight * slope / num_rows
+        errors[n] = error
+        total_loss += weight * loss
+        total_value += taken
+        total_size += size
+    terms[0] = total_loss / num_rows
+    terms[1] = total_value / num_rows
+    terms[2] = total_size / num_rows

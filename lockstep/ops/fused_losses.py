@@ -1,0 +1,228 @@
+"""The losses of PPO and DQN with their derivatives, each in one compiled pass over the rows.
+
+For small networks on the CPU such a loss is dozens of operations on a few hundred numbers, and calling them costs as
+much as the networks do. Here a numba kernel takes each row once and writes the loss and its derivatives. The numbers
+are those that `algorithms.ppo` and `algorithms.dqn` write out (the tests compare them), summed in float64.
+
+The families ask `can_fuse_ppo` and `can_fuse_q`; `framework(fused_losses=False)` switches both kernels off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution
+
+Rows = tuple[Tensor, Tensor, Tensor, Tensor]
+_NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+_NO_VALUES = {dtype: torch.empty(0, 0, dtype=dtype) for dtype in _NONE}
+_NO_PARTS = torch.empty(0, 3, dtype=torch.float64)
+_WHOLE = (torch.int64, torch.int32)
+
+
+class Others(NamedTuple):
+    """What a learner knows of the others that have rows of the same batch, so that means are over all rows."""
+
+    moments: Tensor
+    """`[K, 3]` float64: `moments` of each learner's advantages, the own ones among them"""
+    sum_: Callable[[Tensor], Any]
+    """the sum over all learners, in place"""
+
+
+@cache
+def _kernels() -> Any:
+    from lockstep.ops import _fused_kernels  # when first needed: numba takes its time to load
+
+    return _fused_kernels
+
+
+def _is_plain(outputs: Tensor, columns: tuple[Tensor, ...]) -> bool:
+    """Return whether kernels take a network's outputs `[N, D]` and columns `[N]` of a batch here and now.
+
+    Where a gradient is to flow into a column, or the kinds of numbers differ, the plain loss has to be written out; so
+    it has on another device, in a trace and within functorch.
+    """
+    dtype = outputs.dtype
+    return (
+        type(outputs) is Tensor
+        and outputs.device.type == "cpu"
+        and outputs.dim() == 2
+        and dtype in _NONE
+        and all([c.dtype is dtype and c.ndim == 1 and not c.requires_grad for c in columns])  # noqa: C419 (faster)
+        and not is_in_torch_dispatch_mode()
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def moments(values: Tensor) -> Tensor:
+    """Return `[3]` float64: the number of `values` `[N]`, their mean, and the sum of squared distances from it."""
+    kernels = _kernels()
+    found = torch.empty(3, dtype=torch.float64)
+    kernels.moments(values.detach().contiguous().numpy(), found.numpy())
+    return found
+
+
+def can_fuse_ppo(
+    distribution: type[Distribution], inputs: Tensor, values: Tensor, actions: Tensor, *columns: Tensor
+) -> bool:
+    """Return whether `ppo_loss` takes this distribution and these tensors; `columns`: the others of the batch."""
+    if distribution is Categorical:
+        fits = actions.dtype is torch.int64 and actions.dim() == 1
+    else:
+        fits = distribution is DiagGaussian and actions.dtype is inputs.dtype and actions.dim() == 2
+    return fits and values.dtype is inputs.dtype and values.dim() == 1 and _is_plain(inputs, columns)
+
+
+def ppo_loss(
+    distribution: type[Distribution],
+    inputs: Tensor,
+    values: Tensor,
+    batch: Rows,
+    *,
+    coefficients: tuple[Tensor, float, Tensor],
+    dual_clip: float | None = None,
+    old_values: Tensor | None = None,
+    vf_clip_param: float | None = None,
+    normalize: bool = False,
+    others: Others | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return `(loss, terms)`: the loss of equation 9 in Schulman et al. 2017 with its gradient, and its parts.
+
+    Args:
+        distribution: `Categorical` or `DiagGaussian`. inputs: `[N, D]`, its inputs. values: `[N]`.
+        batch: actions `[N]` or `[N, A]`, old log-probabilities, advantages and value targets `[N]`.
+        coefficients: clip parameter (0-d), of the value loss, of the entropy (0-d).
+        dual_clip, old_values, vf_clip_param: as in `ops.losses`; None switches them off.
+        normalize: shift and scale the advantages to mean 0 and deviation 1 first.
+        others: those that have the rest of the rows; None where these are all.
+
+    Returns:
+        The 0-d loss, and `[4]` without gradient: the means over the rows of the clipped surrogate loss, the value
+        loss, the entropy and the KL estimate k3. The loss can be differentiated once (`RuntimeError` on a second
+        time). With `others` both are those of all rows, and the gradient is these rows' part of it.
+    """
+    if vf_clip_param is None or old_values is None:
+        old_values, vf_clip_param = _NONE[values.dtype], 0.0
+    clip_param, vf_loss_coeff, entropy_coeff = coefficients
+    settings = (clip_param.numpy(), vf_loss_coeff, entropy_coeff.numpy(), dual_clip or 0.0, vf_clip_param, normalize)
+    rows = (*batch, old_values)
+    result: tuple[Tensor, Tensor] = _PpoLoss.apply(inputs, values, distribution, rows, settings, others)
+    return result
+
+
+def load_ppo_kernel(distribution: type[Distribution], size: int, dtype: torch.dtype) -> None:
+    """Compile the kernel, or load it from the disk, before an update needs it; inputs are `[N, size]`."""
+    inputs, row = torch.zeros(1, size, dtype=dtype), torch.zeros(1, dtype=dtype)
+    actions = torch.zeros(1, dtype=torch.int64) if distribution is Categorical else inputs[:, size // 2 :].contiguous()
+    if can_fuse_ppo(distribution, inputs, row, actions):
+        zero = torch.zeros((), dtype=dtype)
+        ppo_loss(distribution, inputs, row, (actions, row, row, row), coefficients=(zero, 0.5, zero))
+
+
+class _PpoLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        values: Tensor,
+        distribution: type[Distribution],
+        rows: Any,
+        settings: Any,
+        others: Others | None,
+    ) -> tuple[Tensor, Tensor]:
+        kernels = _kernels()
+        kernel = kernels.categorical if distribution is Categorical else kernels.diag_gaussian
+        # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
+        if not all(map(Tensor.is_contiguous, (inputs, values, *rows))):
+            inputs, values, *rows = (tensor.contiguous() for tensor in (inputs, values, *rows))
+        of_inputs, of_values = torch.empty_like(inputs), torch.empty_like(values)
+        loss, terms = inputs.new_empty(()), inputs.new_empty(4)
+        parts = _NO_PARTS if others is None else others.moments
+        arrays = [tensor.numpy() for tensor in (inputs, values, *rows, of_inputs, of_values, loss, terms)]
+        kernel(*arrays, *settings, parts.numpy())
+        if others is not None:
+            others.sum_(terms)
+            loss.copy_(terms[0] + settings[1] * terms[1] - float(settings[2]) * terms[2])
+        ctx.save_for_backward(of_inputs, of_values)
+        ctx.mark_non_differentiable(terms)
+        return loss, terms
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+        of_inputs, of_values = ctx.saved_tensors
+        return of_inputs * gradient, of_values * gradient, None, None, None, None
+
+
+def can_fuse_q(values: Tensor, actions: Tensor, *columns: Tensor) -> bool:
+    """Return whether `q_loss` takes these tensors; `columns`: the others of the batch."""
+    return actions.dim() == 1 and actions.dtype in _WHOLE and _is_plain(values, columns)
+
+
+def q_loss(
+    values: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    target_values: Tensor,
+    picking: Tensor | None = None,
+    *,
+    discounts: Tensor | float,
+    weights: Tensor | None = None,
+    huber_delta: float | None = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `(loss, terms, errors)`: the mean Huber loss of `Q(s, a)` against `r + discount * Q_target(s', best)`.
+
+    Args:
+        values: `[N, A]` at the observations. rows: actions int, rewards and terminated flags, `[N]` each.
+        target_values: `[N, A]`, of the target network at the next observations.
+        picking: `[N, A]`, what picks the best next action (double Q-learning); None: the target network's values.
+        discounts: `[N]`, or one number. weights: `[N]`, of the rows in the loss.
+        huber_delta: errors beyond it count linearly; None: all by their square.
+
+    Returns:
+        The 0-d loss, which can be differentiated once; `[3]` without gradient: loss, mean of the values taken and of
+        the sizes of the errors; the errors `[N]`.
+    """
+    none, no_values, gamma = _NONE[values.dtype], _NO_VALUES[values.dtype], 0.0
+    if not isinstance(discounts, Tensor):
+        gamma, discounts = float(discounts), none
+    columns = (*rows, target_values, no_values if picking is None else picking, discounts)
+    result: tuple[Tensor, Tensor, Tensor] = _QLoss.apply(
+        values, (*columns, none if weights is None else weights), gamma, huber_delta or 0.0
+    )
+    return result
+
+
+def load_q_kernel(num_actions: int, dtype: torch.dtype) -> None:
+    """Compile the kernel, or load it from the disk, before an update needs it."""
+    row, table = torch.zeros(1, dtype=dtype), torch.zeros(1, num_actions, dtype=dtype)
+    rows = torch.zeros(1, dtype=torch.int64), row, torch.zeros(1, dtype=torch.bool)
+    q_loss(table, rows, table, discounts=0.0)
+
+
+class _QLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, columns: tuple[Tensor, ...], gamma: float, delta: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kernels = _kernels()
+        # Views of one head, expanded numbers: a kernel is compiled for rows that lie one after another.
+        values, columns = values.contiguous(), tuple(column.contiguous() for column in columns)
+        of_values, errors, terms = torch.empty_like(values), values.new_empty(len(values)), values.new_empty(3)
+        kernels.q_loss(*[tensor.numpy() for tensor in (values, *columns, of_values, errors, terms)], gamma, delta)
+        ctx.save_for_backward(of_values)
+        ctx.mark_non_differentiable(terms, errors)
+        return terms[0].clone(), terms, errors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        (of_values,) = ctx.saved_tensors
+        return of_values * gradient, None, None, None
