@@ -14,62 +14,35 @@ clock. RLlib's count of trained steps has one more for each piece of an episode 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 from typing import Any
 
 import report
-import setup_peers
+from runner import Entry, check_installed, run_rounds
 
 ALGORITHMS = ("impala", "appo")
-SIDES = ("lockstep", "rllib")
+ENTRIES = {"lockstep": Entry("lockstep_train.py"), "rllib": Entry("rllib_train.py", "rllib")}
 GOAL = 3.0
 
 
-def one_run(side: str, algorithm: str, options: argparse.Namespace, round_number: int) -> dict[str, Any]:
-    """One process; its line with what was asked, or with ``error``."""
-    python = report.lockstep_python() if side == "lockstep" else str(setup_peers.environment_python("rllib"))
-    arguments = [f"benchmarks/peers/{side}_async.py", "--algorithm", algorithm, "--seed", str(round_number)]
-    for name in ("seconds", "runners", "envs", "fragment", "batch"):
-        arguments += [f"--{name}", str(getattr(options, name))]
-    asked = {
-        "side": side,
-        "algorithm": algorithm,
-        "round": round_number,
-        "command": "python " + " ".join(arguments),
-        "load_average": round(os.getloadavg()[0], 2),
-    }
-    try:
-        return {**asked, **report.run_json([python, *arguments], timeout=options.timeout)}
-    except report.RunFailed as error:
-        return {**asked, "error": str(error)}
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds; the raw record is written after each run."""
+    """Run all rounds of both sides."""
+    check_installed(list(ENTRIES.values()))
     settings = {name: getattr(options, name) for name in ("rounds", "seconds", "runners", "envs", "fragment", "batch")}
-    record: dict[str, Any] = {
-        "work": "IMPALA and APPO, CartPole-v1",
-        **settings,
-        "machine": report.machine(),
-        "runs": [],
-    }
-    report.warn_if_busy()
-    entries = [(side, algorithm) for algorithm in options.algorithms for side in SIDES]
-    for round_number in range(options.rounds):
-        shift = round_number % len(entries)
-        for side, algorithm in entries[shift:] + entries[:shift]:
-            run = one_run(side, algorithm, options, round_number)
-            record["runs"].append(run)
-            report.write(options.name, record)
-            said = f"{run['trained_per_s']:,.0f} steps/s" if "error" not in run else "FAILED: " + run["error"]
-            print(f"round {round_number}: {side:9} {algorithm:7} {said}", flush=True)
-    return record
+    record: dict[str, Any] = {"work": "IMPALA and APPO, CartPole-v1", **settings, "machine": report.machine()}
+    work = {name: settings[name] for name in ("seconds", "runners", "fragment", "batch")}
+    variants = [
+        ({"side": side, "algorithm": algorithm}, entry, {**work, "algorithm": algorithm, "num_envs": options.envs})
+        for algorithm in options.algorithms
+        for side, entry in ENTRIES.items()
+    ]
+    return run_rounds(
+        options.name, record, variants, options, lambda line: f"{line['trained_per_s']:,.0f} steps trained per second"
+    )
 
 
 def render(record: dict[str, Any]) -> str:
-    """The page: medians, ranges, ratios."""
+    """Return the page: medians, ranges, ratios."""
     lines = [
         "# Asynchronous throughput",
         "",
@@ -84,12 +57,12 @@ def render(record: dict[str, Any]) -> str:
         rates = {
             side: [r["trained_per_s"] for r in record["runs"] if (r["side"], r["algorithm"]) == (side, algorithm)
                    and "error" not in r]
-            for side in SIDES
+            for side in ENTRIES
         }  # fmt: skip
         ratio = ""
         if all(rates.values()):
             ratio = f"{statistics.median(rates['lockstep']) / statistics.median(rates['rllib']):.1f} (goal {GOAL:g})"
-        for side in SIDES:
+        for side in ENTRIES:
             if rates[side]:
                 low, middle, high = min(rates[side]), statistics.median(rates[side]), max(rates[side])
                 said = ratio if side == "lockstep" else ""
@@ -102,26 +75,13 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Measure or render."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--runners", type=int, default=2)
-    parser.add_argument("--envs", type=int, default=8)
-    parser.add_argument("--fragment", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=800)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
-    parser.add_argument("--name", default="async_speed")
-    parser.add_argument("--render", action="store_true")
-    options = parser.parse_args()
-    saved = report.RESULTS / f"{options.name}.json"
-    record = json.loads(saved.read_text(encoding="utf-8")) if options.render else measure(options)
-    page = render(record)
-    report.write(options.name, record, page)
-    print(page)
-
-
 if __name__ == "__main__":
-    main()
+    command = report.parser_of(__doc__)
+    command.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
+    command.add_argument("--seconds", type=float, default=20.0)
+    command.add_argument("--runners", type=int, default=2)
+    command.add_argument("--envs", type=int, default=8)
+    command.add_argument("--fragment", type=int, default=50)
+    command.add_argument("--batch", type=int, default=800)
+    command.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
+    raise SystemExit(report.command(command, "async_speed", measure, render, rounds=3))

@@ -9,6 +9,7 @@ Written to ``results/import_time.json`` and ``.md``.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import time
@@ -29,12 +30,11 @@ def seconds_of(statement: str) -> float:
     return round(time.perf_counter() - began, 4)
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The seconds of each statement in each round."""
-    report.warn_if_busy()
-    record: dict[str, Any] = {"rounds": rounds, "machine": report.machine()}
+    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine()}
     seconds: dict[str, list[float]] = {name: [] for name in STATEMENTS}
-    for number in range(rounds + 1):
+    for number in range(options.rounds + 1):
         for name, statement in STATEMENTS.items():
             spent = seconds_of(statement)
             if number > 0:
@@ -62,4 +62,4 @@ def render(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    report.publish("Import time of lockstep beside torch's.", "import_time", 9, measure, render)
+    raise SystemExit(report.command(report.parser_of(__doc__), "import_time", measure, render, rounds=9))

@@ -73,7 +73,8 @@ def picture(name: str, title: str, ylabel: str) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Each picture whose results are there."""
+    """Draw each picture whose results are there."""
+    report.parser_of(__doc__).parse_args()
     runs = results("learning_sac_HalfCheetah-v4")
     if runs:
         axes, save = picture("learning_sac_half_cheetah", "SAC, HalfCheetah-v4", "return, most likely actions")

@@ -12,57 +12,40 @@ boundary. Written to ``results/<name>.json`` and ``.md``.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
-import time
 from typing import Any
 
 import report
+from runner import Entry, run_rounds
+from training_comparison import tell
 
-SCRIPT = "benchmarks/peers/lockstep_native.py"
 STAGES = ("environment", "acting", "other_collecting", "update", "rest")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds, the variants alternately."""
-    report.warn_if_busy()
+    """Run all rounds, the variants alternately."""
     record: dict[str, Any] = {
         "work": f"PPO, CartPole-v1, {options.num_envs} native environments x 128 steps, 4 epochs, two 64x64 networks",
         "steps": options.steps,
         "rounds": options.rounds,
         "machine": report.machine(),
-        "runs": [],
     }
-    modes = [[]] if options.eager else [[], ["--compile"]]
-    variants = [[*mode, "--minibatch", str(rows)] for rows in options.minibatch for mode in modes]
-    began, total = time.perf_counter(), options.rounds * len(variants)
-    for round_number in range(options.rounds):
-        for variant in variants if round_number % 2 == 0 else variants[::-1]:
-            arguments = [SCRIPT, "--steps", str(options.steps), "--num-envs", str(options.num_envs), *variant]
-            arguments += ["--seed", str(round_number)]
-            asked = {"round": round_number, "command": "python " + " ".join(arguments)}
-            try:
-                line = report.run_json([report.lockstep_python(), *arguments], threads=1)
-            except report.RunFailed as error:
-                line = {"error": str(error)}
-            record["runs"].append({**asked, **line})
-            report.write(options.name, record)
-            done = len(record["runs"])
-            left = (time.perf_counter() - began) / done * (total - done)
-            said = (
-                "FAILED: " + line["error"] if "error" in line else f"steady {line['steady_steps_per_s']:,.0f} steps/s"
-            )
-            print(f"[{done:2}/{total}] {' '.join(variant):30} {said}  ({left:.0f} s left)", flush=True)
-    return record
+    work = {"algorithm": "ppo", "native": True, "steps": options.steps, "num_envs": options.num_envs}
+    variants = []
+    for rows in options.minibatch:
+        for compiled in (False,) if options.eager else (False, True):
+            name = "lockstep, native vector" + ", compiled" * compiled
+            facts = {"entry": name, "asked_minibatch": rows}
+            variants.append((facts, Entry("lockstep_train.py"), {**work, "minibatch": rows, "compile": compiled}))
+    return run_rounds(options.name, record, variants, options, tell)
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for run in record["runs"]:
         if "error" not in run:
-            groups.setdefault((run["name"], run["minibatch"]), []).append(run)
+            groups.setdefault((run.get("entry", run["name"]), run["minibatch"]), []).append(run)
     lines = []
     for (name, minibatch), runs in sorted(groups.items(), key=lambda item: item[0][::-1]):
         seconds = {stage: sum(run["seconds"][stage] for run in runs) for stage in STAGES}
@@ -90,25 +73,11 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join(["# 64 native vector environments", "", report.table(header, lines), *notes, ""])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Lockstep's PPO on native vector environments.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=262_144)
-    parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--minibatch", type=int, nargs="+", default=[256, 2048])
-    parser.add_argument("--eager", action="store_true", help="leave out the compiled entries")
-    parser.add_argument("--name", default="native_vector", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the table again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        record = measure(options)
-    text = render(record)
-    report.write(options.name, record, text)
-    print("\n" + text)
-    return 1 if any("error" in run for run in record["runs"]) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    command = report.parser_of(__doc__)
+    command.add_argument("--steps", type=int, default=262_144)
+    command.add_argument("--num-envs", type=int, default=64)
+    command.add_argument("--minibatch", type=int, nargs="+", default=[256, 2048])
+    command.add_argument("--eager", action="store_true", help="leave out the compiled entries")
+    command.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
+    raise SystemExit(report.command(command, "native_vector", measure, render, rounds=5))

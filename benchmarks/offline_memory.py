@@ -129,19 +129,20 @@ def write_files(folder: Path, count: int) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "parquet_bytes": parquet_bytes, "write_seconds": seconds}
 
 
-def measure(count: int, limit: int, rounds: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All ways in each round, in files of a temporary directory."""
-    report.warn_if_busy()
-    record: dict[str, Any] = {"rows": count, "limit": limit, "rounds": rounds, "machine": report.machine()}
+    limit = options.limit_mib << 20
+    record: dict[str, Any] = {"rows": options.rows, "limit": limit, "rounds": options.rounds}
+    record["machine"] = report.machine()
     with tempfile.TemporaryDirectory() as name:
-        record |= write_files(Path(name), count)
-        command = [report.lockstep_python(), __file__, "--folder", name, "--child"]
+        record |= write_files(Path(name), options.rows)
+        command = [report.lockstep_python(), __file__, "--child", name]
         record["runs"] = {way: [] for way in WAYS}
-        for _ in range(rounds):
+        for _ in range(options.rounds):
             for way in WAYS:
-                run = report.run_json([*command, way, "--limit-bytes", str(limit)])
+                run = report.run_json([*command, way, str(limit)])
                 if not run["fits"]:
-                    run = {**report.run_json([*command, way, "--limit-bytes", "0"]), "fits": False}
+                    run = {**report.run_json([*command, way, "0"]), "fits": False}
                 record["runs"][way].append(run)
     return record
 
@@ -181,29 +182,12 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Shuffled minibatches of a data set larger than a memory limit.")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--limit-mib", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--name", default="offline_memory", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the table again")
-    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--limit-bytes", type=int, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        print(json.dumps(child(options.child, options.folder, options.limit_bytes)))
-        return 0
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        record = measure(options.rows, options.limit_mib << 20, options.rounds)
-    text = render(record)
-    report.write(options.name, record, text)
-    print(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["--child"]:
+        folder, way, limit = sys.argv[2:]
+        print(json.dumps(child(way, Path(folder), int(limit))))
+        raise SystemExit
+    command = report.parser_of(__doc__)
+    command.add_argument("--rows", type=int, default=1_000_000)
+    command.add_argument("--limit-mib", type=int, default=64)
+    raise SystemExit(report.command(command, "offline_memory", measure, render, rounds=3))

@@ -5,35 +5,34 @@
     python benchmarks/ppo_cartpole.py --only lockstep sb3 --rounds 2 --name quick
     python benchmarks/ppo_cartpole.py --render             # the table again, from the raw results
 
-A round runs every entry once; each round starts at another entry and has a seed of its own, so that slow
-drifts of the machine fall on all alike. Every run is written to ``results/<name>.json`` as soon as it
-ends; the table of medians comes beside it. Where several thread counts were measured, an entry is compared at
-its faster one. Eager entries are compared over the whole loop, compiled ones after their first updates.
+The setting is in ``peers/protocol.py``, the same for all. Eager entries are compared over the whole loop, compiled ones
+after their first updates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training_comparison import Comparison, Entry, Row, best, main
+from runner import Entry
+from training_comparison import Comparison, Row, best, main
 
 ENTRIES = {
-    "lockstep": Entry("lockstep_ppo.py", None),
-    "lockstep-compiled": Entry("lockstep_ppo.py", None, ("--compile",), compiled=True),
-    "sb3": Entry("sb3_ppo.py", "sb3"),
-    "tianshou": Entry("tianshou_ppo.py", "tianshou"),
-    "rllib": Entry("rllib_ppo.py", "rllib"),
-    "torchrl": Entry("torchrl_ppo.py", "torchrl"),
+    "lockstep": Entry("lockstep_train.py"),
+    "lockstep-compiled": Entry("lockstep_train.py", None, {"compile": True}, compiled=True),
+    "sb3": Entry("sb3_train.py", "sb3"),
+    "tianshou": Entry("tianshou_train.py", "tianshou"),
+    "rllib": Entry("rllib_train.py", "rllib"),
+    "torchrl": Entry("torchrl_train.py", "torchrl"),
     "cleanrl-style": Entry("cleanrl_style.py", "cleanrl"),
     "leanrl-style": Entry("leanrl_style.py", "cleanrl"),
-    "leanrl-style-compiled": Entry("leanrl_style.py", "cleanrl", ("--compile",), compiled=True),
-    "own-lean": Entry("cleanrl_style.py", "cleanrl", ("--lean",), own_loop=True),
-    "own-lean-compiled": Entry("cleanrl_style.py", "cleanrl", ("--compile",), compiled=True, own_loop=True),
+    "leanrl-style-compiled": Entry("leanrl_style.py", "cleanrl", {"compile": True}, compiled=True),
+    "own-lean": Entry("cleanrl_style.py", "cleanrl", {"lean": True}, own_loop=True),
+    "own-lean-compiled": Entry("cleanrl_style.py", "cleanrl", {"compile": True}, compiled=True, own_loop=True),
 }
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """The ratios that the project promises, where both sides were measured; those to our own lean loop beside them."""
+    """Return the ratios that the project promises, where both sides were measured, and those to our own lean loop."""
     eager, compiled = best(rows, ours=True, compiled=False), best(rows, ours=True, compiled=True)
     any_peer, eager_peer = best(rows, ours=False), best(rows, ours=False, compiled=False)
     sb3 = next((row for row in rows if row.name == "sb3"), None)
@@ -54,10 +53,10 @@ PPO = Comparison(
     "PPO on CartPole-v1",
     "PPO, CartPole-v1, 8 environments x 128 steps, 4 epochs, minibatch 256, two 64x64 networks",
     "ppo_cartpole",
-    65_536,
+    {"algorithm": "ppo", "steps": 65_536},
     ENTRIES,
     verdicts,
 )
 
 if __name__ == "__main__":
-    raise SystemExit(main(PPO))
+    raise SystemExit(main(__doc__, PPO))

@@ -1,4 +1,4 @@
-"""What the benchmark commands share: running a measured process, the machine, medians, files, tables.
+"""Describe the machine, run a measured process, write tables and files: what the benchmark commands share.
 
 Standard library alone, so that any Python 3.11 can drive the measurements. Nothing that is written names a
 path of this machine.
@@ -28,12 +28,12 @@ class RunFailed(Exception):
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of what a failed process said, without this machine's paths."""
+    """Return the end of what a failed process said, without this machine's paths."""
     return (done.stderr or done.stdout).strip().replace(f"{ROOT}{os.sep}", "")[-400:]
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """The process environment with every library's thread count fixed."""
+    """Return the process environment with every library's thread count fixed."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     return {**os.environ, **dict.fromkeys(names, str(threads))}
 
@@ -75,7 +75,7 @@ def _first_line(path: str, start: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the moment: processor, cores, memory, system, Python, date (UTC), revision."""
+    """Return the machine and the moment: processor, cores, memory, system, Python, date (UTC), revision."""
     memory = _first_line("/proc/meminfo", "MemTotal").removesuffix("kB").strip()
     return {
         "processor": _first_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
@@ -90,7 +90,7 @@ def machine() -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """The git revision, with ``+`` when tracked files differ from it; None outside a repository."""
+    """Return the git revision, with ``+`` when tracked files differ from it; None outside a repository."""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode != 0:
@@ -101,7 +101,7 @@ def revision() -> str | None:
 
 
 def machine_line(facts: Mapping[str, Any]) -> str:
-    """One line for the foot of a table."""
+    """Return one line for the foot of a table."""
     return (
         f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gib']} GiB, {facts['system']}, "
         f"Python {facts['python']}; {facts['date']}; revision {facts['revision']}; "
@@ -117,13 +117,13 @@ def warn_if_busy() -> None:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Median and range: ``12,345 (11,900-12,800)``."""
+    """Return median and range: ``12,345 (11,900-12,800)``."""
     middle, low, high = statistics.median(values), min(values), max(values)
     return f"{middle:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table; the first column to the left, the others to the right."""
+    """Return a markdown table; the first column to the left, the others to the right."""
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
@@ -142,31 +142,40 @@ def write(name: str, record: Mapping[str, Any], text: str | None = None) -> None
 
 
 def lockstep_python() -> str:
-    """The project's interpreter: ``.venv``'s where there is one, otherwise this one."""
+    """Return the project's interpreter: ``.venv``'s where there is one, otherwise this one."""
     inside = ROOT / ".venv" / "bin" / "python"
     return str(inside) if inside.exists() else sys.executable
 
 
-def publish(
-    about: str,
-    name: str,
-    rounds: int,
-    measure: Callable[[int], dict[str, Any]],
-    render: Callable[[dict[str, Any]], str],
-) -> None:
-    """The command of a measurement (`--rounds`, `--name`, `--render`): measures, writes both files, prints the page.
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """A command line whose help is the module's text."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
 
-    `measure(rounds)` gives the raw record, `render(record)` the page.
+
+def command(
+    parser: argparse.ArgumentParser,
+    name: str,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    render: Callable[[dict[str, Any]], str],
+    *,
+    rounds: int | None = None,
+) -> int:
+    """Run a measurement's command: measure, or read the raw results (``--render``), write both files, print the page.
+
+    Adds ``--name``, ``--render`` and, where there are ``rounds``, ``--rounds``. The exit status tells of failed runs.
     """
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--rounds", type=int, default=rounds)
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
     parser.add_argument("--name", default=name, help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the table again")
+    parser.add_argument("--render", action="store_true", help="only write the page again, from the raw results")
     options = parser.parse_args()
     if options.render:
         record = json.loads((RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
     else:
-        record = measure(options.rounds)
+        warn_if_busy()
+        record = measure(options)
     text = render(record)
     write(options.name, record, text)
-    print(text)
+    print("\n" + text)
+    runs = record.get("runs", [])
+    return 1 if isinstance(runs, list) and any("error" in run for run in runs) else 0

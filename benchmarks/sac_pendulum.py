@@ -5,7 +5,7 @@
     python benchmarks/sac_pendulum.py --only lockstep sb3 --rounds 2 --name quick
     python benchmarks/sac_pendulum.py --render               # the table again, from the raw results
 
-The setting is in ``peers/sac_protocol.py``, the same for all: one gradient step on 256 rows for each step, networks of
+The setting is in ``peers/protocol.py``, the same for all: one gradient step on 256 rows for each step, networks of
 256 x 256. What is measured leaves out random steps and warm-up, so that both columns of rates say the same. ``half``
 entries multiply in bfloat16. Rates are by the processor's time with one thread and by the clock with several; the raw
 record has both, and the gradient steps that each run counted. RLlib's new API stack has no TD3.
@@ -16,7 +16,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from training_comparison import Comparison, Entry, Row, main
+from runner import Entry
+from training_comparison import Comparison, Row, main
 
 COLUMNS = (
     "Both rates leave out the first 600 steps (500 without gradient steps). `return` is the mean of the last 5 "
@@ -25,7 +26,7 @@ COLUMNS = (
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Ours over Stable-Baselines3, and over the fastest peer, each with as many threads."""
+    """Return ours over Stable-Baselines3, and over the fastest peer, each with as many threads."""
     lines = []
     for row in rows:
         peers = [peer for peer in rows if not peer.entry.is_ours and peer.threads == row.threads]
@@ -45,26 +46,25 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def comparison(algorithm: str) -> Comparison:
-    """SAC's or TD3's."""
-    chosen = ("--algorithm", algorithm)
+    """Return SAC's comparison or TD3's."""
     entries = {
-        "lockstep": Entry("sac_lockstep.py", None, chosen),
-        "lockstep-half": Entry("sac_lockstep.py", None, (*chosen, "--half")),
-        "lockstep-compiled": Entry("sac_lockstep.py", None, (*chosen, "--compile"), compiled=True),
-        "lockstep-compiled-half": Entry("sac_lockstep.py", None, (*chosen, "--compile", "--half"), compiled=True),
-        "sb3": Entry("sac_sb3.py", "sb3", chosen),
-        "tianshou": Entry("sac_tianshou.py", "tianshou", chosen),
-        "torchrl": Entry("sac_torchrl.py", "torchrl", chosen),
-        "rllib": Entry("sac_rllib.py", "rllib", chosen),
-        "plain": Entry("sac_plain.py", "cleanrl", chosen),
-        "plain-compiled": Entry("sac_plain.py", "cleanrl", (*chosen, "--compile"), compiled=True),
+        "lockstep": Entry("lockstep_train.py"),
+        "lockstep-half": Entry("lockstep_train.py", None, {"half": True}),
+        "lockstep-compiled": Entry("lockstep_train.py", None, {"compile": True}, compiled=True),
+        "lockstep-compiled-half": Entry("lockstep_train.py", None, {"compile": True, "half": True}, compiled=True),
+        "sb3": Entry("sb3_train.py", "sb3"),
+        "tianshou": Entry("tianshou_train.py", "tianshou"),
+        "torchrl": Entry("torchrl_train.py", "torchrl"),
+        "rllib": Entry("rllib_train.py", "rllib"),
+        "plain": Entry("sac_plain.py", "cleanrl"),
+        "plain-compiled": Entry("sac_plain.py", "cleanrl", {"compile": True}, compiled=True),
     }
     if algorithm == "td3":
         del entries["rllib"]
-    work = f"{algorithm.upper()}, Pendulum-v1, a gradient step on 256 rows for each step, networks of 256 x 256"
+    about = f"{algorithm.upper()}, Pendulum-v1, a gradient step on 256 rows for each step, networks of 256 x 256"
     title, name = f"{algorithm.upper()} on Pendulum-v1", f"{algorithm}_pendulum"
-    return Comparison(title, work, name, 3_000, entries, verdicts, columns=COLUMNS)
+    return Comparison(title, about, name, {"algorithm": algorithm, "steps": 3_000}, entries, verdicts, columns=COLUMNS)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(comparison("sac")))
+    raise SystemExit(main(__doc__, comparison("sac")))

@@ -14,6 +14,7 @@ reach lies between the two. Written to ``results/sac_products.json`` and ``.md``
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import time
@@ -26,26 +27,26 @@ SIZE = 256
 SETS = {"": 1, ", other matrices each time": 32}
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of the processor for one product, the kinds in turn."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
     import torch
 
     torch.set_num_threads(1)
-    record: dict[str, Any] = {"rounds": rounds, "machine": report.machine(), "torch": torch.__version__}
+    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine(), "torch": torch.__version__}
     matrices = {
         dtype + which: torch.randn(3 * number, SIZE, SIZE).to(getattr(torch, dtype)).unbind()
         for dtype in ("float32", "bfloat16")
         for which, number in SETS.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in matrices}
-    for _ in range(rounds):
-        for name, given in matrices.items():
-            torch.mm(given[0], given[1], out=given[2])
+    for _ in range(options.rounds):
+        for name, pool in matrices.items():
+            torch.mm(pool[0], pool[1], out=pool[2])
             began = time.process_time()
             for k in range(32):
-                a, b, out = given[3 * k % len(given) :][:3]
+                a, b, out = pool[3 * k % len(pool) :][:3]
                 torch.mm(a, b, out=out)
             seconds[name].append((time.process_time() - began) / 32 * 1e6)
     record["microseconds"] = {
@@ -76,4 +77,4 @@ def render(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    report.publish("The products of an update of SAC and TD3 alone.", "sac_products", 200, measure, render)
+    raise SystemExit(report.command(report.parser_of(__doc__), "sac_products", measure, render, rounds=200))

@@ -14,9 +14,7 @@ on n machines. Written to ``results/scaling_cost.json`` and ``.md``.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -135,25 +133,17 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join([*lines, about, report.table(header, rows), report.machine_line(record["machine"]), ""])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hop-us", type=float, default=50.0, help="from one machine to the next, microseconds")
-    parser.add_argument("--gbit", type=float, default=10.0, help="between machines, Gbit/s")
-    parser.add_argument("--name", default="scaling_cost")
-    parser.add_argument("--render", action="store_true", help="write the page again from the raw results")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        report.warn_if_busy()
-        torch.set_num_threads(1)
-        record = {"command": " ".join(["python", *sys.argv]), "machine": report.machine()}
-        record["steps"] = {name: gradient_steps(name) for name in NETWORKS}
-        record["meetings"] = meetings([64, *(each["num_bytes"] for each in record["steps"].values())])
-    record |= {"hop_us": options.hop_us, "gbit": options.gbit}
-    report.write(options.name, record, render(record))
-    print(render(record))
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure gradient steps and meetings."""
+    torch.set_num_threads(1)
+    record: dict[str, Any] = {"machine": report.machine(), "hop_us": options.hop_us, "gbit": options.gbit}
+    record["steps"] = {name: gradient_steps(name) for name in NETWORKS}
+    record["meetings"] = meetings([64, *(each["num_bytes"] for each in record["steps"].values())])
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    command = report.parser_of(__doc__)
+    command.add_argument("--hop-us", type=float, default=50.0, help="from one machine to the next, microseconds")
+    command.add_argument("--gbit", type=float, default=10.0, help="between machines, Gbit/s")
+    raise SystemExit(report.command(command, "scaling_cost", measure, render))

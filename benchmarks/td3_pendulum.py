@@ -9,4 +9,4 @@ from sac_pendulum import comparison
 from training_comparison import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(comparison("td3")))
+    raise SystemExit(main(__doc__, comparison("td3")))

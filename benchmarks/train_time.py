@@ -15,7 +15,6 @@ import json
 import shlex
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -77,30 +76,21 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join(["# `make train` after set-up", "", report.table(header, lines), *notes, "", foot, ""])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Wall time of `make train` after set-up.")
-    parser.add_argument("--seeds", type=int, default=5, help="how many runs, with the seeds 0, 1, ...")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
-    parser.add_argument("--name", default="train_time", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the table again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        report.warn_if_busy()
-        command = command_of_make()
-        shown = " ".join([Path(command[0]).name, *command[1:]])
-        record = {"command": shown, "machine": report.machine(), "runs": []}
-        for seed in range(options.seeds):
-            run = one_run(command, seed, options.timeout)
-            record["runs"].append(run)
-            report.write(options.name, record)
-            print(f"[{seed + 1}/{options.seeds}] {run.get('error') or str(run['seconds']) + ' s'}", flush=True)
-    text = render(record)
-    report.write(options.name, record, text)
-    print("\n" + text)
-    return 1 if any("error" in run for run in record["runs"]) else 0
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the command with each seed."""
+    command = command_of_make()
+    shown = " ".join([Path(command[0]).name, *command[1:]])
+    record: dict[str, Any] = {"command": shown, "machine": report.machine(), "runs": []}
+    for seed in range(options.seeds):
+        run = one_run(command, seed, options.timeout)
+        record["runs"].append(run)
+        report.write(options.name, record)
+        print(f"[{seed + 1}/{options.seeds}] {run.get('error') or str(run['seconds']) + ' s'}", flush=True)
+    return record
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command = report.parser_of(__doc__)
+    command.add_argument("--seeds", type=int, default=5, help="how many runs, with the seeds 0, 1, ...")
+    command.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
+    raise SystemExit(report.command(command, "train_time", measure, render))

@@ -8,9 +8,9 @@ one seed the two eager ones end with the same returns.
 
     (none)      plain and eager: one wrapper per environment for statistics, torch.distributions,
                 the advantages in a Python loop over tensors, torch's default Adam
-    --lean      eager, without what costs: Gumbel-argmax instead of distribution objects, statistics and
+    lean      eager, without what costs: Gumbel-argmax instead of distribution objects, statistics and
                 advantages in numpy, one gather for each minibatch, fused Adam, nothing read back from tensors
-    --compile   the lean loop with torch.compile over the acting step and the whole update step
+    compile   the lean loop with torch.compile over the acting step and the whole update step
                 (loss, backward, clipping, Adam); compile time counts in the total and is left out of the
                 steady rate
 
@@ -19,13 +19,10 @@ What LeanRL publishes is closer to the plain loop: see ``leanrl_style.py``.
 
 from __future__ import annotations
 
-import protocol as p
+import protocol
 
-OPTIONS = p.parse(
-    "single-file PPO on CartPole-v1",
-    ("--lean", "the optimised loop, eager"),
-    ("--compile", "the optimised loop, compiled"),
-)
+w = protocol.read(__doc__)
+LEAN = getattr(w, "lean", False)
 
 from collections.abc import Callable  # noqa: E402
 
@@ -36,13 +33,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-T, B = p.STEPS_PER_ENV, p.NUM_ENVS
+T, B = w.steps_per_env, w.num_envs
 
 
 def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
     """Two tanh layers and a linear head, orthogonally initialised."""
     layers: list[nn.Module] = []
-    for size in p.HIDDENS:
+    for size in w.hiddens:
         layers += [nn.Linear(inputs, size), nn.Tanh()]
         inputs = size
     layers.append(nn.Linear(inputs, outputs))
@@ -73,30 +70,30 @@ def ppo_loss(
     """The clipped objective with the clipped value loss and the entropy bonus; all arguments [N]."""
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     ratio = (new_logp - logp).exp()
-    policy_loss = torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - p.CLIP, 1 + p.CLIP)).mean()
-    clipped = old_value + (value - old_value).clamp(-p.CLIP, p.CLIP)
+    policy_loss = torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - w.clip, 1 + w.clip)).mean()
+    clipped = old_value + (value - old_value).clamp(-w.clip, w.clip)
     value_loss = 0.5 * torch.max((value - target) ** 2, (clipped - target) ** 2).mean()
-    return policy_loss - p.ENTROPY_COEFFICIENT * entropy.mean() + p.VALUE_COEFFICIENT * value_loss
+    return policy_loss - w.entropy_coeff * entropy.mean() + w.value_coeff * value_loss
 
 
 # ------------------------------------------------------------------------------------------------ plain
 
 
-def plain(clock: p.Clock) -> None:
+def plain(clock: protocol.Clock) -> None:
     """The plain loop: clear before fast."""
 
     def make() -> gym.Env:
-        return gym.wrappers.RecordEpisodeStatistics(gym.make(p.ENVIRONMENT))
+        return gym.wrappers.RecordEpisodeStatistics(gym.make(w.environment))
 
     envs = SyncVectorEnv([make] * B, autoreset_mode=AutoresetMode.SAME_STEP)
     agent = Agent(4, 2)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=p.LEARNING_RATE, eps=p.ADAM_EPSILON)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=w.lr, eps=w.adam_epsilon)
     obs, actions = torch.zeros(T, B, 4), torch.zeros(T, B, dtype=torch.int64)
     logps, rewards, dones, values = (torch.zeros(T, B) for _ in range(4))
-    next_obs = torch.as_tensor(envs.reset(seed=OPTIONS.seed)[0])
+    next_obs = torch.as_tensor(envs.reset(seed=w.seed)[0])
     next_done = torch.zeros(B)
     clock.start()
-    for update in range(OPTIONS.steps // p.BATCH):
+    for update in range(w.steps // w.batch):
         for t in range(T):
             obs[t], dones[t] = next_obs, next_done
             with torch.no_grad():
@@ -118,12 +115,12 @@ def plain(clock: p.Clock) -> None:
             for t in reversed(range(T)):
                 running = 1 - (next_done if t == T - 1 else dones[t + 1])
                 after = next_value if t == T - 1 else values[t + 1]
-                delta = rewards[t] + p.GAMMA * after * running - values[t]
-                advantages[t] = last = delta + p.GAMMA * p.LAMBDA * running * last
+                delta = rewards[t] + w.gamma * after * running - values[t]
+                advantages[t] = last = delta + w.gamma * w.lambda_ * running * last
             targets = advantages + values
         columns = [c.flatten(0, 1) for c in (obs, actions, logps, advantages, targets, values)]
-        for _ in range(p.NUM_EPOCHS):
-            for rows in torch.randperm(p.BATCH).split(p.MINIBATCH):
+        for _ in range(w.num_epochs):
+            for rows in torch.randperm(w.batch).split(w.minibatch):
                 o, a, logp, advantage, target, value = (c[rows] for c in columns)
                 distribution = torch.distributions.Categorical(logits=agent.actor(o))
                 loss = ppo_loss(
@@ -132,9 +129,9 @@ def plain(clock: p.Clock) -> None:
                 )  # fmt: skip
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), p.MAX_GRAD_NORM)
+                nn.utils.clip_grad_norm_(agent.parameters(), w.max_grad_norm)
                 optimizer.step()
-        clock.mark((update + 1) * p.BATCH)
+        clock.mark((update + 1) * w.batch)
 
 
 # ------------------------------------------------------------------------------------------------- lean
@@ -146,7 +143,7 @@ Updating = Callable[[Tensor, Tensor], None]
 def lean_steps(agent: Agent) -> tuple[Acting, Updating]:
     """The two steps that the lean loop calls; compiled when asked."""
     parameters = list(agent.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=p.LEARNING_RATE, eps=p.ADAM_EPSILON, fused=True)
+    optimizer = torch.optim.Adam(parameters, lr=w.lr, eps=w.adam_epsilon, fused=True)
 
     def act(obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Observations [B, 4] and Gumbel noise [B, 2] to actions, log-probabilities and values, [B] each."""
@@ -167,10 +164,10 @@ def lean_steps(agent: Agent) -> tuple[Acting, Updating]:
         """One gradient step."""
         optimizer.zero_grad(set_to_none=True)
         loss_of(obs, rest).backward()
-        nn.utils.clip_grad_norm_(parameters, p.MAX_GRAD_NORM)
+        nn.utils.clip_grad_norm_(parameters, w.max_grad_norm)
         optimizer.step()
 
-    if OPTIONS.compile:
+    if w.compile:
         return torch.compile(act), torch.compile(update)
     return act, update
 
@@ -178,8 +175,8 @@ def lean_steps(agent: Agent) -> tuple[Acting, Updating]:
 def advantages_of(rewards: np.ndarray, values: np.ndarray, dones: np.ndarray, next_value: np.ndarray) -> np.ndarray:
     """GAE over [T, B] columns; ``next_value`` [B] follows the last step."""
     running = 1.0 - dones
-    deltas = rewards + p.GAMMA * running * np.concatenate((values[1:], next_value[None])) - values
-    running *= p.GAMMA * p.LAMBDA
+    deltas = rewards + w.gamma * running * np.concatenate((values[1:], next_value[None])) - values
+    running *= w.gamma * w.lambda_
     advantages = np.empty_like(deltas)
     last = np.zeros(B, np.float32)
     for t in range(T - 1, -1, -1):
@@ -188,19 +185,19 @@ def advantages_of(rewards: np.ndarray, values: np.ndarray, dones: np.ndarray, ne
     return advantages
 
 
-def lean(clock: p.Clock) -> None:
+def lean(clock: protocol.Clock) -> None:
     """The lean loop: tensors and arrays share memory, columns are written in place."""
-    envs = SyncVectorEnv([lambda: gym.make(p.ENVIRONMENT)] * B, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = SyncVectorEnv([lambda: gym.make(w.environment)] * B, autoreset_mode=AutoresetMode.SAME_STEP)
     agent = Agent(4, 2)
     act, update_step = lean_steps(agent)
     obs_column, rest_column = torch.zeros(T, B, 4), torch.zeros(T, B, 5)
     obs_array, rest_array = obs_column.numpy(), rest_column.numpy()
-    flat_obs, flat_rest = obs_column.view(p.BATCH, 4), rest_column.view(p.BATCH, 5)
+    flat_obs, flat_rest = obs_column.view(w.batch, 4), rest_column.view(w.batch, 5)
     rewards, dones = np.zeros((T, B), np.float32), np.zeros((T, B), np.float32)
-    next_obs, _ = envs.reset(seed=OPTIONS.seed)
+    next_obs, _ = envs.reset(seed=w.seed)
     running_return = np.zeros(B)
     clock.start()
-    for update in range(OPTIONS.steps // p.BATCH):
+    for update in range(w.steps // w.batch):
         with torch.inference_mode():
             noise = -torch.empty(T, B, 2).exponential_().log_()
             for t in range(T):
@@ -222,22 +219,22 @@ def lean(clock: p.Clock) -> None:
         advantages = advantages_of(rewards, rest_array[:, :, 4], dones, next_value)
         rest_array[:, :, 2] = advantages
         np.add(advantages, rest_array[:, :, 4], out=rest_array[:, :, 3])
-        for _ in range(p.NUM_EPOCHS):
-            for rows in torch.randperm(p.BATCH).split(p.MINIBATCH):
+        for _ in range(w.num_epochs):
+            for rows in torch.randperm(w.batch).split(w.minibatch):
                 update_step(flat_obs[rows], flat_rest[rows])
-        clock.mark((update + 1) * p.BATCH)
+        clock.mark((update + 1) * w.batch)
 
 
 def main() -> None:
-    np.random.seed(OPTIONS.seed)  # noqa: NPY002
-    torch.manual_seed(OPTIONS.seed)
-    clock = p.Clock()
-    if OPTIONS.lean or OPTIONS.compile:
+    np.random.seed(w.seed)  # noqa: NPY002
+    torch.manual_seed(w.seed)
+    clock = protocol.Clock(w)
+    if LEAN or w.compile:
         lean(clock)
     else:
         plain(clock)
-    name = "own-lean, compiled" if OPTIONS.compile else "own-lean" if OPTIONS.lean else "cleanrl-style"
-    clock.report(name, torch.__version__, OPTIONS.threads)
+    name = "own-lean, compiled" if w.compile else "own-lean" if LEAN else "cleanrl-style"
+    clock.report(name, torch.__version__)
 
 
 main()

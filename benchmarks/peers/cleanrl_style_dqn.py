@@ -1,16 +1,15 @@
 """DQN on CartPole-v1 in one file, in the manner of single-file implementations; written for this benchmark.
 
 (none)      plain and eager: numpy replay arrays, torch's default Adam, one `.item()` for each logged round
---compile   the same with torch.compile over the whole update (targets, loss, backward, Adam) and over acting;
+compile   the same with torch.compile over the whole update (targets, loss, backward, Adam) and over acting;
             compile time counts in the total and is left out of the steady rate
 """
 
 from __future__ import annotations
 
-import dqn_setting as s
-import protocol as p
+import protocol
 
-OPTIONS = p.parse("single-file DQN on CartPole-v1", ("--compile", "torch.compile"), s.UPDATES)
+w = protocol.read(__doc__)
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
@@ -18,12 +17,12 @@ import torch  # noqa: E402
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-B = p.NUM_ENVS
+B = w.num_envs
 
 
 def network() -> nn.Sequential:
     """Rectified layers."""
-    first, second = s.HIDDENS
+    first, second = w.hiddens
     return nn.Sequential(nn.Linear(4, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 2))
 
 
@@ -45,25 +44,25 @@ class Memory:
 
     def sample(self, rng: np.random.Generator) -> list[Tensor]:
         """A batch as tensors."""
-        where = rng.integers(0, min(self.count, self.size), s.BATCH)
+        where = rng.integers(0, min(self.count, self.size), w.batch)
         columns = (self.obs, self.next_obs, self.actions, self.rewards, self.ended)
         return [torch.from_numpy(column[where]) for column in columns]
 
 
 def main() -> None:
-    rng = np.random.default_rng(OPTIONS.seed)
-    torch.manual_seed(OPTIONS.seed)
+    rng = np.random.default_rng(w.seed)
+    torch.manual_seed(w.seed)
     envs = SyncVectorEnv(
-        [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make(p.ENVIRONMENT))] * B,
+        [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make(w.environment))] * B,
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
     net, target = network(), network()
     target.load_state_dict(net.state_dict())
-    optimizer = torch.optim.Adam(net.parameters(), lr=s.LEARNING_RATE, capturable=False)
+    optimizer = torch.optim.Adam(net.parameters(), lr=w.lr, capturable=False)
 
     def update(obs: Tensor, next_obs: Tensor, actions: Tensor, rewards: Tensor, ended: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = rewards + p.GAMMA * target(next_obs).max(1).values * (1.0 - ended)
+            wanted = rewards + w.gamma * target(next_obs).max(1).values * (1.0 - ended)
         taken = net(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
         loss = nn.functional.mse_loss(taken, wanted)
         optimizer.zero_grad()
@@ -74,15 +73,15 @@ def main() -> None:
     def act(obs: Tensor) -> Tensor:
         return net(obs).argmax(1)
 
-    if OPTIONS.compile:
+    if w.compile:
         update, act = torch.compile(update), torch.compile(act)
-    memory, clock, gradient_steps = Memory(s.CAPACITY), p.Clock(), 0
-    obs = envs.reset(seed=OPTIONS.seed)[0]
+    memory, clock, gradient_steps = Memory(w.capacity), protocol.Clock(w), 0
+    obs = envs.reset(seed=w.seed)[0]
     clock.start()
-    for number in range(OPTIONS.steps // s.ROUND):
-        for _ in range(s.VECTOR_STEPS):
+    for number in range(w.steps // w.round_steps):
+        for _ in range(w.vector_steps):
             step = memory.count
-            if step < s.STARTS or rng.random() < s.epsilon_at(step, OPTIONS.steps):
+            if step < w.random_steps or rng.random() < protocol.epsilon_at(w, step):
                 actions = rng.integers(0, 2, B)
             else:
                 with torch.no_grad():
@@ -97,18 +96,18 @@ def main() -> None:
                     clock.episode(info["final_info"]["episode"]["r"][index])
             memory.add(obs, final, actions, rewards, terminated)
             obs = following
-        if memory.count <= s.STARTS:
+        if memory.count <= w.random_steps:
             continue
-        for _ in range(OPTIONS.updates):
+        for _ in range(w.updates):
             loss = update(*memory.sample(rng))
-        gradient_steps += OPTIONS.updates
+        gradient_steps += w.updates
         if number % 10 == 0:
             loss.item()
-        if number % s.ROUNDS_PER_TARGET == 0:
+        if number % w.rounds_per_target == 0:
             target.load_state_dict(net.state_dict())
         clock.mark(memory.count)
-    name = "cleanrl-style, compiled" if OPTIONS.compile else "cleanrl-style"
-    clock.report(name, torch.__version__, OPTIONS.threads, gradient_steps=gradient_steps)
+    name = "cleanrl-style, compiled" if w.compile else "cleanrl-style"
+    clock.report(name, torch.__version__, gradient_steps=gradient_steps)
 
 
 main()

@@ -2,15 +2,15 @@
 
 What makes it lean: acting and learning go through plain functions that can be compiled, on the same memory; steps of a
 rollout are gathered in a list and stacked once; distributions do not check their arguments; advantages are a torch loop
-over time; the optimizer is fused. ``--compile`` compiles acting, advantages and the update step (no CUDA graphs here).
-``cleanrl_style.py --lean`` goes further than that.
+over time; the optimizer is fused. ``compile`` compiles acting, advantages and the update step (no CUDA graphs here).
+``cleanrl_style.py lean`` goes further than that.
 """
 
 from __future__ import annotations
 
-import protocol as p
+import protocol
 
-OPTIONS = p.parse("a LeanRL-style PPO on CartPole-v1", ("--compile", "compile acting, advantages and the update step"))
+w = protocol.read(__doc__)
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
@@ -25,7 +25,7 @@ Distribution.set_default_validate_args(False)
 def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
     """Two tanh layers and a linear head, orthogonally initialised."""
     layers: list[nn.Module] = []
-    for size in p.HIDDENS:
+    for size in w.hiddens:
         layers += [nn.Linear(inputs, size), nn.Tanh()]
         inputs = size
     layers.append(nn.Linear(inputs, outputs))
@@ -57,8 +57,8 @@ def advantages_of(next_value: Tensor, rewards: Tensor, values: Tensor, dones: Te
     rewards_of, values_of = rewards.unbind(0), values.unbind(0)
     last, after, found = torch.zeros_like(next_value), next_value, []
     for t in range(len(rewards_of) - 1, -1, -1):
-        delta = rewards_of[t] + p.GAMMA * after * running[t] - values_of[t]
-        last = delta + p.GAMMA * p.LAMBDA * running[t] * last
+        delta = rewards_of[t] + w.gamma * after * running[t] - values_of[t]
+        last = delta + w.gamma * w.lambda_ * running[t] * last
         found.append(last)
         after = values_of[t]
     advantages = torch.stack(found[::-1])
@@ -66,11 +66,11 @@ def advantages_of(next_value: Tensor, rewards: Tensor, values: Tensor, dones: Te
 
 
 def main() -> None:
-    np.random.seed(OPTIONS.seed)  # noqa: NPY002
-    torch.manual_seed(OPTIONS.seed)
-    envs = SyncVectorEnv([lambda: gym.make(p.ENVIRONMENT)] * p.NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
+    np.random.seed(w.seed)  # noqa: NPY002
+    torch.manual_seed(w.seed)
+    envs = SyncVectorEnv([lambda: gym.make(w.environment)] * w.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     agent = Agent(4, 2)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=p.LEARNING_RATE, eps=p.ADAM_EPSILON, fused=True)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=w.lr, eps=w.adam_epsilon, fused=True)
 
     def act(obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         action, logp, _, value = agent(obs)
@@ -82,28 +82,28 @@ def main() -> None:
         _, new_logp, entropy, new_value = agent(obs, action)
         ratio = (new_logp - logp).exp()
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        clipped_ratio = ratio.clamp(1 - p.CLIP, 1 + p.CLIP)
+        clipped_ratio = ratio.clamp(1 - w.clip, 1 + w.clip)
         policy_loss = torch.max(-advantage * ratio, -advantage * clipped_ratio).mean()
-        clipped = value + (new_value - value).clamp(-p.CLIP, p.CLIP)
+        clipped = value + (new_value - value).clamp(-w.clip, w.clip)
         value_loss = 0.5 * torch.max((new_value - target) ** 2, (clipped - target) ** 2).mean()
-        loss = policy_loss - p.ENTROPY_COEFFICIENT * entropy.mean() + p.VALUE_COEFFICIENT * value_loss
+        loss = policy_loss - w.entropy_coeff * entropy.mean() + w.value_coeff * value_loss
         loss.backward()
-        nn.utils.clip_grad_norm_(agent.parameters(), p.MAX_GRAD_NORM)
+        nn.utils.clip_grad_norm_(agent.parameters(), w.max_grad_norm)
         optimizer.step()
         return loss.detach()
 
     estimate = advantages_of
-    if OPTIONS.compile:
+    if w.compile:
         act, estimate, update = torch.compile(act), torch.compile(advantages_of), torch.compile(update)
 
-    clock = p.Clock()
-    obs = torch.as_tensor(envs.reset(seed=OPTIONS.seed)[0])
-    returns = np.zeros(p.NUM_ENVS)
+    clock = protocol.Clock(w)
+    obs = torch.as_tensor(envs.reset(seed=w.seed)[0])
+    returns = np.zeros(w.num_envs)
     clock.start()
-    for number in range(OPTIONS.steps // p.BATCH):
+    for number in range(w.steps // w.batch):
         steps: list[tuple[Tensor, ...]] = []
         with torch.no_grad():
-            for _ in range(p.STEPS_PER_ENV):
+            for _ in range(w.steps_per_env):
                 action, logp, value = act(obs)
                 observed, reward, terminated, truncated, _ = envs.step(action.numpy())
                 returns += reward
@@ -117,11 +117,11 @@ def main() -> None:
             columns = [torch.stack(column) for column in zip(*steps)]
             advantages, targets = estimate(agent.critic(obs).flatten(), columns[3], columns[5], columns[4])
         flat = [c.flatten(0, 1) for c in (*columns[:3], advantages, targets, columns[5])]
-        for _ in range(p.NUM_EPOCHS):
-            for rows in torch.randperm(p.BATCH).split(p.MINIBATCH):
+        for _ in range(w.num_epochs):
+            for rows in torch.randperm(w.batch).split(w.minibatch):
                 update(*[column[rows] for column in flat])
-        clock.mark((number + 1) * p.BATCH)
-    clock.report("leanrl-style, compiled" if OPTIONS.compile else "leanrl-style", torch.__version__, OPTIONS.threads)
+        clock.mark((number + 1) * w.batch)
+    clock.report("leanrl-style, compiled" if w.compile else "leanrl-style", torch.__version__)
 
 
 main()

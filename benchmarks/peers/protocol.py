@@ -1,11 +1,12 @@
-"""What every peer script shares: the setting, the command line, the clock and the last line.
+"""Read one work description, print one JSON line: what every program of ``peers/`` shares.
 
-The setting is the same for all: PPO on CartPole-v1 with 8 environments stepped in one process, 128 steps
-from each for one update, 4 epochs of minibatches of 256, separate policy and value networks of two 64-unit
-tanh layers, Adam. A script parses the options *before* it imports torch, so that the number of threads
-holds for every library underneath; it marks the clock after each update and ends with one JSON line.
+    python benchmarks/peers/sb3_train.py '{"algorithm": "dqn", "steps": 4096, "seed": 1}'
 
-This file uses the standard library alone (and torch once it is loaded): it runs in every peer's environment.
+What a description leaves out stands in `SETTINGS`, the same for every library. A program reads it *before* it imports
+torch, so that the number of threads holds for every library underneath; it marks the clock after each update and ends
+with one JSON line. Programs that stay (`serve`) say which entries they have and answer each line of their input.
+
+Standard library alone (and torch once it is loaded): it runs in every peer's environment.
 """
 
 from __future__ import annotations
@@ -16,95 +17,245 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-ENVIRONMENT = "CartPole-v1"
-NUM_ENVS = 8
-STEPS_PER_ENV = 128
-BATCH = NUM_ENVS * STEPS_PER_ENV
-NUM_EPOCHS = 4
-MINIBATCH = 256
-HIDDENS = (64, 64)
-LEARNING_RATE = 3e-4
-GAMMA = 0.99
-LAMBDA = 0.95
-CLIP = 0.2
-ENTROPY_COEFFICIENT = 0.01
-VALUE_COEFFICIENT = 0.5
-MAX_GRAD_NORM = 0.5
-ADAM_EPSILON = 1e-5
+WARM_UPDATES = 5
+"""left out of the steady rate: caches, lazy imports, compilers"""
+WARM_SECONDS = 5.0
+"""likewise where a run takes so many seconds, from the first update on: the queue that fills"""
 
-WARM_UPDATES = 5  # updates left out of the steady rate: caches, lazy imports, compilers
+PPO = {
+    "environment": "CartPole-v1",
+    "num_envs": 8,
+    "steps_per_env": 128,
+    "steps": 65_536,
+    "steps_of_update": 1_024,
+    "num_epochs": 4,
+    "minibatch": 256,
+    "hiddens": (64, 64),
+    "lr": 3e-4,
+    "gamma": 0.99,
+    "lambda_": 0.95,
+    "clip": 0.2,
+    "entropy_coeff": 0.01,
+    "value_coeff": 0.5,
+    "max_grad_norm": 0.5,
+    "adam_epsilon": 1e-5,
+    "measured_from": 0,
+    "num_returns": 20,
+}
+DQN = {
+    # CleanRL's published settings on 8 environments: `updates` gradient steps after each 10 vector steps (8: one for
+    # ten environment steps), the target network copied every 6 of these rounds (480 environment steps; there 500).
+    # Plain DQN: no double, dueling, n-step or prioritised part; squared or Huber errors as each library has it.
+    **{name: PPO[name] for name in ("environment", "num_envs", "steps", "steps_of_update", "gamma", "num_returns")},
+    "vector_steps": 10,
+    "round_steps": 80,
+    "updates": 8,
+    "rounds_per_target": 6,
+    "batch": 128,
+    "hiddens": (120, 84),
+    "lr": 2.5e-4,
+    "capacity": 10_000,
+    "random_steps": 1_040,
+    "last_epsilon": 0.05,
+    "max_grad_norm": 10.0,
+    "measured_from": 0,
+}
+SAC = {
+    # One gradient step on 256 transitions for each step, two critics and a policy of rectified layers, a learned
+    # temperature. The first 500 steps take random actions, 100 more are left out of the rate. With one thread rates are
+    # steps in a second of the processor's time, which says more on a busy machine; with several, of the clock's.
+    "environment": "Pendulum-v1",
+    "num_envs": 1,
+    "steps": 3_000,
+    "steps_of_update": 1,
+    "random_steps": 500,
+    "measured_from": 600,
+    "hiddens": (256, 256),
+    "batch": 256,
+    "lr": 1e-3,
+    "gamma": 0.99,
+    "tau": 0.005,
+    "capacity": 100_000,
+    "num_returns": 5,
+    "half": False,
+}
+TD3 = {**SAC, "noise": 0.1, "target_noise": 0.2, "noise_clip": 0.5, "policy_delay": 2}
+IMPALA = {
+    "environment": "CartPole-v1",
+    "num_envs": 8,
+    "runners": 2,
+    "fragment": 50,
+    "batch": 800,
+    "hiddens": (64, 64),
+    "lr": 5e-4,
+    "seconds": 20.0,
+    "measured_from": 1,
+    "num_returns": 20,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo": PPO, "dqn": DQN, "sac": SAC, "td3": TD3, "impala": IMPALA, "appo": IMPALA,
+}  # fmt: skip
 
 
-def parse(description: str, *switches: tuple[str, str] | tuple[str, str, int]) -> argparse.Namespace:
-    """Read ``--steps --threads --seed`` and the script's own ``switches``; fix the number of threads.
-
-    A switch is a name and a help text, and a default where it takes a whole number. Call this before torch is
-    imported. ``--steps`` is rounded up to whole updates.
-    """
+def read(description: str | None) -> Any:
+    """Return the work of the command line with the algorithm's settings, and fix the number of threads."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--steps", type=int, default=65_536, help="environment steps over all environments")
-    parser.add_argument("--threads", type=int, default=1, help="threads for torch and the libraries below it")
-    parser.add_argument("--seed", type=int, default=0)
-    for name, text, *default in switches:
-        if default:
-            parser.add_argument(name, type=int, default=default[0], help=f"{text} (default {default[0]})")
-        else:
-            parser.add_argument(name, action="store_true", help=text)
-    options = parser.parse_args()
-    if options.steps < BATCH or options.threads < 1:
-        parser.error(f"--steps must be at least {BATCH} (one update) and --threads at least 1")
-    options.steps = -(-options.steps // BATCH) * BATCH
+    parser.add_argument("work", nargs="?", default="{}", help="the work as JSON; the rest stands in peers/protocol.py")
+    asked = json.loads(parser.parse_args().work)
+    algorithm = asked.get("algorithm", "ppo")
+    common = {"algorithm": algorithm, "seed": 0, "threads": 1, "compile": False, "seconds": None}
+    work = SimpleNamespace(**{**common, **SETTINGS[algorithm], **asked})
+    if algorithm == "ppo":
+        work.batch = work.steps_of_update = work.num_envs * work.steps_per_env
+    if work.seconds is None:
+        work.steps = -(-work.steps // work.steps_of_update) * work.steps_of_update
+    if work.seconds is None and work.steps <= work.measured_from:
+        parser.error(f"steps must be above {work.measured_from}")
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        os.environ[variable] = str(options.threads)
+        os.environ[variable] = str(work.threads)
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import torch
 
-    torch.set_num_threads(options.threads)
-    return options
+    torch.set_num_threads(work.threads)
+    return work
+
+
+def epsilon_at(work: Any, step: int) -> float:
+    """Return DQN's epsilon: from 1 to the last one over the first half."""
+    return max(work.last_epsilon, 1.0 - (1.0 - work.last_epsilon) * step / (0.5 * work.steps))
+
+
+def print_line(name: str, version: str, **facts: Any) -> None:
+    """Print a program's last line: one JSON object."""
+    print(json.dumps({"name": name, "version": version, "python": sys.version.split()[0], **facts}), flush=True)
 
 
 class Clock:
-    """The time at the end of each update, the clock's and the processor's, and the returns of the last 20 training
-    episodes.
-    """
+    """The time at the end of each update, the clock's and the processor's, and the returns of the last episodes."""
 
-    def __init__(self) -> None:
-        self.marks: list[tuple[int, float, float]] = []
-        self.returns: deque[float] = deque(maxlen=20)
+    def __init__(self, work: Any) -> None:
+        self.work = work
+        self.marks: list[tuple[float, float, float, float]] = []
+        self.first_update: float | None = None
+        self.returns: deque[float] = deque(maxlen=work.num_returns)
 
     def start(self) -> None:
         """Start the clock: everything is built, nothing is collected yet."""
-        self.marks = [(0, time.perf_counter(), time.process_time())]
+        self.mark(0)
 
-    def mark(self, steps: int) -> None:
-        """One more update is done, ``steps`` environment steps since the start."""
-        if steps > self.marks[-1][0]:
-            self.marks.append((steps, time.perf_counter(), time.process_time()))
+    def mark(self, steps: float, sampled: float = 0.0) -> bool:
+        """Note the end of an update, ``steps`` environment steps since the start; return whether the time is over."""
+        now = time.perf_counter()
+        if steps < self.work.measured_from or (self.marks and steps <= self.marks[-1][0]):
+            return False
+        if self.work.seconds is not None:
+            self.first_update = self.first_update or now
+            if now - self.first_update < WARM_SECONDS:
+                return False
+        self.marks.append((steps, now, time.process_time(), sampled))
+        return self.work.seconds is not None and now - self.marks[0][1] >= self.work.seconds
 
     def episode(self, episode_return: float) -> None:
-        """A training episode ended."""
+        """Note the return of a training episode that ended."""
         self.returns.append(float(episode_return))
 
-    def report(self, name: str, version: str, threads: int, **more: Any) -> None:
-        """Print the last line: one JSON object."""
-        (_, began, processor_began), (steps, ended, processor_ended) = self.marks[0], self.marks[-1]
-        warm = self.marks[min(WARM_UPDATES, max(len(self.marks) - 2, 0))]
+    def report(self, name: str, version: str, **more: Any) -> None:
+        """Print the last line: rates over the whole measured part and without its first updates."""
         import torch
 
-        line = {
-            "name": name,
-            "version": version,
-            "steps": steps,
-            "seconds_total_loop": round(ended - began, 4),
-            "steps_per_s": round(steps / (ended - began), 1),
-            "steady_steps_per_s": round((steps - warm[0]) / (ended - warm[1]), 1),
-            "processor_steps_per_s": round(steps / (processor_ended - processor_began), 1),
-            "processor_steady_steps_per_s": round((steps - warm[0]) / (processor_ended - warm[2]), 1),
-            "final_return": round(sum(self.returns) / len(self.returns), 2) if self.returns else None,
-            "threads": threads,
-            "torch": torch.__version__,
-            "python": sys.version.split()[0],
-            **more,
-        }
-        print(json.dumps(line), flush=True)
+        if len(self.marks) < 2:
+            raise SystemExit("the run ended before anything was measured")
+        steps, wall, processor, sampled = (end - begin for begin, end in zip(self.marks[0], self.marks[-1]))
+        facts = {"seconds_total_loop": round(wall, 4), "threads": self.work.threads, "torch": torch.__version__}
+        if self.work.seconds is not None:
+            print_line(name, version, sampled_per_s=round(sampled / wall, 1), trained_per_s=round(steps / wall, 1),
+                       **facts, **more)  # fmt: skip
+            return
+        warm = self.marks[min(WARM_UPDATES, len(self.marks) - 2) if self.work.measured_from == 0 else 0]
+        steady_steps, steady_wall, steady_processor, _ = (end - begin for begin, end in zip(warm, self.marks[-1]))
+        rates = {"processor_steps_per_s": steps / processor, "steps_per_s": steps / wall}
+        rates |= {"processor_steady_steps_per_s": steady_steps / steady_processor}
+        rates |= {"steady_steps_per_s": steady_steps / steady_wall}
+        if self.work.measured_from and self.work.threads == 1:
+            rates |= dict.fromkeys(("steps_per_s", "steady_steps_per_s"), steps / processor)
+        facts["final_return"] = round(sum(self.returns) / len(self.returns), 2) if self.returns else None
+        facts["steps"] = steps
+        print_line(name, version, **facts, **{key: round(rate, 1) for key, rate in rates.items()}, **more)
+
+
+def least_seconds(call: Callable[[], Any], *, calls: int = 1, budget: float = 0.5) -> float:
+    """Return the processor's seconds for one call: the least of at least 5 stretches within about ``budget`` seconds.
+
+    ``calls`` is how many calls one ``call()`` makes. Short work is timed in groups.
+    """
+    began = time.perf_counter()
+    call()
+    group = max(1, int(0.002 / max(time.perf_counter() - began, 1e-7)))
+    best, spent, groups = float("inf"), 0.0, 0
+    while groups < 5 or spent < budget:
+        began = time.process_time()
+        for _ in range(group):
+            call()
+        took = time.process_time() - began
+        best, spent, groups = min(best, took / group), spent + took, groups + 1
+    return best / calls
+
+
+class Measured:
+    """An entry of a program that stays: ``fresh`` makes what a call consumes (not timed), ``call`` is timed."""
+
+    def __init__(
+        self,
+        call: Callable[[Any], Any],
+        fresh: Callable[[], Any] = lambda: None,
+        stages: Callable[[], dict[str, float]] | None = None,
+    ) -> None:
+        self.call, self.fresh, self.stages = call, fresh, stages
+
+    def seconds(self, times: int, synchronize: Callable[[], None]) -> dict[str, list[float]]:
+        """Return seconds of the clock and of the processor of each call."""
+        wall, processor = [], []
+        for _ in range(times):
+            consumed = self.fresh()
+            synchronize()
+            began, began_processor = time.perf_counter(), time.process_time()
+            self.call(consumed)
+            synchronize()
+            wall.append(time.perf_counter() - began)
+            processor.append(time.process_time() - began_processor)
+        return {"seconds": wall, "processor_seconds": processor}
+
+    def median_stages(self, times: int) -> dict[str, float] | None:
+        """Return the median milliseconds of each stage over some calls; None where stages cannot be told apart."""
+        if self.stages is None:
+            return None
+        import statistics
+
+        runs = [self.stages() for _ in range(times)]
+        return {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}
+
+
+def serve(
+    name: str, version: str, entries: dict[str, Callable[[], Measured]], device: str = "cpu", **facts: Any
+) -> None:
+    """Answer requests until the input ends: ``{"entry": ..., "times": k}`` or ``{"entry": ..., "stages": k}``."""
+    import torch
+
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    built: dict[str, Measured] = {}
+    print_line(name, version, torch=torch.__version__, entries=list(entries), **facts)
+    for line in sys.stdin:
+        request = json.loads(line)
+        which = request["entry"]
+        if which not in built:
+            built[which] = entries[which]()
+        if "stages" in request:
+            answer: dict[str, Any] = {"stages": built[which].median_stages(request["stages"])}
+        else:
+            answer = built[which].seconds(request["times"], synchronize)
+        print(json.dumps(answer), flush=True)

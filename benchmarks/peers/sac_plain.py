@@ -1,4 +1,4 @@
-"""SAC and TD3 on Pendulum-v1 as one file of plain PyTorch, the way CleanRL writes them; ``--compile`` compiles them.
+"""SAC and TD3 on Pendulum-v1 as one file of plain PyTorch, the way CleanRL writes them; ``compile`` compiles them.
 
 Two separate critics, three backward passes, one optimizer for each part, targets followed parameter by parameter.
 Compiled: each of the three updates with ``torch.compile``, as LeanRL does it.
@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import sac_protocol as p
+import protocol
 
-OPTIONS = p.parse("Plain SAC and TD3 on Pendulum-v1", ("--compile", "compile the updates"))
+w = protocol.read(__doc__)
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
@@ -21,11 +21,11 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-SAC = OPTIONS.algorithm == "sac"
+SAC = w.algorithm == "sac"
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
-    first, second = p.HIDDENS
+    first, second = w.hiddens
     layers = (nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, outputs))
     return nn.Sequential(*layers)
 
@@ -38,10 +38,10 @@ class Agent:
         self.critics = nn.ModuleList([network(4, 1), network(4, 1)])
         self.target_actor, self.targets = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         self.log_alpha = torch.zeros(1, requires_grad=True)
-        capturable = {"capturable": True} if OPTIONS.compile and torch.cuda.is_available() else {}
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=p.LEARNING_RATE, **capturable)
-        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=p.LEARNING_RATE, **capturable)
-        self.alpha_optimizer = torch.optim.Adam([self.log_alpha], lr=p.LEARNING_RATE, **capturable)
+        capturable = {"capturable": True} if w.compile and torch.cuda.is_available() else {}
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=w.lr, **capturable)
+        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=w.lr, **capturable)
+        self.alpha_optimizer = torch.optim.Adam([self.log_alpha], lr=w.lr, **capturable)
 
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.actor(obs).chunk(2, -1)
@@ -62,10 +62,10 @@ class Agent:
                 after, logp = self.sample(following)
                 value = torch.min(*self.values(self.targets, following, after)) - self.log_alpha.exp() * logp
             else:
-                noise = (torch.randn_like(actions) * p.TARGET_NOISE).clamp(-p.NOISE_CLIP, p.NOISE_CLIP)
+                noise = (torch.randn_like(actions) * w.target_noise).clamp(-w.noise_clip, w.noise_clip)
                 after = (self.target_actor(following).tanh() + noise).clamp(-1, 1)
                 value = torch.min(*self.values(self.targets, following, after))
-            target = rewards + p.GAMMA * (1 - ends) * value
+            target = rewards + w.gamma * (1 - ends) * value
         first, second = self.values(self.critics, obs, actions)
         loss = F.mse_loss(first, target) + F.mse_loss(second, target)
         self.critic_optimizer.zero_grad()
@@ -91,31 +91,31 @@ class Agent:
     @torch.no_grad()
     def follow(self, target: nn.Module, source: nn.Module) -> None:
         for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
-            mine.copy_(p.TAU * theirs + (1 - p.TAU) * mine)
+            mine.copy_(w.tau * theirs + (1 - w.tau) * mine)
 
     @torch.no_grad()
     def act(self, obs: np.ndarray) -> np.ndarray:
         inputs = torch.from_numpy(obs)[None]
         if SAC:
             return self.sample(inputs)[0][0].numpy()
-        return (self.actor(inputs).tanh() + p.NOISE * torch.randn(1, 1)).clamp(-1, 1)[0].numpy()
+        return (self.actor(inputs).tanh() + w.noise * torch.randn(1, 1)).clamp(-1, 1)[0].numpy()
 
 
 def main() -> None:
-    rng = np.random.default_rng(OPTIONS.seed)
-    torch.manual_seed(OPTIONS.seed)
-    env = gym.make(p.ENVIRONMENT)
+    rng = np.random.default_rng(w.seed)
+    torch.manual_seed(w.seed)
+    env = gym.make(w.environment)
     agent = Agent()
-    compiled: Callable[[Any], Any] = torch.compile if OPTIONS.compile else lambda function: function
+    compiled: Callable[[Any], Any] = torch.compile if w.compile else lambda function: function
     critic_step, actor_step = compiled(agent.critic_step), compiled(agent.actor_step)
-    size = p.CAPACITY
+    size = w.capacity
     shapes = {"obs": (3,), "actions": (1,), "rewards": (), "ends": (), "following": (3,)}
     memory = {name: np.zeros((size, *shape), np.float32) for name, shape in shapes.items()}
-    clock = p.Clock(OPTIONS.steps)
-    obs, _ = env.reset(seed=OPTIONS.seed)
+    clock = protocol.Clock(w)
+    obs, _ = env.reset(seed=w.seed)
     gradient_steps, episode_return = 0, 0.0
-    for step in range(OPTIONS.steps):
-        action = rng.uniform(-1, 1, 1).astype(np.float32) if step < p.RANDOM_STEPS else agent.act(obs)
+    for step in range(w.steps):
+        action = rng.uniform(-1, 1, 1).astype(np.float32) if step < w.random_steps else agent.act(obs)
         after, reward, terminated, truncated, _ = env.step(2 * action)
         row = (obs, action, reward, terminated, after)
         for name, value in zip(memory, row, strict=True):
@@ -124,21 +124,21 @@ def main() -> None:
         if terminated or truncated:
             clock.episode(episode_return)
             obs, episode_return = env.reset()[0], 0.0
-        if step >= p.RANDOM_STEPS:
-            index = rng.integers(0, min(step + 1, size), p.BATCH)
+        if step >= w.random_steps:
+            index = rng.integers(0, min(step + 1, size), w.batch)
             batch = [torch.from_numpy(column[index]) for column in memory.values()]
             critic_step(*batch)
             gradient_steps += 1
             if SAC:
                 actor_step(batch[0])
                 agent.follow(agent.targets, agent.critics)
-            elif step % p.POLICY_DELAY == 0:
+            elif step % w.policy_delay == 0:
                 actor_step(batch[0])
                 agent.follow(agent.targets, agent.critics)
                 agent.follow(agent.target_actor, agent.actor)
         clock.mark(step + 1)
-    name = "plain, compiled" if OPTIONS.compile else "plain"
-    clock.report(name, torch.__version__, OPTIONS, gradient_steps=gradient_steps)
+    name = "plain, compiled" if w.compile else "plain"
+    clock.report(name, torch.__version__, gradient_steps=gradient_steps)
 
 
 main()

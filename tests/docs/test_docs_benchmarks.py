@@ -1,0 +1,66 @@
+"""Each benchmark command that a page or a docstring quotes exists and takes the options it is quoted with."""
+
+import argparse
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+from test_docs_pages import PAGES, ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+SOURCES = [*PAGES, BENCHMARKS / "README.md", *BENCHMARKS.glob("*.py")]
+QUOTED = re.compile(r"python (benchmarks/\w+\.py)((?: +[\w./=\[\],-]+)*)")
+PLACEHOLDERS = {"ALGORITHM": "ppo", "ENV": "CartPole-v1"}
+
+
+def quoted_commands():
+    """Return every command once, with the words after it up to a comment, a bracket or prose."""
+    commands = set()
+    for source in SOURCES:
+        text = re.sub(r" *\\\\?\n\s+(?=--)", " ", source.read_text(encoding="utf-8"))
+        for line in re.sub(r"\[(--[^\]]+)\]", r"\1", text).splitlines():
+            for match in QUOTED.finditer(line):
+                if line[match.end() :].lstrip().startswith("{"):  # filled in by the code
+                    continue
+                words = re.split(r"  +", match[2].strip())[0]
+                commands.add((match[1], words.strip().rstrip(".,;:")))
+    return sorted(commands)
+
+
+class ParsedError(Exception):
+    """The command line was understood."""
+
+
+@pytest.fixture
+def parsing_only(monkeypatch):
+    """End a command as soon as it has parsed its arguments; forget the modules that it loaded from its folder."""
+    parse_args, before = argparse.ArgumentParser.parse_args, set(sys.modules)
+
+    def parse(self, args=None, namespace=None):
+        parse_args(self, args, namespace)
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.chdir(ROOT)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(("file", "words"), quoted_commands())
+def test_a_quoted_benchmark_command_parses(file, words, monkeypatch, parsing_only):
+    arguments = [PLACEHOLDERS.get(word, word) for word in shlex.split(words)]
+    monkeypatch.setattr(sys, "argv", [file, *arguments])
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    with pytest.raises(ParsedError):
+        runpy.run_path(str(ROOT / file), run_name="__main__")
+
+
+def test_the_commands_of_the_table_are_found():
+    files = {file for file, _ in quoted_commands()}
+    assert len(files) >= 30
+    assert ("benchmarks/replay_speed.py", "--rounds 11") in quoted_commands()
