@@ -1,4 +1,4 @@
-"""`run_networks` takes the fused way only where nobody can tell the difference."""
+"""Layers run as one function only where nobody can tell the difference; several networks equal a loop over them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lockstep.modules.layers as layers_file
-from lockstep.modules import DefaultActorCriticModule
+from lockstep.modules import BatchedMLP, DefaultActorCriticModule
 from lockstep.modules.layers import run_networks
 
 
@@ -149,3 +149,50 @@ def test_hooks_on_the_default_module_see_what_they_always_saw(part, shared):
     ]
     for name, value in plain.items():
         torch.testing.assert_close(watched[name], value)
+
+
+@pytest.mark.parametrize("widths", [(), (8,), (16, 12)])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation):
+    torch.manual_seed(0)
+    batched = BatchedMLP(3, 5, widths, 2, activation=activation).double()
+    inputs = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    loops = [batched.network(k) for k in range(3)]
+    expected = torch.stack([loop(inputs) for loop in loops])
+    out = batched(inputs)
+    assert out.shape == (3, 7, 2)
+    torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
+    torch.testing.assert_close(batched(torch.stack([inputs] * 3)), expected, atol=1e-13, rtol=0)
+
+    (gradient,) = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), inputs, retain_graph=True)
+    torch.testing.assert_close(gradient, expected_gradient)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    for k, loop in enumerate(loops):
+        linears = [layer for layer in loop if isinstance(layer, nn.Linear)]
+        for weight, bias, linear in zip(batched.weights, batched.biases, linears):
+            torch.testing.assert_close(weight.grad[k].T, linear.weight.grad)
+            torch.testing.assert_close(bias.grad[k, 0], linear.bias.grad)
+
+
+def test_batched_networks_take_inputs_of_their_own():
+    batched = BatchedMLP(2, 3, (4,), 1)
+    inputs = torch.randn(2, 6, 3)
+    expected = torch.stack([batched.network(k)(inputs[k]) for k in range(2)])
+    torch.testing.assert_close(batched(inputs), expected)
+    with pytest.raises(ValueError, match=r"takes \[N, 3\] or \[2, N, 3\], got \[6, 4\]"):
+        batched(torch.zeros(6, 4))
+    for wrong in (torch.zeros(3), torch.zeros(3, 6, 3), torch.zeros(1, 2, 6, 3)):
+        with pytest.raises(ValueError, match="takes"):
+            batched(wrong)
+
+
+def test_batched_networks_are_orthogonal_and_differ():
+    batched = BatchedMLP(2, 6, (8,), 1, hidden_gain=2.0, output_gain=0.5)
+    for k in range(2):
+        first = batched.weights[0][k].detach()
+        torch.testing.assert_close(first @ first.T, 4.0 * torch.eye(6), atol=1e-5, rtol=0)
+        assert batched.weights[1][k].norm().item() == pytest.approx(0.5, rel=1e-5)
+    assert not torch.equal(batched.weights[0][0], batched.weights[0][1])
+    assert not any(bias.any() for bias in batched.biases)
