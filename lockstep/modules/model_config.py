@@ -1,4 +1,4 @@
-"""What can be chosen about the default networks."""
+"""Settings of the default networks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-import numpy as np
-
-from lockstep.state.checks import suggestion
+from lockstep.state.checks import check_choice, check_whole, is_whole, suggestion
 
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
 RECURRENT = ("lstm", "gru")
@@ -18,10 +16,11 @@ _ELSEWHERE = {"use_lstm": "recurrent", "lstm_cell_size": "recurrent_size", "fcne
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Settings of the default actor-critic networks. The defaults are those of PPO's reference implementation
-    for vector observations (Huang et al. 2022, "The 37 Implementation Details of Proximal Policy
-    Optimization", core details 2 and 13, continuous-control details 1 to 4) and, for images, the network of
-    Mnih et al. 2015.
+    """Settings of the default networks.
+
+    The defaults are those of PPO's reference implementation for vector observations (Huang et al. 2022, "The 37
+    Implementation Details of Proximal Policy Optimization", core details 2 and 13, continuous-control details 1 to 4)
+    and, for images, the network of Mnih et al. 2015.
 
     Raises:
         ValueError: a width, gain, activation or filter that cannot be.
@@ -30,15 +29,15 @@ class ModelConfig:
     hiddens: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers. Not used when the observation is one image: see `image_hiddens`."""
     activation: str = "tanh"
-    """Of the hidden layers: tanh, relu, gelu, silu or elu."""
+    """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
     share_value_network: bool = False
     """One encoder for policy and value (usual for images), or one for each."""
     dueling: bool = False
-    """Of networks of action values: a value and advantages instead of one number for each action (Wang et al. 2016)."""
+    """Action values from a value and advantages instead of one number for each action (Wang et al. 2016)."""
     num_value_outputs: int = 1
-    """Of distributions of action values: numbers for each action. Set by C51 (atoms) and QR-DQN (quantiles)."""
+    """Numbers for each action in distributions of action values. Set by C51 (atoms) and QR-DQN (quantiles)."""
     value_range: tuple[float, float] | None = None
-    """Of distributions of action values: the first and the last atom. Set by C51."""
+    """First and last atom of distributions of action values. Set by C51."""
     orthogonal_init: bool = True
     """Orthogonal weights with the gains below and zero biases; False leaves torch's own initialisation."""
     hidden_gain: float = math.sqrt(2.0)
@@ -47,22 +46,20 @@ class ModelConfig:
     log_std_init: float = 0.0
     """Start of the logarithm of the standard deviations of a Gaussian head."""
     free_log_std: bool = True
-    """One learned log_std for each action dimension, the same for all observations; False: outputs of the
-    network.
-    """
+    """One learned log_std for each action dimension, the same for all observations; False: outputs of the network."""
     squash_actions: bool = False
     """tanh-squashed Gaussian with actions in [-1, 1] (rescale them to the space with a connector)."""
     conv_filters: tuple[tuple[int, int, int], ...] | None = None
-    """Convolutions for images as (channels, kernel, stride). None: the Nature CNN from 36 x 36 pixels
-    upwards, two 3 x 3 convolutions below."""
+    """Convolutions for images as (channels, kernel, stride).
+
+    None: the Nature CNN from 36 x 36 pixels upwards, two 3 x 3 convolutions below."""
     conv_activation: str = "relu"
     image_hiddens: tuple[int, ...] = (512,)
     """Dense layers after the convolutions."""
     num_critics: int = 2
-    """Of algorithms that learn the values of continuous actions, and of SAC: networks of action values, the smallest
-    of which counts."""
+    """Networks of action values of SAC and of algorithms for continuous actions; the smallest value counts."""
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
-    """Of SAC: what the logarithm of the standard deviations is limited to."""
+    """Bounds of the logarithm of the standard deviations of SAC."""
     recurrent: str | None = None
     """"lstm" or "gru": a memory after the encoder, shared by policy and value (`share_value_network` does not apply);
     None: no memory.
@@ -75,20 +72,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("hiddens", "image_hiddens"):
             widths = getattr(self, name)
-            if not isinstance(widths, list | tuple) or not all(_is_count(width) for width in widths):
+            if not isinstance(widths, list | tuple) or not all(map(_is_count, widths)):
                 raise ValueError(f"{name} must be a list of positive whole numbers, got {widths!r}")
-            object.__setattr__(self, name, tuple(int(width) for width in widths))
-        for name in ("activation", "conv_activation"):
-            if getattr(self, name) not in ACTIVATIONS:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(ACTIVATIONS)}")
-        if self.recurrent not in (None, *RECURRENT):
-            raise ValueError(
-                f"recurrent={self.recurrent!r} is not one of {', '.join(RECURRENT)}, or None for no memory"
-            )
+            object.__setattr__(self, name, tuple(map(int, widths)))
         for name in ("recurrent_size", "max_seq_len", "num_value_outputs", "num_critics"):
-            if not _is_count(getattr(self, name)):
-                raise ValueError(f"{name} must be a positive whole number, got {getattr(self, name)!r}")
-            object.__setattr__(self, name, int(getattr(self, name)))
+            object.__setattr__(self, name, check_whole(name, getattr(self, name), 1))
+        for name in ("activation", "conv_activation"):
+            check_choice(name, getattr(self, name), ACTIVATIONS)
+        if self.recurrent is not None:
+            check_choice("recurrent", self.recurrent, RECURRENT)
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
@@ -106,7 +98,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, value: ModelConfig | Mapping[str, Any] | None) -> Self:
-        """A config from a config, a dict of some of its fields, or None (the defaults).
+        """Return a config from a config, a dict of some of its fields, or None (the defaults).
 
         Raises:
             ValueError: a key that is no field (with the nearest one that is).
@@ -125,9 +117,9 @@ class ModelConfig:
         return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values; `ModelConfig.of` gives back an equal config."""
+        """Return all fields as plain values; `ModelConfig.of` gives back an equal config."""
         return asdict(self)
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value > 0)
+    return is_whole(value) and value >= 1  # type: ignore[operator]

@@ -209,23 +209,33 @@ def test_checkpoint_of_a_module_with_memory_round_trips(tmp_path):
     assert torch.equal(net.compute_values(x), again.compute_values(x))
 
 
-def test_configuration_chooses_the_class_and_refuses_what_does_not_fit():
-    assert default_module_class(ModelConfig()) is DefaultActorCriticModule
-    assert default_module_class(None) is DefaultActorCriticModule
-    assert default_module_class({"recurrent": "gru"}) is RecurrentActorCriticModule
-    assert default_module_class(ModelConfig(recurrent="lstm")) is RecurrentActorCriticModule
-    with pytest.raises(ValueError, match="recurrent='rnn' is not one of lstm, gru"):
-        ModelConfig(recurrent="rnn")
-    with pytest.raises(ValueError, match="max_seq_len must be a positive whole number, got 0"):
-        ModelConfig(max_seq_len=0)
-    with pytest.raises(ValueError, match="'use_lstm'; did you mean 'recurrent'"):
-        ModelConfig.of({"use_lstm": True})
-    with pytest.raises(ValueError, match="recurrent='lstm' needs RecurrentActorCriticModule"):
-        RLModuleSpec(DefaultActorCriticModule, BOX, THREE, model_config={"recurrent": "lstm"}).build()
-    with pytest.raises(ValueError, match="needs 'lstm' or 'gru'"):
-        RLModuleSpec(RecurrentActorCriticModule, BOX, THREE).build()
-    with pytest.raises(ValueError, match=r"takes observations \[B, T, \.\.\.\]"):
-        module().forward_train({"obs": torch.zeros(3)})
+@pytest.mark.parametrize("config", [None, ModelConfig(), {"hiddens": (3,)}])
+def test_a_configuration_without_memory_chooses_the_class_without(config):
+    assert default_module_class(config) is DefaultActorCriticModule
+
+
+@pytest.mark.parametrize("config", [{"recurrent": "gru"}, ModelConfig(recurrent="lstm")])
+def test_a_configuration_with_memory_chooses_the_class_with(config):
+    assert default_module_class(config) is RecurrentActorCriticModule
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda: ModelConfig(recurrent="rnn"), "recurrent='rnn'.*lstm.*gru"),
+        (lambda: ModelConfig(max_seq_len=0), "max_seq_len=0.*at least 1"),
+        (lambda: ModelConfig.of({"use_lstm": True}), "'use_lstm'; did you mean 'recurrent'"),
+        (
+            lambda: RLModuleSpec(DefaultActorCriticModule, BOX, THREE, model_config={"recurrent": "lstm"}).build(),
+            "recurrent='lstm' needs RecurrentActorCriticModule",
+        ),
+        (lambda: RLModuleSpec(RecurrentActorCriticModule, BOX, THREE).build(), "needs 'lstm' or 'gru'"),
+        (lambda: module().forward_train({"obs": torch.zeros(3)}), r"takes observations \[B, T, \.\.\.\]"),
+    ],
+)
+def test_memory_that_does_not_fit_is_refused(mistake, words):
+    with pytest.raises(ValueError, match=words):
+        mistake()
 
 
 @pytest.mark.parametrize("kind", KINDS)
