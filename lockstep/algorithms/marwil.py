@@ -23,6 +23,7 @@ from lockstep.algorithms.families.transitions import COLUMNS, discounts_of
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import SampledTraining, TrainingOptions
+from lockstep.learner.inputs import recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.ops import monte_carlo_returns
@@ -85,7 +86,7 @@ class MARWILLearner(Learner[MARWILTraining]):
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Turn rewards into returns to the end of the episode, or to where it was cut, whose value is bootstrapped."""
         gamma = self.config_of(module_id).gamma
-        columns = self.recorded_columns(module_id, trajectories)
+        columns = recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
         terminateds, ends = trajectories.terminateds, trajectories.terminateds | trajectories.cuts
         rewards = self.connectors[module_id].learning_rewards(trajectories)
         steps, width = trajectories.shape

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lockstep.connectors import ModuleConnectors
-from lockstep.learner.config import FrameworkSection
+from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.modules import MultiRLModule, RLModule
 from lockstep.state.options import Section
 
@@ -200,6 +200,20 @@ def state_of(value: Any) -> Any:
     return value.get_state() if hasattr(value, "get_state") else copy.deepcopy(value)
 
 
+def restored(present: Any, saved: Any) -> Any:
+    """Return `present`, registered state, as it was `saved`: changed in place where it can be."""
+    if isinstance(present, torch.Tensor):
+        with torch.no_grad():
+            present.copy_(torch.as_tensor(saved))
+    elif isinstance(present, np.ndarray):
+        present[...] = saved
+    elif hasattr(present, "set_state"):
+        present.set_state(saved)
+    else:
+        return copy.deepcopy(saved)
+    return present
+
+
 def policies_state(policies: Any) -> Any:
     """Return `policies_to_train` as plain data; a function by its name."""
     if callable(policies):
@@ -234,19 +248,42 @@ def names_of(names: Collection[str] | str | None) -> list[str] | None:
 # -- how a learner is built ---
 
 
-def recipe_in(folders: Mapping[str, State]) -> State:
-    """Return what a checkpoint says about how its learner is built; `ValueError` where it does not."""
+def learner_in(
+    folders: Mapping[str, State],
+    *,
+    config: Section | None = None,
+    framework: Section | None = None,
+    connectors: Mapping[str, ModuleConnectors] | None = None,
+    module_configs: Mapping[str, Section] | None = None,
+    modules: Mapping[str, RLModule] | None = None,
+    policies_to_train: object = None,
+) -> tuple[dict[str, Any], str, State]:
+    """Return what the learner in a checkpoint is made of: arguments, its class by import path, its state.
+
+    What is passed in stands in the place of what was saved. `ValueError` saying what has to be.
+    """
+    state = state_to_restore(folders, None, {})
     recipe = folders["learner"].get("recipe")
     if recipe is None:
         raise ValueError("the checkpoint does not say how its learner is built; build one and use restore_from_path")
-    return dict(recipe)
-
-
-def modules_in(folders: Mapping[str, State], modules: Mapping[str, RLModule]) -> MultiRLModule:
-    """Build the modules of a checkpoint, but for those in `modules`."""
-    start = "learner/rl_module/"
+    configs, built, start = module_configs or {}, modules or {}, "learner/rl_module/"
     trees = {name[len(start) :]: tree for name, tree in folders.items() if name.startswith(start)}
-    return MultiRLModule({mid: modules.get(mid) or RLModule.from_state_tree(tree) for mid, tree in trees.items()})
+    if connectors is None:
+        check_no_statistics(state["connectors"])
+    arguments = {
+        "module_spec": MultiRLModule(
+            {mid: built.get(mid) or RLModule.from_state_tree(tree) for mid, tree in trees.items()}
+        ),
+        "config": built_section(recipe["training"], config, TrainingSection),
+        "framework": built_section(recipe["framework"], framework, FrameworkSection),
+        "connectors": connectors,
+        "module_configs": {
+            mid: built_section(saved, configs.get(mid), TrainingSection)
+            for mid, saved in recipe["module_configs"].items()
+        },
+        "policies_to_train": policies_to_train,
+    }
+    return arguments, recipe["learner_class"], state
 
 
 def section_recipe(section: Section) -> State:

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories
@@ -67,6 +68,24 @@ def columns_of_batch(to_tensor: ToTensor, module: RLModule, batch: SampleBatch, 
         columns[Columns.LOSS_MASK] = columns[Columns.LOSS_MASK].to(torch.bool)
         columns = _without_masked_rows(columns)
     return columns
+
+
+def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajectories: Trajectories) -> TensorColumns:
+    """Return what the episodes recorded, `{name: [T * B, ...]}`, observations after the observation pipeline."""
+    truncateds = trajectories.cuts if trajectories.truncateds is None else trajectories.truncateds
+    found: dict[str, Any] = {
+        Columns.OBS: connectors.obs(trajectories.flat_obs()),
+        Columns.ACTIONS: trajectories.flat_actions(),
+        Columns.REWARDS: np.ascontiguousarray(connectors.learning_rewards(trajectories)).reshape(-1),
+        Columns.NEXT_OBS: connectors.obs(trajectories.next_obs()),
+        Columns.TERMINATEDS: trajectories.terminateds.reshape(-1),
+        Columns.TRUNCATEDS: truncateds.reshape(-1),
+    }
+    extras = {Columns.ACTION_LOGP: trajectories.action_logp, **(trajectories.recorded or {})}
+    for name, column in extras.items():
+        if column is not None and name not in found and all(map(is_numeric, leaves(column))):
+            found[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
+    return {name: map_tree(to_tensor, column) for name, column in found.items()}
 
 
 def _without_masked_rows(columns: TensorColumns) -> TensorColumns:

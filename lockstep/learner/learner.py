@@ -19,7 +19,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.trajectories import Trajectories, num_rows_of
-from lockstep.data.trees import is_numeric, leaves, map_tree
+from lockstep.data.trees import map_tree
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
@@ -275,8 +275,7 @@ class Learner(Generic[Training]):
         read without a copy. Options and results are those of `update_from_batch`.
         """
         started = time.perf_counter()
-        steps = {} if timesteps is None else timesteps
-        options = UpdateOptions(steps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
+        options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
         read = partial(self._read_episodes, episodes)
         agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
         columns = {}
@@ -301,8 +300,7 @@ class Learner(Generic[Training]):
         module), `shuffle_batch_per_epoch`. Returns `{module_id: {metric: number}}`.
         """
         started = time.perf_counter()
-        steps = {} if timesteps is None else timesteps
-        options = UpdateOptions(steps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
+        options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
         read = partial(self._read_batch, batch)
         agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
         self.seconds.pipeline = time.perf_counter() - started
@@ -327,7 +325,7 @@ class Learner(Generic[Training]):
             if widths := self.noise_columns(module_id):
                 drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"))
                 columns = {**columns, module_id: {**part, **map_tree(self.to_tensor, drawn)}}
-        self.before_gradient_based_update(timesteps=options.timesteps)
+        self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
         self.gradient_watch.begin(self.optimizers)
         minibatch_size, num_epochs = options.minibatch_size, options.num_epochs
@@ -364,7 +362,7 @@ class Learner(Generic[Training]):
                     break
         num_rows = sum(plan.num_rows.values())
         steps = StepCounts(num_minibatches, passes, agreed.env_steps * passes, num_rows * passes - num_rows_used)
-        self._end_update(options.timesteps, agreed, trajectories, first_values)
+        self._end_update(options.timesteps or {}, agreed, trajectories, first_values)
         if self._is_first_count("rows_left_out", steps.num_rows_left_out):
             steps.warn_of_rows_left_out(num_rows, minibatch_size, shuffle)
         return self._summarize(counts_over_learners(self.reducer, trained), steps, time.perf_counter() - started)
@@ -459,25 +457,8 @@ class Learner(Generic[Training]):
 
         An algorithm that needs values, advantages or targets overrides it.
         """
-        return self.train_columns(module_id, self.recorded_columns(module_id, trajectories), trajectories)
-
-    def recorded_columns(self, module_id: str, trajectories: Trajectories) -> TensorColumns:
-        """Return what the episodes recorded, `{name: [T * B, ...]}`, observations after the observation pipeline."""
-        connectors = self.connectors[module_id]
-        truncateds = trajectories.cuts if trajectories.truncateds is None else trajectories.truncateds
-        found: dict[str, Any] = {
-            Columns.OBS: connectors.obs(trajectories.flat_obs()),
-            Columns.ACTIONS: trajectories.flat_actions(),
-            Columns.REWARDS: np.ascontiguousarray(connectors.learning_rewards(trajectories)).reshape(-1),
-            Columns.NEXT_OBS: connectors.obs(trajectories.next_obs()),
-            Columns.TERMINATEDS: trajectories.terminateds.reshape(-1),
-            Columns.TRUNCATEDS: truncateds.reshape(-1),
-        }
-        extras = {Columns.ACTION_LOGP: trajectories.action_logp, **(trajectories.recorded or {})}
-        for name, column in extras.items():
-            if column is not None and name not in found and all(map(is_numeric, leaves(column))):
-                found[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
-        return {name: map_tree(self.to_tensor, column) for name, column in found.items()}
+        columns = inputs.recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
+        return self.train_columns(module_id, columns, trajectories)
 
     def train_columns(self, module_id: str, columns: TensorColumns, trajectories: Trajectories) -> TensorColumns:
         """Return what a gradient step takes rows of: the transitions, or the sequences `[S, L, ...]` of a module with
@@ -970,7 +951,7 @@ class Learner(Generic[Training]):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
-        num_bad = self._report_optimizers(results, metrics, trained)
+        num_bad = self.optimizers.report(results, metrics.series, trained if self.reducer.rank == 0 else ())
         self.last_series = metrics.series
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", steps.env_steps),
@@ -983,22 +964,6 @@ class Learner(Generic[Training]):
         if num_bad:
             self._report_bad_gradients(num_bad)
         return results
-
-    def _report_optimizers(self, results: Results, metrics: UpdateMetrics, trained: Mapping[str, int]) -> int:
-        """Add learning rates to `results`; return how many gradients were not finite."""
-        num_bad = 0
-        for entry in self.optimizers:
-            if self.reducer.rank == 0 and entry.module_id in (*trained, ALL_MODULES):
-                entry.warn_of_zero_rate()
-            numbers = results.setdefault(entry.module_id, {})
-            numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
-            if not entry.on_host:
-                metrics.series.pop((entry.module_id, f"{entry.name}_bad_gradients"))
-                num_bad += int(numbers.pop(f"{entry.name}_bad_gradients"))
-            elif number := int(entry.bad_steps):  # the same on all learners
-                num_bad += number
-                entry.bad_steps.zero_()
-        return num_bad
 
     def _report_bad_gradients(self, count: int) -> None:
         """Name the first bad tensor: raise with `nan_policy="stop"`, warn otherwise (on one learner)."""
@@ -1104,7 +1069,7 @@ class Learner(Generic[Training]):
             if saved_value is not None:
                 warn_of_configured(f"{name} of {module_id}", schedule.value, saved_value)
         for name, saved in state.get("registered", {}).items():
-            self._restore_registered(name, saved)
+            self.registered[name] = checkpointing.restored(self.registered[name], saved)
         if "weights_seq_no" in state:
             self.weights_seq_no = int(state["weights_seq_no"])
         if "lifetime" in state:
@@ -1114,18 +1079,6 @@ class Learner(Generic[Training]):
         allowed = state.get("should_module_be_updated", {})
         if not isinstance(allowed, Mapping):  # a function cannot be saved: the learner keeps its own
             self.policies_to_train = allowed if allowed is None else list(allowed)
-
-    def _restore_registered(self, name: str, saved: Any) -> None:
-        value = self.registered[name]
-        if isinstance(value, Tensor):
-            with torch.no_grad():
-                value.copy_(torch.as_tensor(saved))
-        elif isinstance(value, np.ndarray):
-            value[...] = saved
-        elif hasattr(value, "set_state"):
-            value.set_state(saved)
-        else:
-            self.registered[name] = checkpointing.state_of(saved)
 
     def get_weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
@@ -1193,52 +1146,26 @@ class Learner(Generic[Training]):
     def from_checkpoint(cls, path: str | Path, **parts: Any) -> Self:
         """Return the learner of a checkpoint, built as it was and restored; on `Learner`, of the class that was saved.
 
-        `parts`: what a file cannot hold, see `from_folders`. Raises `CheckpointError` for a damaged or foreign
-        checkpoint, `ValueError` saying what has to be passed in.
+        `parts`: what a file cannot hold: `config` (with schedules that are functions), `framework`, `connectors` (with
+        statistics), `module_configs`, `modules` by id (of classes that cannot be imported, or wrapped),
+        `policies_to_train` (a function). Raises `CheckpointError` for a damaged or foreign checkpoint, `ValueError`
+        saying what has to be passed in.
         """
         return cls.from_folders(read_checkpoint(Path(path)), **parts)
 
     @classmethod
     def from_folders(
-        cls,
-        folders: Mapping[str, checkpointing.State],
-        *,
-        config: Training | None = None,
-        framework: FrameworkSection | None = None,
-        connectors: Mapping[str, ModuleConnectors] | None = None,
-        module_configs: Mapping[str, Training] | None = None,
-        modules: Mapping[str, RLModule] | None = None,
-        policies_to_train: WhoLearns = None,
-        reducer: Reducer | None = None,
+        cls, folders: Mapping[str, checkpointing.State], *, reducer: Reducer | None = None, **parts: Any
     ) -> Self:
         """Return the learner in the folders of a checkpoint; with a `reducer` one of several that act as one.
 
-        `config`: where schedules are functions. `connectors`: where they have statistics. `modules`: by id, of
-        classes that cannot be imported, or wrapped. `policies_to_train`: where it is a function.
+        `parts`: see `from_checkpoint`.
         """
-        state = checkpointing.state_to_restore(folders, None, {})
-        recipe = checkpointing.recipe_in(folders)
-        if connectors is None:
-            checkpointing.check_no_statistics(state["connectors"])
-        modules_built = checkpointing.modules_in(folders, modules or {})
+        arguments, class_path, state = checkpointing.learner_in(folders, **parts)
         learner_class = cls
         if cls is Learner:
-            learner_class = checkpointing.imported_class(
-                recipe["learner_class"], Learner, "build it and use restore_from_path"
-            )
-        configs = module_configs or {}
-        learner = learner_class(
-            config=checkpointing.built_section(recipe["training"], config, TrainingSection),
-            framework=checkpointing.built_section(recipe["framework"], framework, FrameworkSection),
-            module_spec=modules_built,
-            connectors=connectors,
-            module_configs={
-                mid: checkpointing.built_section(saved, configs.get(mid), TrainingSection)
-                for mid, saved in recipe["module_configs"].items()
-            },
-            policies_to_train=policies_to_train,
-            reducer=reducer,
-        )
+            learner_class = checkpointing.imported_class(class_path, Learner, "build it and use restore_from_path")
+        learner = learner_class(**arguments, reducer=reducer)
         learner.build()
         learner.set_state(state)
         return learner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ TensorColumns = dict[str, Any]
 class UpdateOptions:
     """How often and in which pieces a batch is gone through."""
 
-    timesteps: Mapping[str, int] = field(default_factory=dict)
+    timesteps: Mapping[str, int] | None = None
     """for schedules and hooks, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`"""
     num_epochs: int = 1
     """complete passes"""
@@ -36,6 +36,8 @@ class UpdateOptions:
         check_whole("num_epochs", self.num_epochs, 1)
         check_whole("minibatch_size", self.minibatch_size, 1, optional=True)
         check_flags(shuffle_batch_per_epoch=self.shuffle_batch_per_epoch)
+        if self.timesteps is None:
+            return
         values = self.timesteps.values() if isinstance(self.timesteps, Mapping) else [None]
         if not all(map(is_number, values)):
             raise TypeError(

@@ -554,6 +554,31 @@ class OptimizerSet:
                 entry.keep_only(kept)
         self._owner = {id(param): entry.key for entry in self for param in entry.flat.params}
 
+    def report(
+        self,
+        results: dict[str, dict[str, Any]],
+        series: dict[tuple[str, str], list[float]],
+        warns_of: Collection[str],
+    ) -> int:
+        """Add learning rates to `results` by module; return how many gradients were not finite, and count anew.
+
+        `series`: the metrics by gradient step, with the count of optimizers on another device. `warns_of`: the modules
+        whose optimizers warn where they train nothing.
+        """
+        num_bad = 0
+        for entry in self:
+            if entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES):
+                entry.warn_of_zero_rate()
+            numbers, name = results.setdefault(entry.module_id, {}), f"{entry.name}_bad_gradients"
+            numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
+            if not entry.on_host:
+                series.pop((entry.module_id, name))
+                num_bad += int(numbers.pop(name))
+            elif number := int(entry.bad_steps):  # the same on all learners
+                num_bad += number
+                entry.bad_steps.zero_()
+        return num_bad
+
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
@@ -623,10 +648,10 @@ def fused_adam(epsilon: float) -> Callable[[nn.Parameter], torch.optim.Optimizer
     return make
 
 
-def warn_of_configured(what: str, configured: float, saved: float) -> None:
+def warn_of_configured(name: str, configured: float, saved: float) -> None:
     """Warn that a configured value is in force, and not the one that a checkpoint was made with."""
     warnings.warn(
-        f"{what} is {configured:g}, as configured; the checkpoint was made with {saved:g}",
+        f"{name} is {configured:g}, as configured; the checkpoint was made with {saved:g}",
         ConfiguredValueWarning,
         stacklevel=2,
     )

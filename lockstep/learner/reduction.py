@@ -183,7 +183,7 @@ class DistributedReducer:
             self._memory.leave()
         self._group, self._memory, self._broken = None, None, self._broken or why
 
-    def _call(self, what: str, work: Callable[..., Any], *args: Any) -> None:
+    def _call(self, name: str, work: Callable[..., Any], *args: Any) -> None:
         if self._group is None:
             raise LearnerError(
                 f"learner {self.rank} of {self.world_size} has no connection to the others: {self._broken}; build the "
@@ -194,15 +194,15 @@ class DistributedReducer:
         try:
             work(*args)
         except RuntimeError as error:
-            raise self._error(what, started, error) from error
+            raise self._error(name, started, error) from error
         finally:
             self.is_waiting = False
 
-    def _error(self, what: str, started: float, error: Exception) -> LearnerError:
+    def _error(self, name: str, started: float, error: Exception) -> LearnerError:
         waited = time.monotonic() - started
-        self._leave(f"{what} failed before")
+        self._leave(f"{name} failed before")
         return LearnerError(
-            f"learner {self.rank} of {self.world_size}: {what} failed after {waited:.1f} s (timeout_s="
+            f"learner {self.rank} of {self.world_size}: {name} failed after {waited:.1f} s (timeout_s="
             f"{self.timeout_s:g}). Another learner died, hangs, or makes other calls than this one. The cause: {error}"
         )
 
@@ -246,7 +246,7 @@ class _SumOverLearners(torch.autograd.Function):
     """Gives the sum over all learners. The gradient goes to the own part only: gradients are summed afterwards."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, total: Tensor) -> Tensor:
+    def forward(ctx: Any, local: Tensor, total: Tensor) -> Tensor:
         return total.clone()
 
     @staticmethod
@@ -262,16 +262,15 @@ def means_over_learners(reducer: Reducer, values: Sequence[Tensor], mask: Tensor
     """
     if not counts and reducer.world_size > 1:
         values, mask = [each[:0] for each in values], None if mask is None else mask[:0]
-    own = torch.stack([each.sum() if mask is None else torch.where(mask, each, 0.0).sum() for each in values])
+    sums = torch.stack([each.sum() if mask is None else torch.where(mask, each, 0.0).sum() for each in values])
     if mask is None:  # (above: NaN in padding stays there)
-        sizes = own.new_tensor([float(each.numel()) for each in values])
+        sizes = sums.new_tensor([float(each.numel()) for each in values])
     else:
-        sizes = mask.sum().to(own.dtype).expand(len(values))
+        sizes = mask.sum().to(sums.dtype).expand(len(values))
     if reducer.world_size > 1:
-        totals = reducer.sum_(torch.cat([own.detach(), sizes]))
-        sums: Tensor = _SumOverLearners.apply(own, totals[: len(values)])
-        own, sizes = sums, totals[len(values) :]
-    return list((own / sizes.clamp(min=1.0)).unbind())
+        totals = reducer.sum_(torch.cat([sums.detach(), sizes]))
+        sums, sizes = _SumOverLearners.apply(sums, totals[: len(values)]), totals[len(values) :]
+    return list((sums / sizes.clamp(min=1.0)).unbind())
 
 
 def once_over_learners(reducer: Reducer, term: Tensor) -> Tensor:
@@ -287,18 +286,18 @@ def any_learner(reducer: Reducer, flag: bool) -> bool:
     return bool(reducer.sum_(torch.tensor([float(flag)]))[0] > 0)
 
 
-def counts_over_learners(reducer: Reducer, own: dict[str, int]) -> dict[str, int]:
+def counts_over_learners(reducer: Reducer, counts: dict[str, int]) -> dict[str, int]:
     """Sum whole numbers by name over all learners, which have the same names."""
     if reducer.world_size == 1:
-        return own
-    return dict(zip(own, reducer.sum_(torch.tensor(list(own.values()), dtype=torch.int64)).tolist()))
+        return counts
+    return dict(zip(counts, reducer.sum_(torch.tensor(list(counts.values()), dtype=torch.int64)).tolist()))
 
 
-def moments_over_learners(reducer: Reducer, own: RunningMoments) -> RunningMoments:
+def moments_over_learners(reducer: Reducer, seen: RunningMoments) -> RunningMoments:
     """Join the moments of what all learners have seen, by rank; exact up to rounding."""
-    joined = RunningMoments(own.shape, own.dtype)
-    for state in reducer.gather(own.get_state()):
-        part = RunningMoments(own.shape, own.dtype)
+    joined = RunningMoments(seen.shape, seen.dtype)
+    for state in reducer.gather(seen.get_state()):
+        part = RunningMoments(seen.shape, seen.dtype)
         part.set_state(state)
         joined.merge(part)
     return joined
@@ -317,9 +316,9 @@ def explained_variance_over_learners(
     parts = reducer.gather({"moments": moments.get_state(), "ends": ends})
     joined = RunningMoments((2,))
     for part in parts:
-        own = RunningMoments((2,))
-        own.set_state(part["moments"])
-        joined.merge(own)
+        seen = RunningMoments((2,))
+        seen.set_state(part["moments"])
+        joined.merge(seen)
     if not max(part["ends"][1] for part in parts) > min(part["ends"][0] for part in parts):
         return float("nan")
     variance, residual = joined.var

@@ -129,9 +129,9 @@ def _pieces_of(module_ids: Collection[str], episode: object, position: int) -> l
     )
 
 
-def _only(module_ids: Collection[str], what: str) -> str:
+def _only(module_ids: Collection[str], described: str) -> str:
     if len(module_ids) != 1:
-        raise ValueError(f"this learner has the modules {sorted(module_ids)}; {what} fits one module only")
+        raise ValueError(f"this learner has the modules {sorted(module_ids)}; {described} fits one module only")
     return next(iter(module_ids))
 
 
@@ -163,17 +163,17 @@ class UpdatePlan:
     num_own_rows: dict[str, int]
     """of this learner, without stand-ins"""
     stand_ins: frozenset[str] = frozenset()
-    own: dict[str, np.ndarray] = field(default_factory=dict)
+    lookup: dict[str, np.ndarray] = field(default_factory=dict)
     """by module: the own row of each global row, -1 where another learner has it; empty for one learner"""
 
     def own_rows(self, indices: Indices) -> tuple[Indices, frozenset[str]]:
         """Return the own rows among global `indices` (None: all), and the modules whose row is a stand-in."""
-        if not self.own:
+        if not self.lookup:
             return indices, self.stand_ins
         rows: Indices = {}
         stand_ins = set(self.stand_ins)
         for module_id, index in indices.items():
-            chosen = None if index is None else self.own[module_id][index]
+            chosen = None if index is None else self.lookup[module_id][index]
             if chosen is not None:
                 chosen = chosen[chosen >= 0]
             if module_id in self.stand_ins or (chosen is not None and len(chosen) == 0):
@@ -189,8 +189,8 @@ class UpdatePlan:
         """
         # All numbers of a row side by side: the same whether rows come in one call or in several.
         numbers = rng.standard_normal((self.num_rows[module_id], sum(widths.values())), np.float32)
-        if self.own:
-            lookup, everyone = self.own[module_id], numbers
+        if self.lookup:
+            lookup, everyone = self.lookup[module_id], numbers
             numbers = np.zeros((max(self.num_own_rows[module_id], 1), everyone.shape[1]), np.float32)
             numbers[lookup[lookup >= 0]] = everyone[lookup >= 0]
         ends = list(itertools.accumulate(widths.values()))

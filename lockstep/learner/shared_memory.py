@@ -41,7 +41,7 @@ NAP_S = 0.0005
 
 
 def is_supported() -> bool:
-    """Can processes of this machine share memory in this way?"""
+    """Return whether processes of this machine can share memory in this way."""
     there = sys.platform == "linux" and hasattr(os, "memfd_create")  # which some builds of Python lack
     return there and platform.machine() in ("x86_64", "AMD64")
 
@@ -55,11 +55,11 @@ class _Segment:
         self._process = f"/proc/{process_id}/stat"
 
     def piece(self, which: int, dtype: torch.dtype, numel: int) -> Tensor:
-        """`[numel]`, a view."""
+        """Return a view `[numel]`."""
         return torch.frombuffer(self.memory, dtype=dtype, count=numel, offset=HEADER + which * PIECE)
 
     def is_alive(self) -> bool:
-        """Does the owner hold its lock, and is it there (a process that it forked would hold it, too)?"""
+        """Return whether the owner holds its lock, and is there (a process that it forked would hold it, too)."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,8 +88,9 @@ class SharedMemory:
         self._turn = 0
 
     def sum_(self, tensor: Tensor) -> None:
-        """The sum over all learners, in place: of few numbers by each; of more, each adds one part of it and reads what
-        the others have added.
+        """Sum over all learners, in place.
+
+        Of few numbers each learner takes the sum; of more, each adds one part and reads what the others have added.
         """
         for part in _pieces(tensor):
             if part.nbytes <= FEW:
@@ -110,24 +111,24 @@ class SharedMemory:
                 part[begin:end] = view[begin:end]
 
     def gather(self, parts: list[Tensor], tensor: Tensor) -> None:
-        """`tensor` of each learner into `parts`; all have the same shape."""
+        """Copy `tensor` of each learner into `parts`; all have the same shape."""
         for places in zip(*map(_pieces, parts), _pieces(tensor)):
             for place, view in zip(places, self._written(places[-1])):
                 place.copy_(view)
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
-        """The values of learner `source`, in place."""
+        """Take the values of learner `source`, in place."""
         for part in _pieces(tensor):
             views = self._written(part)
             if source != self._rank:
                 part.copy_(views[source])
 
     def leave(self) -> None:
-        """The others need not wait."""
+        """Tell the others that they need not wait."""
         self._segments[self._rank].header[LEFT] = 1
 
     def _written(self, part: Tensor) -> list[Tensor]:
-        """What all have written. It may be read until the call after the next, since pieces are used in turn."""
+        """Return what all have written. It may be read until the call after the next: pieces are used in turn."""
         self._turn = 1 - self._turn
         views = [segment.piece(self._turn, part.dtype, len(part)) for segment in self._segments]
         views[self._rank].copy_(part)
@@ -139,7 +140,7 @@ class SharedMemory:
         return views
 
     def _meet(self) -> None:
-        """Goes on when all learners have come here."""
+        """Go on when all learners have come here."""
         self._meetings += 1
         self._segments[self._rank].header[ARRIVED] = self._meetings
         for rank, segment in self._others:
@@ -170,23 +171,23 @@ class SharedMemory:
 def share_memory(
     rank: int, world_size: int, gather: Callable[[Any], list[Any]], timeout_s: float
 ) -> SharedMemory | None:
-    """Joins learners that are on one machine; None where they are not, or where the machine has no such memory.
+    """Join learners that are on one machine; None where they are not, or where the machine has no such memory.
 
     `gather(value)`: `value` of each learner, by rank, over another way.
     """
-    own, said = _own_segment() if is_supported() else (None, None)
-    heard = gather(said)
+    segment, address = _new_segment() if is_supported() else (None, None)
+    heard = gather(address)
     segments: list[_Segment | None] = []
     for other, item in enumerate(heard):
-        segments.append(own if other == rank else None if item is None else _opened(*item))
+        segments.append(segment if other == rank else None if item is None else _opened(*item))
     found = [segment for segment in segments if segment is not None]
     if not all(gather(len(found) == world_size)):
         return None
     return SharedMemory(found, rank, timeout_s)
 
 
-def _own_segment() -> tuple[_Segment | None, tuple[int, int, int] | None]:
-    """A new segment, and what others need to find it; nothing where there is no room for it."""
+def _new_segment() -> tuple[_Segment | None, tuple[int, int, int] | None]:
+    """Return a new segment, and what others need to find it; nothing where there is no room for it."""
     token, process_id = secrets.randbits(62), os.getpid()
     try:
         descriptor = os.memfd_create("lockstep")
@@ -205,7 +206,7 @@ def _own_segment() -> tuple[_Segment | None, tuple[int, int, int] | None]:
 
 
 def _opened(process_id: int, number: int, token: int) -> _Segment | None:
-    """Another learner's segment; None where that process is on another machine."""
+    """Return another learner's segment; None where that process is on another machine."""
     try:
         descriptor = os.open(f"/proc/{process_id}/fd/{number}", os.O_RDWR | os.O_NONBLOCK)
     except OSError:
@@ -220,7 +221,7 @@ def _opened(process_id: int, number: int, token: int) -> _Segment | None:
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """`tensor` flat, in parts that fit into a piece, as views."""
+    """Yield `tensor` flat, in parts that fit into a piece, as views."""
     flat = tensor.view(-1)
     step = PIECE // flat.element_size()
     for begin in range(0, len(flat), step):

@@ -27,9 +27,9 @@ class TargetNetwork:
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = copy.deepcopy(module).requires_grad_(False)
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
-        own = dict(self.module.named_parameters())
-        self._shapes = [own[name].shape for name in self._names]
-        self.flat = torch.cat([own[name].detach().reshape(-1) for name in self._names])
+        copies = dict(self.module.named_parameters())
+        self._shapes = [copies[name].shape for name in self._names]
+        self.flat = torch.cat([copies[name].detach().reshape(-1) for name in self._names])
         self.num_steps = 0
         """gradient steps since it was made"""
         self._flats: list[FlatParameters] | None = None
@@ -43,15 +43,17 @@ class TargetNetwork:
         What was replaced in the copy becomes a view of `flat` again, and its values are kept.
         """
         self.source = source
-        own, theirs = dict(self.module.named_parameters()), dict(source.named_parameters())
+        copies, theirs = dict(self.module.named_parameters()), dict(source.named_parameters())
         for name, view in self.views().items():
-            if own[name].shape != view.shape:
-                raise ValueError(f"{name} of the target network was {tuple(view.shape)}, is {tuple(own[name].shape)}")
-            if own[name].data_ptr() != view.data_ptr():
-                view.copy_(own[name].detach())
-                own[name].data = view
+            if copies[name].shape != view.shape:
+                raise ValueError(
+                    f"{name} of the target network was {tuple(view.shape)}, is {tuple(copies[name].shape)}"
+                )
+            if copies[name].data_ptr() != view.data_ptr():
+                view.copy_(copies[name].detach())
+                copies[name].data = view
         for name in theirs.keys() - set(self._names):
-            own[name].data = theirs[name].data
+            copies[name].data = theirs[name].data
         self.followed = [theirs[name] for name in self._names]
         """the parameters that it goes after"""
         self._buffers, self._followed_buffers = dict(self.module.named_buffers()), dict(source.named_buffers())
@@ -76,11 +78,11 @@ class TargetNetwork:
         known = self._flats
         if known is None or len(flats) != len(known) or not all(map(operator.is_, flats, known)):
             self._flats, self._pieces = flats, self._paired(flats)
-        for own, source in self._pieces:
+        for piece, source in self._pieces:
             if tau == 1.0:
-                own.copy_(source)
+                piece.copy_(source)
             else:
-                own.lerp_(source, tau)
+                piece.lerp_(source, tau)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._followed_buffers[name])
 

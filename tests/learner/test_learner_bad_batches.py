@@ -15,8 +15,7 @@ from learner_parts import (
     value_learner,
 )
 
-from lockstep import A2CConfig, SampleBatch
-from lockstep.data.sample_batch import MultiAgentBatch
+from lockstep import A2CConfig
 from lockstep.learner.config import TrainingSection
 
 ROWS = 24
@@ -47,16 +46,6 @@ def test_column_of_a_wrong_shape_names_module_column_given_expected_and_method(c
     assert learner.weights_seq_no == 0
 
 
-def test_without_the_check_a_column_too_many_would_be_broadcast_and_trained_on():
-    """[N, 1] against [N] makes a loss over [N, N]: silent nonsense, which is why shapes are looked at."""
-    values, targets = np.zeros(4), np.zeros((4, 1))
-    assert (values - targets).shape == (4, 4)
-    with pytest.raises(ValueError, match=r"column 'value_targets' has shape \(10, 1\), expected \(10,\)"):
-        batch = value_batch()
-        batch["value_targets"] = batch["value_targets"][:, None]
-        value_learner().update_from_batch(batch)
-
-
 @pytest.mark.parametrize(
     "space, shape", [(spaces.Box(-1, 1, (2,), np.float32), (ROWS, 2)), (spaces.MultiDiscrete([2, 3]), (ROWS, 2))]
 )
@@ -67,17 +56,6 @@ def test_actions_must_be_of_the_action_spaces_shape(space, shape):
         learner.update_from_batch(batch)
     batch["actions"] = np.zeros(shape, np.float32 if isinstance(space, spaces.Box) else np.int64)
     assert learner.update_from_batch(batch)[MODULE]["num_module_steps_trained"] == ROWS
-
-
-def test_the_module_whose_columns_do_not_fit_is_named_among_several():
-    learner = value_learner(modules=("a", "b"))
-    wrong = value_batch()
-    wrong["obs"] = wrong["obs"][:, :2]
-    with pytest.raises(ValueError, match=r"module 'b': column 'obs' has shape \(10, 2\), expected \(10, 3\)"):
-        learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": wrong}, 10))
-    missing = SampleBatch(obs=value_batch()["obs"])
-    with pytest.raises(KeyError, match=r"module 'b' lacks \['value_targets'\].*ValueLearner\.compute_loss_for_module"):
-        learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": missing}, 10))
 
 
 class OwnColumns(ValueLearner):

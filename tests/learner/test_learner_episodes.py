@@ -11,7 +11,6 @@ from learner_parts import (
     episodes,
     parameters,
     ppo_config,
-    value_learner,
 )
 
 from lockstep import A2CConfig, BCConfig, MARWILConfig, PPOConfig, policy_within_training_step
@@ -122,11 +121,6 @@ def test_counts_are_environment_steps_for_each_pass():
     assert results[ALL]["num_env_steps_trained"] == 36
     assert results[MODULE]["num_module_steps_trained"] == 30
     assert results[ALL]["num_minibatches"] == 6
-
-
-def test_columns_that_episodes_do_not_have_are_named():
-    with pytest.raises(KeyError, match=r"lacks \['value_targets'\].*compute_loss_for_module"):
-        value_learner().update_from_episodes(episodes())
 
 
 class RecordingLearner(Learner):

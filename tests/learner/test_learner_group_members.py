@@ -9,7 +9,6 @@ from learner_parts import (
     BOX,
     MODULE,
     THREE,
-    assert_same,
     differs,
     episodes,
     parameters,
@@ -99,20 +98,6 @@ def test_remove_module_on_the_group_returns_the_new_spec_of_the_others():
         group.update_from_batch(both())
 
 
-@pytest.mark.parametrize("module_id", ["a", "", "a/b", ALL])
-def test_duplicate_or_illegal_module_ids_are_refused_and_nothing_is_changed(module_id):
-    group = LearnerGroup(value_learner(modules=("a",)))
-    before = parameters(group.learner)
-    with pytest.raises(ValueError, match=r"there is a module|module id"):
-        group.add_module(module_id=module_id, module_spec=spec())
-    assert_same(parameters(group.learner), before)
-
-
-def test_removing_an_unknown_module_raises_with_those_that_exist():
-    with pytest.raises(KeyError, match=r"no module 'x'; there are \['a'\]"):
-        LearnerGroup(value_learner(modules=("a",))).remove_module("x")
-
-
 # -- state ---
 
 
@@ -131,15 +116,6 @@ def test_not_components_leaves_out_one_module_or_everything():
     assert state["rl_module"].keys() == {"b"}
     assert "optimizer" in state
     assert group.get_state(not_components="learner") == {}
-
-
-def test_resize_of_a_group_in_this_process_says_what_to_configure():
-    group = ppo_group()
-    for same in (0, 1):
-        group.resize(same)
-    with pytest.raises(ValueError, match=r"resize\(2\): .* with learners\(num_learners=2\)"):
-        group.resize(2)
-    assert len(group) == 1
 
 
 # -- several learners behind the same methods ---

@@ -467,17 +467,6 @@ def test_one_loss_for_all_modules_trains_every_module_in_it_and_no_other(compile
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-5 if compile_it else 0, msg=name)
 
 
-def test_loss_of_an_unknown_module_is_refused():
-    class Misnamed(WholeLearner):
-        def compute_losses(self, *, fwd_out, batch):
-            return {"everybody": super().compute_losses(fwd_out=fwd_out, batch=batch)[MODULE]}
-
-    with pytest.raises(
-        ValueError, match=r"compute_losses gave a loss for 'everybody'; .*default_policy.*__all_modules__"
-    ):
-        value_learner(Misnamed).update_from_batch(value_batch())
-
-
 class BuildsSilently(PPOLearner):
     """Its `build` returns nothing."""
 
@@ -493,14 +482,6 @@ def test_learner_whose_build_returns_nothing_is_built_grouped_and_restored(tmp_p
     group.update_from_batch(ppo_batch())
     again = BuildsSilently.from_checkpoint(learner.save_to_path(tmp_path / "saved"))
     assert_same(parameters(again), parameters(learner))
-
-
-def test_never_skip_update_holds_for_a_learner_by_itself():
-    learner = ppo_config().learners(never_skip_update=True).build_learner()
-    with pytest.raises(ValueError, match="nothing to train on, and never_skip_update=True"):
-        learner.update_from_episodes([])
-    learner.update_from_batch(ppo_batch())
-    assert ppo_config().build_learner().update_from_episodes([])[ALL]["num_updates_skipped"] == 1
 
 
 # -- random sequences of ordinary operations ---

@@ -22,7 +22,7 @@ from torch import nn
 
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
-from lockstep.modules import MultiRLModule, MultiRLModuleSpec, RLModuleSpec, wrap_module
+from lockstep.modules import MultiRLModule, MultiRLModuleSpec, wrap_module
 
 
 def batches(*module_ids, rows=10, seed=0):
@@ -95,36 +95,6 @@ def test_algorithms_state_comes_and_goes_with_a_module():
     assert set(state["coefficients"]) == {f"{MODULE}/clip_param", f"{MODULE}/entropy_coeff"}
 
 
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        ({"module_id": MODULE}, ValueError, "there is a module 'default_policy' already"),
-        ({"module_id": ALL}, ValueError, "must be a non-empty text other than '__all_modules__'"),
-        ({"module_id": "a/b"}, ValueError, "without"),
-        ({"module_id": "keys"}, ValueError, "a name that torch's modules use"),
-        ({"module_spec": nn.Linear(3, 3)}, TypeError, "RLModuleSpec or a built RLModule, not Linear"),
-        ({"module_spec": RLModuleSpec()}, ValueError, "RLModuleSpec needs module_class"),
-        ({"config_overrides": {"learning_rate": 1}}, ValueError, "no option 'learning_rate' to override"),
-        ({"config_overrides": {"grad_clp": 1}}, ValueError, "did you mean 'grad_clip'"),
-        ({"config_overrides": {"grad_clip": 0}}, ValueError, "grad_clip=0 is not allowed"),
-        ({"config_overrides": [1]}, TypeError, "must be a dict of training options"),
-        ({"new_should_module_be_updated": ["c"]}, ValueError, r"names \['c'\]; the modules are \['b', 'def"),
-        ({"new_should_module_be_updated": "b"}, TypeError, r"give a list of module ids, e\.g\. \['b'\]"),
-    ],
-)  # fmt: skip
-def test_module_that_cannot_be_added_is_refused_and_nothing_is_changed(arguments, error, message):
-    learner = value_learner()
-    learner.update_from_batch(value_batch())
-    before, keys = parameters(learner), [entry.key for entry in learner.optimizers]
-    with pytest.raises(error, match=message):
-        learner.add_module(**{"module_id": "b", "module_spec": spec(), **arguments})
-    assert list(learner.module) == [MODULE]
-    assert [entry.key for entry in learner.optimizers] == keys
-    assert (set(learner.connectors), learner.policies_to_train) == ({MODULE}, None)
-    assert_same(parameters(learner), before)
-    learner.add_module(module_id="b", module_spec=spec())  # and the right one is taken after it
-
-
 class PickyLearner(ValueLearner):
     """Takes modules with a value network only, and fails while it sets up a module called bad."""
 
@@ -176,25 +146,6 @@ def test_removed_module_takes_its_optimizer_schedules_and_counters_with_it():
     assert_same(of_module(learner, "a"), of_module(alone, "a"))
     learner.add_module(module_id="b", module_spec=spec())  # the id is free again, its optimizer new
     assert not learner.get_state()["optimizer"]["b.default_optimizer"]["state"]
-
-
-def test_removing_what_is_not_there_or_the_last_one_is_refused():
-    learner = value_learner(modules=("a", "b"))
-    with pytest.raises(KeyError, match=r"no module 'x'; there are \['a', 'b'\]"):
-        learner.remove_module("x")
-    with pytest.raises(ValueError, match=r"names \['b'\]; the modules are \['a'\]"):
-        learner.remove_module("b", new_should_module_be_updated=["b"])
-    learner.remove_module("b")
-    with pytest.raises(ValueError, match="'a' is the only module"):
-        learner.remove_module("a")
-    assert list(learner.module) == ["a"]
-
-
-def test_adding_and_removing_need_a_built_learner():
-    learner = value_learner(build=False)
-    for change in (lambda: learner.add_module(module_id="b", module_spec=spec()), lambda: learner.remove_module("b")):
-        with pytest.raises(RuntimeError, match=r"not built; call build\(\) first"):
-            change()
 
 
 def test_who_learns_follows_the_modules():

@@ -70,50 +70,6 @@ def test_learning_rate_of_an_optimizer_can_be_read_and_set():
     assert results[MODULE]["value_learning_rate"] == 0.025
 
 
-@pytest.mark.parametrize("method", ["_get_optimizer_lr", "filter_param_dict_for_optimizer", "_set_optimizer_lr"])
-def test_optimizers_that_are_none_or_not_registered_are_refused(method):
-    learner = value_learner(TwoOptimizers)
-    stranger = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    before, after = {"_get_optimizer_lr": ((), ()), "_set_optimizer_lr": ((), (0.1,))}.get(method, (({},), ()))
-    with pytest.raises(ValueError, match=r"must be a torch\.optim\.Optimizer, not str"):
-        getattr(learner, method)(*before, "adam", *after)
-    with pytest.raises(KeyError, match=r"this SGD is not registered here; registered are: default_policy\.policy"):
-        getattr(learner, method)(*before, stranger, *after)
-
-
-def test_wrong_types_of_modules_parameters_and_optimizers_are_refused():
-    learner = value_learner()
-    params = list(learner.module.parameters())
-    with pytest.raises(ValueError, match=r"module must be a torch\.nn\.Module, not str"):
-        learner.get_parameters("default_policy")
-    with pytest.raises(ValueError, match="param must be a parameter of a module, not str"):
-        learner.get_param_ref("weight")
-    with pytest.raises(ValueError, match=r"must be a torch\.optim\.Optimizer, not list"):
-        learner._check_registered_optimizer([], params)
-    with pytest.raises(ValueError, match="params must be a list of parameters"):
-        learner._check_registered_optimizer(torch.optim.Adam(params), ["weight"])
-    with pytest.raises(ValueError, match=r"holds 1 parameters, params lists 8"):
-        learner.register_optimizer(
-            optimizer_name="b", optimizer=torch.optim.Adam([nn.Parameter(torch.zeros(1))]), params=params
-        )
-    with pytest.raises(KeyError, match=r"no module 'nobody' for optimizer 'b'; there are \['default_policy'\]"):
-        learner.register_optimizer(
-            module_id="nobody", optimizer_name="b", optimizer=torch.optim.Adam(params), params=params
-        )
-    assert learner.get_param_ref(params[0]) is params[0]
-    assert learner.get_parameters(learner.module) == params
-
-
-def test_unknown_optimizers_are_asked_for_without_side_effects():
-    learner = value_learner()
-    before = learner.get_state()["optimizer"].keys()
-    for ask in (lambda: learner.get_optimizer("nobody"), lambda: learner.get_optimizers_for_module("nobody")):
-        with pytest.raises(KeyError, match="nobody"):
-            ask()
-    assert learner.get_optimizers_for_module() == []
-    assert learner.get_state()["optimizer"].keys() == before
-
-
 @pytest.mark.parametrize("cls", [ValueLearner, TwoOptimizers])
 def test_optimizer_state_makes_an_exact_round_trip(cls):
     learner, other = value_learner(cls), value_learner(cls)

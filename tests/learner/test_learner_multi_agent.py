@@ -222,10 +222,3 @@ def test_callers_multi_agent_episodes_are_not_changed():
         np.testing.assert_array_equal(piece.get_observations(), other.get_observations())
         np.testing.assert_array_equal(piece.get_actions(), other.get_actions())
         np.testing.assert_array_equal(piece.get_rewards(), other.get_rewards())
-
-
-def test_episodes_without_a_step_are_nothing_to_train_on():
-    episode = MultiAgentEpisode()
-    episode.add_env_reset({"x": np.zeros(3, np.float32)})
-    learner = learner_of(["a", "b"])
-    assert learner.update_from_episodes([episode])[ALL]["num_updates_skipped"] == 1

@@ -46,17 +46,6 @@ def test_values_and_shapes_survive_becoming_views():
     assert_same(dict(learner.module[MODULE].state_dict()), before)
 
 
-def test_gradients_set_to_none_by_the_user_are_bound_again():
-    learner, other = value_learner(), value_learner()
-    for each in (learner, other):
-        each.update_from_batch(value_batch())
-    for param in learner.module.parameters():
-        param.grad = None
-    for each in (learner, other):
-        each.update_from_batch(value_batch(seed=1))
-    assert_same(parameters(learner), parameters(other))
-
-
 def test_frozen_encoder_stays_as_it_is_and_the_rest_learns():
     module = spec().build(seed=3)
     module.value_encoder.requires_grad_(False)
@@ -169,51 +158,12 @@ def test_optimizer_that_needs_a_closure_is_refused_when_it_is_registered():
         )
 
 
-def test_optimizers_are_found_by_name_and_unknown_ones_raise_with_what_exists():
-    learner = value_learner(TwoOptimizers)
-    assert isinstance(learner.get_optimizer(MODULE, "value"), torch.optim.SGD)
-    names = [name for name, _ in learner.get_optimizers_for_module(MODULE)]
-    assert names == ["value", "policy"]
-    with pytest.raises(KeyError, match=r"no module 'nobody'; there are \['default_policy'\]"):
-        learner.get_optimizers_for_module("nobody")
-    with pytest.raises(KeyError, match=r"no optimizer 'critic'.*default_policy.value, default_policy.policy"):
-        learner.get_optimizer(MODULE, "critic")
-
-
-def test_second_registration_of_a_name_or_of_a_parameter_is_refused():
-    learner = value_learner()
-    extra = nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match="optimizer 'default_optimizer' of module 'default_policy' is already"):
-        learner.register_optimizer(module_id=MODULE, optimizer=torch.optim.Adam([extra]), params=[extra])
-    taken = value_part(learner)
-    with pytest.raises(ValueError, match=r"already belongs to optimizer 'default_policy\.default_optimizer'"):
-        learner.register_optimizer(optimizer_name="again", optimizer=torch.optim.Adam(taken), params=taken)
-    assert [entry.key for entry in learner.optimizers] == [f"{MODULE}.default_optimizer"]
-
-
-def test_optimizer_over_other_parameters_than_those_given_is_refused():
-    learner, params = value_learner(), [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
-    with pytest.raises(ValueError, match="holds 2 parameters, params lists 1"):
-        learner.register_optimizer(optimizer_name="b", optimizer=torch.optim.Adam(params), params=params[:1])
-    with pytest.raises(ValueError, match="at least one parameter"):
-        value_learner().optimizers.register(MODULE, "none", torch.optim.Adam, [], 0.1)
-
-
 class SharedOptimizer(ValueLearner):
     """One optimizer over all modules."""
 
     def configure_optimizers(self):
         params = [param for module in self.module.values() for param in module.parameters()]
         self.register_optimizer(optimizer=torch.optim.SGD(params, lr=0.1), params=params)
-
-
-def test_clipping_holds_for_an_optimizer_of_all_modules_too():
-    learner = value_learner(SharedOptimizer, modules=("a", "b"), grad_clip=0.01)
-    before = parameters(learner)
-    results = learner.update_from_batch(MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10))
-    moved = torch.cat([(before[name] - tensor).reshape(-1) for name, tensor in parameters(learner).items()])
-    assert float(moved.norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
-    assert results[ALL]["gradients_default_optimizer_global_norm"] > 0.01
 
 
 # -- clipping ---

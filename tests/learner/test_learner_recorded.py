@@ -86,12 +86,6 @@ def test_recorded_values_bound_the_new_ones_and_advantages_are_of_the_present_cr
     torch.testing.assert_close(plain["value_targets"], recorded["value_targets"])
 
 
-def test_outputs_of_another_network_are_refused_by_name():
-    learner = config().build_learner()
-    with pytest.raises(ValueError, match=r"'action_dist_inputs' with 3 numbers for each step, this network gives 2"):
-        columns(learner, episode(action_dist_inputs=np.zeros((16, 3))))
-
-
 def test_episodes_of_an_older_policy_report_their_kl_truly_and_stop_at_target_kl():
     learner = config(lr=1e-9, target_kl=0.05, normalize_advantages=None).build_learner()
     present = columns(learner, episode())["action_logp"]

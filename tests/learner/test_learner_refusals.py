@@ -4,11 +4,27 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from learner_parts import BOX, MODULE, assert_same, episodes, parameters, ppo_batch, ppo_config, spec
+from learner_parts import (
+    ALL,
+    BOX,
+    MODULE,
+    ValueLearner,
+    assert_same,
+    episodes,
+    parameters,
+    ppo_batch,
+    ppo_config,
+    spec,
+    value_batch,
+    value_learner,
+)
+from torch import nn
 
-from lockstep import A2CConfig, LearnerGroup, PPOConfig
+from lockstep import A2CConfig, LearnerGroup, PPOConfig, SampleBatch
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner import Learner
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import LearnersSection, TrainingSection
+from lockstep.modules import RLModuleSpec
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +86,161 @@ def test_what_cannot_be_is_refused_in_the_call_itself_and_nothing_is_changed(gro
     assert_same(parameters(group.learner), before)
     assert group.learner.weights_seq_no == 0
     assert group.learner.streams.get_state() == random
+
+
+class Misnamed(ValueLearner):
+    def compute_losses(self, *, fwd_out, batch):
+        return {"everybody": super().compute_losses(fwd_out=fwd_out, batch=batch)["a"]}
+
+
+def sgd(*sizes):
+    return torch.optim.SGD([nn.Parameter(torch.zeros(size)) for size in sizes], lr=1.0)
+
+
+def registered(learner, optimizer, params, **names):
+    learner.register_optimizer(optimizer=optimizer, params=params, **names)
+
+
+def held_by(optimizer):
+    return optimizer.param_groups[0]["params"]
+
+
+def added(**arguments):
+    return lambda a: a.add_module(**{"module_id": "b", "module_spec": spec(), **arguments})
+
+
+def of_two(batch):
+    return lambda a: value_learner(modules=("a", "b")).update_from_batch(batch)
+
+
+TAKEN = "there is a module 'a' already"
+REFUSED_BY_A_LEARNER = [
+    # modules
+    ("id taken", added(module_id="a"), ValueError, [TAKEN]),
+    ("id of all", added(module_id=ALL), ValueError, ["non-empty text other than '__all_modules__'"]),
+    ("id with a slash", added(module_id="a/b"), ValueError, ["without"]),
+    ("id of torch's", added(module_id="keys"), ValueError, ["a name that torch's modules use"]),
+    (
+        "id taken in a group",
+        lambda a: LearnerGroup(a).add_module(module_id="a", module_spec=spec()),
+        ValueError,
+        [TAKEN],
+    ),
+    ("no id", lambda a: LearnerGroup(a).add_module(module_id="", module_spec=spec()), ValueError, ["module id"]),
+    ("a plain module", added(module_spec=nn.Linear(3, 3)), TypeError, ["a built RLModule", "Linear"]),
+    ("an empty spec", added(module_spec=RLModuleSpec()), ValueError, ["module_class"]),
+    ("unknown override", added(config_overrides={"learning_rate": 1}), ValueError, ["'learning_rate' to override"]),
+    ("misspelt override", added(config_overrides={"grad_clp": 1}), ValueError, ["did you mean 'grad_clip'"]),
+    ("override's value", added(config_overrides={"grad_clip": 0}), ValueError, ["grad_clip=0 is not allowed"]),
+    ("overrides", added(config_overrides=[1]), TypeError, ["a dict of training options"]),
+    ("who learns then", added(new_should_module_be_updated=["c"]), ValueError, ["names ['c']", "['a', 'b']"]),
+    ("who learns, as text", added(new_should_module_be_updated="b"), TypeError, ["a list of module ids", "['b']"]),
+    ("removing a stranger", lambda a: a.remove_module("x"), KeyError, ["no module 'x'", "['a']"]),
+    ("removing it of a group", lambda a: LearnerGroup(a).remove_module("x"), KeyError, ["no module 'x'", "['a']"]),
+    ("removing the last", lambda a: a.remove_module("a"), ValueError, ["'a' is the only module"]),
+    ("remote", lambda a: LearnerGroup(a, LearnersSection(num_learners=2)), ValueError, ["num_learners=2", "cluster"]),
+    ("resize", lambda a: LearnerGroup(a).resize(2), ValueError, ["resize(2)", "learners(num_learners=2)"]),
+    # optimizers
+    ("no module", lambda a: a.get_parameters("a"), ValueError, ["torch.nn.Module", "str"]),
+    ("no parameter", lambda a: a.get_param_ref("weight"), ValueError, ["a parameter of a module", "str"]),
+    ("no optimizer", lambda a: a._check_registered_optimizer([], []), ValueError, ["torch.optim.Optimizer", "list"]),
+    ("no parameters", lambda a: a._check_registered_optimizer(sgd(1), ["w"]), ValueError, ["list of parameters"]),
+    ("a name", lambda a: a._get_optimizer_lr("adam"), ValueError, ["torch.optim.Optimizer", "str"]),
+    ("a stranger", lambda a: a._get_optimizer_lr(sgd(1)), KeyError, ["this SGD is not registered", "a.default"]),
+    ("a rate for it", lambda a: a._set_optimizer_lr(sgd(1), 0.1), KeyError, ["this SGD is not registered"]),
+    ("its gradients", lambda a: a.filter_param_dict_for_optimizer({}, sgd(1)), KeyError, ["is not registered"]),
+    ("unknown", lambda a: a.get_optimizer("a", "critic"), KeyError, ["no optimizer 'critic'", "a.default_optimizer"]),
+    ("unknown module", lambda a: a.get_optimizers_for_module("x"), KeyError, ["no module 'x'", "['a']"]),
+    ("for a stranger", lambda a: registered(a, o := sgd(1), held_by(o), module_id="x"), KeyError, ["no module 'x'"]),
+    ("other parameters", lambda a: registered(a, o := sgd(2, 3), held_by(o)[:1]), ValueError, ["holds 2", "lists 1"]),
+    ("its name", lambda a: registered(a, o := sgd(2), held_by(o), module_id="a"), ValueError, ["already registered"]),
+    (
+        "a parameter twice",
+        lambda a: registered(a, torch.optim.SGD(p := list(a.module.parameters()), lr=1.0), p, optimizer_name="b"),
+        ValueError,
+        ["already belongs to optimizer 'a.default_optimizer'"],
+    ),
+    (
+        "nothing to step",
+        lambda a: a.optimizers.register("a", "b", torch.optim.Adam, [], 0.1),
+        ValueError,
+        ["at least one"],
+    ),
+    *(
+        (f"rate {rate}", lambda a, rate=rate: a._set_optimizer_lr(a.get_optimizer("a"), rate), ValueError, ["finite"])
+        for rate in (-1.0, float("nan"), "fast", True)
+    ),
+    # batches
+    ("a batch for two", of_two(value_batch()), ValueError, ["one module only", "['a', 'b']"]),
+    ("strangers' rows", of_two(MultiAgentBatch({"x": value_batch()}, 10)), KeyError, ["rows for ['x']", "['a', 'b']"]),
+    (
+        "one of two lacks a column",
+        of_two(MultiAgentBatch({"a": value_batch(), "b": SampleBatch(obs=value_batch()["obs"])}, 10)),
+        KeyError,
+        ["module 'b' lacks ['value_targets']", "['obs']", "ValueLearner.compute_loss_for_module"],
+    ),
+    ("episodes lack a column", lambda a: a.update_from_episodes(episodes()), KeyError, ["lacks ['value_targets']"]),
+    (
+        "no loss",
+        lambda a: value_learner(Learner).update_from_batch(value_batch()),
+        TypeError,
+        ["compute_loss_for_module"],
+    ),
+    (
+        "a stranger's loss",
+        lambda a: value_learner(Misnamed, modules=("a",)).update_from_batch(value_batch()),
+        ValueError,
+        ["a loss for 'everybody'", "['a']", ALL],
+    ),
+    (
+        "nothing to train",
+        lambda a: ppo_config().learners(never_skip_update=True).build_learner().update_from_episodes([]),
+        ValueError,
+        ["nothing to train on", "never_skip_update=True"],
+    ),
+    (
+        "nothing to train in a group",
+        lambda a: ppo_config().learners(never_skip_update=True).build_learner_group().update_from_episodes([]),
+        ValueError,
+        ["nothing to train on", "never_skip_update=True"],
+    ),
+    # state
+    ("a state twice", lambda a: (a.register_state("x", 1), a.register_state("x", 1)), ValueError, ["'x' is already"]),
+    ("component", lambda a: a.get_state("optimiser"), KeyError, ["no component 'optimiser'", "'connectors'"]),
+    ("not_components", lambda a: a.get_state(not_components="x"), KeyError, ["no component 'x'", "'connectors'"]),
+    ("module's component", lambda a: a.get_state("rl_module/x"), KeyError, ["'rl_module/x'", "rl_module/a"]),
+    ("beside the learner", lambda a: LearnerGroup(a).get_state("rl_module"), KeyError, ["'rl_module'", "'learner'"]),
+    ("below the learner", lambda a: LearnerGroup(a).get_state("learner/x"), KeyError, ["no component 'x'"]),
+    ("without it", lambda a: LearnerGroup(a).get_state(not_components=["x"]), KeyError, ["'x'", "'learner'"]),
+    (
+        "group's state",
+        lambda a: LearnerGroup(a).set_state({"rl_module": {}}),
+        ValueError,
+        ["'learner'", "['rl_module']"],
+    ),
+    ("some weights", lambda a: LearnerGroup(a).set_weights({"a": {}}), ValueError, ["a: missing", "policy_head.bias"]),
+    ("a function of three", lambda a: policy_of(lambda a, b, c: True), TypeError, ["(module_id, batch)"]),
+]
+
+
+def policy_of(function):
+    return ppo_config().multi_agent(policies_to_train=function).build_learner()
+
+
+@pytest.mark.parametrize(
+    "call, error, words", [row[1:] for row in REFUSED_BY_A_LEARNER], ids=[row[0] for row in REFUSED_BY_A_LEARNER]
+)
+def test_what_a_learner_refuses_is_named_and_nothing_is_changed(call, error, words):
+    learner = value_learner(modules=("a",))
+    learner.update_from_batch(value_batch())
+    before, keys = parameters(learner), [entry.key for entry in learner.optimizers]
+    with pytest.raises(error) as raised:
+        call(learner)
+    assert [word for word in words if word not in str(raised.value)] == []
+    assert list(learner.module) == ["a"]
+    assert [entry.key for entry in learner.optimizers] == keys
+    assert (set(learner.connectors), learner.policies_to_train, learner.weights_seq_no) == ({"a"}, None, 1)
+    assert_same(parameters(learner), before)
 
 
 def with_action(value):
@@ -143,12 +314,6 @@ def test_schedules_with_values_that_cannot_be_are_refused(options, message):
         ppo_config(**options).build_learner()
 
 
-@pytest.mark.parametrize("lr", [-1.0, float("nan"), "fast", True])
-def test_learning_rates_are_finite_and_not_negative(group, lr):
-    with pytest.raises(ValueError, match="is not allowed; it must be a finite number, at least 0"):
-        group.learner._set_optimizer_lr(group.learner.get_optimizer(MODULE), lr)
-
-
 def only_b(module_id):
     return module_id == "b"
 
@@ -179,17 +344,6 @@ def test_policies_to_train_is_given_the_batch_and_none_for_episodes():
     seen.clear()
     learner.update_from_episodes(episodes())
     assert set(seen) == {None}
-
-
-def test_policies_to_train_that_takes_neither_is_refused():
-    with pytest.raises(
-        TypeError, match=r"policies_to_train\(a, b, c\) must take \(module_id\), or \(module_id, batch\)"
-    ):
-        ppo_config().multi_agent(policies_to_train=lambda a, b, c: True).build_learner()
-
-
-def test_a_variable_may_be_trained_as_a_float(group):
-    assert group.learner._get_tensor_variable(3, dtype=torch.float32, trainable=True).requires_grad
 
 
 def test_a_function_of_another_librarys_progress_is_refused_before_the_run_begins():

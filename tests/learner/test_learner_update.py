@@ -21,7 +21,6 @@ from torch import nn
 
 from lockstep import SampleBatch
 from lockstep.data.sample_batch import MultiAgentBatch
-from lockstep.learner.learner import Learner
 
 # -- the loop by hand ---
 
@@ -78,14 +77,6 @@ def test_many_updates_on_flat_parameters_equal_a_loop_by_hand_in_plain_torch():
 # -- building ---
 
 
-def test_unbuilt_learner_raises_runtime_error():
-    learner = value_learner(build=False)
-    with pytest.raises(RuntimeError, match=r"not built; call build\(\) first"):
-        learner.update_from_batch(value_batch())
-    with pytest.raises(RuntimeError, match=r"not built; call build\(\) first"):
-        learner.module
-
-
 def test_build_is_idempotent():
     learner = value_learner()
     learner.update_from_batch(value_batch())
@@ -108,11 +99,6 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others():
     first, second, third = (ppo_config().debugging(seed=seed).build_learner() for seed in (3, 3, 4))
     assert_same(parameters(first), parameters(second))
     assert differs(parameters(first), parameters(third))
-
-
-def test_learner_without_a_loss_says_which_method_to_write():
-    with pytest.raises(TypeError, match="override compute_loss_for_module"):
-        value_learner(Learner).update_from_batch(value_batch())
 
 
 # -- minibatches ---
@@ -233,20 +219,6 @@ def test_batch_is_not_changed_by_an_update():
         np.testing.assert_array_equal(batch[name], column)
 
 
-def test_two_modules_of_a_multi_agent_batch_train_as_two_learners_would():
-    parts = {"a": value_batch(8, seed=1), "b": value_batch(8, seed=2)}
-    together = value_learner(modules=("a", "b"), lr=0.01)
-    apart = {name: value_learner(modules=("a", "b"), lr=0.01) for name in parts}
-    for _ in range(3):
-        together.update_from_batch(MultiAgentBatch(parts, 8), minibatch_size=4)
-        for name, learner in apart.items():
-            learner.update_from_batch(MultiAgentBatch({name: parts[name]}, 8), minibatch_size=4)
-    for name, learner in apart.items():
-        assert_same(dict(together.module[name].state_dict()), dict(learner.module[name].state_dict()))
-        other = "b" if name == "a" else "a"
-        assert differs(dict(together.module[other].state_dict()), dict(learner.module[other].state_dict()))
-
-
 def test_module_without_rows_contributes_nothing():
     learner = value_learner(modules=("a", "b"))
     before = parameters(learner)
@@ -255,25 +227,6 @@ def test_module_without_rows_contributes_nothing():
     assert changed
     assert all(".a." in name for name in changed)
     assert "num_module_steps_trained" not in results.get("b", {})
-
-
-def test_sample_batch_is_refused_by_a_learner_of_two_modules():
-    with pytest.raises(ValueError, match=r"one module only, this learner has \['a', 'b'\]"):
-        value_learner(modules=("a", "b")).update_from_batch(value_batch())
-
-
-def test_unknown_modules_and_other_objects_are_refused_as_batches():
-    with pytest.raises(KeyError, match=r"rows for \['x'\]; this learner's modules are"):
-        value_learner().update_from_batch(MultiAgentBatch({"x": value_batch()}, 10))
-    with pytest.raises(TypeError, match="must be a SampleBatch or a MultiAgentBatch, not dict"):
-        value_learner().update_from_batch({"obs": np.zeros((2, 3))})
-
-
-def test_missing_column_names_module_column_and_method():
-    with pytest.raises(KeyError) as refused:
-        value_learner().update_from_batch(SampleBatch(obs=np.zeros((2, 3), np.float32)))
-    for word in (MODULE, "value_targets", "obs", "ValueLearner.compute_loss_for_module"):
-        assert word in str(refused.value)
 
 
 # -- who learns, and when ---
@@ -346,21 +299,6 @@ def test_update_at_the_end_of_a_schedule_to_zero_moves_nothing():
 
 
 # -- results ---
-
-
-def test_results_have_the_names_of_the_contract_as_plain_numbers():
-    learner = ppo_config().build_learner()
-    results = learner.update_from_batch(ppo_batch(24), minibatch_size=8, num_epochs=2)
-    assert {
-        "total_loss", "policy_loss", "vf_loss", "entropy", "mean_kl_loss", "gradients_default_optimizer_global_norm",
-        "default_optimizer_learning_rate", "num_module_steps_trained", "num_module_steps_trained_lifetime",
-        "module_train_batch_size_mean", "weights_seq_no", "num_trainable_parameters",
-    } <= results[MODULE].keys()  # fmt: skip
-    assert {
-        "num_env_steps_trained", "num_env_steps_trained_lifetime", "num_minibatches", "num_updates_skipped",
-    } <= results[ALL].keys()  # fmt: skip
-    for values in results.values():
-        assert {type(value) for value in values.values()} <= {int, float}
 
 
 def test_counts_add_up_over_updates_and_each_step_counts_once_for_each_pass():

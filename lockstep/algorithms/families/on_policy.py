@@ -81,10 +81,10 @@ class OnPolicyLearner(Learner[Training]):
 
     def setup_module(self, module_id: str) -> None:
         """Load compiled estimators and losses when the learner is built, not in its first update."""
-        one, no = np.zeros((1, 1), torch.empty(0, dtype=self.dtype).numpy().dtype), np.zeros((1, 1), bool)
+        value, no = np.zeros((1, 1), torch.empty(0, dtype=self.dtype).numpy().dtype), np.zeros((1, 1), bool)
         rewards = np.zeros((1, 1), np.float32)
-        gae(rewards, one, one, no, no, gamma=0.0, lambda_=0.0)
-        vtrace(one, rewards, one, one, no, no, gamma=0.0, lambda_=0.0)
+        gae(rewards, value, value, no, no, gamma=0.0, lambda_=0.0)
+        vtrace(value, rewards, value, value, no, no, gamma=0.0, lambda_=0.0)
         action_dist = self.module[module_id].action_dist_cls
         if self.loss_has_kernel and type(action_dist) is ActionDist and self.device.type == "cpu":
             load_ppo_kernel(action_dist.dist_class, action_dist.input_size, self.dtype)
