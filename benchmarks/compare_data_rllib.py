@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-import setup_peers
+from runner import Entry, check_installed
 
 sys.path.insert(0, str(report.HERE / "peers"))
 import data_sequences
@@ -32,7 +32,7 @@ DEFAULTS = {"batch": 300, "sequence": 400, "episode": 500, "multi": 400}
 
 
 def mended() -> dict[str, list[str]]:
-    """The rows of the list: name -> RLlib, Lockstep, contract."""
+    """Return the rows of the list: name -> RLlib, Lockstep, contract."""
     rows: dict[str, list[str]] = {}
     for line in LIST.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -42,7 +42,7 @@ def mended() -> dict[str, list[str]]:
 
 
 def differs(ours: Any, theirs: Any, path: str = "") -> str:
-    """Where two results differ, or the empty string. Both raising counts as the same."""
+    """Return where two results differ, or the empty string. Both raising counts as the same."""
     if theirs == {"values": []} and is_empty(ours):
         return ""  # an empty list of RLlib's tells neither shape nor nesting
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -66,23 +66,22 @@ def differs(ours: Any, theirs: Any, path: str = "") -> str:
 
 
 def is_empty(shown: Any) -> bool:
-    """Whether a tree of arrays has no rows."""
+    """Return whether a tree of arrays has no rows."""
     if isinstance(shown, dict) and "values" in shown:
         return bool(shown["values"] == [])
     return isinstance(shown, dict) and bool(shown) and "error" not in shown and all(map(is_empty, shown.values()))
 
 
 def play(sequences: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """What each library says of itself, and its traces."""
+    """Return what each library says of itself, and its traces."""
     said, traces = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "sequences.json"
         source.write_text(json.dumps(sequences), encoding="utf-8")
-        pythons = {"lockstep": report.lockstep_python(), "rllib": str(setup_peers.environment_python("rllib"))}
-        for name, python in pythons.items():
+        for name, environment in (("lockstep", None), ("rllib", "rllib")):
             target = Path(folder) / f"{name}.json"
-            script = f"benchmarks/peers/data_play_{name}.py"
-            said[name] = report.run_json([python, script, str(source), str(target)], timeout=900)
+            work = {"library": name, "source": str(source), "target": str(target)}
+            said[name] = report.run_json(Entry("data_player.py", environment).command(work), timeout=900)
             traces[name] = json.loads(target.read_text(encoding="utf-8"))
     return said, traces
 
@@ -90,7 +89,7 @@ def play(sequences: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, lis
 def compared(
     sequences: list[dict[str, Any]], traces: dict[str, list[Any]]
 ) -> Iterator[tuple[str, str, list[str], str]]:
-    """For each step: where it is, its operation, its marks, and where the results differ."""
+    """Yield for each step: where it is, its operation, its marks, and where the results differ."""
     for sequence, ours, theirs in zip(sequences, traces["lockstep"], traces["rllib"], strict=True):
         for number, (step, mine, other) in enumerate(zip(sequence["steps"], ours, theirs, strict=True)):
             where = f"{sequence['kind']} {sequence['number']}, step {number}"
@@ -104,8 +103,9 @@ def compared(
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """All sequences played and compared."""
+    """Play and compare all sequences."""
     counts = {kind: getattr(options, kind) for kind in DEFAULTS}
+    check_installed([Entry("data_player.py", "rllib")])
     sequences = data_sequences.sequences(options.seed, counts)
     said, traces = play(sequences)
     operations: Counter[str] = Counter()
@@ -137,7 +137,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     listed = mended()
     rows = [
         [f"`{name}`", f"{counts['different']} of {counts['seen']}", *listed.get(name, ["", "", ""])]
@@ -162,26 +162,14 @@ def render(record: dict[str, Any]) -> str:
         "",
     ]
     lines += [f"- {item['where']}, `{item['operation']}`: {item['difference']}" for item in record["unlisted"][:50]]
+    lines += [f"- never different: `{name}`" for name in record["listed_but_never_different"]]
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="The same operations on RLlib's batches and episodes and on ours.")
-    for kind, count in DEFAULTS.items():
-        parser.add_argument(f"--{kind}", type=int, default=count, help=f"sequences of this kind (default {count})")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lenient", action="store_true", help="a listed situation need not be met")
-    parser.add_argument("--name", default="data_vs_rllib", help="name of the files in benchmarks/results")
-    options = parser.parse_args()
-    record = compare(options)
-    report.write(options.name, record, render(record))
-    for item in record["unlisted"]:
-        print(f"NOT LISTED {item['where']}, {item['operation']} {item['marks']}: {item['difference']}")
-    for name in record["listed_but_never_different"]:
-        print(f"NEVER DIFFERENT {name}")
-    print(f"{record['steps']:,} operations, {record['equal']:,} the same, {len(record['unlisted'])} not listed")
-    return 1 if record["unlisted"] or record["listed_but_never_different"] else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    command = report.parser_of(__doc__)
+    for kind, count in DEFAULTS.items():
+        command.add_argument(f"--{kind}", type=int, default=count, help=f"sequences of this kind (default {count})")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--lenient", action="store_true", help="a listed situation need not be met")
+    raise SystemExit(report.command(command, "data_vs_rllib", compare, render))

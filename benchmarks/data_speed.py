@@ -4,22 +4,24 @@
     python benchmarks/data_speed.py --render
 
 Each round runs every library in a process of its own, one thread, each round beginning with another one; within a
-process each piece of work is the least of many calls (processor time). Ratios are taken within a round. The exit
-status tells whether every goal of the contract is met. Written to ``results/data_speed.json`` and ``.md``.
+process each piece of work is the least of many calls (processor time). Ratios are taken within a round. Written to
+``results/data_speed.json`` and ``.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 from typing import Any
 
 import report
-import setup_peers
+from runner import Entry, check_installed, run_rounds
 
-LIBRARIES = ("lockstep", "rllib", "tianshou")
+ENTRIES = {
+    "lockstep": Entry("data_classes.py", None, {"library": "lockstep"}),
+    "rllib": Entry("data_classes.py", "rllib", {"library": "rllib"}),
+    "tianshou": Entry("data_tianshou.py", "tianshou"),
+}
 GOALS: tuple[tuple[str, str, str, float], ...] = (
     ("concat", "concatenation against plain `np.concatenate`, times as long (at most)", "plain_concat", 1.5),
     ("slice", "slicing a batch, times as fast as RLlib", "rllib", 1.0),
@@ -47,33 +49,22 @@ WORK = {
 LEAST_STEPS_PER_S = 900_000
 
 
-def python_of(library: str) -> str:
-    """The interpreter that has the library."""
-    return report.lockstep_python() if library == "lockstep" else str(setup_peers.environment_python(library))
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds."""
-    report.warn_if_busy()
-    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine(), "runs": []}
-    for round_number in range(options.rounds):
-        first = round_number % len(LIBRARIES)
-        for library in LIBRARIES[first:] + LIBRARIES[:first]:
-            script = f"benchmarks/peers/data_{library}.py"
-            line = report.run_json([python_of(library), script], threads=1, timeout=300)
-            record["runs"].append({"round": round_number, "command": f"python {script}", **line})
-            print(f"round {round_number + 1} of {options.rounds}: {library}", flush=True)
-    return record
+    """Run all rounds."""
+    check_installed(list(ENTRIES.values()))
+    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine()}
+    variants = [({"entry": name}, entry, {}) for name, entry in ENTRIES.items()]
+    return run_rounds(options.name, record, variants, options, lambda line: f"{len(line['seconds'])} works")
 
 
 def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
-    """One figure for each round; empty where the library has no such thing."""
-    runs = [run["seconds"] for run in record["runs"] if run["name"] == library]
+    """Return one figure for each round; empty where the library has no such thing."""
+    runs = [run["seconds"] for run in record["runs"] if run.get("name") == library]
     return [seconds[work] for seconds in runs if work in seconds]
 
 
 def ratios(record: dict[str, Any], work: str, against: str) -> list[float]:
-    """Round by round: Lockstep's time over the plain one's, or a library's time over Lockstep's."""
+    """Return, round by round: Lockstep's time over the plain one's, or a library's time over Lockstep's."""
     ours = seconds_of(record, "lockstep", work)
     if against == "plain_concat":
         return [mine / plain for mine, plain in zip(ours, seconds_of(record, "lockstep", against))]
@@ -81,7 +72,7 @@ def ratios(record: dict[str, Any], work: str, against: str) -> list[float]:
 
 
 def judge(record: dict[str, Any]) -> list[tuple[str, list[float], float, bool]]:
-    """Goal, ratios by round, the number to reach, whether the median does."""
+    """Return goal, ratios by round, the number to reach, whether the median does."""
     judged = []
     for work, text, against, goal in GOALS:
         found = ratios(record, work, against)
@@ -95,7 +86,7 @@ def judge(record: dict[str, Any]) -> list[tuple[str, list[float], float, bool]]:
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     goals = [
         [text, report.spread(found, 0 if goal > 1000 else 2), f"{goal:,g}", "yes" if met else "NO"]
         for text, found, goal, met in judge(record)
@@ -104,13 +95,13 @@ def render(record: dict[str, Any]) -> str:
     for work, text in WORK.items():
         cells = [
             report.spread([1e6 * value for value in found], 1) if (found := seconds_of(record, library, work)) else "-"
-            for library in LIBRARIES
+            for library in ENTRIES
         ]
         times.append([text, *cells])
     versions = {run["name"]: f"{run['name']} {run['version']}" for run in record["runs"]}
     lines = ["# Batches and episodes: speed", ""]
     lines += [report.table(["goal", "median (lowest-highest)", "to reach", "reached"], goals)]
-    lines += ["Microseconds for one call:", "", report.table(["work", *(versions[name] for name in LIBRARIES)], times)]
+    lines += ["Microseconds for one call:", "", report.table(["work", *(versions[name] for name in ENTRIES)], times)]
     lines += [
         "`split_by_episode` finds the boundaries and makes a piece, as views, when it is read; RLlib makes all of them "
         "at once, so the rows *read every piece* are the ones to compare where all are needed. Tianshou has no such "
@@ -123,21 +114,7 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Speed of batches and episodes beside the peers' classes.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--name", default="data_speed", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the table again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        record = measure(options)
-    text = render(record)
-    report.write(options.name, record, text)
-    print("\n" + text)
-    return 0 if all(met for *_, met in judge(record)) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    command = report.parser_of(__doc__)
+    command.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
+    raise SystemExit(report.command(command, "data_speed", measure, render, rounds=5))

@@ -11,24 +11,14 @@ round asks every entry for some updates in turn. Written to ``results/<name>.jso
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
 import learner_speed as ls
 import report
-import setup_peers
 
-sys.path.insert(0, str(report.HERE / "peers"))
-
-import learner_work as w
-
+WORKS = ["64x64", "256x256", "1024x1024", "2048x2048"]
 SMALL_GOAL, SCALING_GOAL = 3.0, 1.6
 LARGE = ("1024x1024", "2048x2048")
 RATIOS = [
@@ -38,50 +28,8 @@ RATIOS = [
 ]
 
 
-def measure_work(work: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds of one network."""
-    setting, began = w.REMOTE_WORKS[work], time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        rollout = Path(folder) / "rollout.npz"
-        facts = w.make_rollout(setting, rollout)
-        arguments = ["--work", work, "--rollout", str(rollout)]
-        sides = [(report.lockstep_python(), "remote_lockstep.py")]
-        if not options.no_peer:
-            sides.insert(0, (str(setup_peers.environment_python("rllib")), "remote_rllib.py"))
-        workers: list[ls.Worker] = []
-        try:
-            for python, script in sides:
-                workers.append(ls.Worker(python, script, arguments, options.timeout))
-            entries = [(name, worker) for worker in workers for name in worker.facts["entries"]]
-            for name, worker in entries:
-                warm = worker.ask(entry=name, updates=2)["seconds"]
-                ls.said(began, f"{work}: {name} is ready, second {warm[-1]:.3f} s")
-            runs: dict[str, dict[str, list[list[float]]]] = {
-                name: {"seconds": [], "processor_seconds": []} for name, _ in entries
-            }
-            for number in range(options.rounds):
-                shift = number * len(entries) // options.rounds
-                for name, worker in entries[shift:] + entries[:shift]:
-                    answer = worker.ask(entry=name, updates=1 if "building" in name else setting.updates)
-                    for kind, values in runs[name].items():
-                        values.append([round(value, 6) for value in answer[kind]])
-                ls.said(began, f"{work}: round {number + 1} of {options.rounds}")
-        finally:
-            for worker in workers:
-                worker.close()
-    return {
-        "rows": setting.rows,
-        "minibatch": setting.minibatch,
-        "num_epochs": setting.num_epochs,
-        "rollout": facts,
-        "versions": {worker.facts["name"]: worker.facts["version"] for worker in workers},
-        "torch": workers[-1].facts["torch"],
-        "runs": runs,
-    }
-
-
 def by_round(part: dict[str, Any], slow: str, fast: str) -> str:
-    """Ratio of the medians of the wall-clock times, and the lowest and highest of one round."""
+    """Return the ratio of the medians of the wall-clock times, and the lowest and highest of one round."""
     first, second = part["runs"][slow], part["runs"][fast]
     rounds = [statistics.median(x) / statistics.median(y) for x, y in zip(first["seconds"], second["seconds"])]
     whole = statistics.median(ls.flat(first)) / statistics.median(ls.flat(second))
@@ -89,7 +37,7 @@ def by_round(part: dict[str, Any], slow: str, fast: str) -> str:
 
 
 def render_work(work: str, part: dict[str, Any]) -> str:
-    """The section of one network."""
+    """Return the section of one network."""
     lines = []
     for name, runs in part["runs"].items():
         seconds = ls.flat(runs)
@@ -116,7 +64,7 @@ def render_work(work: str, part: dict[str, Any]) -> str:
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     parts = record["works"]
     first = next(iter(parts.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
@@ -133,31 +81,11 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure learners in Ray actors beside RLlib's.")
-    parser.add_argument("--works", nargs="+", choices=list(w.REMOTE_WORKS), default=list(w.REMOTE_WORKS)[:3])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--no-peer", action="store_true", help="without RLlib")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one request")
-    parser.add_argument("--name", default="remote_learners", help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the page again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
-        if not options.no_peer and not setup_peers.is_ready("rllib"):
-            parser.error("run first: python benchmarks/setup_peers.py rllib (or leave it out: --no-peer)")
-        report.warn_if_busy()
-        record = {"machine": report.machine(), "rounds": options.rounds, "works": {}}
-        for work in options.works:
-            record["works"][work] = measure_work(work, options)
-            report.write(options.name, record, render(record))
-    text = render(record)
-    report.write(options.name, record, text)
-    print("\n" + text)
-    return 0
-
-
 if __name__ == "__main__":
     os.chdir(report.ROOT)
-    raise SystemExit(main())
+    command = report.parser_of(__doc__)
+    command.add_argument("--works", nargs="+", choices=WORKS, default=WORKS[:3])
+    command.add_argument("--no-peer", action="store_true", help="without RLlib")
+    command.add_argument("--timeout", type=float, default=300.0, help="seconds for one request")
+    command.set_defaults(remote=True, device="cpu", no_compile=True)
+    raise SystemExit(report.command(command, "remote_learners", ls.measure, render, rounds=7))

@@ -11,14 +11,13 @@ and ``.md``.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import Any
 
 import report
-import setup_peers
+from runner import Entry, check_installed, run_rounds
 
-LIBRARIES = ("lockstep", "tianshou")
+ENTRIES = {"lockstep": Entry("replay_lockstep.py"), "tianshou": Entry("replay_tianshou.py", "tianshou")}
 WORK = {
     "add": "add a step of 8 environments",
     "add_prioritized": "the same, prioritised",
@@ -40,32 +39,27 @@ RATIOS = ("times as fast", "of the least")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds."""
-    report.warn_if_busy()
-    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine(), "runs": []}
-    for round_number in range(options.rounds):
-        for library in LIBRARIES if round_number % 2 == 0 else LIBRARIES[::-1]:
-            python = report.lockstep_python() if library == "lockstep" else setup_peers.environment_python(library)
-            script = f"benchmarks/peers/replay_{library}.py"
-            line = report.run_json([str(python), script], threads=1, timeout=300)
-            record["runs"].append({"round": round_number, "command": f"python {script}", **line})
-            print(f"round {round_number + 1} of {options.rounds}: {library}", flush=True)
-    return record
+    """Run all rounds."""
+    check_installed(list(ENTRIES.values()))
+    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine()}
+    variants = [({"entry": name}, entry, {}) for name, entry in ENTRIES.items()]
+    return run_rounds(options.name, record, variants, options, lambda line: f"{len(line['seconds'])} works")
 
 
 def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
-    """One figure for each round; empty where the library has no such thing."""
-    runs = [run["seconds"] for run in record["runs"] if run["name"] == library]
+    """Return one figure for each round; empty where the library has no such thing."""
+    runs = [run["seconds"] for run in record["runs"] if run.get("name") == library]
     return [seconds[work] for seconds in runs if work in seconds]
 
 
 def lines(record: dict[str, Any], works: dict[str, str], shown: Callable[[float], float], digits: int) -> list[Any]:
-    """Rows of a table: what it is, a figure for each library, and how many times as fast ours is, round by round and of
-    the least times of all rounds.
+    """Return the rows of a table: a text, a figure for each library, and how many times as fast ours is.
+
+    The latter round by round, and of the least times of all rounds.
     """
     rows = []
     for work, text in works.items():
-        ours, theirs = (seconds_of(record, library, work) for library in LIBRARIES)
+        ours, theirs = (seconds_of(record, library, work) for library in ENTRIES)
         cells = [report.spread([shown(v) for v in found], digits) if found else "-" for found in (ours, theirs)]
         ratio = report.spread([b / a for a, b in zip(ours, theirs)], 1) if theirs else "-"
         rows.append([text, *cells, ratio, f"{min(theirs) / min(ours):.1f}" if theirs else "-"])
@@ -73,9 +67,9 @@ def lines(record: dict[str, Any], works: dict[str, str], shown: Callable[[float]
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     versions = {run["name"]: f"{run['name']} {run['version']}" for run in record["runs"]}
-    names = [versions[name] for name in LIBRARIES]
+    names = [versions[name] for name in ENTRIES]
     each = next(run["bytes_for_a_frame_row"] for run in record["runs"] if run["name"] == "lockstep")
     stacks = 2 * 4 * 84 * 84 + 8 + 4
     return (
@@ -98,18 +92,7 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--render", action="store_true", help="only write the table again")
-    options = parser.parse_args()
-    file = report.RESULTS / "replay_speed.json"
-    record = json.loads(file.read_text(encoding="utf-8")) if options.render else measure(options)
-    text = render(record)
-    report.write("replay_speed", record, text)
-    print("\n" + text)
-
-
 if __name__ == "__main__":
-    main()
+    command = report.parser_of(__doc__)
+    command.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
+    raise SystemExit(report.command(command, "replay_speed", measure, render, rounds=5))

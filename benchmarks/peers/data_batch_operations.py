@@ -1,4 +1,9 @@
-"""The operations on batches that ``data_player.py`` plays, and the situations in which the libraries may differ."""
+"""Operations on batches that ``data_player.py`` plays, and the situations (marks) in which the libraries may differ.
+
+An operation takes the play, a copy of a batch of the pool (or None) and the arguments of its step. What those in `ADDS`
+return is put into the pool, what those in `REPLACES` return takes the batch's place, what those in `READS` return is
+only compared.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from data_player import Made, Play, columns, ends_soon, object_array, plain
-
-Step = dict[str, Any]
+from data_player import Play, columns, ends_soon, object_array, plain
 
 
 def num_rows(batch: Any) -> int:
-    """Real rows, read from the columns themselves."""
+    """Return the number of real rows, read from the columns themselves."""
     if "seq_lens" in batch:
         return int(sum(int(length) for length in batch["seq_lens"]))
     for name, part in batch.items():
@@ -23,361 +26,273 @@ def num_rows(batch: Any) -> int:
     return 0
 
 
-def has_sequences(batch: Any) -> bool:
-    return "seq_lens" in batch
+def has_tensors(parts: Any) -> bool:
+    return any(isinstance(part, torch.Tensor) for part in parts)
 
 
-def construct(state: Play, step: Step) -> Made:
-    """A batch of given columns."""
-    given = columns(step["columns"])
+def construct(play: Play, _: Any, described: dict[str, Any], num_grad_updates: float | None = None) -> Any:
+    given = columns(described)
     lengths = {name: len(part) for name, part in given.items() if not isinstance(part, dict | tuple | int | float)}
     plain_lengths = {size for name, size in lengths.items() if name not in ("seq_lens", "state_in_0")}
-    state.mark("ragged_batch", len(plain_lengths) > 1)
-    state.mark("number_as_column", any(isinstance(part, int | float) for part in given.values()))
+    play.mark("ragged_batch", len(plain_lengths) > 1)
+    play.mark("number_as_column", any(isinstance(part, int | float) for part in given.values()))
     if "seq_lens" in given and plain_lengths:
-        state.mark("seq_lens_do_not_fit", sum(given["seq_lens"]) != min(plain_lengths))
-    batch = state.library.SampleBatch(given)
-    batch.num_grad_updates = step.get("num_grad_updates")
-    return Made(batch)
+        play.mark("seq_lens_do_not_fit", sum(given["seq_lens"]) != min(plain_lengths))
+    batch = play.library.SampleBatch(given)
+    batch.num_grad_updates = num_grad_updates
+    return batch
 
 
-def keep_dones(state: Play, step: Step) -> Any:
-    """A batch that is given `dones`, and what it reads."""
-    state.mark("dones_given")
-    return state.library.SampleBatch({"obs": np.arange(3), "dones": np.array(step["flags"])})["dones"]
+def keep_dones(play: Play, _: Any, flags: list[bool]) -> Any:
+    play.mark("dones_given")
+    return play.library.SampleBatch({"obs": np.arange(3), "dones": np.array(flags)})["dones"]
 
 
-def construct_with_wrong_key(state: Play, step: Step) -> Any:
-    """A column whose name is no string."""
-    return state.library.SampleBatch({step["key"]: np.arange(3)})
-
-
-def sizes(state: Play, step: Step) -> Any:
-    """All that counts rows."""
-    batch = state.at(step["on"])
-    return [len(batch), batch.count, batch.env_steps(), batch.agent_steps()]
-
-
-def after_changes(state: Play, step: Step) -> Any:
-    """`len` after the columns were replaced by shorter ones."""
-    state.mark("len_is_live", num_rows(state.at(step["on"])) > 0)
-    batch = state.at(step["on"])
-    shorter = batch[: num_rows(batch) // 2] if num_rows(batch) // 2 else None
-    if shorter is None:
+def after_changes(play: Play, batch: Any) -> int:
+    """Return the length after the columns were replaced by shorter ones."""
+    half = num_rows(batch) // 2
+    play.mark("len_is_live", num_rows(batch) > 0)
+    if half:
+        dict.update(batch, dict(batch[:half]))
+    else:
         for name in list(batch):
             dict.__delitem__(batch, name)
-    else:
-        dict.update(batch, dict(shorter))
     return len(batch)
 
 
-def _mark_slice(state: Play, batch: Any, start: int | None, stop: int | None, step: int | None) -> None:
-    state.mark("slice_to_zero", stop == 0)
-    state.mark("slice_with_step", step not in (None, 1))
-    if has_sequences(batch) and num_rows(batch):
-        rows = num_rows(batch)
+def getitem_slice(play: Play, batch: Any, start: int | None, stop: int | None, step: int | None = None) -> Any:
+    play.mark("slice_to_zero", stop == 0)
+    play.mark("slice_with_step", step not in (None, 1))
+    if "seq_lens" in batch and num_rows(batch):
         negative = (start or 0) < 0 or (stop is not None and stop < 0)
-        state.mark("slice_of_sequences_beyond", (start or 0) > rows or negative)
+        play.mark("slice_of_sequences_beyond", (start or 0) > num_rows(batch) or negative)
+    return batch[slice(start, stop, step)]
 
 
-def getitem_slice(state: Play, step: Step) -> Made:
-    """`batch[a:b]`, `batch[a:b:c]`."""
-    batch, start, stop, stride = state.at(step["on"]), step["start"], step["stop"], step.get("step")
-    _mark_slice(state, batch, start, stop, stride)
-    part = batch[slice(start, stop, stride)]
-    return Made(part)
+def slice_method(play: Play, batch: Any, start: int, stop: int) -> Any:
+    play.mark("slice_method_cuts_sequences", "seq_lens" in batch)
+    play.mark("slice_method_of_infos", "infos" in batch)
+    return batch.slice(start, stop)
 
 
-def slice_method(state: Play, step: Step) -> Any:
-    """`batch.slice(a, b)`."""
-    batch = state.at(step["on"])
-    state.mark("slice_method_cuts_sequences", has_sequences(batch))
-    state.mark("slice_method_of_infos", "infos" in batch)
-    return batch.slice(step["start"], step["stop"])
-
-
-def concat(state: Play, step: Step) -> Made:
-    """`a.concat(b)` and `concat_samples([...])`."""
-    parts = [state.at(number) for number in step["all"]]
+def concat(play: Play, _: Any, numbers: list[int], method: bool) -> Any:
+    """Join batches with `a.concat(b)` or `concat_samples([...])`."""
+    parts = [play.at(number) for number in numbers]
     filled = [part for part in parts if num_rows(part)]
     names = [set(part) for part in filled]
     if names:
-        state.mark("concat_missing_in_first", any(other - names[0] for other in names[1:]))
-    state.mark("concat_of_empties", bool(parts) and not filled)
-    lengths = [part["seq_lens"] for part in filled if has_sequences(part)]
-    state.mark("concat_of_torch_seq_lens", any(isinstance(part, torch.Tensor) for part in lengths))
-    known = [part.num_grad_updates for part in filled]
-    if len(parts) == 2 and step.get("method"):
-        made = parts[0].concat(parts[1])
-    else:
-        made = state.library.concat_samples(parts)
-    if any(value is not None for value in known) and abs((made.num_grad_updates or 0) - _weighted(filled)) > 1e-9:
-        raise ArithmeticError("num_grad_updates is not the mean over the rows")
-    return Made(made)
-
-
-def _weighted(parts: list[Any]) -> float:
-    known = [(num_rows(part), part.num_grad_updates) for part in parts if part.num_grad_updates is not None]
-    return sum(rows * value for rows, value in known) / sum(rows for rows, _ in known)
-
-
-def copy_batch(state: Play, step: Step) -> Made:
-    """A deep or shallow copy."""
-    return Made(state.at(step["on"]).copy(shallow=step["shallow"]))
-
-
-def copy_then_write(state: Play, step: Step) -> Any:
-    """What a copy holds after the original's arrays were written to."""
-    batch = state.at(step["on"])
-    torches = any(isinstance(part, torch.Tensor) for part in batch.values())
-    state.mark("deep_copy_of_tensors", torches and not step["shallow"])
-    state.mark("shallow_copy_of_infos", "infos" in batch and num_rows(batch) > 0 and step["shallow"])
-    made = batch.copy(shallow=step["shallow"])
-    for name, part in dict.items(batch):
-        if name == "seq_lens":
-            continue
-        if isinstance(part, np.ndarray | torch.Tensor) and part.dtype not in (object, np.dtype(object)):
-            if not isinstance(part, np.ndarray) or part.dtype.kind in "iuf":
-                part[...] = 7
-        elif name == "infos" and len(part):
-            part[0]["written"] = True
+        play.mark("concat_missing_in_first", any(other - names[0] for other in names[1:]))
+    play.mark("concat_of_empties", bool(parts) and not filled)
+    play.mark("concat_of_torch_seq_lens", has_tensors(part.get("seq_lens") for part in filled))
+    made = parts[0].concat(parts[1]) if len(parts) == 2 and method else play.library.concat_samples(parts)
+    known = [(num_rows(part), part.num_grad_updates) for part in filled if part.num_grad_updates is not None]
+    if known:
+        mean = sum(rows * value for rows, value in known) / sum(rows for rows, _ in known)
+        if abs((made.num_grad_updates or 0) - mean) > 1e-9:
+            raise ArithmeticError("num_grad_updates is not the mean over the rows")
     return made
 
 
-def rows(state: Play, step: Step) -> Any:
-    """`list(batch.rows())`."""
-    batch = state.at(step["on"])
-    state.mark("rows_of_states", has_sequences(batch) and "state_in_0" in batch)
-    state.mark("rows_of_padded", bool(batch.zero_padded))
-    state.mark("rows_of_infos", "infos" in batch)
+def copy_then_write(play: Play, batch: Any, shallow: bool) -> Any:
+    """Return what a copy holds after the original's arrays were written to."""
+    play.mark("deep_copy_of_tensors", has_tensors(batch.values()) and not shallow)
+    play.mark("shallow_copy_of_infos", "infos" in batch and num_rows(batch) > 0 and shallow)
+    made = batch.copy(shallow=shallow)
+    for name, part in dict.items(batch):
+        if name == "infos" and len(part):
+            part[0]["written"] = True
+        elif isinstance(part, torch.Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind in "iuf"):
+            if name != "seq_lens":
+                part[...] = 7
+    return made
+
+
+def rows(play: Play, batch: Any) -> Any:
+    play.mark("rows_of_states", "seq_lens" in batch and "state_in_0" in batch)
+    play.mark("rows_of_padded", bool(batch.zero_padded))
+    play.mark("rows_of_infos", "infos" in batch)
     return [{name: plain(part) for name, part in row.items()} for row in batch.rows()]
 
 
-def get_columns(state: Play, step: Step) -> Any:
-    """`batch.columns(names)`."""
-    names = step["names"]
-    state.mark("infos_are_a_list", "infos" in names)
-    return state.at(step["on"]).columns(names)
+def get_columns(play: Play, batch: Any, names: list[str]) -> Any:
+    play.mark("infos_are_a_list", "infos" in names)
+    return batch.columns(names)
 
 
-def get(state: Play, step: Step) -> Any:
-    """`batch.get(name, default)`."""
-    batch = state.at(step["on"])
-    _mark_dones(state, batch, step["name"])
-    state.mark("infos_are_a_list", step["name"] == "infos" and "infos" in batch)
-    return batch.get(step["name"], "default")
+def mark_column(play: Play, batch: Any, name: str) -> None:
+    play.mark("dones_read", name == "dones" and "truncateds" in batch)
+    play.mark("infos_are_a_list", name == "infos" and "infos" in batch)
 
 
-def getitem(state: Play, step: Step) -> Any:
-    """`batch[name]`."""
-    batch = state.at(step["on"])
-    _mark_dones(state, batch, step["name"])
-    state.mark("infos_are_a_list", step["name"] == "infos" and "infos" in batch)
-    return batch[step["name"]]
+def get(play: Play, batch: Any, name: str) -> Any:
+    mark_column(play, batch, name)
+    return batch.get(name, "default")
 
 
-def _mark_dones(state: Play, batch: Any, name: str) -> None:
-    state.mark("dones_read", name == "dones" and "truncateds" in batch)
+def getitem(play: Play, batch: Any, name: str) -> Any:
+    mark_column(play, batch, name)
+    return batch[name]
 
 
-def set_column(state: Play, step: Step) -> Made:
-    """`batch[name] = column`."""
-    batch = state.at(step["on"])
-    given = columns({"given": step["column"]})["given"]
-    rows_now = num_rows(batch)
+def set_column(play: Play, batch: Any, name: str, column: dict[str, Any]) -> Any:
+    given = columns({"given": column})["given"]
     length = len(given) if hasattr(given, "__len__") else 1
-    state.mark("set_ragged_column", rows_now > 0 and rows_now != length and not batch.zero_padded)
-    state.mark("set_column_of_padded", bool(batch.zero_padded))
-    state.mark("set_in_empty_batch", rows_now == 0)
-    batch[step["name"]] = given
-    return Made(batch, instead=step["on"])
+    ragged = num_rows(batch) > 0 and num_rows(batch) != length
+    play.mark("set_ragged_column", ragged and not batch.zero_padded)
+    play.mark("set_column_of_padded", bool(batch.zero_padded))
+    play.mark("set_in_empty_batch", num_rows(batch) == 0)
+    batch[name] = given
+    return batch
 
 
-def delete_column(state: Play, step: Step) -> Made:
-    """`del batch[name]`."""
-    batch = state.at(step["on"])
-    del batch[step["name"]]
-    return Made(batch, instead=step["on"])
+def delete_column(play: Play, batch: Any, name: str) -> Any:
+    del batch[name]
+    return batch
 
 
-def split_by_episode(state: Play, step: Step) -> Any:
-    """`list(batch.split_by_episode(...))`."""
-    batch = state.at(step["on"])
+def split_by_episode(play: Play, batch: Any, key: str | None) -> Any:
     flags = "terminateds" in batch or "truncateds" in batch
-    state.mark("split_of_nothing", num_rows(batch) == 0)
-    if step["key"] is None and "eps_id" not in batch:
-        state.mark("split_by_truncateds_only", flags and "terminateds" not in batch)
-    state.mark("split_by_dones_key", step["key"] == "dones")
-    state.mark("split_by_any_key", step["key"] not in (None, "eps_id", "dones") and step["key"] in batch)
-    state.mark("split_inside_sequences", has_sequences(batch) and _crosses(batch, step["key"]))
-    return list(batch.split_by_episode(step["key"]) if step["key"] else batch.split_by_episode())
+    play.mark("split_of_nothing", num_rows(batch) == 0)
+    if key is None and "eps_id" not in batch:
+        play.mark("split_by_truncateds_only", flags and "terminateds" not in batch)
+    play.mark("split_by_dones_key", key == "dones")
+    play.mark("split_by_any_key", key not in (None, "eps_id", "dones") and key in batch)
+    play.mark("split_inside_sequences", "seq_lens" in batch and crosses(batch, key))
+    return list(batch.split_by_episode(key) if key else batch.split_by_episode())
 
 
-def _crosses(batch: Any, key: str | None) -> bool:
-    """Whether an episode begins inside a sequence."""
+def crosses(batch: Any, key: str | None) -> bool:
+    """Return whether an episode begins inside a sequence."""
     starts = set(np.cumsum(np.asarray(batch["seq_lens"])).tolist()) | {0}
     if (key or "eps_id") in batch and key != "dones":
         ids = np.asarray(batch[key or "eps_id"])
-        cuts = (np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist() if not batch.zero_padded else [-1]
+        begins = ids[1:] != ids[:-1]
     elif "terminateds" in batch:
-        ends = np.asarray(batch["terminateds"]).astype(bool)
+        begins = np.asarray(batch["terminateds"]).astype(bool)
         if "truncateds" in batch:
-            ends = ends | np.asarray(batch["truncateds"]).astype(bool)
-        cuts = (np.flatnonzero(ends[:-1]) + 1).tolist() if not batch.zero_padded else [-1]
+            begins = begins | np.asarray(batch["truncateds"]).astype(bool)
+        begins = begins[:-1]
     else:
-        cuts = []
+        return False
+    cuts = [-1] if batch.zero_padded else (np.flatnonzero(begins) + 1).tolist()
     return bool(set(cuts) - starts)
 
 
-def timeslices(state: Play, step: Step) -> Any:
-    """`batch.timeslices(size=...)`, `(num_slices=...)`, both, neither."""
-    batch, size, number = state.at(step["on"]), step["size"], step["num_slices"]
+def timeslices(play: Play, batch: Any, size: int | None, num_slices: int | None) -> Any:
     total = num_rows(batch)
-    state.mark("timeslices_both_arguments", size is not None and number is not None)
-    if size is not None and number is None:
-        state.mark("timeslices_remainder", total % size != 0)
+    play.mark("timeslices_both_arguments", size is not None and num_slices is not None)
+    if size is not None and num_slices is None:
+        play.mark("timeslices_remainder", total % size != 0)
         if total % size:
             ends_soon()
-    state.mark("timeslices_more_than_rows", size is None and number is not None and number > total)
-    state.mark("timeslices_of_sequences", has_sequences(batch))
-    return list(batch.timeslices(size=size, num_slices=number))
+    play.mark("timeslices_more_than_rows", size is None and num_slices is not None and num_slices > total)
+    play.mark("timeslices_of_sequences", "seq_lens" in batch)
+    return list(batch.timeslices(size=size, num_slices=num_slices))
 
 
-def as_multi_agent(state: Play, step: Step) -> Any:
-    """`batch.as_multi_agent(...)`."""
-    batch = state.at(step["on"])
-    return batch.as_multi_agent(step["module_id"]) if step["module_id"] else batch.as_multi_agent()
-
-
-def size_bytes(state: Play, step: Step) -> Any:
-    """Bytes of all leaves."""
-    batch = state.at(step["on"])
-    kinds = {type(part) for part in batch.values()}
-    state.mark("bytes_of_tensors_and_objects", torch.Tensor in kinds or "infos" in batch)
+def size_bytes(play: Play, batch: Any) -> int:
+    play.mark("bytes_of_tensors_and_objects", has_tensors(batch.values()) or "infos" in batch)
     return int(batch.size_bytes())
 
 
-def ends(state: Play, step: Step) -> Any:
-    """`is_terminated_or_truncated()`."""
-    batch = state.at(step["on"])
-    state.mark("end_of_nothing", num_rows(batch) == 0)
-    state.mark("end_of_padded", bool(batch.zero_padded))
-    state.mark("end_by_truncateds_only", "terminateds" not in batch and "truncateds" in batch)
+def ends(play: Play, batch: Any) -> bool:
+    play.mark("end_of_nothing", num_rows(batch) == 0)
+    play.mark("end_of_padded", bool(batch.zero_padded))
+    play.mark("end_by_truncateds_only", "terminateds" not in batch and "truncateds" in batch)
     return bool(batch.is_terminated_or_truncated())
 
 
-def single_trajectory(state: Play, step: Step) -> Any:
-    """`is_single_trajectory()`."""
-    batch = state.at(step["on"])
+def single_trajectory(play: Play, batch: Any) -> bool:
     ids = np.asarray(batch["eps_id"]) if "eps_id" in batch else np.zeros(0)
-    state.mark("trajectory_by_eps_id", len(set(ids.tolist())) > 1)
-    state.mark("trajectory_of_padded", bool(batch.zero_padded))
-    state.mark("trajectory_without_terminateds", "terminateds" not in batch)
+    play.mark("trajectory_by_eps_id", len(set(ids.tolist())) > 1)
+    play.mark("trajectory_of_padded", bool(batch.zero_padded))
+    play.mark("trajectory_without_terminateds", "terminateds" not in batch)
     return bool(batch.is_single_trajectory())
 
 
-def shuffle(state: Play, step: Step) -> Any:
-    """The rows after a shuffle, sorted: which rows there are, not their order."""
-    batch = state.at(step["on"])
-    state.mark("shuffle_of_sequences", has_sequences(batch))
-    state.mark("shuffle_of_infos", "infos" in batch and num_rows(batch) > 1)
+def shuffle(play: Play, batch: Any) -> Any:
+    """Return the rows after a shuffle, sorted: which rows there are, not their order."""
+    play.mark("shuffle_of_sequences", "seq_lens" in batch)
     if "infos" in batch:
         del batch["infos"]
-        state.marks.discard("shuffle_of_infos")
     same = batch.shuffle() is batch
     return [same, sorted(str(plain(dict(row))) for row in batch.rows())]
 
 
-def shuffle_infos(state: Play, step: Step) -> Any:
-    """Whether infos go with their rows in 5 shuffles: every info names its row."""
-    count = max(num_rows(state.at(step["on"])), 8)
-    state.mark("shuffle_of_infos")
+def shuffle_infos(play: Play, batch: Any) -> bool:
+    """Return whether infos go with their rows in 5 shuffles: every info names its row."""
+    count = max(num_rows(batch), 8)
+    play.mark("shuffle_of_infos")
     together = True
     for _ in range(5):
-        batch = state.library.SampleBatch(
-            {"a": np.arange(count), "infos": object_array([{"a": i} for i in range(count)])}
-        )
+        infos = object_array([{"a": number} for number in range(count)])
+        batch = play.library.SampleBatch({"a": np.arange(count), "infos": infos})
         batch.shuffle()
         together &= all(info["a"] == row for info, row in zip(batch["infos"], batch["a"].tolist()))
     return together
 
 
-def to_device(state: Play, step: Step) -> Any:
-    """`to_device("cpu")`: tensors, float64 narrowed."""
-    batch = state.at(step["on"])
-    state.mark("infos_to_device", "infos" in batch)
-    same = batch.to_device("cpu") is batch
-    return [same, batch]
+def to_device(play: Play, batch: Any) -> Any:
+    play.mark("infos_to_device", "infos" in batch)
+    return [batch.to_device("cpu") is batch, batch]
 
 
-def single_step(state: Play, step: Step) -> Any:
-    """`get_single_step_input_dict`."""
-    batch, index = state.at(step["on"]), step["index"]
-    names = [name for name in step["names"] if name in batch]
-    wanted = {name: state.library.requirement(name) for name in names}
-    state.mark("single_step_of_nested", index != "last" and any(isinstance(batch[n], dict | tuple) for n in names))
-    state.mark("single_step_of_padded", bool(batch.zero_padded))
-    state.mark("single_step_of_nothing", num_rows(batch) == 0)
-    outside = index != "last" and not -num_rows(batch) <= index < num_rows(batch)
-    state.mark("single_step_outside", outside and num_rows(batch) > 0)
-    state.mark(
-        "single_step_without_after",
-        index == "last" and "obs" in names and "new_obs" not in batch and num_rows(batch) > 0,
-    )
-    state.mark("single_step_state", "state_in_0" in names)
-    return batch.get_single_step_input_dict(wanted, index)
+def single_step(play: Play, batch: Any, index: Any, names: list[str]) -> Any:
+    names, total = [name for name in names if name in batch], num_rows(batch)
+    nested = any(isinstance(batch[name], dict | tuple) for name in names)
+    without_after = index == "last" and "obs" in names and "new_obs" not in batch
+    play.mark("single_step_of_nested", index != "last" and nested)
+    play.mark("single_step_of_padded", bool(batch.zero_padded))
+    play.mark("single_step_of_nothing", total == 0)
+    play.mark("single_step_outside", index != "last" and not -total <= index < total and total > 0)
+    play.mark("single_step_without_after", without_after and total > 0)
+    play.mark("single_step_state", "state_in_0" in names)
+    return batch.get_single_step_input_dict({name: play.library.requirement(name) for name in names}, index)
 
 
-def read_padded(state: Play, step: Step) -> Any:
-    """Rows and ends of two sequences, padded; the last one ends."""
+def read_padded(play: Play, _: Any, what: str, length: int) -> Any:
+    """Read rows or ends of two sequences, padded; the last one ends."""
     flags = np.array([False, False, True])
-    batch = state.library.SampleBatch({"a": np.arange(3), "terminateds": flags, "seq_lens": np.array([1, 2])})
-    batch.right_zero_pad(step["length"])
-    if step["what"] == "rows":
-        state.mark("rows_of_padded")
+    batch = play.library.SampleBatch({"a": np.arange(3), "terminateds": flags, "seq_lens": np.array([1, 2])})
+    batch.right_zero_pad(length)
+    if what == "rows":
+        play.mark("rows_of_padded")
         return [int(row["a"]) for row in batch.rows()]
-    if step["what"] == "end":
-        state.mark("end_of_padded", step["length"] > 2)
+    if what == "end":
+        play.mark("end_of_padded", length > 2)
         return bool(batch.is_terminated_or_truncated())
-    if step["what"] == "single_step":
-        state.mark("single_step_of_padded", step["length"] > 2)
-        return batch.get_single_step_input_dict({"a": state.library.requirement("a")})["a"]
-    state.mark("trajectory_of_padded", step["length"] > 2)
+    if what == "single_step":
+        play.mark("single_step_of_padded", length > 2)
+        return batch.get_single_step_input_dict({"a": play.library.requirement("a")})["a"]
+    play.mark("trajectory_of_padded", length > 2)
     return bool(batch.is_single_trajectory())
 
 
-def training(state: Play, step: Step) -> Any:
-    """`set_training` and `is_training`."""
-    batch = state.at(step["on"])
+def training(play: Play, batch: Any, value: bool) -> Any:
     before = bool(batch.is_training)
-    batch.set_training(step["value"])
+    batch.set_training(value)
     return [before, batch.is_training, batch[0 : max(1, num_rows(batch))].is_training]
 
 
-def right_zero_pad(state: Play, step: Step) -> Made:
-    """`right_zero_pad(length)`."""
-    batch, length = state.at(step["on"]), step["length"]
-    if has_sequences(batch):
+def right_zero_pad(play: Play, batch: Any, length: int, exclude_states: bool) -> Any:
+    if "seq_lens" in batch:
         longest = max((int(n) for n in batch["seq_lens"]), default=0)
-        state.mark("pad_too_short", length < longest)
-        state.mark("pad_twice", bool(batch.zero_padded))
-        texts = [part for part in batch.values() if isinstance(part, np.ndarray) and part.dtype.kind == "U"]
-        state.mark("pad_objects", "infos" in batch or bool(texts))
-        state.mark("pad_tuples", any(isinstance(part, tuple) for part in batch.values()))
-        state.mark("pad_tensors", any(isinstance(part, torch.Tensor) for part in batch.values()))
-        state.mark("pad_spreads_states", not step["exclude_states"] and "state_in_0" in batch)
-    same = batch.right_zero_pad(length, exclude_states=step["exclude_states"])
-    return Made(same, instead=step["on"])
+        texts = any(isinstance(part, np.ndarray) and part.dtype.kind == "U" for part in batch.values())
+        play.mark("pad_too_short", length < longest)
+        play.mark("pad_twice", bool(batch.zero_padded))
+        play.mark("pad_objects", "infos" in batch or texts)
+        play.mark("pad_tuples", any(isinstance(part, tuple) for part in batch.values()))
+        play.mark("pad_tensors", has_tensors(batch.values()))
+        play.mark("pad_spreads_states", not exclude_states and "state_in_0" in batch)
+    return batch.right_zero_pad(length, exclude_states=exclude_states)
 
 
-def compressed(state: Play, step: Step) -> Any:
-    """`compress` and back."""
-    batch = state.at(step["on"])
-    state.mark("compress_empty", num_rows(batch) == 0)
-    state.mark(
-        "compress_other", any(isinstance(batch.get(name), dict | tuple | torch.Tensor) for name in ("obs", "new_obs"))
-    )
-    batch.compress(bulk=step["bulk"])
+def compressed(play: Play, batch: Any, bulk: bool) -> Any:
+    """Return a batch that was compressed and decompressed."""
+    observed = [batch.get(name) for name in ("obs", "new_obs")]
+    play.mark("compress_empty", num_rows(batch) == 0)
+    play.mark("compress_other", any(isinstance(part, dict | tuple | torch.Tensor) for part in observed))
+    batch.compress(bulk=bulk)
     batch.decompress_if_needed()
     return batch
 
@@ -385,65 +300,66 @@ def compressed(state: Play, step: Step) -> Any:
 # ---- several modules ---------------------------------------------------------------------------------------------
 
 
-def _multi(state: Play, step: Step) -> Any:
-    parts = {name: state.at(number) for name, number in step["modules"].items()}
-    return state.library.MultiAgentBatch(parts, step["env_steps"])
+def multi(play: Play, modules: dict[str, int], env_steps: int) -> Any:
+    return play.library.MultiAgentBatch({name: play.at(number) for name, number in modules.items()}, env_steps)
 
 
-def multi_sizes(state: Play, step: Step) -> Any:
-    """Counts of a `MultiAgentBatch`, and what it holds."""
-    batch = _multi(state, step)
+def multi_sizes(play: Play, _: Any, **modules: Any) -> Any:
+    batch = multi(play, **modules)
     return [len(batch), batch.count, batch.env_steps(), batch.agent_steps(), batch, batch.as_multi_agent() is batch]
 
 
-def multi_copy(state: Play, step: Step) -> Any:
-    return _multi(state, step).copy()
-
-
-def multi_concat(state: Play, step: Step) -> Any:
-    """Two `MultiAgentBatch`es, and a `SampleBatch` between them."""
-    batch, between = _multi(state, step), state.at(step["on"])
-    filled = [part for part in (*batch.policy_batches.values(), between) if num_rows(part)]
-    state.mark("concat_missing_in_first", len({frozenset(part) for part in filled}) > 1)
-    lengths = [part["seq_lens"] for part in filled if has_sequences(part)]
-    state.mark("concat_of_torch_seq_lens", any(isinstance(part, torch.Tensor) for part in lengths))
-    state.mark("multi_concat_of_empties", any(not num_rows(part) for part in (*batch.policy_batches.values(), between)))
-    make = state.library.concat_samples_into_ma_batch if step["into"] else state.library.concat_samples
+def multi_concat(play: Play, between: Any, into: bool, **modules: Any) -> Any:
+    """Join two `MultiAgentBatch`es, and a `SampleBatch` between them."""
+    batch = multi(play, **modules)
+    parts = [*batch.policy_batches.values(), between]
+    filled = [part for part in parts if num_rows(part)]
+    play.mark("concat_missing_in_first", len({frozenset(part) for part in filled}) > 1)
+    play.mark("concat_of_torch_seq_lens", has_tensors(part.get("seq_lens") for part in filled))
+    play.mark("multi_concat_of_empties", len(filled) < len(parts))
+    make = play.library.concat_samples_into_ma_batch if into else play.library.concat_samples
     return make([batch, between, batch])
 
 
-def multi_wrap(state: Play, step: Step) -> Any:
-    """`wrap_as_needed`, and back with `convert_ma_batch_to_sample_batch`."""
-    parts = {name: state.at(number) for name, number in step["modules"].items()}
-    wrapped = state.library.MultiAgentBatch.wrap_as_needed(parts, step["env_steps"])
-    return [wrapped, state.library.convert_ma_batch_to_sample_batch(wrapped)]
+def multi_wrap(play: Play, _: Any, modules: dict[str, int], env_steps: int) -> Any:
+    """Return `wrap_as_needed`, and back with `convert_ma_batch_to_sample_batch`."""
+    parts = {name: play.at(number) for name, number in modules.items()}
+    wrapped = play.library.MultiAgentBatch.wrap_as_needed(parts, env_steps)
+    return [wrapped, play.library.convert_ma_batch_to_sample_batch(wrapped)]
 
 
-def multi_getitem(state: Play, step: Step) -> Any:
-    return _multi(state, step)[step["name"]]
-
-
-def multi_wrong_value(state: Play, step: Step) -> Any:
-    return state.library.MultiAgentBatch({"a": {"obs": np.arange(2)}}, 2)
-
-
-def multi_timeslices(state: Play, step: Step) -> Any:
-    """`timeslices(k)` of rows that name episode, step and agent."""
-    parts = {name: state.library.SampleBatch(columns(part)) for name, part in step["parts"].items()}
-    ids = [item for part in parts.values() for item in part["eps_id"].tolist()]
-    firsts = list(dict.fromkeys(ids))
-    state.mark("multi_order_of_episodes", firsts != sorted(firsts))
-    pieces = list(state.library.MultiAgentBatch(parts, step["env_steps"]).timeslices(step["k"]))
-    state.mark("multi_timeslices_columns", step["with_names"])
-    if not step["with_names"]:
+def multi_timeslices(play: Play, _: Any, parts: dict[str, Any], k: int, env_steps: int, with_names: bool) -> Any:
+    """Return `timeslices(k)` of rows that name episode, step and agent."""
+    made = {name: play.library.SampleBatch(columns(part)) for name, part in parts.items()}
+    firsts = list(dict.fromkeys(item for part in made.values() for item in part["eps_id"].tolist()))
+    play.mark("multi_order_of_episodes", firsts != sorted(firsts))
+    pieces = list(play.library.MultiAgentBatch(made, env_steps).timeslices(k))
+    play.mark("multi_timeslices_columns", with_names)
+    if not with_names:
         for part in (part for piece in pieces for part in piece.policy_batches.values()):
             part.pop("unroll_id", None)
     return pieces
 
 
-OPERATIONS = {
-    name: value
-    for name, value in globals().items()
-    if callable(value) and getattr(value, "__module__", None) == __name__ and not name.startswith("_")
-    and name not in ("num_rows", "has_sequences")
+ADDS = {
+    "construct": construct,
+    "getitem_slice": getitem_slice,
+    "concat": concat,
+    "copy_batch": lambda play, batch, shallow: batch.copy(shallow=shallow),
+}
+REPLACES = {"set_column": set_column, "delete_column": delete_column, "right_zero_pad": right_zero_pad}
+READS = {
+    "sizes": lambda play, batch: [len(batch), batch.count, batch.env_steps(), batch.agent_steps()],
+    "construct_with_wrong_key": lambda play, _, key: play.library.SampleBatch({key: np.arange(3)}),
+    "as_multi_agent": lambda play, batch, module_id: batch.as_multi_agent(*filter(None, [module_id])),
+    "multi_copy": lambda play, _, **modules: multi(play, **modules).copy(),
+    "multi_getitem": lambda play, _, name, **modules: multi(play, **modules)[name],
+    "multi_wrong_value": lambda play, _: play.library.MultiAgentBatch({"a": {"obs": np.arange(2)}}, 2),
+} | {
+    operation.__name__: operation
+    for operation in (
+        keep_dones, after_changes, slice_method, copy_then_write, rows, get_columns, get, getitem, split_by_episode,
+        timeslices, size_bytes, ends, single_trajectory, shuffle, shuffle_infos, to_device, single_step, read_padded,
+        training, compressed, multi_sizes, multi_concat, multi_wrap, multi_timeslices,
+    )
 }  # fmt: skip

@@ -5,6 +5,7 @@ Agents act in turns or together, appear late and finish early; each operation pl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from data_player import Play, plain, stacked
@@ -12,171 +13,162 @@ from data_player import Play, plain, stacked
 Step = dict[str, Any]
 
 
-def _played(state: Play, step: Step, *, until: int | None = None) -> Any:
-    """An episode after the first ``until`` steps of the schedule."""
-    episode = state.library.MultiAgentEpisode(id_="m")
-    episode.add_env_reset(observations=dict(step["reset"]), infos={agent: {"n": 0} for agent in step["reset"]})
-    for one in step["steps"][:until]:
-        _add(episode, one)
+def played(play: Play, steps: list[Step], reset: dict[str, float]) -> Any:
+    """Return an episode after the steps of a schedule."""
+    episode = play.library.MultiAgentEpisode(id_="m")
+    episode.add_env_reset(observations=dict(reset), infos={agent: {"n": 0} for agent in reset})
+    return grown(episode, steps)
+
+
+def grown(episode: Any, steps: list[Step]) -> Any:
+    for step in steps:
+        episode.add_env_step(
+            dict(step["observations"]),
+            dict(step["actions"]),
+            dict(step["rewards"]),
+            {agent: {"n": 1} for agent in step["observations"]},
+            terminateds=dict(step["terminateds"]),
+            truncateds=dict(step["truncateds"]),
+            extra_model_outputs={agent: {"logp": -0.5} for agent in step["actions"]},
+        )
     return episode
 
 
-def _add(episode: Any, one: Step) -> None:
-    episode.add_env_step(
-        dict(one["observations"]),
-        dict(one["actions"]),
-        dict(one["rewards"]),
-        {agent: {"n": 1} for agent in one["observations"]},
-        terminateds=dict(one["terminateds"]),
-        truncateds=dict(one["truncateds"]),
-        extra_model_outputs={agent: {"logp": -0.5} for agent in one["actions"]},
-    )
-
-
-def _agents(episode: Any) -> dict[str, Any]:
-    """What each agent's own episode holds."""
-    return {agent: _one(part) for agent, part in sorted(episode.agent_episodes.items()) if part.is_reset}
-
-
-def _one(part: Any) -> dict[str, Any]:
+def agents_of(episode: Any) -> dict[str, Any]:
+    """Return what each agent's own episode holds."""
     return {
-        "t": [part.t_started, part.t, len(part)],
-        "ends": [bool(part.is_terminated), bool(part.is_truncated)],
-        "observations": stacked(part.get_observations())["values"],
-        "actions": stacked(part.get_actions())["values"],
-        "rewards": stacked(part.get_rewards())["values"],
-        "infos": plain(list(part.get_infos())),
+        agent: {
+            "t": [part.t_started, part.t, len(part)],
+            "ends": [bool(part.is_terminated), bool(part.is_truncated)],
+            "observations": stacked(part.get_observations())["values"],
+            "actions": stacked(part.get_actions())["values"],
+            "rewards": stacked(part.get_rewards())["values"],
+            "infos": plain(list(part.get_infos())),
+        }
+        for agent, part in sorted(episode.agent_episodes.items())
+        if part.is_reset
     }
 
 
-def several_agents(state: Play, step: Step) -> Any:
-    """Every agent's steps."""
-    _mark_ends(state, step)
-    return _agents(_played(state, step))
-
-
-def _held(step: Step, until: int | None = None) -> set[str]:
-    """Agents that hold an observation which did not come in the last step."""
-    steps = step["steps"][:until]
-    holding = set(step["reset"])
-    fresh = set(step["reset"])
-    for one in steps:
-        fresh = set(one["observations"])
-        ended = {agent for agent, flag in one["terminateds"].items() if flag and agent != "__all__"}
-        holding = ((holding - set(one["actions"])) | fresh) - ended
+def held(steps: list[Step], reset: dict[str, float]) -> set[str]:
+    """Return the agents that hold an observation which did not come in the last step."""
+    holding = fresh = set(reset)
+    for step in steps:
+        fresh = set(step["observations"])
+        ended = {agent for agent, flag in step["terminateds"].items() if flag and agent != "__all__"}
+        holding = ((holding - set(step["actions"])) | fresh) - ended
     return holding - fresh
 
 
-def _ends_for_all(step: Step) -> bool:
-    """Whether the schedule ends with `__all__`."""
-    last = step["steps"][-1]
-    return bool(last["terminateds"].get("__all__") or last["truncateds"].get("__all__"))
+def is_between(steps: list[Step], reset: dict[str, float]) -> bool:
+    """Return whether an agent holds an observation, or an action has none after it yet."""
+    return bool(held(steps, reset)) or waits(steps)
 
 
-def _waits(step: Step, until: int | None = None) -> bool:
-    """Whether an action has no observation after it yet."""
+def waits(steps: list[Step]) -> bool:
     waiting: set[str] = set()
-    for one in step["steps"][:until]:
-        waiting = (waiting | set(one["actions"])) - set(one["observations"])
+    for step in steps:
+        waiting = (waiting | set(step["actions"])) - set(step["observations"])
     return bool(waiting)
 
 
-def _mark_ends(state: Play, step: Step) -> None:
-    state.mark("all_ends_between", _ends_for_all(step) and (bool(_held(step)) or _waits(step)))
-    last = step["steps"][-1]
-    both = bool(last["truncateds"].get("__all__")) and len(last["terminateds"]) > 1
-    state.mark("terminated_as_all_truncate", both)
-    state.mark("last_ends_as_newcomer_comes", _newcomer_at_the_end(step))
+def mark_ends(play: Play, steps: list[Step], reset: dict[str, float]) -> None:
+    terminated, truncated = steps[-1]["terminateds"], steps[-1]["truncateds"]
+    ends = bool(terminated.get("__all__") or truncated.get("__all__"))
+    play.mark("all_ends_between", ends and is_between(steps, reset))
+    play.mark("terminated_as_all_truncate", bool(truncated.get("__all__")) and len(terminated) > 1)
+    play.mark("last_ends_as_newcomer_comes", newcomer_at_the_end(steps, reset))
 
 
-def _newcomer_at_the_end(step: Step) -> bool:
-    """Whether an agent's first observation comes in the step in which all agents before it are done."""
-    known, ended = set(step["reset"]), set()
-    for one in step["steps"]:
-        newcomers = set(one["observations"]) - known
-        ended |= {agent for agent, flag in one["terminateds"].items() if flag}
-        if newcomers and ("__all__" in ended or one["truncateds"].get("__all__") or known <= ended):
+def newcomer_at_the_end(steps: list[Step], reset: dict[str, float]) -> bool:
+    """Return whether an agent's first observation comes in the step in which all agents before it are done."""
+    known, ended = set(reset), set()
+    for step in steps:
+        newcomers = set(step["observations"]) - known
+        ended |= {agent for agent, flag in step["terminateds"].items() if flag}
+        if newcomers and ("__all__" in ended or step["truncateds"].get("__all__") or known <= ended):
             return True
         known |= newcomers
     return False
 
 
-def several_counts(state: Play, step: Step) -> Any:
-    """Times, flags and counts."""
-    _mark_ends(state, step)
-    episode = _played(state, step)
+def several_agents(play: Play, steps: list[Step], reset: dict[str, float]) -> Any:
+    """Return every agent's steps."""
+    return agents_of(played(play, steps, reset))
+
+
+def several_counts(play: Play, steps: list[Step], reset: dict[str, float]) -> Any:
+    """Return times, flags and counts."""
+    episode = played(play, steps, reset)
     flags = [bool(episode.is_terminated), bool(episode.is_truncated), bool(episode.is_done)]
     return [episode.env_t, len(episode), flags, episode.env_steps(), episode.agent_steps()]
 
 
-def several_to_act(state: Play, step: Step) -> Any:
-    """Who acts next and who has just stepped."""
-    _mark_ends(state, step)
-    state.mark("to_act_holding", bool(_held(step)))
-    episode = _played(state, step)
+def several_to_act(play: Play, steps: list[Step], reset: dict[str, float]) -> Any:
+    """Return who acts next and who has just stepped."""
+    play.mark("to_act_holding", bool(held(steps, reset)))
+    episode = played(play, steps, reset)
     return [sorted(episode.get_agents_to_act()), sorted(episode.get_agents_that_stepped())]
 
 
-def several_returns(state: Play, step: Step) -> Any:
-    _mark_ends(state, step)
-    episode = _played(state, step)
-    return float(episode.get_return(include_hanging_rewards=step["hanging"]))
+def several_returns(play: Play, steps: list[Step], reset: dict[str, float], hanging: bool) -> float:
+    return float(played(play, steps, reset).get_return(include_hanging_rewards=hanging))
 
 
-def several_cut(state: Play, step: Step) -> Any:
-    """The successor after a cut, grown by the rest of the schedule."""
-    _mark_ends(state, step)
-    between = bool(_held(step, step["at"])) or _waits(step, step["at"])
-    state.mark("cut_between", between)
-    episode = _played(state, step, until=step["at"])
-    successor = episode.cut()
-    for one in step["steps"][step["at"] :]:
-        _add(successor, one)
-    return {agent: shown for agent, shown in _agents(successor).items() if shown["t"][2]}
+def several_cut(play: Play, steps: list[Step], reset: dict[str, float], at: int) -> Any:
+    """Return the successor after a cut, grown by the rest of the schedule."""
+    play.mark("cut_between", is_between(steps[:at], reset))
+    successor = grown(played(play, steps[:at], reset).cut(), steps[at:])
+    return {agent: shown for agent, shown in agents_of(successor).items() if shown["t"][2]}
 
 
-def several_concat(state: Play, step: Step) -> Any:
-    """Cut, grown and joined again: as if never cut."""
-    _mark_ends(state, step)
-    seen = {agent for one in step["steps"][: step["at"]] for agent in one["observations"]} | set(step["reset"])
-    state.mark("concat_first_outputs", bool(seen - {a for one in step["steps"][: step["at"]] for a in one["actions"]}))
-    between = bool(_held(step, step["at"])) or _waits(step, step["at"])
-    state.mark("cut_between", between)
-    episode = _played(state, step, until=step["at"])
-    successor = episode.cut()
-    for one in step["steps"][step["at"] :]:
-        _add(successor, one)
-    episode.concat_episode(successor)
-    return _agents(episode)
+def several_concat(play: Play, steps: list[Step], reset: dict[str, float], at: int) -> Any:
+    """Cut, grow and join again: as if never cut."""
+    seen = {agent for step in steps[:at] for agent in step["observations"]} | set(reset)
+    play.mark("concat_first_outputs", bool(seen - {agent for step in steps[:at] for agent in step["actions"]}))
+    play.mark("cut_between", is_between(steps[:at], reset))
+    episode = played(play, steps[:at], reset)
+    episode.concat_episode(grown(episode.cut(), steps[at:]))
+    return agents_of(episode)
 
 
-def several_read(state: Play, step: Step) -> Any:
-    """One getter by agents, by environment steps or by the agents' own."""
-    _mark_ends(state, step)
-    index = step["indices"]
-    items = len(step["steps"]) + (step["name"] == "observations")
-    own = not step["env_steps"] and step["name"] != "observations"
-    state.mark("own_steps_with_waiting_action", own and _waits(step))
-    state.mark("several_slice_beyond", isinstance(index, list) and index[1] > items)
-    episode = _played(state, step)
-    found = getattr(episode, f"get_{step['name']}")(
-        slice(*index) if isinstance(index, list) else index, env_steps=step["env_steps"], return_list=step["as_list"]
+def several_read(
+    play: Play,
+    steps: list[Step],
+    reset: dict[str, float],
+    name: str,
+    indices: Any,
+    env_steps: bool,
+    as_list: bool,
+) -> Any:
+    """Call one getter by agents, by environment steps or by the agents' own."""
+    items = len(steps) + (name == "observations")
+    play.mark("own_steps_with_waiting_action", not env_steps and name != "observations" and waits(steps))
+    play.mark("several_slice_beyond", isinstance(indices, list) and indices[1] > items)
+    getter = getattr(played(play, steps, reset), f"get_{name}")
+    indices = slice(*indices) if isinstance(indices, list) else indices
+    found = getter(indices, env_steps=env_steps, return_list=as_list)
+    if as_list:
+        return [{agent: float(value) for agent, value in sorted(part.items())} for part in found]
+    return {
+        agent: stacked(value)["values"] if hasattr(value, "__len__") else float(value)
+        for agent, value in sorted(found.items())
+    }
+
+
+def of_a_schedule(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation that needs no object of the pool, and marks how its schedule ends."""
+
+    def run(play: Play, _: Any, steps: list[Step], reset: dict[str, float], **arguments: Any) -> Any:
+        mark_ends(play, steps, reset)
+        return operation(play, steps, reset, **arguments)
+
+    return run
+
+
+READS = {
+    operation.__name__: of_a_schedule(operation)
+    for operation in (
+        several_agents, several_counts, several_to_act, several_returns, several_cut, several_concat, several_read,
     )
-    if step["as_list"]:
-        return [{agent: _number(value) for agent, value in sorted(one.items())} for one in found]
-    return {agent: _numbers(value) for agent, value in sorted(found.items())}
-
-
-def _numbers(value: Any) -> Any:
-    return stacked(value)["values"] if hasattr(value, "__len__") else _number(value)
-
-
-def _number(value: Any) -> float:
-    return float(value)
-
-
-OPERATIONS = {
-    name: value
-    for name, value in globals().items()
-    if callable(value) and getattr(value, "__module__", None) == __name__ and not name.startswith("_")
-}
+}  # fmt: skip

@@ -1,12 +1,12 @@
-"""Plays sequences of operations on batches and episodes, with whichever library's classes it is given.
+"""Play sequences of operations on batches and episodes, with whichever library's classes it is given.
 
-A sequence is plain JSON (made by ``data_sequences.py``): steps such as ``{"op": "slice", "on": 0, "start": 2, "stop":
-5}``. A pool of batches (or episodes) is numbered; what a step makes is put into the pool. The trace holds one entry
-for each step: the result or the kind of error in plain values, and the *marks* of the step, names of the situations in
-which the libraries are known to differ (``data_mended.md``). A step with a mark is recorded, but changes nothing: what
-follows goes on from objects that are the same in both libraries.
+A sequence is plain JSON (made by ``data_sequences.py``): steps such as ``{"op": "getitem_slice", "on": 0, "start": 2,
+"stop": 5}``. A pool of batches (or episodes) is numbered; what some operations make is put into the pool. The trace
+holds one entry for each step: the result or the kind of error in plain values, and the *marks* of the step, names of
+the situations in which the libraries are known to differ (``data_mended.md``). A step with a mark is recorded, but
+changes nothing: what follows goes on from objects that are the same in both libraries.
 
-NumPy, torch and the standard library alone: it runs in every peer's environment.
+NumPy, torch and the standard library alone, beside the library that is played.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 import copy
 import json
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import protocol
 import torch
 
 NO_END_S = 0.05
@@ -56,47 +56,51 @@ class Play:
     marks: set[str] = field(default_factory=set)
 
     def mark(self, name: str, applies: bool = True) -> None:
-        """Notes that the step is in a situation of the list."""
+        """Note that the step is in a situation of the list."""
         if applies:
             self.marks.add(name)
 
     def at(self, number: int) -> Any:
-        """A copy of an object of the pool, so that nothing a step does reaches another one."""
+        """Return a copy of an object of the pool, so that nothing a step does reaches another one."""
         return copy.deepcopy(self.pool[number % len(self.pool)])
 
 
-Operation = Callable[[Play, dict[str, Any]], Any]
+def play(library: Library, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the trace of one sequence."""
+    from data_batch_operations import ADDS, READS, REPLACES
+    from data_episode_operations import ADDS as EPISODE_ADDS
+    from data_episode_operations import READS as EPISODE_READS
+    from data_episode_operations import REPLACES as EPISODE_REPLACES
+    from data_multi_operations import READS as MULTI_READS
 
-
-@dataclass
-class Made:
-    """A result that goes into the pool (in place of ``instead``, where that is a number)."""
-
-    value: Any
-    instead: int | None = None
-
-
-def play(library: Library, operations: dict[str, Operation], steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The trace of one sequence."""
-    state, trace = Play(library), []
+    adds, replaces = ADDS | EPISODE_ADDS, REPLACES | EPISODE_REPLACES
+    operations: dict[str, Callable[..., Any]] = {**adds, **replaces, **READS, **EPISODE_READS, **MULTI_READS}
+    state, trace = Play(library), list[dict[str, Any]]()
     for step in steps:
-        state.marks = set()
+        state.marks, result = set(), None
+        operation, number = step["op"], step.get("on", 0)
         try:
-            result = in_time(lambda step=step: operations[step["op"]](state, step))
-            shown = plain(result.value if isinstance(result, Made) else result)
+            result = in_time(lambda step=step: operation_of(state, operations, step))
+            shown = plain(result)
         except (Exception, Endless) as error:
             result, shown = None, {"error": type(error).__name__}
-        if isinstance(result, Made) and not state.marks:
-            if result.instead is None:
-                state.pool.append(result.value)
-            else:
-                state.pool[result.instead % len(state.pool)] = result.value
+        else:
+            if not state.marks and operation in adds:
+                state.pool.append(result)
+            elif not state.marks and operation in replaces:
+                state.pool[number % len(state.pool)] = result
         trace.append({"result": shown, "marks": sorted(state.marks)})
     return trace
 
 
+def operation_of(state: Play, operations: dict[str, Callable[..., Any]], step: dict[str, Any]) -> Any:
+    """Return the result of one step, on a copy of the object that it names."""
+    arguments = {name: value for name, value in step.items() if name not in ("op", "on")}
+    return operations[step["op"]](state, state.at(step.get("on", 0)) if state.pool else None, **arguments)
+
+
 def in_time(work: Callable[[], Any]) -> Any:
-    """The result of ``work``; raises `Endless` where it does not come back."""
+    """Return the result of ``work``; raise `Endless` where it does not come back."""
 
     def stop(*_: Any) -> None:
         raise Endless
@@ -110,7 +114,7 @@ def in_time(work: Callable[[], Any]) -> Any:
 
 
 def ends_soon() -> None:
-    """The call that follows is known not to end in one library: give it a short time only."""
+    """Tell that the call that follows is known not to end in one library; it gets a short time only."""
     signal.setitimer(signal.ITIMER_REAL, NO_END_S)
 
 
@@ -118,7 +122,7 @@ def ends_soon() -> None:
 
 
 def column(described: Any) -> Any:
-    """A column from its description."""
+    """Return a column from its description."""
     kind = described["kind"]
     if kind == "dict":
         return {name: column(part) for name, part in described["items"].items()}
@@ -131,12 +135,12 @@ def column(described: Any) -> Any:
 
 
 def columns(described: dict[str, Any]) -> dict[str, Any]:
-    """All columns of a batch."""
+    """Return all columns of a batch."""
     return {name: column(part) for name, part in described.items()}
 
 
 def plain(value: Any) -> Any:
-    """Any result as JSON, in one form for both libraries."""
+    """Return any result as JSON, in one form for both libraries."""
     if hasattr(value, "policy_batches"):
         modules = {str(key): plain(part) for key, part in value.policy_batches.items()}
         return {"multi_agent_batch": modules, "env_steps": int(value.env_steps())}
@@ -164,7 +168,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_batch(batch: Any) -> dict[str, Any]:
-    """Columns and marks of a batch; objects (infos) as a list, whatever holds them."""
+    """Return columns and marks of a batch; objects (infos) as a list, whatever holds them."""
     shown = {}
     for name in sorted(dict.keys(batch)):
         part = dict.__getitem__(batch, name)
@@ -181,7 +185,7 @@ def plain_batch(batch: Any) -> dict[str, Any]:
 
 
 def object_array(items: list[Any]) -> np.ndarray:
-    """A list of objects as an array of objects."""
+    """Return a list of objects as an array of objects."""
     array = np.empty(len(items), dtype=object)
     for index, item in enumerate(items):
         array[index] = item
@@ -189,7 +193,7 @@ def object_array(items: list[Any]) -> np.ndarray:
 
 
 def stacked(rows: Any) -> Any:
-    """What a getter gives, as a tree of arrays: lists of rows are stacked, as packing would stack them."""
+    """Return what a getter gives as a tree of arrays: lists of rows are stacked, as packing would stack them."""
     if isinstance(rows, list):
         if rows and isinstance(rows[0], dict):
             return {key: stacked([row[key] for row in rows]) for key in rows[0]}
@@ -200,7 +204,7 @@ def stacked(rows: Any) -> Any:
 
 
 def plain_episode(episode: Any) -> dict[str, Any]:
-    """All that an episode holds, with its lookback."""
+    """Return all that an episode holds, with its lookback."""
     lookback = lookback_of(episode)
     everything = {"indices": slice(-lookback, None), "neg_index_as_lookback": True} if lookback else {}
     return {
@@ -222,22 +226,51 @@ def plain_episode(episode: Any) -> dict[str, Any]:
 
 
 def lookback_of(episode: Any) -> int:
-    """Steps before the first that can be looked back at."""
+    """Return the number of steps before the first that can be looked back at."""
     return int(episode.len_lookback_buffer if hasattr(episode, "len_lookback_buffer") else episode.actions.lookback)
 
 
 def extra_keys(episode: Any) -> list[str]:
-    """Names of the extra model outputs."""
+    """Return the names of the extra model outputs."""
     if hasattr(episode, "extra_model_outputs"):
         return list(episode.extra_model_outputs)
     names = ("obs", "new_obs", "actions", "rewards", "infos", "terminateds", "truncateds", "t", "eps_id")
     return [name for name in episode.get_data_dict() if name not in names] if episode.is_reset else []
 
 
-def main(library: Library, operations: dict[str, Operation]) -> None:
-    """Play the sequences of the file named first; write the traces to the file named second."""
-    source, target = sys.argv[1:3]
-    sequences = json.loads(Path(source).read_text(encoding="utf-8"))
-    traces = [play(library, operations, sequence["steps"]) for sequence in sequences]
-    Path(target).write_text(json.dumps(traces, default=str), encoding="utf-8")
-    print(json.dumps({"name": library.name, "version": library.version, "sequences": len(traces)}), flush=True)
+def library_of(name: str) -> Library:
+    """Return Lockstep's classes or RLlib's."""
+    names = ("concat_samples", "concat_samples_into_ma_batch", "convert_ma_batch_to_sample_batch")
+    if name == "lockstep":
+        import lockstep
+        from lockstep import data
+
+        classes = ("SampleBatch", "MultiAgentBatch", "SingleAgentEpisode", "MultiAgentEpisode")
+        found = {each: getattr(data, each) for each in (*classes, *names)}
+        return Library(name, lockstep.__version__, **found, requirement=lambda column: column)
+    import logging
+
+    import ray
+    from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from ray.rllib.policy import sample_batch
+    from ray.rllib.policy.view_requirement import ViewRequirement
+
+    logging.disable(logging.WARNING)
+    found = {each: getattr(sample_batch, each) for each in ("SampleBatch", "MultiAgentBatch", *names)}
+    found |= {"SingleAgentEpisode": SingleAgentEpisode, "MultiAgentEpisode": MultiAgentEpisode}
+    return Library(name, ray.__version__, **found, requirement=lambda column: ViewRequirement(data_col=column))
+
+
+def main() -> None:
+    """Play the sequences of the file ``source`` with ``library``; write the traces to the file ``target``."""
+    work = protocol.read(__doc__)
+    library = library_of(work.library)
+    sequences = json.loads(Path(work.source).read_text(encoding="utf-8"))
+    traces = [play(library, sequence["steps"]) for sequence in sequences]
+    Path(work.target).write_text(json.dumps(traces, default=str), encoding="utf-8")
+    protocol.print_line(library.name, library.version, sequences=len(traces))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from data_episode_sequences import episode_sequence
-from data_multi_sequences import multi_sequence
 
 Step = dict[str, Any]
 Random = np.random.Generator
@@ -33,8 +31,8 @@ def some(rng: Random, items: Any) -> Any:
     return items[int(rng.integers(len(items)))]
 
 
-def number_or_none(rng: Random, low: int, high: int) -> int | None:
-    return None if chance(rng, 0.3) else int(rng.integers(low, high))
+def bound(rng: Random, low: int, high: int, missing: float = 0.25) -> int | None:
+    return None if chance(rng, missing) else int(rng.integers(low, high))
 
 
 def array(rng: Random, dtype: str, *shape: int, kind: str = "array") -> dict[str, Any]:
@@ -102,9 +100,9 @@ def batch_sequence(rng: Random) -> list[Step]:
     steps: list[Step] = []
     for _ in range(int(rng.integers(2, 4))):
         rows = 0 if chance(rng, 0.12) else int(rng.integers(1, 11))
-        steps.append({"op": "construct", "columns": form.columns(rng, rows), **grad_updates(rng)})
+        steps.append({"op": "construct", "described": form.columns(rng, rows), **grad_updates(rng)})
     if chance(rng, 0.15):
-        steps.append({"op": "construct", "columns": Form(rng).columns(rng, 4)})
+        steps.append({"op": "construct", "described": Form(rng).columns(rng, 4)})
     steps.extend(batch_step(rng, form) for _ in range(int(rng.integers(8, 14))))
     return steps
 
@@ -125,7 +123,7 @@ def sequence_sequence(rng: Random) -> list[Step]:
             given["state_in_0"] = array(rng, "float32", len(lengths), 2, kind=form.kind)
         if form.kind == "torch":
             given["seq_lens"]["kind"] = "torch"
-        steps.append({"op": "construct", "columns": given, **grad_updates(rng)})
+        steps.append({"op": "construct", "described": given, **grad_updates(rng)})
     for _ in range(int(rng.integers(7, 12))):
         steps.append(batch_step(rng, form))
         if chance(rng, 0.25):
@@ -140,9 +138,9 @@ def sequence_sequence(rng: Random) -> list[Step]:
     return steps
 
 
-def _bounds(rng: Random) -> Step:
+def bounds(rng: Random) -> Step:
     low = -4 if chance(rng, 0.2) else 0
-    return {"start": number_or_none(rng, low, 9), "stop": number_or_none(rng, low, 13)}
+    return {"start": bound(rng, low, 9, 0.3), "stop": bound(rng, low, 13, 0.3)}
 
 
 NAMES = ["obs", "new_obs", "actions", "rewards", "dones", "infos", "eps_id", "nothing"]
@@ -156,10 +154,10 @@ def batch_step(rng: Random, form: Form) -> Step:
     arguments: dict[str, Any] = {
         "sizes": dict,
         "after_changes": dict,
-        "getitem_slice": lambda: {**_bounds(rng), "step": some(rng, [None, None, None, None, 1, 2, -1])},
+        "getitem_slice": lambda: {**bounds(rng), "step": some(rng, [None, None, None, None, 1, 2, -1])},
         "slice_method": lambda: {"start": int(rng.integers(0, 6)), "stop": int(rng.integers(0, 12))},
         "concat": lambda: {
-            "all": rng.integers(0, 9, int(rng.integers(0, 4))).tolist(),
+            "numbers": rng.integers(0, 9, int(rng.integers(0, 4))).tolist(),
             "method": chance(rng, 0.5),
         },
         "copy_batch": lambda: {"shallow": chance(rng, 0.5)},
@@ -219,7 +217,7 @@ def broken_columns(rng: Random) -> Step:
         given = {"rewards": {"kind": "number", "values": 3.5}}
     else:
         given["seq_lens"] = {"kind": "array", "dtype": "int32", "shape": [2], "values": [1, rows]}
-    return {"columns": given}
+    return {"described": given}
 
 
 def multi_arguments(rng: Random) -> dict[str, Any]:
@@ -257,3 +255,237 @@ def multi_timeslices_arguments(rng: Random) -> Step:
             "agent_index": {**whole, "values": [agent] * rows},
         }
     return {"parts": parts, "k": int(rng.integers(1, 5)), "env_steps": len(steps), "with_names": chance(rng, 0.2)}
+
+
+# ---- episodes -----------------------------------------------------------------------------------------------------
+
+
+class EpisodeForm:
+    """What observations, actions and extra outputs of one sequence's episodes are."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.observations = some(rng, ["box", "box", "discrete", "dict"])
+        self.actions = some(rng, ["discrete", "box", "pair"])
+        self.spaces = chance(rng, 0.6)
+        self.keys = [key for key in ("action_logp", "vf_preds") if chance(rng, 0.4)]
+
+    def value(self, form: str) -> Any:
+        rng = self.rng
+        if form == "box":
+            return (rng.integers(-40, 40, 3) / 8).tolist()
+        if form == "dict":
+            return {"a": (rng.integers(-40, 40, 2) / 8).tolist(), "b": int(rng.integers(9))}
+        if form == "pair":
+            return [int(rng.integers(4)), int(rng.integers(5))]
+        return int(rng.integers(9))
+
+    def extras(self) -> dict[str, float]:
+        return {key: float(self.rng.integers(-40, 40)) / 8 for key in self.keys}
+
+    def step(self) -> Step:
+        rng = self.rng
+        return {
+            "observation": self.value(self.observations),
+            "action": self.value(self.actions),
+            "reward": float(rng.integers(-40, 40)) / 8,
+            "info": {"n": int(rng.integers(99))},
+            "terminated": chance(rng, 0.08),
+            "truncated": chance(rng, 0.05),
+            "extras": self.extras() if chance(rng, 0.96) else {"other": 0.5},
+        }
+
+
+def new_episode(form: EpisodeForm) -> Step:
+    """An episode of given data, now and then with data missing."""
+    rng = form.rng
+    steps = int(rng.integers(0, 8))
+    made: Step = {"op": "new", "form": form.observations, "action_form": form.actions, "spaces": form.spaces}
+    made["observations"] = [form.value(form.observations) for _ in range(steps + 1)]
+    made["actions"] = [form.value(form.actions) for _ in range(steps)]
+    made["rewards"] = (rng.integers(-40, 40, steps) / 8).tolist()
+    made["infos"] = [{"n": int(n)} for n in rng.integers(0, 99, steps + 1)] if chance(rng, 0.7) else []
+    made["extras"] = {key: (rng.integers(-40, 40, steps) / 8).tolist() for key in form.keys} if steps else {}
+    made["id_"] = some(rng, ["e", "e", "f"])
+    ends = chance(rng, 0.3)
+    made["terminated"], made["truncated"] = ends, not ends and chance(rng, 0.2)
+    lookback = some(rng, [0, 0, "auto", int(rng.integers(0, steps + 1)), int(rng.integers(0, steps + 1))])
+    made["len_lookback_buffer"] = steps if lookback == "auto" else lookback
+    if chance(rng, 0.05):
+        made["len_lookback_buffer"] = some(rng, [None, 20])
+    made["t_started"] = int(some(rng, [0, 0, made["len_lookback_buffer"] or 0, 11]))
+    if chance(rng, 0.06):
+        made[some(rng, ["actions", "rewards", "infos", "observations"])].append(1)
+    return made
+
+
+def episode_sequence(rng: Random) -> list[Step]:
+    """Episodes of given data and grown ones; then reading, writing, cutting and joining them."""
+    form = EpisodeForm(rng)
+    steps = [new_episode(form) for _ in range(int(rng.integers(1, 3)))]
+    empty = {"observations": [], "actions": [], "rewards": [], "infos": [], "extras": {}, "id_": "g"}
+    empty |= {"terminated": False, "truncated": False, "t_started": 0, "len_lookback_buffer": 0}
+    steps.append({**steps[0], **empty})
+    grown = len(steps) - 1
+    steps.append({"op": "add_reset", "on": grown, "observation": form.value(form.observations), "info": {"n": 0}})
+    steps += [{"op": "add_step", "on": grown, **form.step()} for _ in range(int(rng.integers(0, 6)))]
+    if chance(rng, 0.5):
+        steps.append({"op": "pack", "on": int(rng.integers(9))})
+    steps += [episode_step(rng, form) for _ in range(int(rng.integers(8, 14)))]
+    return steps
+
+
+def indices_of(rng: Random) -> Any:
+    kind = some(rng, ["none", "int", "int", "list", "slice", "slice", "slice"])
+    if kind == "none":
+        return None
+    if kind == "int":
+        return int(rng.integers(-5, 7))
+    if kind == "list":
+        return rng.integers(-3, 5, int(rng.integers(0, 4))).tolist()
+    return {"slice": [bound(rng, -5, 7), bound(rng, -5, 9), some(rng, [None, None, None, None, 2, -1])]}
+
+
+def read_arguments(rng: Random, form: EpisodeForm) -> Step:
+    return {
+        "name": some(rng, ["observations", "actions", "rewards", "infos", "extras"]),
+        "key": some(rng, [*form.keys, "action_logp"]),
+        "indices": indices_of(rng),
+        "negative": chance(rng, 0.4),
+        "fill": some(rng, [None, None, None, 0.0]),
+        "one_hot": chance(rng, 0.1),
+        "pack": chance(rng, 0.6),
+    }
+
+
+def put_arguments(rng: Random, form: EpisodeForm) -> Step:
+    name = some(rng, ["observations", "actions", "rewards", "extras"])
+    forms = {"observations": form.observations, "actions": form.actions}
+    indices = indices_of(rng)
+    single = isinstance(indices, int)
+    count = len(indices) if isinstance(indices, list) else int(rng.integers(0, 7))
+
+    def one() -> Any:
+        return form.value(forms[name]) if name in forms else float(rng.integers(-40, 40)) / 8
+
+    return {
+        "name": name,
+        "key": some(rng, [*form.keys, "action_logp"]),
+        "indices": indices,
+        "single": single,
+        "new": one() if single else [one() for _ in range(count)],
+        "negative": chance(rng, 0.3),
+        "pack": chance(rng, 0.6),
+    }
+
+
+def episode_step(rng: Random, form: EpisodeForm) -> Step:
+    """One random operation on episodes."""
+    arguments: dict[str, Any] = {
+        "read": lambda: read_arguments(rng, form),
+        "read ": lambda: read_arguments(rng, form),
+        "read  ": lambda: read_arguments(rng, form),
+        "put": lambda: put_arguments(rng, form),
+        "put ": lambda: put_arguments(rng, form),
+        "new": lambda: new_episode(form),
+        "add_reset": lambda: {"observation": form.value(form.observations), "info": {"n": 1}},
+        "add_step": form.step,
+        "add_step ": form.step,
+        "pack": dict,
+        "cut": lambda: {"lookback": int(rng.integers(0, 4))},
+        "cut_grow_concat": lambda: {
+            "lookback": int(rng.integers(0, 3)),
+            "pack": chance(rng, 0.5),
+            "steps": [form.step() | {"terminated": False} for _ in range(int(rng.integers(0, 4)))],
+        },
+        "slice_then_concat": lambda: {"at": int(rng.integers(0, 8)), "pack": chance(rng, 0.5)},
+        "concat_wrong": lambda: {"other": int(rng.integers(9))},
+        "slice_episode": lambda: {
+            "start": bound(rng, -3, 6),
+            "stop": bound(rng, -3, 9),
+            "step": some(rng, [None, None, None, None, None, 2]),
+            "lookback": some(rng, [None, None, 0, 1, 3]),
+        },
+        "slice_keeps_names": lambda: {"sliced": chance(rng, 0.5)},
+        "one_step": lambda: {"index": int(rng.integers(-2, 4))},
+        "set_outside_space": lambda: {"where": int(rng.integers(3)), "pack": chance(rng, 0.5)},
+        "data_dict": lambda: {"batch": chance(rng, 0.5)},
+        "data_dict_names": dict,
+        "data_dict_infos": dict,
+        "totals": dict,
+        "round_trip": dict,
+        "validate": dict,
+    }
+    name = some(rng, list(arguments))
+    return {"on": int(rng.integers(9)), **arguments[name](), "op": name.strip()}
+
+
+# ---- episodes of several agents -----------------------------------------------------------------------------------
+
+AGENTS = ("a", "b", "c")
+
+
+def schedule(rng: Random) -> Step:
+    """Agents that act together or in turns, appear late, finish early; the last step may end all."""
+    first = [agent for agent in AGENTS if chance(rng, 0.6)] or ["a"]
+    able, waiting, done = set(first), set(), set()
+    turns = chance(rng, 0.4)
+    reset = {agent: float(rng.integers(99)) for agent in first}
+    steps = []
+    length = int(rng.integers(1, 8))
+    for number in range(length):
+        actors = sorted(able)[:1] if turns else [agent for agent in sorted(able) if chance(rng, 0.85)]
+        able -= set(actors)
+        waiting |= set(actors)
+        newcomers = [agent for agent in AGENTS if agent not in able | waiting | done and chance(rng, 0.3)]
+        last = number == length - 1
+        seen = [agent for agent in sorted(waiting) if chance(rng, 0.75) or not able]
+        rewarded = sorted({*seen, *(agent for agent in sorted(waiting) if chance(rng, 0.4))})
+        ended = [agent for agent in seen if chance(rng, 0.06)]
+        everyone = last and chance(rng, 0.5)
+        truncated = everyone and chance(rng, 0.4)
+        steps.append(
+            {
+                "observations": {agent: float(rng.integers(99)) for agent in [*seen, *newcomers]},
+                "actions": {agent: int(rng.integers(9)) for agent in actors},
+                "rewards": {agent: float(rng.integers(-40, 40)) / 8 for agent in rewarded},
+                "terminateds": {**dict.fromkeys(ended, True), "__all__": everyone and not truncated},
+                "truncateds": {"__all__": truncated},
+            }
+        )
+        able = (able | set(seen) | set(newcomers)) - set(ended)
+        waiting -= set(seen)
+        done |= set(ended)
+        if not able | waiting:
+            steps[-1]["terminateds"]["__all__"] = True
+            steps[-1]["truncateds"]["__all__"] = False
+            break
+    return {"reset": reset, "steps": steps}
+
+
+def multi_sequence(rng: Random) -> list[Step]:
+    """One schedule, read in every way."""
+    played = schedule(rng)
+    length = len(played["steps"])
+    steps = [
+        {"op": "several_agents"},
+        {"op": "several_counts"},
+        {"op": "several_to_act"},
+        {"op": "several_returns", "hanging": chance(rng, 0.5)},
+        {"op": "several_cut", "at": int(rng.integers(0, length))},
+        {"op": "several_concat", "at": int(rng.integers(0, length))},
+    ]
+    for _ in range(4):
+        indices: Any = [None, int(rng.integers(-3, 6)), [int(rng.integers(0, 3)), int(rng.integers(2, 6))]]
+        by_env = chance(rng, 0.7)
+        steps.append(
+            {
+                "op": "several_read",
+                "name": ["observations", "actions", "rewards"][int(rng.integers(3))],
+                "indices": indices[int(rng.integers(3))],
+                "env_steps": by_env,
+                "as_list": False,
+            }
+        )
+        steps[-1]["as_list"] = by_env and not isinstance(steps[-1]["indices"], int) and chance(rng, 0.5)
+    return [{**step, **played} for step in steps]

@@ -1,17 +1,22 @@
-"""Tianshou's classes at the work of ``data_work.py``; its ``ReplayBuffer`` stands in for an episode."""
+"""Time Tianshou's classes at the work of ``data_work.py``; its ``ReplayBuffer`` stands in for an episode."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import data_work as w
-import tianshou
-from tianshou.data import Batch, ReplayBuffer
+import data_work
+import numpy as np
+import protocol
+
+protocol.read(__doc__)
+
+import tianshou  # noqa: E402
+from tianshou.data import Batch, ReplayBuffer  # noqa: E402
 
 
 def build(observations: list[object], *, extras: bool = False) -> ReplayBuffer:
-    """A buffer with the 200 steps of an episode, which lie in arrays at once."""
-    buffer = ReplayBuffer(size=w.STEPS)
+    """Return a buffer with the 200 steps of an episode, which lie in arrays at once."""
+    buffer = ReplayBuffer(size=data_work.STEPS)
     policy = {"policy": Batch(action_logp=-0.5, vf_preds=0.1)} if extras else {}
     for before, after in pairwise(observations):
         step = {"obs": before, "act": 1, "rew": 1.0, "obs_next": after, "terminated": False, "truncated": False}
@@ -20,17 +25,20 @@ def build(observations: list[object], *, extras: bool = False) -> ReplayBuffer:
 
 
 def main() -> None:
-    timer = w.Timer()
-    batches = [Batch(**columns) for columns in w.fragments()]
-    timer.time("concat", lambda: Batch.cat(batches))
+    """Measure and report."""
+    least = protocol.least_seconds
+    batches = [Batch(**columns) for columns in data_work.fragments()]
     whole = Batch.cat(batches)
-    timer.time("slice", lambda: whole[100:300])
-    observations = w.observations()
-    timer.time("build", lambda: build(observations))
-    timer.time("build_extras", lambda: build(observations, extras=True))
+    observations = data_work.observations()
     buffer = build(observations, extras=True)
-    timer.time("slice_episode", lambda: buffer[50:100])
-    timer.report("tianshou", tianshou.__version__)
+    seconds = {
+        "concat": least(lambda: Batch.cat(batches)),
+        "slice": least(lambda: whole[100:300]),
+        "build": least(lambda: build(observations)),
+        "build_extras": least(lambda: build(observations, extras=True)),
+        "slice_episode": least(lambda: buffer[50:100]),
+    }
+    protocol.print_line("tianshou", tianshou.__version__, seconds=seconds, numpy=np.__version__)
 
 
 main()

@@ -1,15 +1,10 @@
-"""The work of ``data_speed.py``, the same for every library: its arrays, its clock and its last line.
+"""Make the arrays of ``data_speed.py``, the same for every library.
 
 100 fragments of 200 rows in 10 columns, 400 episodes of 50 rows in the same rows, and an episode of 200 steps with an
 observation of 4 numbers. NumPy and the standard library alone: it runs in every peer's environment.
 """
 
 from __future__ import annotations
-
-import json
-import sys
-import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -19,7 +14,7 @@ ID_WIDTH = 32
 
 
 def fragments() -> list[dict[str, np.ndarray]]:
-    """100 times 10 columns of 200 rows."""
+    """Return 100 times 10 columns of 200 rows."""
     rng = np.random.default_rng(0)
 
     def one(number: int) -> dict[str, np.ndarray]:
@@ -40,7 +35,7 @@ def fragments() -> list[dict[str, np.ndarray]]:
 
 
 def episodes_by(kind: str) -> dict[str, np.ndarray]:
-    """The 20,000 rows as 400 episodes told apart by integer ids, by ids of 32 characters, or by their flags."""
+    """Return the 20,000 rows as 400 episodes told apart by integer ids, by ids of 32 characters, or by their flags."""
     joined = plain_concat(fragments())
     length = NUM_FRAGMENTS * ROWS // NUM_EPISODES
     numbers = np.repeat(np.arange(NUM_EPISODES), length)
@@ -54,39 +49,10 @@ def episodes_by(kind: str) -> dict[str, np.ndarray]:
 
 
 def observations() -> list[np.ndarray]:
-    """The 201 observations of an episode."""
+    """Return the 201 observations of an episode."""
     return list(np.random.default_rng(1).normal(size=(STEPS + 1, 4)).astype(np.float32))
 
 
 def plain_concat(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The same columns with `np.concatenate` alone."""
+    """Join the columns with `np.concatenate` alone."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-class Timer:
-    """Best processor time of each piece of work, in seconds for one call."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        parts = fragments()
-        self.time("plain_concat", lambda: plain_concat(parts))
-
-    def time(self, name: str, work: Callable[[], object], *, budget: float = 0.5) -> None:
-        """The least of many calls within about ``budget`` seconds; short work is timed in groups of calls."""
-        began = time.perf_counter()
-        work()
-        once = time.perf_counter() - began
-        group = max(1, int(0.002 / max(once, 1e-7)))
-        best, spent, groups = float("inf"), 0.0, 0
-        while groups < 5 or spent < budget:
-            began = time.process_time()
-            for _ in range(group):
-                work()
-            took = time.process_time() - began
-            best, spent, groups = min(best, took / group), spent + took, groups + 1
-        self.seconds[name] = best
-
-    def report(self, name: str, version: str) -> None:
-        """Print the last line: one JSON object."""
-        line = {"name": name, "version": version, "seconds": self.seconds}
-        print(json.dumps({**line, "numpy": np.__version__, "python": sys.version.split()[0]}), flush=True)

@@ -1,71 +1,80 @@
-"""Lockstep's PPO learner for ``learner_speed.py``, and the same gradient steps as two loops written by hand."""
+"""Update Lockstep's PPO learner for ``learner_speed.py``, beside the same gradient steps as two loops written by hand.
+
+With ``remote`` for ``remote_learners.py``: groups of 1 and 2 learners in Ray actors, and building one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import learner_work as w
+import learner_work as lw
+import protocol
 
-OPTIONS = w.worker_options("Lockstep's side of learner_speed.py")
+w = protocol.read(__doc__)
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from lockstep import PPOConfig, RolloutStore, SampleBatch, __version__  # noqa: E402
+from lockstep import LearnerGroup, PPOConfig, RolloutStore, SampleBatch, __version__  # noqa: E402
 from lockstep.data import SingleAgentEpisode  # noqa: E402
 from lockstep.learner.minibatches import gather  # noqa: E402
 from lockstep.ops.fused_losses import ppo_loss  # noqa: E402
 
-WORK = w.WORKS[OPTIONS.work]
+WORK = lw.WORKS[w.work]
+ROLLOUT = dict(np.load(w.rollout))
 MODULE = "default_policy"
-SHUFFLE = WORK.num_epochs > 1
+SHUFFLE = WORK.num_epochs > 1 or w.remote
 PASSES = {"num_epochs": WORK.num_epochs, "minibatch_size": WORK.minibatch, "shuffle_batch_per_epoch": SHUFFLE}
 COLUMNS = ("obs", "actions", "action_logp", "advantages", "value_targets")
 
 
 def spaces() -> tuple[gym.Space, gym.Space]:
-    """Of the rollout."""
-    image = gym.spaces.Box(0, 255, w.IMAGE, np.uint8)
-    return image if WORK.kind == "image" else gym.spaces.Box(-5.0, 5.0, (4,)), gym.spaces.Discrete(w.NUM_ACTIONS)
+    """Return the rollout's spaces."""
+    image = gym.spaces.Box(0, 255, lw.IMAGE, np.uint8)
+    return image if WORK.kind == "image" else gym.spaces.Box(-5.0, 5.0, (4,)), gym.spaces.Discrete(lw.NUM_ACTIONS)
 
 
 def model_config() -> dict[str, Any]:
-    """The network in our words."""
+    """Return the network in our words."""
     if WORK.kind == "image":
-        return {"conv_filters": w.FILTERS, "image_hiddens": WORK.hiddens, "share_value_network": True}
-    memory = {"recurrent": "lstm", "recurrent_size": w.MEMORY, "max_seq_len": w.SEQUENCE}
+        return {"conv_filters": lw.FILTERS, "image_hiddens": WORK.hiddens, "share_value_network": True}
+    memory = {"recurrent": "lstm", "recurrent_size": lw.MEMORY, "max_seq_len": lw.SEQUENCE}
     return {"hiddens": WORK.hiddens, "activation": "tanh", **(memory if WORK.kind == "lstm" else {})}
 
 
-def build(compiled: bool) -> Any:
-    """A built learner."""
+def configured(**framework: Any) -> PPOConfig:
+    """Return the common setting in Lockstep's words."""
     observation_space, action_space = spaces()
-    config = (
+    return (
         PPOConfig()
         .environment(lambda: None, observation_space=observation_space, action_space=action_space)
         .training(
-            lr=w.LEARNING_RATE,
-            gamma=w.GAMMA,
-            lambda_=w.LAMBDA,
-            clip_param=w.CLIP,
-            entropy_coeff=w.ENTROPY_COEFFICIENT,
-            vf_loss_coeff=w.VALUE_COEFFICIENT,
-            grad_clip=w.MAX_GRAD_NORM,
+            lr=w.lr,
+            gamma=w.gamma,
+            lambda_=w.lambda_,
+            clip_param=w.clip,
+            entropy_coeff=w.entropy_coeff,
+            vf_loss_coeff=w.value_coeff,
+            grad_clip=w.max_grad_norm,
             train_batch_size=WORK.rows,
             minibatch_size=WORK.minibatch,
             num_epochs=WORK.num_epochs,
         )
         .rl_module(model_config=model_config())
-        .framework(compile=compiled, device=OPTIONS.device)
+        .framework(**framework)
     )
-    return config.build_learner()
+
+
+def build(compiled: bool) -> Any:
+    """Build a learner in this process."""
+    return configured(compile=compiled, device=w.device).build_learner()
 
 
 def make_episodes() -> list[SingleAgentEpisode]:
-    """One after another, as a user hands them in."""
+    """Return episodes one after another, as a user hands them in."""
     observation_space, action_space = spaces()
     return [
         SingleAgentEpisode(
@@ -78,13 +87,13 @@ def make_episodes() -> list[SingleAgentEpisode]:
             observation_space=observation_space,
             action_space=action_space,
         )
-        for piece in w.pieces_of(OPTIONS.rollout)
+        for piece in lw.pieces_of(ROLLOUT)
     ]
 
 
 def make_rollout_episodes() -> Any:
-    """The same as views on one store, as the collector hands them out."""
-    data = OPTIONS.rollout
+    """Return the same as views on one store, as the collector hands them out."""
+    data = ROLLOUT
     store = RolloutStore(WORK.num_steps, WORK.num_envs, *spaces())
     for t in range(WORK.num_steps):
         store.write_obs(t, data["obs"][t])
@@ -98,16 +107,15 @@ def make_rollout_episodes() -> Any:
     return store.episodes()
 
 
-def make_batch(names: tuple[str, ...] | None = None) -> dict[str, Tensor]:
-    """The train batch as tensors."""
-    columns = {key.removeprefix("batch/"): v for key, v in OPTIONS.rollout.items() if key.startswith("batch/")}
-    return {name: torch.from_numpy(v).to(OPTIONS.device) for name, v in columns.items() if not names or name in names}
+def make_batch() -> dict[str, Tensor]:
+    """Return the train batch as tensors."""
+    return {name: torch.from_numpy(column).to(w.device) for name, column in lw.batch_of(ROLLOUT).items()}
 
 
-def learner_entry(compiled: bool, source: str) -> Callable[[], w.Entry]:
-    """Updates of our learner from `source`: episodes, rollout or batch."""
+def learner_entry(compiled: bool, source: str) -> Callable[[], protocol.Measured]:
+    """Return updates of our learner from `source`: episodes, rollout or batch."""
 
-    def make() -> w.Entry:
+    def make() -> protocol.Measured:
         learner = build(compiled)
         make_data: dict[str, Callable[[], Any]] = {
             "episodes": make_episodes,
@@ -120,14 +128,14 @@ def learner_entry(compiled: bool, source: str) -> Callable[[], w.Entry]:
         def update(_: Any = None) -> Any:
             return method(data, **PASSES)
 
-        return w.Entry(update, stages=None if compiled else lambda: stages_of(learner, update))
+        return protocol.Measured(update, stages=None if compiled else lambda: stages_of(learner, update))
 
     return make
 
 
 def stages_of(learner: Any, update: Callable[[], Any]) -> dict[str, float]:
-    """Times the learner's hooks in one update; the gathers, which lie between them, are timed by themselves."""
-    watch = w.Stopwatch()
+    """Time the learner's hooks in one update; the gathers, which lie between them, are timed by themselves."""
+    watch = lw.Stopwatch()
     hooks = {
         "prepare_batch": "pipeline",
         "forward_train": "forward",
@@ -159,8 +167,8 @@ def stages_of(learner: Any, update: Callable[[], Any]) -> dict[str, float]:
     found["pipeline"] = pipeline
     columns = seen or {MODULE: make_batch()}
     count = len(columns[MODULE]["actions"])
-    rows = {MODULE: torch.randperm(count)[: WORK.minibatch].to(OPTIONS.device)}
-    gathers = w.Stopwatch()
+    rows = {MODULE: torch.randperm(count)[: WORK.minibatch].to(w.device)}
+    gathers = lw.Stopwatch()
     gathers.wrap(owner := type("Owner", (), {"gather": staticmethod(gather)})(), "gather", "gather")
     num_minibatches = int(results["__all_modules__"]["num_minibatches"])
     timed = gathers.run(lambda: [owner.gather(columns, rows) for _ in range(num_minibatches)])
@@ -187,13 +195,13 @@ class Flat:
 
 
 def tanh_network(outputs: int) -> nn.Sequential:
-    """Vector observations: tanh layers and a linear head."""
+    """Return tanh layers and a linear head."""
     layers: list[nn.Module] = []
     inputs = 4
     for size in WORK.hiddens:
         layers += [nn.Linear(inputs, size), nn.Tanh()]
         inputs = size
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs)).to(OPTIONS.device)
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs)).to(w.device)
 
 
 class ImageNetwork(nn.Module):
@@ -202,34 +210,34 @@ class ImageNetwork(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        channels, size = w.IMAGE[2], w.IMAGE[0]
-        for out_channels, kernel, stride in w.FILTERS:
+        channels, size = lw.IMAGE[2], lw.IMAGE[0]
+        for out_channels, kernel, stride in lw.FILTERS:
             layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
             channels, size = out_channels, (size - kernel) // stride + 1
         self.body = nn.Sequential(*layers, nn.Flatten())
         flat = channels * size * size
-        self.policy, self.value = nn.Linear(flat, w.NUM_ACTIONS), nn.Linear(flat, 1)
+        self.policy, self.value = nn.Linear(flat, lw.NUM_ACTIONS), nn.Linear(flat, 1)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits `[N, A]` and values `[N]` of images `[N, H, W, C]`."""
+        """Return logits `[N, A]` and values `[N]` of images `[N, H, W, C]`."""
         features = self.body(obs.permute(0, 3, 1, 2).float() * (1.0 / 255.0))
         return self.policy(features), self.value(features).squeeze(-1)
 
 
-def plain_loop() -> w.Entry:
-    """Plain torch: `nn.Sequential`, the loss spelled out, flat parameters, fused Adam. What is reported is kept."""
+def plain_loop() -> protocol.Measured:
+    """Loop over plain torch: `nn.Sequential`, the loss spelled out, flat parameters, fused Adam."""
     if WORK.kind == "image":
-        network: Any = ImageNetwork().to(OPTIONS.device)
+        network: Any = ImageNetwork().to(w.device)
         module, forward = network, network
     else:
-        actor, critic = tanh_network(w.NUM_ACTIONS), tanh_network(1)
+        actor, critic = tanh_network(lw.NUM_ACTIONS), tanh_network(1)
         module = nn.ModuleList([actor, critic])
 
         def forward(obs: Tensor) -> tuple[Tensor, Tensor]:
             return actor(obs), critic(obs).squeeze(-1)
 
     flat = Flat(module)
-    optimizer = torch.optim.Adam([flat.parameter], lr=w.LEARNING_RATE, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam([flat.parameter], lr=w.lr, eps=1e-5, fused=True)
     columns = [make_batch()[name] for name in COLUMNS]
     rng = np.random.default_rng(0)
 
@@ -245,30 +253,30 @@ def plain_loop() -> w.Entry:
             advantages = (advantages - mean) / (variance.sqrt() + 1e-8)
             log_ratio = logp - old_logp
             ratio = log_ratio.exp()
-            surrogate = torch.min(advantages * ratio, advantages * ratio.clamp(1.0 - w.CLIP, 1.0 + w.CLIP))
+            surrogate = torch.min(advantages * ratio, advantages * ratio.clamp(1.0 - w.clip, 1.0 + w.clip))
             policy_loss, value_loss = -surrogate.mean(), 0.5 * (values - targets).square().mean()
-            loss = policy_loss + w.VALUE_COEFFICIENT * value_loss - w.ENTROPY_COEFFICIENT * entropy
+            loss = policy_loss + w.value_coeff * value_loss - w.entropy_coeff * entropy
             with torch.no_grad():
                 kl = (ratio - 1.0 - log_ratio).mean()
             flat.grad.zero_()
             loss.backward()
             norm = torch.linalg.vector_norm(flat.grad)
-            flat.grad.mul_((w.MAX_GRAD_NORM / (norm + 1e-6)).clamp_(max=1.0))
+            flat.grad.mul_((w.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
             optimizer.step()
             kept.append((loss.detach(), policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, norm))
         return torch.stack([torch.stack(step) for step in kept]).mean(0).tolist()
 
-    return w.Entry(update)
+    return protocol.Measured(update)
 
 
-def same_operations_loop() -> w.Entry:
-    """The library's own operations (network, fused loss, Adam's kernel) called by hand, one after another."""
+def same_operations_loop() -> protocol.Measured:
+    """Call the library's own operations (network, fused loss, Adam's kernel) by hand, one after another."""
     module: Any = build(False).module[MODULE]
     flat = Flat(module)
     averages = torch.zeros_like(flat.data), torch.zeros_like(flat.data), torch.zeros(())
     columns = [make_batch()[name] for name in COLUMNS]
     rng = np.random.default_rng(0)
-    clip_param, entropy_coeff = torch.tensor(w.CLIP), torch.tensor(w.ENTROPY_COEFFICIENT)
+    clip_param, entropy_coeff = torch.tensor(w.clip), torch.tensor(w.entropy_coeff)
 
     def update(_: Any) -> list[float]:
         kept = []
@@ -280,45 +288,86 @@ def same_operations_loop() -> w.Entry:
                 out["action_dist_inputs"],
                 out["vf_preds"],
                 (actions, old_logp, advantages, targets),
-                coefficients=(clip_param, w.VALUE_COEFFICIENT, entropy_coeff),
+                coefficients=(clip_param, w.value_coeff, entropy_coeff),
                 normalize=True,
             )
             flat.grad.zero_()
             loss.backward()
             norm = torch.linalg.vector_norm(flat.grad)
-            flat.grad.mul_((w.MAX_GRAD_NORM / (norm + 1e-6)).clamp_(max=1.0))
+            flat.grad.mul_((w.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
             fused_adam_(flat, *averages)
             kept.append((loss.detach(), norm, terms))
         losses, norms, terms = [torch.stack(values).mean(0) for values in zip(*kept)]
         return [losses.item(), norms.item(), *terms.tolist()]
 
-    return w.Entry(update)
+    return protocol.Measured(update)
 
 
 def fused_adam_(flat: Flat, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor) -> None:
-    """Adam's kernel without `Optimizer.step` around it."""
+    """Call Adam's kernel without `Optimizer.step` around it."""
     step.add_(1.0)
     lists: Any = ([flat.data], [flat.grad], [exp_avg], [exp_avg_sq], [], [step])
-    numbers: Any = {"lr": w.LEARNING_RATE, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5}
+    numbers: Any = {"lr": w.lr, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5}
     torch._fused_adam_(*lists, **numbers, amsgrad=False, maximize=False)
 
 
 def minibatches(rng: np.random.Generator) -> list[Tensor]:
-    """Row numbers of all minibatches of one update."""
+    """Return the row numbers of all minibatches of one update."""
     found = []
     for _ in range(WORK.num_epochs):
-        order = torch.from_numpy(rng.permutation(WORK.rows) if SHUFFLE else np.arange(WORK.rows)).to(OPTIONS.device)
+        order = torch.from_numpy(rng.permutation(WORK.rows) if SHUFFLE else np.arange(WORK.rows)).to(w.device)
         found += [rows for rows in order.split(WORK.minibatch) if len(rows) == WORK.minibatch]
     return found
 
 
-ENTRIES: dict[str, Callable[[], w.Entry]] = {
-    f"lockstep {mode}, {source}": learner_entry(mode == "compiled", source)
-    for mode in ("eager", *(("compiled",) if OPTIONS.compile else ()))
-    for source in ("episodes", "rollout", "batch")
-}
-ENTRIES["by hand, plain torch"] = plain_loop
-ENTRIES["by hand, same operations"] = same_operations_loop
-if WORK.kind == "lstm":  # not compiled; from episodes only, where the sequences come from
-    ENTRIES = {name: ENTRIES[name] for name in ("lockstep eager, episodes", "lockstep eager, rollout")}
-w.serve("lockstep", __version__, ENTRIES, OPTIONS.device)
+# --------------------------------------------------------------------------------------------- in Ray actors
+
+GROUPS: dict[int, LearnerGroup] = {}
+
+
+def build_group(num_learners: int) -> LearnerGroup:
+    """Build a group of remote learners."""
+    return configured().learners(num_learners=num_learners).build_learner_group()
+
+
+def group_entry(num_learners: int, source: str) -> Callable[[], protocol.Measured]:
+    """Return updates of the group of so many learners from `source`."""
+
+    def make() -> protocol.Measured:
+        if num_learners not in GROUPS:
+            GROUPS[num_learners] = build_group(num_learners)
+        group = GROUPS[num_learners]
+        make_data: dict[str, Callable[[], Any]] = {
+            "episodes": make_episodes,
+            "rollout": make_rollout_episodes,
+            "batch": lambda: SampleBatch({name: ROLLOUT[f"batch/{name}"] for name in COLUMNS}),
+        }
+        data = make_data[source]()
+        update = group.update_from_batch if source == "batch" else group.update_from_episodes
+        return protocol.Measured(lambda _: update(data, **PASSES))
+
+    return make
+
+
+SOURCES = ("episodes", "rollout", "batch")
+ENTRIES: dict[str, Callable[[], protocol.Measured]]
+if w.remote:
+    import ray
+
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    ENTRIES = {
+        f"lockstep, {number} learner{'s' * (number > 1)}, {source}": group_entry(number, source)
+        for number in (1, 2)
+        for source in SOURCES
+    }
+    ENTRIES["lockstep, building 2"] = lambda: protocol.Measured(*lw.building(lambda: build_group(2)))
+elif WORK.kind == "lstm":  # not compiled; from episodes only, where the sequences come from
+    ENTRIES = {f"lockstep eager, {source}": learner_entry(False, source) for source in SOURCES[:2]}
+else:
+    ENTRIES = {
+        f"lockstep {mode}, {source}": learner_entry(mode == "compiled", source)
+        for mode in ("eager", *(("compiled",) if w.compile else ()))
+        for source in SOURCES
+    }
+    ENTRIES |= {"by hand, plain torch": plain_loop, "by hand, same operations": same_operations_loop}
+protocol.serve("lockstep", __version__, ENTRIES, w.device)

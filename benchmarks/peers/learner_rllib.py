@@ -1,18 +1,21 @@
-"""RLlib's PPO learner (new API stack) for ``learner_speed.py``: from episodes and from a batch, in this process."""
+"""Update RLlib's PPO learner (new API stack) for ``learner_speed.py``: from episodes and from a batch.
+
+With ``remote`` for ``remote_learners.py``: groups of 1 and 2 learners in Ray actors, and building one.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
-import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-import learner_work as w
+import learner_work as lw
+import protocol
 
-OPTIONS = w.worker_options("RLlib's side of learner_speed.py")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+w = protocol.read(__doc__)
 warnings.filterwarnings("ignore")
 
 import gymnasium as gym  # noqa: E402
@@ -25,19 +28,20 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode  # noqa: E402
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
 
 logging.getLogger("ray").setLevel(logging.ERROR)
-WORK = w.WORKS[OPTIONS.work]
+WORK = lw.WORKS[w.work]
+ROLLOUT = dict(np.load(w.rollout))
 if WORK.kind == "image":  # its convolutions refuse bytes; its own wrappers scale images when they are collected
     for column in ("obs", "finals", "batch/obs"):
-        OPTIONS.rollout[column] = OPTIONS.rollout[column].astype(np.float32) / 127.5 - 1.0
+        ROLLOUT[column] = ROLLOUT[column].astype(np.float32) / 127.5 - 1.0
 MODULE = "default_policy"
 MINIBATCH = 256 if WORK.kind == "lstm" else WORK.minibatch  # here in steps: it takes 13 sequences for 256 of them
 
 
 def model_config() -> DefaultModelConfig:
-    """The network in RLlib's words."""
+    """Return the network in RLlib's words."""
     if WORK.kind == "image":
         return DefaultModelConfig(
-            conv_filters=[[*layer, "valid"] for layer in w.FILTERS],
+            conv_filters=[[*layer, "valid"] for layer in lw.FILTERS],
             conv_activation="relu",
             vf_share_layers=True,
         )
@@ -47,50 +51,64 @@ def model_config() -> DefaultModelConfig:
             fcnet_activation="tanh",
             vf_share_layers=True,
             use_lstm=True,
-            lstm_cell_size=w.MEMORY,
-            max_seq_len=w.SEQUENCE,
+            lstm_cell_size=lw.MEMORY,
+            max_seq_len=lw.SEQUENCE,
         )
     return DefaultModelConfig(fcnet_hiddens=list(WORK.hiddens), fcnet_activation="tanh", vf_share_layers=False)
 
 
-def build() -> Any:
-    """A built learner."""
-    config = (
+def configured(num_learners: int, **learners: Any) -> PPOConfig:
+    """Return the common setting in RLlib's words; its sizes are those of each learner, so they are divided."""
+    share = max(num_learners, 1)
+    return (
         PPOConfig()
-        .learners(num_learners=0, num_gpus_per_learner=int(OPTIONS.device == "cuda"))
+        .learners(num_learners=num_learners, **learners)
         .training(
-            lr=w.LEARNING_RATE,
-            gamma=w.GAMMA,
-            lambda_=w.LAMBDA,
-            clip_param=w.CLIP,
-            entropy_coeff=w.ENTROPY_COEFFICIENT,
-            vf_loss_coeff=w.VALUE_COEFFICIENT,
+            lr=w.lr,
+            gamma=w.gamma,
+            lambda_=w.lambda_,
+            clip_param=w.clip,
+            entropy_coeff=w.entropy_coeff,
+            vf_loss_coeff=w.value_coeff,
             vf_clip_param=math.inf,
             use_kl_loss=False,
-            grad_clip=w.MAX_GRAD_NORM,
+            grad_clip=w.max_grad_norm,
             grad_clip_by="global_norm",
-            train_batch_size_per_learner=WORK.rows,
-            minibatch_size=MINIBATCH,
+            train_batch_size_per_learner=WORK.rows // share,
+            minibatch_size=MINIBATCH // share,
             num_epochs=WORK.num_epochs,
         )
         .rl_module(model_config=model_config())
     )
-    space = gym.spaces.Box(-1, 1, w.IMAGE) if WORK.kind == "image" else gym.spaces.Box(-5, 5, (4,))
-    return config.build_learner(spaces={MODULE: (space, gym.spaces.Discrete(w.NUM_ACTIONS))})
+
+
+SPACE = gym.spaces.Box(-1, 1, lw.IMAGE) if WORK.kind == "image" else gym.spaces.Box(-5, 5, (4,))
+SPACES = {MODULE: (SPACE, gym.spaces.Discrete(lw.NUM_ACTIONS))}
+
+
+def build() -> Any:
+    """Build a learner in this process."""
+    return configured(0, num_gpus_per_learner=int(w.device == "cuda")).build_learner(spaces=SPACES)
+
+
+def build_group(num_learners: int) -> Any:
+    """Build a group of remote learners."""
+    config = configured(num_learners, num_cpus_per_learner=1, num_gpus_per_learner=0)
+    return config.build_learner_group(spaces=SPACES)
 
 
 def update(learner: Any, **data: Any) -> None:
-    """One update call."""
+    """Make one update call."""
     learner.update(
         **data, num_epochs=WORK.num_epochs, minibatch_size=MINIBATCH, shuffle_batch_per_epoch=WORK.num_epochs > 1
     )
 
 
 def stages_of(learner: Any, call: Any) -> Any:
-    """Times the learner's own methods; `rest` holds its minibatch iterator (the gather) and its metrics."""
+    """Time the learner's own methods; `rest` holds its minibatch iterator (the gather) and its metrics."""
 
     def stages() -> dict[str, float]:
-        watch, kept = w.Stopwatch(), dict(vars(learner))
+        watch, kept = lw.Stopwatch(), dict(vars(learner))
         names = {
             "_make_batch_if_necessary": "pipeline",
             "compute_losses": "loss",
@@ -114,9 +132,8 @@ def stages_of(learner: Any, call: Any) -> Any:
     return stages
 
 
-def episodes() -> w.Entry:
-    """The pipeline (values, advantages) included. Its pipeline changes the episodes: each update gets fresh copies."""
-    learner = build()
+def fresh_episodes() -> Callable[[], list[SingleAgentEpisode]]:
+    """Return what makes copies of the episodes: its pipeline changes them, so each update gets its own."""
     templates = [
         SingleAgentEpisode(
             observations=list(piece.obs),
@@ -125,43 +142,64 @@ def episodes() -> w.Entry:
             terminated=piece.terminated,
             truncated=piece.truncated,
             extra_model_outputs={"action_dist_inputs": list(piece.inputs), "action_logp": list(piece.logp)},
-            observation_space=learner.module[MODULE].observation_space,
-            action_space=learner.module[MODULE].action_space,
+            observation_space=SPACES[MODULE][0],
+            action_space=SPACES[MODULE][1],
             len_lookback_buffer=0,
         ).to_numpy()
-        for piece in w.pieces_of(OPTIONS.rollout)
+        for piece in lw.pieces_of(ROLLOUT)
     ]
-
-    def fresh() -> list[SingleAgentEpisode]:
-        return copy.deepcopy(templates)
-
-    return w.Entry(
-        lambda given: update(learner, episodes=given),
-        fresh,
-        stages_of(learner, lambda given=fresh: update(learner, episodes=given())),
-    )
+    return lambda: copy.deepcopy(templates)
 
 
-def batch() -> w.Entry:
-    """From a finished train batch of tensors."""
-    learner = build()
-    columns = {
-        name.removeprefix("batch/"): torch.from_numpy(value).to(OPTIONS.device)
-        for name, value in OPTIONS.rollout.items()
-        if name.startswith("batch/")
+def fresh_batch() -> Callable[[], MultiAgentBatch]:
+    """Return what makes the train batch of tensors."""
+    columns = {name: torch.from_numpy(value).to(w.device) for name, value in lw.batch_of(ROLLOUT).items()}
+    return lambda: MultiAgentBatch({MODULE: SampleBatch(dict(columns))}, WORK.rows)
+
+
+FRESH = {"episodes": fresh_episodes, "batch": fresh_batch}
+GROUPS: dict[int, Any] = {}
+
+
+def learner_entry(source: str) -> Callable[[], protocol.Measured]:
+    """Return updates of a learner from `source`, the pipeline (values, advantages) of episodes included."""
+
+    def make() -> protocol.Measured:
+        learner, fresh = build(), FRESH[source]()
+        stages = stages_of(learner, lambda: update(learner, **{source: fresh()}))
+        return protocol.Measured(lambda consumed: update(learner, **{source: consumed}), fresh, stages)
+
+    return make
+
+
+def group_entry(num_learners: int, source: str) -> Callable[[], protocol.Measured]:
+    """Return updates of the group of so many learners from `source`."""
+
+    def make() -> protocol.Measured:
+        if num_learners not in GROUPS:
+            GROUPS[num_learners] = build_group(num_learners)
+        group = GROUPS[num_learners]
+        passes = {
+            "num_epochs": WORK.num_epochs,
+            "minibatch_size": WORK.minibatch // num_learners,
+            "shuffle_batch_per_epoch": True,
+        }
+        return protocol.Measured(lambda consumed: group.update(**{source: consumed}, **passes), FRESH[source]())
+
+    return make
+
+
+ENTRIES: dict[str, Callable[[], protocol.Measured]]
+if w.remote:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    ENTRIES = {
+        f"rllib, {number} learner{'s' * (number > 1)}, {source}": group_entry(number, source)
+        for number in (1, 2)
+        for source in FRESH
     }
-
-    def fresh() -> MultiAgentBatch:
-        return MultiAgentBatch({MODULE: SampleBatch(dict(columns))}, WORK.rows)
-
-    return w.Entry(
-        lambda given: update(learner, batch=given),
-        fresh,
-        stages_of(learner, lambda: update(learner, batch=fresh())),
-    )
-
-
-ENTRIES = {"rllib, episodes": episodes, "rllib, batch": batch}
-if WORK.kind == "lstm":
-    del ENTRIES["rllib, batch"]
-w.serve("rllib", ray.__version__, ENTRIES, OPTIONS.device)
+    ENTRIES["rllib, building 2"] = lambda: protocol.Measured(*lw.building(lambda: build_group(2)))
+else:
+    ENTRIES = {
+        f"rllib, {source}": learner_entry(source) for source in FRESH if (WORK.kind, source) != ("lstm", "batch")
+    }
+protocol.serve("rllib", ray.__version__, ENTRIES, w.device)

@@ -1,16 +1,10 @@
-"""What both sides of ``learner_speed.py`` share: the networks, the data, and a worker that measures when it is told to.
+"""Define the networks and the data of ``learner_speed.py`` and ``remote_learners.py``, and time an update by stage.
 
-NumPy and the standard library alone (torch once it is loaded): it runs in every peer's environment. A worker builds its
-entries once, reads one JSON request from each line of its input and answers with one JSON line, so that the entries of
-several processes can be measured alternately.
+NumPy and the standard library alone: it runs in every peer's environment.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +13,6 @@ from typing import Any
 
 import numpy as np
 
-LEARNING_RATE = 3e-4
-GAMMA = 0.99
-LAMBDA = 0.95
-CLIP = 0.2
-ENTROPY_COEFFICIENT = 0.01
-VALUE_COEFFICIENT = 0.5
-MAX_GRAD_NORM = 0.5
 NUM_ACTIONS = 2
 SEQUENCE = 20
 MEMORY = 64
@@ -51,7 +38,7 @@ class Work:
 
     @property
     def rows(self) -> int:
-        """Steps of one update."""
+        """The steps of one update."""
         return self.num_envs * self.num_steps
 
 
@@ -60,22 +47,18 @@ WORKS = {
     "256x256": Work(hiddens=(256, 256), updates=1),
     "image": Work(kind="image", hiddens=(), num_envs=4, num_steps=64, minibatch=64, num_epochs=1, updates=1),
     "lstm": Work(kind="lstm", hiddens=(64,), minibatch=13, updates=1),
-}
-REMOTE_WORKS = {
-    "64x64": WORKS["64x64"],
-    "256x256": WORKS["256x256"],
     "1024x1024": Work(hiddens=(1024, 1024), minibatch=2000, num_epochs=2, updates=1),
     "2048x2048": Work(hiddens=(2048, 2048), minibatch=2000, num_epochs=1, updates=1),
 }
-"""what ``remote_learners.py`` measures; the last two are large enough for two learners to pay"""
+"""the last two are large enough for two learners to pay"""
 FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 IMAGE = (84, 84, 4)
 
 
 def make_rollout(work: Work, path: Path) -> dict[str, float]:
-    """Writes the rollout as a grid `[T, B]` (observations `[T + 1, B]`) and a train batch of its rows to one npz file.
+    """Write the rollout as a grid `[T, B]` (observations `[T + 1, B]`) and a train batch of its rows to one npz file.
 
-    CartPole with a controller that errs at random; for images random bytes with ends at random. Returns what it is.
+    CartPole with a controller that errs at random; for images random bytes with ends at random. Return what it is.
     """
     rng = np.random.default_rng(5)
     steps, envs = work.num_steps, work.num_envs
@@ -107,7 +90,7 @@ def make_rollout(work: Work, path: Path) -> dict[str, float]:
 def _play_cartpole(
     rng: np.random.Generator, terminated: np.ndarray, truncated: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Observations, actions and true last observations; fills in the flags."""
+    """Return observations, actions and true last observations; fill in the flags."""
     import gymnasium as gym
 
     steps, num_envs = terminated.shape
@@ -140,7 +123,7 @@ class Piece:
 
 
 def pieces_of(rollout: Any) -> list[Piece]:
-    """The rollout as episodes, environment by environment; each reward is 1."""
+    """Return the rollout as episodes, environment by environment; each reward is 1."""
     obs, actions, terminated, truncated = (rollout[k] for k in ("obs", "actions", "terminated", "truncated"))
     inputs, logp, finals = rollout["inputs"], rollout["logp"], rollout["finals"]
     steps, num_envs = terminated.shape
@@ -168,16 +151,6 @@ def pieces_of(rollout: Any) -> list[Piece]:
     return pieces
 
 
-@dataclass
-class Entry:
-    """Something that is measured: `fresh` makes what one update consumes (not timed), `update` is timed."""
-
-    update: Callable[[Any], Any]
-    fresh: Callable[[], Any] = lambda: None
-    stages: Callable[[], dict[str, float]] | None = None
-    """milliseconds of each of `STAGES` in one update, timed apart from the measurement of the whole"""
-
-
 class Stopwatch:
     """Sums the seconds spent in functions that it wraps."""
 
@@ -185,7 +158,7 @@ class Stopwatch:
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
     def wrap(self, owner: Any, method: str, stage: str) -> None:
-        """Times `owner.method`; time of another timed function inside of it counts only there."""
+        """Time `owner.method`; time of another timed function inside of it counts only there."""
         inner = getattr(owner, method)
 
         def timed(*args: Any, **options: Any) -> Any:
@@ -198,7 +171,7 @@ class Stopwatch:
         setattr(owner, method, timed)
 
     def run(self, update: Callable[[], Any]) -> dict[str, float]:
-        """Milliseconds by stage of one update; `rest` is what no stage covers."""
+        """Return the milliseconds by stage of one update; `rest` is what no stage covers."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         began = time.perf_counter()
         update()
@@ -207,55 +180,17 @@ class Stopwatch:
         return {stage: 1e3 * seconds for stage, seconds in self.seconds.items()}
 
 
-def measure(entry: Entry, updates: int, synchronize: Callable[[], None]) -> dict[str, list[float]]:
-    """Wall-clock and processor seconds of each update."""
-    wall, processor = [], []
-    for _ in range(updates):
-        consumed = entry.fresh()
-        synchronize()
-        began, began_processor = time.perf_counter(), time.process_time()
-        entry.update(consumed)
-        synchronize()
-        wall.append(time.perf_counter() - began)
-        processor.append(time.process_time() - began_processor)
-    return {"seconds": wall, "processor_seconds": processor}
+def batch_of(rollout: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the columns of the train batch."""
+    return {key.removeprefix("batch/"): value for key, value in rollout.items() if key.startswith("batch/")}
 
 
-def median_stages(entry: Entry, repeats: int) -> dict[str, float]:
-    """The median of each stage over some updates."""
-    assert entry.stages is not None
-    runs = [entry.stages() for _ in range(repeats)]
-    return {stage: statistics.median(run[stage] for run in runs) for stage in STAGES}
+def building(build: Callable[[], Any]) -> tuple[Callable[[Any], None], Callable[[], None]]:
+    """Return what builds a group and what ends the one before, which is not timed."""
+    built: list[Any] = []
 
+    def end() -> None:
+        while built:
+            built.pop().shutdown()
 
-def worker_options(description: str) -> argparse.Namespace:
-    """``--work --rollout --device``; call it before torch is imported."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--work", choices=[*WORKS, *REMOTE_WORKS], required=True)
-    parser.add_argument("--rollout", type=Path, required=True, help="npz file of make_rollout")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--compile", action="store_true", help="with the compiled entries")
-    options = parser.parse_args()
-    options.rollout = dict(np.load(options.rollout))
-    return options
-
-
-def serve(name: str, version: str, entries: dict[str, Callable[[], Entry]], device: str) -> None:
-    """Answers requests until the input ends: ``{"entry": ..., "updates": k}`` or ``{"entry": ..., "stages": k}``."""
-    import torch
-
-    torch.set_num_threads(1)
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    built: dict[str, Entry] = {}
-    answer = {"name": name, "version": version, "torch": torch.__version__, "entries": list(entries)}
-    print(json.dumps(answer), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        which = request["entry"]
-        if which not in built:
-            built[which] = entries[which]()
-        if "stages" in request:
-            answer = {"stages": median_stages(built[which], request["stages"]) if built[which].stages else None}
-        else:
-            answer = measure(built[which], request["updates"], synchronize)
-        print(json.dumps(answer), flush=True)
+    return lambda _: built.append(build()), end

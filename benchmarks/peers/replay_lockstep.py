@@ -1,90 +1,58 @@
-"""Lockstep's replay buffers at the work of ``replay_speed.py``."""
+"""Time Lockstep's replay buffers at the work of ``replay_speed.py``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import replay_work as w
-import torch
+import protocol
+import replay_work as work
 
 import lockstep
 from lockstep.envs import make_vector
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import Collector
 
+protocol.read(__doc__)
+
 
 def collector() -> Collector:
-    """8 environments, a Q network, a buffer."""
+    """Return a collector with 8 environments, a Q network, a buffer."""
     policy = (
         lockstep.DQNConfig()
-        .environment(w.ENVIRONMENT)
-        .training(epsilon=w.EPSILON)
-        .rl_module(model_config={"hiddens": w.HIDDENS, "activation": "relu"})
+        .environment(work.ENVIRONMENT)
+        .training(epsilon=work.EPSILON)
+        .rl_module(model_config={"hiddens": work.HIDDENS, "activation": "relu"})
         .build_policy()
     )
-    environments = make_vector(w.ENVIRONMENT, num_envs=w.ENVS)
-    made = Collector(policy, environments, VectorReplayBuffer(w.SIZE, w.ENVS), exploration_noise=True)
+    environments = make_vector(work.ENVIRONMENT, num_envs=work.ENVS)
+    made = Collector(policy, environments, VectorReplayBuffer(work.SIZE, work.ENVS), exploration_noise=True)
     made.reset()
     return made
 
 
 def num_bytes(state: Any) -> int:
-    """Of all arrays in a state."""
+    """Return the bytes of all arrays in a state."""
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else []
     return state.nbytes if isinstance(state, np.ndarray) else sum(map(num_bytes, parts))
 
 
 def main() -> None:
-    """Fills the buffers and measures."""
-    torch.set_num_threads(1)
-    steps, frames, errors = w.steps(), w.frame_steps(), w.errors()
-
-    def add(buffer: ReplayBuffer, step: Any) -> None:
-        buffer.add(step)
-
-    def sample(buffer: ReplayBuffer, k: int) -> None:
-        buffer.sample(w.BATCH)
-
-    def sample_and_update(buffer: ReplayBuffer, k: int) -> None:
-        batch = buffer.sample(w.BATCH)
-        buffer.update_weight(batch["batch_indexes"], errors[k % len(errors)])
-
-    def collect_random(collector: Collector, k: int) -> None:
-        collector.collect(n_step=w.COLLECTED, random=True)
-
-    def collect(collector: Collector, k: int) -> None:
-        collector.collect(n_step=w.COLLECTED)
-
-    def full(buffer: ReplayBuffer, given: list[Any]) -> ReplayBuffer:
-        while len(buffer) < buffer.maxsize:
-            for step in given:
-                buffer.add(step)
-        return buffer
-
-    uniform = full(VectorReplayBuffer(w.SIZE, w.ENVS), steps)
-    large = full(VectorReplayBuffer(w.LARGE, w.ENVS), steps)
-    prioritized = full(PrioritizedVectorReplayBuffer(w.SIZE, w.ENVS, 0.6, 0.4), steps)
-    stacked = full(ReplayBuffer(w.FRAMES, stack_num=4, ignore_obs_next=True), frames)
-    n_step = full(VectorReplayBuffer(w.SIZE, w.ENVS, n_step=3), steps)
-    w.measure(
-        "lockstep",
-        lockstep.__version__,
-        add,
-        {
-            "add": (uniform, steps, None),
-            "add_prioritized": (prioritized, steps, None),
-            "add_frames": (stacked, frames, None),
-            "sample": (uniform, [], sample),
-            "sample_large": (large, [], sample),
-            "sample_prioritized": (prioritized, [], sample_and_update),
-            "sample_frames": (stacked, [], sample),
-            "sample_n_step": (n_step, [], sample),
-            "collect_random": (collector(), [], collect_random),
-            "collect_network": (collector(), [], collect),
-        },
-        bytes_for_a_frame_row=num_bytes(stacked.get_state()) / len(stacked),
-    )
+    """Fill the buffers and measure."""
+    steps, frames = work.steps(), work.frame_steps()
+    buffers: dict[str, ReplayBuffer] = {
+        "uniform": VectorReplayBuffer(work.SIZE, work.ENVS),
+        "large": VectorReplayBuffer(work.LARGE, work.ENVS),
+        "prioritized": PrioritizedVectorReplayBuffer(work.SIZE, work.ENVS, 0.6, 0.4),
+        "n_step": VectorReplayBuffer(work.SIZE, work.ENVS, n_step=3),
+    }
+    for buffer in buffers.values():
+        work.full(buffer, steps)
+    stacked = work.full(ReplayBuffer(work.FRAMES, stack_num=4, ignore_obs_next=True), frames)
+    buffers["stacked"] = stacked
+    seconds = work.measure(buffers, steps, frames, lambda batch: batch["batch_indexes"], collector)
+    row = num_bytes(stacked.get_state()) / len(stacked)
+    protocol.print_line("lockstep", lockstep.__version__, seconds=seconds, bytes_for_a_frame_row=row)
 
 
 main()

@@ -1,12 +1,12 @@
-"""Lockstep's side of ``runner_speed.py``: publishing weights, sampling and whole iterations with two env runners."""
+"""Publish weights, sample and train with Lockstep and two env runners, for ``runner_speed.py``."""
 
 from __future__ import annotations
 
-import runner_work as w
+import protocol
+from runner_work import BATCH, MINIBATCH, NETWORKS, NUM_ENVS, NUM_EPOCHS, NUM_RUNNERS
 
-OPTIONS = w.worker_options("Lockstep's side of runner_speed.py")
+w = protocol.read(__doc__)
 
-import torch  # noqa: E402
 
 from lockstep import PPOConfig, __version__  # noqa: E402
 from lockstep.rollout import GroupCollector  # noqa: E402
@@ -16,11 +16,11 @@ def main() -> None:
     config = (
         PPOConfig()
         .environment("CartPole-v1")
-        .env_runners(num_env_runners=w.NUM_RUNNERS, num_envs_per_env_runner=w.NUM_ENVS)
-        .training(train_batch_size=w.BATCH, minibatch_size=w.MINIBATCH, num_epochs=w.NUM_EPOCHS)
-        .rl_module(model_config={"hiddens": w.HIDDENS[OPTIONS.work], "activation": "tanh"})
+        .env_runners(num_env_runners=NUM_RUNNERS, num_envs_per_env_runner=NUM_ENVS)
+        .training(train_batch_size=BATCH, minibatch_size=MINIBATCH, num_epochs=NUM_EPOCHS)
+        .rl_module(model_config={"hiddens": NETWORKS[w.work], "activation": "tanh"})
         .evaluation(evaluation_interval=0)
-        .reporting(total_steps=10**9, steps_per_epoch=w.BATCH)
+        .reporting(total_steps=10**9, steps_per_epoch=BATCH)
     )
     trainer = config.build_trainer()
     collector, policy = trainer.collector, trainer.policy
@@ -29,14 +29,16 @@ def main() -> None:
 
     def sample() -> None:
         collector.store.clear()
-        collector.collect(n_step=w.BATCH)
+        collector.collect(n_step=BATCH)
         collector.store.clear()
 
     entries = {"publish": lambda: collector.group.set_weights(policy.acting_weights(copy=False), wait=True)}
-    if OPTIONS.work == "64x64":
+    if w.work == "64x64":
         entries |= {"sample": sample, "iteration": lambda: next(iterator)}
     size = policy.acting_weights().num_bytes
-    w.serve(entries, name="lockstep", version=__version__, torch=torch.__version__, num_bytes=size)
+    measured = {name: lambda call=call: protocol.Measured(lambda _: call()) for name, call in entries.items()}
+    named = {f"lockstep, {name}": make for name, make in measured.items()}
+    protocol.serve("lockstep", __version__, named, num_bytes=size)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""RLlib's side of ``runner_speed.py`` (new API stack)."""
+"""Publish weights, sample and train with RLlib (new API stack) and two env runners, for ``runner_speed.py``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import math
 import warnings
 
-import runner_work as w
+import protocol
+from runner_work import BATCH, MINIBATCH, NETWORKS, NUM_ENVS, NUM_EPOCHS, NUM_RUNNERS, STEPS_PER_ENV
 
-OPTIONS = w.worker_options("RLlib's side of runner_speed.py")
+w = protocol.read(__doc__)
 warnings.filterwarnings("ignore")
 
 import ray  # noqa: E402
-import torch  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: E402
 from ray.rllib.execution.rollout_ops import synchronous_parallel_sample  # noqa: E402
@@ -29,22 +29,22 @@ def main() -> None:
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(
-            num_env_runners=w.NUM_RUNNERS,
-            num_envs_per_env_runner=w.NUM_ENVS,
-            rollout_fragment_length=w.STEPS_PER_ENV,
+            num_env_runners=NUM_RUNNERS,
+            num_envs_per_env_runner=NUM_ENVS,
+            rollout_fragment_length=STEPS_PER_ENV,
             gym_env_vectorize_mode="sync",
         )
         .learners(num_learners=0)
         .training(
-            train_batch_size_per_learner=w.BATCH,
-            minibatch_size=w.MINIBATCH,
-            num_epochs=w.NUM_EPOCHS,
+            train_batch_size_per_learner=BATCH,
+            minibatch_size=MINIBATCH,
+            num_epochs=NUM_EPOCHS,
             vf_clip_param=math.inf,
             use_kl_loss=False,
         )
         .rl_module(
             model_config=DefaultModelConfig(
-                fcnet_hiddens=list(w.HIDDENS[OPTIONS.work]), fcnet_activation="tanh", vf_share_layers=False
+                fcnet_hiddens=list(NETWORKS[w.work]), fcnet_activation="tanh", vf_share_layers=False
             )
         )
         .debugging(log_level="ERROR")
@@ -59,14 +59,16 @@ def main() -> None:
         group.foreach_env_runner(lambda runner: 0, local_env_runner=False)
 
     entries = {"publish": publish}
-    if OPTIONS.work == "64x64":
+    if w.work == "64x64":
         entries["sample"] = lambda: synchronous_parallel_sample(
-            worker_set=group, max_env_steps=w.BATCH, sample_timeout_s=60.0, **SAMPLE
+            worker_set=group, max_env_steps=BATCH, sample_timeout_s=60.0, **SAMPLE
         )
         entries["iteration"] = algorithm.train
     weights = algorithm.learner_group.get_state(components=["learner/rl_module"], inference_only=True)
     size = sum(array.nbytes for array in weights["learner"]["rl_module"]["default_policy"].values())
-    w.serve(entries, name="rllib", version=ray.__version__, torch=torch.__version__, num_bytes=size)
+    measured = {name: lambda call=call: protocol.Measured(lambda _: call()) for name, call in entries.items()}
+    named = {f"rllib, {name}": make for name, make in measured.items()}
+    protocol.serve("rllib", ray.__version__, named, num_bytes=size)
 
 
 if __name__ == "__main__":
