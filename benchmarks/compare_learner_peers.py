@@ -12,8 +12,6 @@ differ on purpose the difference is switched off, and listed in the result.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-import setup_peers
+from runner import Entry, check_installed
 
 os.environ.update(report.thread_environment(1))
 sys.path[:0] = [str(report.ROOT), str(report.HERE / "peers")]
@@ -81,7 +79,7 @@ class SteadyLearner(PPOLearner):
     """The KL coefficient stands still."""
 
     def after_gradient_based_update(self, *, timesteps: Any) -> None:
-        """No adaptation."""
+        """Do not adapt."""
 
 
 class RecordingLearner(SteadyLearner):
@@ -90,12 +88,12 @@ class RecordingLearner(SteadyLearner):
     recording: n.Recording
 
     def named(self, values: Any) -> dict[str, np.ndarray]:
-        """`values` by parameter, under their neutral names."""
+        """Return `values` by parameter, under their neutral names."""
         neutral = neutral_names(self)
         return {neutral[param]: value.detach().numpy() for param, value in values.items()}
 
     def postprocess_gradients(self, gradients: Any) -> Any:
-        """Before and after clipping."""
+        """Look before and after clipping."""
         self.recording.keep("gradient", self.named(gradients))
         clipped = super().postprocess_gradients(gradients)
         self.recording.keep("clipped gradient", self.named(clipped))
@@ -103,7 +101,7 @@ class RecordingLearner(SteadyLearner):
 
 
 def neutral_names(learner: PPOLearner) -> dict[Any, str]:
-    """Each parameter's neutral name."""
+    """Return each parameter's neutral name."""
     parameters = dict(learner.module[MODULE].named_parameters())
     return {
         parameters[name + end]: neutral + end
@@ -114,7 +112,7 @@ def neutral_names(learner: PPOLearner) -> dict[Any, str]:
 
 
 def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
-    """Built, with the given weights and the peers' conventions."""
+    """Build a learner with the given weights and the peers' conventions."""
     actions = gym.spaces.Discrete(n.NUM_ACTIONS) if case.discrete else gym.spaces.Box(-1, 1, (n.NUM_ACTIONS,))
     spaces = (gym.spaces.Box(-10.0, 10.0, (n.OBS_SIZE,), np.float32), actions)
     config = (
@@ -144,7 +142,7 @@ def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
 
 
 def our_recording(case: n.Case, order: list[np.ndarray], compiled: bool) -> n.Recording:
-    """The updates on the given rows, in the given order."""
+    """Make the updates on the given rows, in the given order."""
     weights = n.initial_weights(case)
     batch, learner, recording = n.make_batch(case, weights), our_learner(case, weights, compiled), n.Recording()
     if isinstance(learner, RecordingLearner):
@@ -171,7 +169,7 @@ class Difference:
 
 
 def difference(quantity: str, pairs: Iterator[tuple[str, Any, Any]]) -> Difference:
-    """Over all `(name, ours, theirs)`."""
+    """Return it over all `(name, ours, theirs)`."""
     largest, where, scale = 0.0, "-", 0.0
     for name, ours, theirs in pairs:
         ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
@@ -182,59 +180,72 @@ def difference(quantity: str, pairs: Iterator[tuple[str, Any, Any]]) -> Differen
     return Difference(quantity, largest, where, scale)
 
 
-def compare(ours: n.Recording, theirs: Any, with_kl: bool) -> list[Difference]:
-    """Each loss over all updates; gradients and parameters after the watched ones."""
+def compare(ours: n.Recording, theirs: Any, losses: Sequence[str], kinds: Sequence[str]) -> list[Difference]:
+    """Return the difference of each loss over all updates, and of gradients and parameters after the watched ones.
+
+    Target networks are told apart from the other parameters; what the compiled step does not show is left out.
+    """
     found = []
-    for name in ("total_loss", "policy_loss", "vf_loss", "entropy", *(("mean_kl_loss",) if with_kl else ())):
+    for name in losses:
         steps = zip(ours.losses, theirs[f"loss/{name}"], strict=True)
         pairs = ((f"update {k}", step[name], value) for k, (step, value) in enumerate(steps, start=1))
         found.append(difference(f"{name}, updates 1 to {n.NUM_UPDATES}", pairs))
-    for kind in ("gradient", "clipped gradient", "parameter"):
+    for kind in kinds:
         for update in n.WATCHED:
-            start = f"{kind}/{update}/"
+            start = f"{'parameter' if kind == 'target' else kind}/{update}/"
             keys = [key for key in theirs.files if key.startswith(start)]
-            if kind == "parameter" or any(key in ours.arrays for key in keys):
-                pairs = ((key.removeprefix(start), ours.arrays[key], theirs[key]) for key in keys)
-                found.append(difference(f"{kind}s, update {update}", pairs))
+            keys = [key for key in keys if (kind == "target") == key.startswith(f"{start}target")]
+            if "gradient" in kind and not any(key in ours.arrays for key in keys):
+                continue
+            both = [(key.removeprefix(start), ours.arrays[key], theirs[key]) for key in keys]
+            pairs = ((name, mine, other.reshape(mine.shape)) for name, mine, other in both)
+            found.append(difference(f"{kind}s, update {update}", pairs))
     return found
 
 
 def entry_of(peer: str, version: str, compiled: bool, found: Sequence[Difference], **more: str) -> dict[str, Any]:
-    """What the raw results keep of one comparison; tells its largest difference."""
+    """Return what the raw results keep of one comparison, and tell its largest difference."""
     names = {"peer": peer, "peer_version": version, **more, "lockstep": "compiled" if compiled else "eager"}
     print(f"{', '.join(names.values())}: {max(item.largest for item in found):.1e}", flush=True)
     return {**names, "differences": [vars(item) for item in found]}
 
 
 def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
-    """All cases of one peer, ours eager and compiled."""
+    """Compare all cases of one peer, ours eager and compiled."""
     environment, script, cases, _ = PEERS[peer]
-    python = str(setup_peers.environment_python(environment))
     print(f"{peer}: its {len(cases)} cases ...", flush=True)
-    line = report.run_json([python, f"benchmarks/peers/{script}", "--out", str(folder)], timeout=300)
+    line = report.run_json(Entry(script, environment).command({"folder": str(folder)}), timeout=300)
     entries = []
     for number, (name, case) in enumerate(cases.items()):
         theirs = np.load(folder / f"{number}.npz")
         order = [theirs[f"rows/{update}"] for update in range(1, n.NUM_UPDATES + 1)]
         for mode in (False, True) if compiled else (False,):
             with_kl = peer != "RLlib" or case.kl_coeff > 0
-            found = compare(our_recording(case, order, mode), theirs, with_kl)
+            losses = ("total_loss", "policy_loss", "vf_loss", "entropy", *(("mean_kl_loss",) if with_kl else ()))
+            kinds = ("gradient", "clipped gradient", "parameter")
+            found = compare(our_recording(case, order, mode), theirs, losses, kinds)
             entries.append(entry_of(peer, line["version"], mode, found, case=name))
     return entries
 
 
+def worst_of(entry: dict[str, Any], kinds: Sequence[str]) -> list[str]:
+    """Return the cells of a table's row: the largest difference of the losses, and of each kind after each update."""
+    worst: dict[str, float] = {}
+    for item in entry["differences"]:
+        kind, _, update = item["quantity"].partition(",")
+        label = f"{kind} {update.split()[-1]}" if update.startswith(" update ") else "losses"
+        worst[label] = max(worst.get(label, 0.0), item["largest"])
+    columns = ["losses", *(f"{kind} {k}" for kind in kinds for k in n.WATCHED)]
+    return [f"{worst[column]:.1e}" if column in worst else "-" for column in columns]
+
+
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
-    lines = []
-    for entry in record["entries"]:
-        worst: dict[str, float] = {}
-        for item in entry["differences"]:
-            kind = item["quantity"].partition(",")
-            label = "losses" if kind[0].endswith(("loss", "entropy")) else f"{kind[0]} {kind[2].split()[-1]}"
-            worst[label] = max(worst.get(label, 0.0), item["largest"])
-        columns = ["losses", *(f"{kind} {k}" for kind in ("gradients", "parameters") for k in n.WATCHED)]
-        cells = [f"{worst[column]:.1e}" if column in worst else "-" for column in columns]
-        lines.append([f"{entry['peer']} {entry['peer_version']}", entry["case"], entry["lockstep"], *cells])
+    """Return the markdown page of a record."""
+    kinds = ("gradients", "parameters")
+    lines = [
+        [f"{entry['peer']} {entry['peer_version']}", entry["case"], entry["lockstep"], *worst_of(entry, kinds)]
+        for entry in record["entries"]
+    ]
     first, last = n.WATCHED
     header = ["peer", "case", "Lockstep", f"losses 1-{last}", f"gradients {first}", f"gradients {last}"]
     header += [f"parameters {first}", f"parameters {last}"]
@@ -264,33 +275,31 @@ def render(record: dict[str, Any]) -> str:
 
 
 def main(
+    text: str | None,
     peers: Mapping[str, tuple[Any, ...]],
     run_peer: Callable[[str, Path, bool], list[dict[str, Any]]],
     render: Callable[[dict[str, Any]], str],
     name: str,
 ) -> int:
-    """The command of this comparison, and of SAC's. `peers`: of each the environment that it is installed in, first."""
-    parser = argparse.ArgumentParser(description="Compare the gradient step with the peers'.")
-    parser.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
-    parser.add_argument("--only", nargs="+", choices=list(peers), help="some of the peers")
-    parser.add_argument("--name", default=name, help="name of the files in benchmarks/results")
-    parser.add_argument("--render", action="store_true", help="only write the page again")
-    options = parser.parse_args()
-    if options.render:
-        record = json.loads((report.RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
-    else:
+    """Run the command of this comparison, or of SAC's. `peers`: of each its environment and its program, first."""
+
+    def measure(options: Any) -> dict[str, Any]:
         chosen = options.only or list(peers)
-        if missing := [peers[peer][0] for peer in chosen if not setup_peers.is_ready(peers[peer][0])]:
-            parser.error(f"run first: python benchmarks/setup_peers.py {' '.join(missing)}")
+        check_installed([Entry(peers[peer][1], peers[peer][0]) for peer in chosen])
         record = {"machine": report.machine(), "lockstep": __version__, "torch": torch.__version__, "entries": []}
         for peer in chosen:
             with tempfile.TemporaryDirectory() as folder:
                 record["entries"] += run_peer(peer, Path(folder), not options.no_compile)
-    report.write(options.name, record, text := render(record))
-    print("\n" + text)
-    largest = [item["largest"] for entry in record["entries"] for item in entry["differences"]]
-    return 0 if all(value <= TOLERANCE for value in largest) else 1
+        largest = [item["largest"] for entry in record["entries"] for item in entry["differences"]]
+        if not all(value <= TOLERANCE for value in largest):
+            record["runs"] = [{"error": f"a difference above {TOLERANCE}"}]
+        return record
+
+    parser = report.parser_of(text)
+    parser.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
+    parser.add_argument("--only", nargs="+", choices=list(peers), help="some of the peers")
+    return report.command(parser, name, measure, render)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(PEERS, run_peer, render, "learner_numerics"))
+    raise SystemExit(main(__doc__, PEERS, run_peer, render, "learner_numerics"))

@@ -5,7 +5,7 @@
     python benchmarks/compare_sac_peers.py --no-compile   # leaves out Lockstep's compiled gradient step
 
 Stable-Baselines3's SAC and RLlib's SAC learner (new API stack) start from given weights and take 50 gradient steps on
-given rows with given random numbers (``peers/numerics_sac.py``); Lockstep takes the same, in float32. Compared are the
+given rows with given random numbers (``peers/numerics.py``); Lockstep takes the same, in float32. Compared are the
 losses and the temperature of each step, and gradients, parameters and target networks of steps 1 and 50. Where the
 libraries differ on purpose the difference is switched off, and listed in the result.
 """
@@ -18,12 +18,10 @@ from typing import Any
 
 import compare_learner_peers as ppo  # puts peers/ on the path
 import gymnasium as gym
-import numerics_sac as n
+import numerics as n
 import numpy as np
 import report
-import setup_peers
 import torch
-from numerics import NUM_UPDATES, WATCHED, Recording
 
 from lockstep import SACConfig, SampleBatch
 from lockstep.algorithms.families.soft_actor_critic import NEXT_NOISE, NOISE
@@ -32,7 +30,7 @@ from lockstep.algorithms.sac import SACLearner
 PEERS: dict[str, tuple[str, str, float, tuple[str, ...]]] = {
     "Stable-Baselines3": (
         "sb3",
-        "numerics_sac_sb3.py",
+        "numerics_sb3.py",
         1e-8,
         (
             "Order: its policy learns from critics that have just moved, ours (and RLlib's) from those that also gave "
@@ -42,7 +40,7 @@ PEERS: dict[str, tuple[str, str, float, tuple[str, ...]]] = {
     ),
     "RLlib": (
         "rllib",
-        "numerics_sac_rllib.py",
+        "numerics_rllib.py",
         1e-7,
         (
             "Critics: its own encode observation and action apart; they have the usual networks here, by its hook.",
@@ -57,24 +55,24 @@ class GivenNoiseLearner(SACLearner):
     """The random numbers come with the batch."""
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """None."""
+        """Draw none."""
         return {}
 
 
 class RecordingLearner(GivenNoiseLearner):
     """Our learner, looked at through its own hooks."""
 
-    recording: Recording
+    recording: n.Recording
 
     def postprocess_gradients(self, gradients: Any) -> Any:
-        """As they come."""
+        """Look at them as they come."""
         names = {param: name for name, param in named_parameters(self).items()}
         self.recording.keep("gradient", neutral({names[param]: value for param, value in gradients.items()}))
         return super().postprocess_gradients(gradients)
 
 
 def named_parameters(learner: Any) -> dict[str, Any]:
-    """All that learns, by the module's names, and ``log_alpha``."""
+    """Return all that learns, by the module's names, and ``log_alpha``."""
     return {
         **dict(learner.module[ppo.MODULE].named_parameters()),
         "log_alpha": learner.registered[f"{ppo.MODULE}/log_alpha"],
@@ -82,7 +80,7 @@ def named_parameters(learner: Any) -> dict[str, Any]:
 
 
 def neutral(named: Mapping[str, torch.Tensor], critics: str = "critic") -> dict[str, np.ndarray]:
-    """The same arrays under neutral names; batched critics one by one, as plain layers have them."""
+    """Return the same arrays under neutral names; batched critics one by one, as plain layers have them."""
     found: dict[str, np.ndarray] = {}
     plain = {"encoder.mlp.0": "policy.0", "encoder.mlp.2": "policy.1", "policy_head": "policy.2"}
     for name, value in named.items():
@@ -100,7 +98,7 @@ def neutral(named: Mapping[str, torch.Tensor], critics: str = "critic") -> dict[
 
 
 def our_learner(epsilon: float, compiled: bool) -> Any:
-    """Built, with the given weights."""
+    """Build a learner with the given weights."""
     config = (
         SACConfig()
         .environment(
@@ -116,11 +114,11 @@ def our_learner(epsilon: float, compiled: bool) -> Any:
             initial_alpha=n.INITIAL_ALPHA,
             adam_epsilon=epsilon,
         )
-        .rl_module(model_config={"hiddens": n.HIDDENS})
+        .rl_module(model_config={"hiddens": n.SAC_HIDDENS})
         .framework(compile=compiled)
     )
     learner: Any = config.build_learner()
-    weights = n.initial_weights()
+    weights = n.sac_weights()
     given = {name: weights[name] for name in neutral(named_parameters(learner)) if name != "log_alpha"}
     with torch.no_grad():
         target = learner.registered[f"{ppo.MODULE}/target"]
@@ -131,12 +129,12 @@ def our_learner(epsilon: float, compiled: bool) -> Any:
     return learner
 
 
-def our_recording(epsilon: float, compiled: bool) -> Recording:
-    """The gradient steps on the given rows with the given random numbers."""
-    learner, rows, recording = our_learner(epsilon, compiled), n.make_rows(), Recording()
+def our_recording(epsilon: float, compiled: bool) -> n.Recording:
+    """Take the gradient steps on the given rows with the given random numbers."""
+    learner, rows, recording = our_learner(epsilon, compiled), n.make_rows(), n.Recording()
     if isinstance(learner, RecordingLearner):
         learner.recording = recording
-    for number in range(1, NUM_UPDATES + 1):
+    for number in range(1, n.NUM_UPDATES + 1):
         index = n.rows_of_update(number)
         noise = dict(zip((NOISE, NEXT_NOISE), n.noise_of_update(number)))
         recording.rows.append(index)
@@ -149,53 +147,27 @@ def our_recording(epsilon: float, compiled: bool) -> Recording:
     return recording
 
 
-def compare(ours: Recording, theirs: Any) -> list[ppo.Difference]:
-    """Each loss over all updates; gradients, parameters and targets after the watched ones."""
-    found = []
-    for name in n.LOSSES:
-        steps = zip(ours.losses, theirs[f"loss/{name}"], strict=True)
-        pairs = ((f"update {k}", step[name], value) for k, (step, value) in enumerate(steps, start=1))
-        found.append(ppo.difference(f"{name}, updates 1 to {NUM_UPDATES}", pairs))
-    for kind in ("gradient", "parameter", "target"):
-        for update in WATCHED:
-            start = f"{'parameter' if kind == 'target' else kind}/{update}/"
-            keys = [key for key in theirs.files if key.startswith(start)]
-            keys = [key for key in keys if (kind == "target") == key.startswith(f"{start}target")]
-            missing = [key for key in keys if key not in ours.arrays]
-            if kind == "gradient" and len(missing) == len(keys):
-                continue  # compiled: nobody looks at them
-            both = [(key.removeprefix(start), ours.arrays[key], theirs[key]) for key in keys]
-            pairs = ((name, mine, other.reshape(mine.shape)) for name, mine, other in both)
-            found.append(ppo.difference(f"{kind}s, update {update}", pairs))
-    return found
-
-
 def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
-    """One peer; ours eager and compiled."""
+    """Compare one peer; ours eager and compiled."""
     environment, script, epsilon, _ = PEERS[peer]
-    python = str(setup_peers.environment_python(environment))
-    file = folder / "theirs.npz"
-    line = report.run_json([python, f"benchmarks/peers/{script}", "--out", str(file)], timeout=300)
-    theirs, entries = np.load(file), []
+    work = {"algorithm": "sac", "folder": str(folder)}
+    line = report.run_json(ppo.Entry(script, environment).command(work), timeout=300)
+    theirs, entries = np.load(folder / "0.npz"), []
     for mode in (False, True) if compiled else (False,):
-        found = compare(our_recording(epsilon, mode), theirs)
+        found = ppo.compare(our_recording(epsilon, mode), theirs, n.LOSSES, ("gradient", "parameter", "target"))
         entries.append(ppo.entry_of(peer, line["version"], mode, found))
     return entries
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
-    first, last = WATCHED
-    columns = ["losses", *(f"{kind} {k}" for kind in ("gradients", "parameters", "targets") for k in WATCHED)]
-    lines = []
-    for entry in record["entries"]:
-        worst: dict[str, float] = {}
-        for item in entry["differences"]:
-            kind, _, update = item["quantity"].partition(",")
-            label = "losses" if kind in n.LOSSES else f"{kind} {update.split()[-1]}"
-            worst[label] = max(worst.get(label, 0.0), item["largest"])
-        cells = [f"{worst[column]:.1e}" if column in worst else "-" for column in columns]
-        lines.append([f"{entry['peer']} {entry['peer_version']}", entry["lockstep"], *cells])
+    """Return the markdown page of a record."""
+    first, last = n.WATCHED
+    kinds = ("gradients", "parameters", "targets")
+    columns = [f"{kind} {k}" for kind in kinds for k in n.WATCHED]
+    lines = [
+        [f"{entry['peer']} {entry['peer_version']}", entry["lockstep"], *ppo.worst_of(entry, kinds)]
+        for entry in record["entries"]
+    ]
     own = [f"- {peer}: {text}" for peer, (*_, notes) in PEERS.items() for text in notes]
     largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
     return "\n".join(
@@ -204,9 +176,9 @@ def render(record: dict[str, Any]) -> str:
             "",
             f"Largest difference of all: **{largest:.1e}** (allowed {ppo.TOLERANCE:.0e}).",
             "",
-            report.table(["peer", "Lockstep", f"losses 1-{last}", *columns[1:]], lines),
-            f"SAC with two critics and a learned temperature, networks of 256 x 256, {n.BATCH} rows, {n.NUM_ACTIONS} "
-            "actions, float32, one thread; the same weights, rows and random numbers. Each cell: the largest |ours - "
+            report.table(["peer", "Lockstep", f"losses 1-{last}", *columns], lines),
+            f"SAC with two critics and a learned temperature, networks of 256 x 256, {n.SAC_BATCH} rows, "
+            f"{n.NUM_ACTIONS} actions, float32, one thread; the same weights, rows and random numbers. Each cell: the largest |ours - "
             f"theirs| / max(1, |theirs|). Losses: critics, policy, temperature, and the temperature itself, of each of "
             f"the {last} updates; gradients, parameters and target networks of updates {first} and {last}.",
             "",
@@ -221,4 +193,4 @@ def render(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(ppo.main(PEERS, run_peer, render, "sac_numerics"))
+    raise SystemExit(ppo.main(__doc__, PEERS, run_peer, render, "sac_numerics"))

@@ -1,18 +1,19 @@
-"""What the two sides of ``compare_learner_peers.py`` share: the cases, neutral names of parameters, the recording.
+"""Define the cases of ``compare_learner_peers.py`` and ``compare_sac_peers.py``, and record what a learner does.
+
+Parameters have neutral names: ``policy.0.weight`` ... ``value.2.bias``, ``critic0.0.weight`` ..., ``log_std``.
 
 NumPy and the standard library alone: it runs in every peer's environment.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import protocol
 
 NUM_ROWS = 4_000
 MINIBATCH = 256
@@ -51,24 +52,29 @@ SB3_CASES = {
 Weights = dict[str, np.ndarray]
 
 
-def initial_weights(case: Case) -> Weights:
-    """float32 weights under neutral names: ``policy.0.weight`` ... ``value.2.bias``, ``log_std``."""
-    rng = np.random.default_rng(7)
+def drawn_weights(rng: np.random.Generator, networks: dict[str, tuple[int, int]], hiddens: tuple[int, int]) -> Weights:
+    """Return weights and biases of networks with so many inputs and outputs."""
     weights: Weights = {}
-    for network, outputs in (("policy", NUM_ACTIONS), ("value", 1)):
-        inputs = OBS_SIZE
-        for layer, size in enumerate((*HIDDENS, outputs)):
+    for network, (inputs, outputs) in networks.items():
+        for layer, size in enumerate((*hiddens, outputs)):
             scale = inputs**-0.5
             weights[f"{network}.{layer}.weight"] = rng.uniform(-scale, scale, (size, inputs)).astype(np.float32)
             weights[f"{network}.{layer}.bias"] = rng.uniform(-scale, scale, size).astype(np.float32)
             inputs = size
+    return weights
+
+
+def initial_weights(case: Case) -> Weights:
+    """Return PPO's float32 weights."""
+    rng = np.random.default_rng(7)
+    weights = drawn_weights(rng, {"policy": (OBS_SIZE, NUM_ACTIONS), "value": (OBS_SIZE, 1)}, HIDDENS)
     if not case.discrete:
         weights["log_std"] = rng.normal(-0.3, 0.1, NUM_ACTIONS).astype(np.float32)
     return weights
 
 
 def make_batch(case: Case, weights: Weights) -> dict[str, np.ndarray]:
-    """A train batch of ``NUM_ROWS`` rows. The acting policy is a little off the learning one, so that ratios are
+    """Return a train batch of ``NUM_ROWS`` rows. The acting policy is a little off the learning one, so that ratios are
     clipped from the first update on.
     """
     rng = np.random.default_rng(11)
@@ -108,28 +114,72 @@ class Recording:
 
     @property
     def done(self) -> int:
-        """Updates that have begun."""
+        """The updates that have begun."""
         return len(self.rows)
 
     def keep(self, kind: str, named: dict[str, Any]) -> None:
-        """Keeps copies of `named` arrays of the present update, when it is a watched one."""
+        """Keep copies of `named` arrays of the present update, when it is a watched one."""
         if self.done in WATCHED:
             for name, value in named.items():
                 self.arrays[f"{kind}/{self.done}/{name}"] = np.array(value, copy=True)
 
     def save(self, path: Path) -> None:
-        """One npz file."""
+        """Write one npz file."""
         losses = {f"loss/{name}": np.array([step[name] for step in self.losses]) for name in self.losses[0]}
         rows = {f"rows/{number}": rows for number, rows in enumerate(self.rows[:NUM_UPDATES], start=1)}
         np.savez(path, **rows, **losses, **self.arrays)
 
 
-def peer_main(name: str, cases: dict[str, Case], run: Any, version: str) -> None:
-    """A peer's command line: ``--out FOLDER``; runs every case, writes ``<number>.npz``, prints one JSON line."""
-    parser = argparse.ArgumentParser(description=f"{name}'s side of compare_learner_peers.py")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    for number, case in enumerate(cases.values()):
-        weights = initial_weights(case)
-        run(case, weights, make_batch(case, weights)).save(options.out / f"{number}.npz")
-    print(json.dumps({"name": name, "version": version, "python": sys.version.split()[0]}), flush=True)
+# ---- SAC ----------------------------------------------------------------------------------------------------------
+
+SAC_BATCH = 256
+SAC_HIDDENS = (256, 256)
+GAMMA = 0.99
+TAU = 0.005
+INITIAL_ALPHA = 0.05
+LOSSES = ("critic_loss", "actor_loss", "alpha_loss", "alpha")
+
+
+def sac_weights() -> Weights:
+    """Return float32 weights of the policy (mean, then log-deviation) and two critics; targets begin as copies."""
+    critic = (OBS_SIZE + NUM_ACTIONS, 1)
+    networks = {"policy": (OBS_SIZE, 2 * NUM_ACTIONS), "critic0": critic, "critic1": critic}
+    return drawn_weights(np.random.default_rng(7), networks, SAC_HIDDENS)
+
+
+def make_rows() -> dict[str, np.ndarray]:
+    """Return transitions, a tenth of which end; rewards are small, so that no critic is off by 1 or more."""
+    rng = np.random.default_rng(11)
+    obs, next_obs = rng.normal(0.0, 1.0, (2, NUM_ROWS, OBS_SIZE)).astype(np.float32)
+    return {
+        "obs": obs,
+        "actions": rng.uniform(-1.0, 1.0, (NUM_ROWS, NUM_ACTIONS)).astype(np.float32),
+        "rewards": rng.uniform(-0.3, 0.3, NUM_ROWS).astype(np.float32),
+        "terminateds": rng.random(NUM_ROWS) < 0.1,
+        "new_obs": next_obs,
+    }
+
+
+def rows_of_update(number: int) -> np.ndarray:
+    """Return the rows of gradient step `number` (from 1)."""
+    return np.random.default_rng((13, number)).integers(0, NUM_ROWS, SAC_BATCH)
+
+
+def noise_of_update(number: int) -> np.ndarray:
+    """Return ``[2, SAC_BATCH, NUM_ACTIONS]``: what draws actions at the observation, and at the next one."""
+    return np.random.default_rng((17, number)).standard_normal((2, SAC_BATCH, NUM_ACTIONS), np.float32)
+
+
+def peer_main(text: str | None, ppo_cases: dict[str, Case], run_ppo: Any, run_sac: Any, version: str) -> None:
+    """Take the gradient steps of a peer, write them to ``folder`` as ``<number>.npz`` and print one JSON line."""
+    work = protocol.read(text)
+    folder = Path(work.folder)
+    if work.algorithm == "sac":
+        recording = run_sac(sac_weights(), make_rows())
+        assert recording.done == NUM_UPDATES
+        recording.save(folder / "0.npz")
+    else:
+        for number, case in enumerate(ppo_cases.values()):
+            weights = initial_weights(case)
+            run_ppo(case, weights, make_batch(case, weights)).save(folder / f"{number}.npz")
+    protocol.print_line(Path(sys.argv[0]).stem, version)
