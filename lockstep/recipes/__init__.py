@@ -6,18 +6,16 @@
 What Lockstep itself reaches with them stands in `benchmarks/results/learning_*.json` (`benchmarks/learning.py`).
 """
 
-from lockstep.recipes.classic_control import CLASSIC_CONTROL
-from lockstep.recipes.goals import GOALS
 from lockstep.recipes.offline import OFFLINE
+from lockstep.recipes.online import ONLINE
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.robots import ROBOTS
 
-RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *ROBOTS, *GOALS, *OFFLINE)
+RECIPES: tuple[Recipe, ...] = (*ONLINE, *OFFLINE)
 """All recipes, at most one for each algorithm and environment."""
 
 
 def find_recipe(algorithm: str, env_id: object) -> Recipe | None:
-    """The recipe of an algorithm for an environment's id; None where there is none (or the environment has no id)."""
+    """Return the recipe of an algorithm for an environment's id; None where there is none."""
     for recipe in RECIPES:
         if recipe.algorithm == algorithm and recipe.env == env_id:
             return recipe

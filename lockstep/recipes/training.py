@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms import AlgorithmConfig, get_config
 from lockstep.envs.make import named_environment
-from lockstep.recipes import Recipe, find_recipe
+from lockstep.recipes import find_recipe
 from lockstep.state.checks import check_whole
 from lockstep.trainer.build import stretched_schedules
 from lockstep.trainer.callbacks import Callback
@@ -20,11 +20,33 @@ RUNNERS, ENVS_PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_
 
 @dataclass
 class Settings:
-    """A configuration and its sources."""
+    """A configuration and where its options come from."""
 
     config: AlgorithmConfig
     sources: list[str] = field(default_factory=list)
     """in words, in the order in which they were applied"""
+
+    def share_environments(self, options: Collection[str], num_envs: int) -> None:
+        """Share `num_envs` environments out over the env runners, where `options` set the number of env runners (or of
+        all environments) and not that of the environments of each.
+        """
+        if ENVS_PER_RUNNER in options or not {RUNNERS, "num_envs"} & set(options):
+            return
+        section = self.config.env_runners
+        section(num_envs_per_env_runner=section.split(num_envs))
+        if section.num_env_runners > 1:
+            self.sources.append(f"{num_envs} environments, {section.num_envs_per_env_runner} on each env runner")
+
+    def stretch(self, before: int, after: Any) -> None:
+        """Stretch the schedules of a recipe from one length of the run to another."""
+        if after is None or after == before:
+            return
+        after = check_whole("reporting.total_steps", after, 1)
+        stretched = stretched_schedules(self.config.training.options(), after / before)
+        if stretched:
+            self.config.set_section("training", stretched)
+            paths = ", ".join(f"training.{name}" for name in stretched)
+            self.sources.append(f"{paths} stretched to {after:,} steps")
 
 
 def find_settings(
@@ -36,8 +58,8 @@ def find_settings(
     options: Mapping[str, Any] | None = None,
     file: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
-    """Return the settings of a run: the recipe (or the algorithm's defaults, or a copy of the given configuration),
-    then the options by section of `file`, `(name, options)`, then `options` by path.
+    """Return the settings of a run: the recipe (or the algorithm's defaults, or a copy of a configuration), then the
+    options by section of `file`, `(name, options)`, then `options` by path.
 
     `env`: an id, `module:Class`, a class or a function. `num_envs`: environments of all env runners together. The
     number of all environments stays the same where only the number of env runners is set. The schedules of a recipe are
@@ -51,37 +73,38 @@ def find_settings(
         settings = Settings(algorithm.copy(), ["the configuration that was given"])
     else:
         config = get_config(algorithm)
-        found = (
-            find_recipe(config.algorithm, env.rpartition(":")[2] if isinstance(env, str) else env) if recipe else None
-        )
         settings = Settings(config, [f"the defaults of {config.algorithm}"])
+        name = env.rpartition(":")[2] if isinstance(env, str) else env
+        found = find_recipe(config.algorithm, name) if recipe else None
     if found is not None:
-        reference = f"reference return {found.reference_return:g}"
-        settings = Settings(found.config(), [f"the recipe for {found.algorithm} on {found.env} ({reference})"])
+        words = f"the recipe for {found.algorithm} on {found.env} (reference return {found.reference_return:g})"
+        settings = Settings(found.config(), [words])
     config = settings.config
     if file is not None:
         name, sections = file
-        runners = sections.get("env_runners")
-        given = {f"env_runners.{option}" for option in runners} if isinstance(runners, Mapping) else set()
-        total = config.env_runners.num_envs
+        runners, total = sections.get("env_runners"), config.env_runners.num_envs
         config.update_from_dict(sections)
         settings.sources.append(name)
-        _split(settings, given, total)
+        names = runners if isinstance(runners, Mapping) else ()
+        settings.share_environments([f"env_runners.{option}" for option in names], total)
     if env is not None:
         config.environment(env)
-    _stretch(settings, found, options.get("reporting.total_steps"))
+    if found is not None:
+        settings.stretch(found.total_steps, options.get("reporting.total_steps"))
     total = config.env_runners.num_envs
     for path, value in options.items():
         config.set_path(path, value)
-    if num_envs is not None and ENVS_PER_RUNNER in options:
-        raise ValueError(
-            f"num_envs={num_envs} and {ENVS_PER_RUNNER}={options[ENVS_PER_RUNNER]} are not allowed together; give "
-            "num_envs for the environments of all env runners, or the other for those of each"
-        )
-    said = options if num_envs is None else {"num_envs": num_envs, **options}
-    if said:
-        settings.sources.append(", ".join(f"{path}={value!r}" for path, value in said.items()))
-    _split(settings, set(said), total if num_envs is None else check_whole("num_envs", num_envs, 1))
+    if num_envs is not None:
+        if ENVS_PER_RUNNER in options:
+            raise ValueError(
+                f"num_envs={num_envs} and {ENVS_PER_RUNNER}={options[ENVS_PER_RUNNER]} are not allowed together; give "
+                "num_envs for the environments of all env runners, or the other for those of each"
+            )
+        total = check_whole("num_envs", num_envs, 1)
+        options = {"num_envs": num_envs, **options}
+    if options:
+        settings.sources.append(", ".join(f"{path}={value!r}" for path, value in options.items()))
+    settings.share_environments(options, total)
     return settings
 
 
@@ -114,28 +137,3 @@ def train(
         chosen.sources.append(f"weights of {init_from}")
     run = prepare_run(chosen.config, root, callbacks=callbacks, init_from=init_from, sources=chosen.sources)
     return run.finish()
-
-
-def _split(settings: Settings, given: set[str], num_envs: int) -> None:
-    """Share `num_envs` environments out over the env runners, where these (or `num_envs`) are among the `given` and the
-    environments of each are not."""
-    if ENVS_PER_RUNNER in given or not given & {RUNNERS, "num_envs"}:
-        return
-    config = settings.config
-    config.env_runners(num_envs_per_env_runner=config.env_runners.split(num_envs))
-    if config.env_runners.num_env_runners > 1:
-        settings.sources.append(
-            f"{num_envs} environments, {config.env_runners.num_envs_per_env_runner} on each env runner"
-        )
-
-
-def _stretch(settings: Settings, found: Recipe | None, total_steps: Any) -> None:
-    """Stretch the schedules of a recipe to another length of the run."""
-    if found is None or total_steps is None or total_steps == found.total_steps:
-        return
-    total_steps = check_whole("reporting.total_steps", total_steps, 1)
-    stretched = stretched_schedules(settings.config.training.options(), total_steps / found.total_steps)
-    if stretched:
-        settings.config.set_section("training", stretched)
-        paths = ", ".join(f"training.{name}" for name in stretched)
-        settings.sources.append(f"{paths} stretched to {total_steps:,} steps")

@@ -1,4 +1,7 @@
-"""Recipes for gymnasium's classic control. A rollout divides the run, so that each ends at its very last step."""
+"""Recipes for environments to collect from: classic control, Box2D, MuJoCo, and a task with goals.
+
+A rollout divides the run where it can, so that the run ends at its very last step.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,76 @@ def td3_pendulum() -> TD3Config:
     )
 
 
-CLASSIC_CONTROL: tuple[Recipe, ...] = (
+def ppo_lunar_lander() -> PPOConfig:
+    """A long horizon (gamma 0.999): the landing is paid at the end."""
+    return (
+        PPOConfig()
+        .environment("LunarLander-v3")
+        .env_runners(num_envs_per_env_runner=20)
+        .training(
+            lr=[[0, 1e-3], [500_000, 0.0]],
+            gamma=0.999,
+            lambda_=0.98,
+            entropy_coeff=0.01,
+            train_batch_size=2500,
+            minibatch_size=125,
+            num_epochs=10,
+        )
+        .reporting(total_steps=500_000)
+    )
+
+
+def ppo_half_cheetah() -> PPOConfig:
+    """Normalised observations and rewards, falling learning rate."""
+    return (
+        PPOConfig()
+        .environment("HalfCheetah-v4", normalize_observations=True, normalize_rewards=True)
+        .env_runners(num_envs_per_env_runner=4)
+        .training(
+            lr=[[0, 3e-4], [1_000_000, 0.0]],
+            gamma=0.98,
+            lambda_=0.92,
+            train_batch_size=2000,
+            minibatch_size=100,
+            num_epochs=10,
+        )
+        .rl_module(model_config={"log_std_init": -1.0})
+        .reporting(total_steps=1_000_000)
+    )
+
+
+def sac_half_cheetah() -> SACConfig:
+    """The paper's settings; four environments, 10,000 random steps first."""
+    return (
+        SACConfig()
+        .environment("HalfCheetah-v4")
+        .env_runners(num_envs_per_env_runner=4)
+        .replay(capacity=300_000, learning_starts=10_000)
+        .reporting(total_steps=300_000)
+    )
+
+
+def dqn_bit_flipping() -> DQNConfig:
+    """15 bits. With `replay(her=False)` the same settings learn nothing: every episode returns -15."""
+    return (
+        DQNConfig()
+        .environment("lockstep/BitFlipping-v0")
+        .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=10)
+        .training(
+            lr=1e-3,
+            gamma=0.98,
+            train_batch_size=128,
+            epsilon=[[0, 1.0], [10_000, 0.05]],
+            target_update_interval=1,
+            tau=0.02,
+        )
+        .replay(update_per_step=0.25, her=True)
+        .rl_module(model_config={"hiddens": (128,), "activation": "relu", "orthogonal_init": False})
+        .reporting(total_steps=20_000)
+    )
+
+
+ONLINE: tuple[Recipe, ...] = (
     Recipe("ppo", "CartPole-v1", ppo_cartpole, 500.0, f"{RL_ZOO}, 100k steps", 100_000, band=475.0, worst=400.0),
     Recipe("a2c", "CartPole-v1", a2c_cartpole, 500.0, f"{RL_ZOO}, 500k steps", 200_000, band=475.0),
     Recipe("dqn", "CartPole-v1", dqn_cartpole, 500.0, f"{RL_ZOO}, 50k steps", 50_000, band=475.0),
@@ -181,4 +253,44 @@ CLASSIC_CONTROL: tuple[Recipe, ...] = (
     Recipe("ppo", "Pendulum-v1", ppo_pendulum, -172.225, f"{RL_ZOO}, 100k steps, with gSDE", 100_000, band=-250.0),
     Recipe("sac", "Pendulum-v1", sac_pendulum, -156.995, f"{RL_ZOO}, 20k steps", 20_000, band=-180.0),
     Recipe("td3", "Pendulum-v1", td3_pendulum, -151.855, f"{RL_ZOO}, 20k steps", 20_000, band=-180.0),
+    Recipe(
+        "ppo",
+        "LunarLander-v3",
+        ppo_lunar_lander,
+        242.119,
+        f"{RL_ZOO}, LunarLander-v2, 1M steps",
+        500_000,
+        band=200.0,
+        requires="box2d",
+    ),
+    Recipe(
+        "ppo",
+        "HalfCheetah-v4",
+        ppo_half_cheetah,
+        1700.0,
+        "Schulman et al. 2017, figure 3, 1M steps (about 1,700); RL Baselines3 Zoo, tuned, v3: 5,819",
+        1_000_000,
+        band=1700.0,
+        requires="mujoco",
+    ),
+    Recipe(
+        "sac",
+        "HalfCheetah-v4",
+        sac_half_cheetah,
+        9059.256,
+        "Tianshou's published benchmark, 300k steps (10 seeds, v3, lr 1e-3); Stable-Baselines3, one run, v5: 7,032",
+        300_000,
+        band=4000.0,
+        requires="mujoco",
+    ),
+    Recipe(
+        "dqn",
+        "lockstep/BitFlipping-v0",
+        dqn_bit_flipping,
+        -6.5,
+        "the best there is: 7.5 of 15 bits differ in the mean, the last step costs nothing",
+        20_000,
+        band=-7.5,
+        worst=-8.0,
+    ),
 )
