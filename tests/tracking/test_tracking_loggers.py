@@ -493,3 +493,8 @@ def test_an_argument_that_a_logger_of_a_configuration_does_not_have_is_refused_b
     with pytest.raises(ValueError, match=re.escape(told)):
         ReportingSection(logger_config=options).validate()
     ReportingSection(logger_config={"wandb": {"project": "poles", "update_interval": 5}}).validate()
+
+
+def test_a_logger_whose_folder_is_missing_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*new for metrics.jsonl; make it first"):
+        JsonlLogger(tmp_path / "new" / "metrics.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +67,9 @@ def config_of(kind: str, env: Any = Paying, seed: int = 0) -> Any:
 
 
 def trainer_of(kind: str, *, evaluate: bool = True, env: Any = Paying, **options: Any) -> Any:
-    """A trainer by hand; three epochs of two collects of 8 steps, one gradient step each."""
+    """A trainer by hand; three epochs of two collects of 8 steps, one gradient step each (offline: see below)."""
+    if kind == "offline":
+        return offline_trainer_of(evaluate=evaluate, **options)
     config = config_of(kind, env)
     policy = config.build_policy()
     given: dict[str, Any] = {"max_epoch": 3, "step_per_epoch": 16, "step_per_collect": 8}
@@ -113,6 +116,7 @@ class Outcome:
     best_epoch: int | None
     best_saves: int
     saves: list[tuple[int, int, int]]
+    updates: int
     log: list[str] = field(repr=False)
     trainer: Any = field(repr=False)
 
@@ -145,7 +149,7 @@ def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **optio
     options.setdefault("save_checkpoint_fn", lambda *where: saves.append(where))
     options["callbacks"] = [*options.get("callbacks", ()), Recorder(log)]
     options["logger"] = RecordingLogger(log)
-    trainer = offline_trainer_of(**options) if kind == "offline" else trainer_of(kind, **options)
+    trainer = trainer_of(kind, **options)
     error = None
     try:
         trainer.run()
@@ -154,11 +158,10 @@ def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **optio
     return outcome_of(trainer, error, best, saves, log)
 
 
-def outcome_of(trainer: Any, error: Any = None, best: Any = (), saves: Any = (), log: Any = ()) -> Outcome:
+def outcome_of(trainer: Any, error: Any = None, best: Any = (), saves: Any = (), log: Sequence[str] = ()) -> Outcome:
     info = trainer.info()
     collects = [stats.train_collect_stat for stats in info.history]
     steps = [None if collect is None else collect.n_collected_steps for collect in collects]
     counted = (len(info.history), steps, info.train_step, info.gradient_step, info.test_episode // 2)
-    return Outcome(
-        info.stop_reason, error, *counted, info.best_score, info.best_epoch, len(best), list(saves), list(log), trainer
-    )
+    saved = (len(best), list(saves), log.count("UpdateEnd"), list(log))
+    return Outcome(info.stop_reason, error, *counted, info.best_score, info.best_epoch, *saved, trainer)

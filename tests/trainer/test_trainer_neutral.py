@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from trainer_tools import Recorder, RecordingLogger, config_for, learned, records_of
+from kill_tools import LSTM
+from trainer_tools import Recorder, RecordingLogger, config_for, learned, records_of, run_in
 
 from lockstep import Collector, OnpolicyTrainer
 from lockstep.algorithms.build import build_collector, build_test_collector
@@ -198,3 +199,9 @@ def test_a_run_with_both_loggers_can_be_read_back(folder):
             if isinstance(value, int | float) and not isinstance(value, bool) and "path" not in name:
                 scalars = {e.step: e.value for e in events.Scalars(f"{record['scope']}/{name}")}
                 assert scalars[record["step"]] == pytest.approx(value, rel=1e-6, nan_ok=True), name
+
+
+def test_evaluation_changes_nothing_in_a_run_that_remembers(folder):
+    with_evaluation = run_in(folder / "with", "ppo", 256, **LSTM)
+    without = run_in(folder / "without", "ppo", 256, **LSTM, evaluation={"evaluation_interval": 0})
+    assert learned(with_evaluation) == learned(without)

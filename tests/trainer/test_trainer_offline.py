@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from trainer_tools import Recorder, RecordingLogger, Stops, digest, learned, random_transitions, records_of
+from trainer_tools import Recorder, RecordingLogger, digest, learned, random_transitions, records_of
 
 from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
@@ -230,35 +230,6 @@ def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_pa
         trainer_of("nobody/nothing-v0")
     with pytest.raises(FileNotFoundError, match=r"nothing\.npz"):
         trainer_of("nothing.npz")
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"train_collector": 3}, "train_collector does not apply to OfflineTrainer: it collects nothing"),
-        ({"step_per_collect": 3}, "step_per_collect does not apply"),
-        ({"update_per_step": 0.5}, "update_per_step does not apply"),
-        ({"repeat_per_collect": 2}, "repeat_per_collect does not apply"),
-        ({"test_in_train": True}, "test_in_train does not apply"),
-        ({"reward_metric": len}, "reward_metric does not apply"),
-        ({"batch_size": 0}, "batch_size=0 is not allowed"),
-        ({"step_per_epoch": 0}, "step_per_epoch=0 is not allowed"),
-        ({"max_epoch": -1}, "max_epoch=-1 is not allowed"),
-        ({"stop_fn": bool}, "stop_fn is never called without evaluation"),
-    ],
-)
-def test_wrong_parameters_are_refused_with_name_and_value(data, options, message):
-    with pytest.raises(ValueError, match=message):
-        trainer_of(data, **options)
-
-
-def test_max_epoch_zero_trains_nothing_and_a_callback_can_stop(data):
-    info = trainer_of(data, max_epoch=0, test=True).run()
-    assert (info.gradient_step, info.samples_seen, info.test_step) == (0, 0, 0)
-    trainer = trainer_of(data, callbacks=[Stops("UpdateEnd", at=3)])
-    assert (trainer.run().stop_reason, trainer.gradient_step) == ("enough", 134)
-    trainer.reset()
-    assert (trainer.gradient_step, trainer.samples_seen) == (0, 0)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch(data):

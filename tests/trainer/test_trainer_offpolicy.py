@@ -3,14 +3,13 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from trainer_tools import Recorder, RecordingLogger, Stops, config_for, digest
+from trainer_tools import Recorder, RecordingLogger, config_for, digest
 
-from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer, RolloutStore
+from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.envs import make_vector
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
-from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
-from lockstep.trainer import Callback, CheckpointCallback, build_onpolicy_trainer, restore_trainer, save_trainer
+from lockstep.trainer import Callback, CheckpointCallback, restore_trainer, save_trainer
 
 NUM_ENVS = 4
 
@@ -117,21 +116,6 @@ def test_the_first_steps_are_random_and_not_learned_from():
     assert len(collector.buffer) == info.train_step == 40
 
 
-def test_episodes_can_be_collected_instead_of_steps():
-    trainer = trainer_of(episode_per_collect=2, max_epoch=1, step_per_epoch=60)
-    info = trainer.run()
-    assert info.train_episode % 2 == 0
-    assert info.gradient_step == info.train_step // 4
-    assert len(trainer.buffer) == info.train_step
-
-
-def test_steps_beyond_the_epoch_are_counted_and_carried_into_the_next():
-    trainer = trainer_of(max_epoch=3, step_per_epoch=20)
-    steps = [stats.train_collect_stat.n_collected_steps for stats in trainer]
-    assert steps == [24, 16, 24]
-    assert trainer.env_step == 64
-
-
 def test_all_gradient_steps_are_in_the_statistics_of_the_epoch():
     (stats,) = list(trainer_of(max_epoch=1, update_per_step=2))
     assert stats.training_stat.gradient_steps == 32
@@ -149,11 +133,6 @@ def test_a_reset_keeps_the_buffer_unless_asked_and_begins_new_episodes():
     assert len(trainer.buffer) == 16
 
 
-def test_max_epoch_zero_trains_nothing():
-    info = trainer_of(max_epoch=0, test=True).run()
-    assert (info.train_step, info.gradient_step, info.test_step) == (0, 0, 0)
-
-
 def test_a_buffer_to_begin_with_is_learned_from():
     source = trainer_of(max_epoch=1)
     source.run()
@@ -161,21 +140,6 @@ def test_a_buffer_to_begin_with_is_learned_from():
     assert len(trainer.buffer) == 16
     trainer.run()
     assert len(trainer.buffer) == 32
-
-
-def test_an_empty_or_malformed_buffer_is_refused():
-    with pytest.raises(MalformedBufferError, match="buffer is an empty replay buffer"):
-        trainer_of(buffer=VectorReplayBuffer(10, 2))
-    with pytest.raises(MalformedBufferError, match="buffer is a list"):
-        trainer_of(buffer=[1])
-    source = trainer_of(max_epoch=1)
-    source.run()
-    source.buffer.store.trees["rewards"][0] = np.nan
-    with pytest.raises(MalformedBufferError, match="transitions with NaN"):
-        trainer_of(buffer=source.buffer)
-    source.buffer.store.trees["rewards"][0] = -np.inf
-    with pytest.raises(MalformedBufferError, match="transitions of buffer have -inf in column 'rewards'"):
-        trainer_of(buffer=source.buffer)
 
 
 def test_numbers_of_numpy_are_as_good_as_those_of_python(tmp_path):
@@ -197,43 +161,6 @@ def test_batch_size_none_learns_from_everything_once():
     trainer = trainer_of(max_epoch=1, batch_size=None, step_per_epoch=8)
     trainer.run()
     assert sorted(trainer.policy.last_batch["batch_indexes"]) == list(range(8))
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"repeat_per_collect": 2}, "repeat_per_collect does not apply to OffpolicyTrainer"),
-        ({"reward_metric": len}, "reward_metric needs several agents, and train_collector has one"),
-        ({"update_per_step": 0}, "update_per_step=0 is not allowed"),
-        ({"update_per_step": -0.5}, r"update_per_step=-0\.5 is not allowed"),
-        ({"update_per_step": True}, "update_per_step=True is not allowed"),
-        ({"update_per_step": float("inf")}, "update_per_step=inf is not allowed"),
-        ({"step_per_collect": 0}, "step_per_collect=0 is not allowed"),
-        ({"step_per_collect": None}, "exactly one of step_per_collect and episode_per_collect, not None and None"),
-        ({"learning_starts": -1}, "learning_starts=-1 is not allowed"),
-        ({"batch_size": 0}, "batch_size=0 is not allowed"),
-        ({"step_per_epoch": 0}, "step_per_epoch=0 is not allowed"),
-        ({"max_epoch": -1}, "max_epoch=-1 is not allowed"),
-    ],
-)
-def test_wrong_parameters_are_refused_with_name_and_value(options, message):
-    with pytest.raises(ValueError, match=message):
-        trainer_of(**options)
-
-
-def test_each_trainer_refuses_the_others_buffers_and_configurations():
-    trainer = trainer_of()
-    collector, policy = trainer.collector, trainer.policy
-    common = {"max_epoch": 1, "batch_size": 8, "step_per_epoch": 8, "step_per_collect": 8}
-    with pytest.raises(ValueError, match="OnpolicyTrainer learns from rollouts, train_collector has a replay buffer"):
-        own = A2CConfig().environment("CartPole-v1").build_policy()
-        replaying = Collector(own, make_vector("CartPole-v1", num_envs=NUM_ENVS), VectorReplayBuffer(20, NUM_ENVS))
-        OnpolicyTrainer(own, train_collector=replaying, repeat_per_collect=1, **common)
-    collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, collector.env.action_space)
-    with pytest.raises(ValueError, match="OffpolicyTrainer learns from a replay buffer"):
-        OffpolicyTrainer(policy, train_collector=collector, **common)
-    with pytest.raises(ValueError, match="dqn learns from a replay buffer; use build_trainer"):
-        build_onpolicy_trainer(DQNConfig().environment("CartPole-v1"))
 
 
 def test_build_trainer_makes_the_trainer_that_the_algorithm_needs():
@@ -296,12 +223,6 @@ def test_a_loss_that_is_not_finite_is_told_with_its_gradient_step_and_the_sample
     with pytest.raises(FloatingPointError, match=f"gradient step {at};"), pytest.warns(RuntimeWarning):
         trainer.run()
     np.testing.assert_array_equal(trainer.bad_batch["obs"], samples[at - 1])
-
-
-def test_a_callback_can_stop_the_run():
-    trainer = trainer_of(callbacks=[Stops("UpdateEnd", at=2)], max_epoch=5)
-    assert trainer.run().stop_reason == "enough"
-    assert trainer.gradient_step == 4
 
 
 def test_a_buffer_that_gives_other_shapes_than_the_policy_takes_is_refused_at_construction():

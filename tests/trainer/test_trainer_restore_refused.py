@@ -11,12 +11,13 @@ from scenario_tools import Paying, config_of, offline_trainer_of, trainer_of
 from trainer_tools import collected, digest, learned, smallest_config
 
 import lockstep
-from lockstep import Collector, DQNConfig, MultiAgentCollector, OffpolicyTrainer
+from lockstep import Collector, DQNConfig, MultiAgentCollector, OffpolicyTrainer, Policy, PPOConfig, load_policy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 from lockstep.state import read_checkpoint, write_checkpoint
+from lockstep.state.checkpoint import CheckpointError
 from lockstep.tracking import JsonlLogger
 from lockstep.trainer import restore_trainer, save_trainer
-from lockstep.trainer.run import resume
+from lockstep.trainer.run import prepare_run, resume
 
 
 class Other(Paying):
@@ -334,3 +335,44 @@ def test_a_loss_that_is_not_finite_names_a_checkpoint_only_where_there_is_one(sa
         trainer.run()
     assert "trainer.bad_batch" in str(told.value)
     assert ("in the last checkpoint" in str(told.value)) == saves == (tmp_path / "last").exists()
+
+
+def cartpole(cls=PPOConfig):
+    config = cls().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)})
+    return config.reporting(total_steps=64).evaluation(evaluation_episodes=1)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    config = cartpole().training(train_batch_size=64, minibatch_size=32)
+    return prepare_run(config, tmp_path_factory.mktemp("runs")).finish().path
+
+
+def test_the_state_of_another_algorithm_is_refused_with_both_names(tmp_path):
+    learner, other = cartpole().build_learner(), cartpole(DQNConfig).build_learner()
+    of_both = r"does not fit this PPOLearner \(of DefaultActorCriticModule\): it is of a DQNLearner; from_checkpoint"
+    for path in (other.save_to_path(tmp_path / "learner"), cartpole(DQNConfig).build_policy().save_to_path()):
+        with pytest.raises(ValueError, match=of_both):
+            learner.restore_from_path(path)
+    with pytest.raises(ValueError, match=of_both):
+        cartpole().build_policy().restore_from_path(path)
+    with pytest.raises(ValueError, match=r"does not fit this PPOLearner \(of DefaultActorCriticModule\), nothing"):
+        learner.set_state(other.get_state())
+
+
+def test_a_folder_of_a_run_says_where_its_policy_is(finished):
+    for path in (finished, finished / "best", finished / "checkpoints"):
+        with pytest.raises(CheckpointError, match=r"is in best/policy of its folder, and lockstep.load_policy"):
+            Policy.from_checkpoint(path)
+    assert isinstance(load_policy(finished), Policy)
+    with pytest.raises(CheckpointError, match=r"it is not a directory$"):
+        Policy.from_checkpoint("nothing/at/all")
+
+
+def test_what_a_checkpoint_without_a_policy_holds_is_told():
+    learner = cartpole().build_learner()
+    module = learner.module["default_policy"].save_to_path()
+    with pytest.raises(ValueError, match=r"holds no policy, but an RLModule \(RLModule.from_checkpoint reads it\)"):
+        Policy.from_checkpoint(module)
+    with pytest.raises(ValueError, match=r"there is no policy, but a learner \(Learner.from_checkpoint reads it\)"):
+        cartpole().build_policy().restore_from_path(learner.save_to_path())

@@ -407,3 +407,22 @@ def test_displays_profiles_and_checkpoints_change_no_bit_of_training(straight, f
         without.run()
         assert learned(without) == straight[kind][0]
     assert without_wall_time({"collect_time": 1}) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_holds_the_times_and_the_last_evaluation(kind, tmp_path):
+    trainer = trainer_of(kind, max_epoch=1)
+    timing = trainer.run().timing
+    other = trainer_of(kind)
+    restore_trainer(other, save_trainer(trainer, tmp_path / "checkpoint"))
+    assert other.info().timing == timing
+    assert min(timing.train_time_collect, timing.train_time_update, timing.test_time) > 0
+    assert other.last_test == trainer.last_test
+    assert len(other.last_test.returns) == 2
+
+
+def test_a_video_callback_goes_on_counting_evaluations(tmp_path):
+    callback, again = (VideoCallback(tmp_path, interval=5) for _ in range(2))
+    callback.num_evaluations = 3
+    again.set_state(callback.get_state())
+    assert (again.num_evaluations, again.get_state()) == (3, callback.get_state())

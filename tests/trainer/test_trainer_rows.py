@@ -6,7 +6,7 @@ from row_tables import check_rows, faults_of
 
 
 def test_each_row_of_the_trainer_contract_names_tests_that_exist():
-    check_rows(Path(__file__).with_name("ROWS.md"), "12345678", 200)
+    check_rows(Path(__file__).with_name("ROWS.md"), "12345678", 180)
 
 
 def test_a_row_that_names_a_deleted_test_or_one_of_several_of_its_name_without_the_file_is_refused():

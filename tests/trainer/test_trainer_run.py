@@ -4,8 +4,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from scenario_tools import KINDS, Paying, trainer_of
 from trainer_tools import Recorder, RecordingLogger, build, config_for, learned
 
+from lockstep import Collector, OnpolicyTrainer
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer import Callback
@@ -104,28 +107,6 @@ def test_run_goes_to_the_end_and_returns_the_whole_history():
     assert info.history[1].info_stat.train_step == 256
 
 
-def test_two_trainers_take_turns_in_a_zip():
-    one, two = build(), build(max_epoch=3)
-    pairs = list(zip(one, two))
-    assert [(left.epoch, right.epoch) for left, right in pairs] == [(1, 1), (2, 2)]
-    assert one.stop_reason == "max_epoch"
-    alone = build()
-    alone.run()
-    assert learned(one) == learned(alone)
-
-
-def test_a_trainer_can_be_reset_and_run_again():
-    trainer = build()
-    first = trainer.run()
-    trainer.reset()
-    assert (trainer.epoch, trainer.env_step, trainer.gradient_step, trainer.best_score) == (0, 0, 0, None)
-    assert trainer.history == []
-    assert trainer.info().timing.total_time == 0.0
-    again = trainer.run()
-    assert (again.train_step, again.gradient_step, len(again.history)) == (256, 8, 2)
-    assert first.history[0].train_collect_stat != again.history[0].train_collect_stat
-
-
 def test_iterating_without_a_reset_resets_first_and_after_one_does_not_reset_twice():
     resets = []
 
@@ -159,32 +140,6 @@ def test_a_run_that_was_left_ends_when_the_next_begins():
     assert trainer.epoch == 3
 
 
-def test_max_epoch_0_trains_nothing():
-    saved = []
-    trainer = build(max_epoch=0, save_checkpoint_fn=lambda *where: saved.append(where))
-    before = learned(trainer)
-    info = trainer.run()
-    assert (info.train_step, info.gradient_step, info.test_episode, info.history) == (0, 0, 0, ())
-    assert info.stop_reason == "max_epoch"
-    assert learned(trainer) == before
-    assert saved == [(0, 0, 0)]
-
-
-def test_steps_beyond_the_epoch_are_counted_as_what_they_are_and_carried_over():
-    trainer = build(max_epoch=3, step_per_epoch=100, step_per_collect=64)
-    counted = [(stats.train_collect_stat.n_collected_steps, stats.info_stat.train_step) for stats in trainer]
-    assert counted == [(128, 128), (128, 256), (64, 320)]  # 28 carried into the second, 56 into the third
-
-
-def test_whole_episodes_may_be_collected_instead_of_steps():
-    trainer = build(max_epoch=1, episode_per_collect=5)
-    stats = next(trainer)
-    collect = stats.train_collect_stat
-    assert collect.n_collected_episodes % 5 == 0
-    assert collect.n_collected_steps == sum(collect.lens) >= 128
-    assert trainer.gradient_step == stats.training_stat.gradient_steps > 0
-
-
 class Scores(Callback):
     """Every score with whether it was the best."""
 
@@ -193,50 +148,6 @@ class Scores(Callback):
 
     def on_evaluation_end(self, event):
         self.seen.append((event.score, event.is_best))
-
-
-def test_stop_fn_is_asked_about_the_current_score_and_not_the_best_one():
-    scores = iter([50.0, 10.0, 20.0, 30.0])
-    asked = []
-    trainer = build(
-        max_epoch=3,
-        compute_score_fn=lambda stats: next(scores),
-        stop_fn=lambda score: (asked.append(score), score == 20.0)[1],
-    )
-    info = trainer.run()
-    assert asked == [50.0, 10.0, 20.0]
-    assert (info.stop_reason, len(info.history), info.best_score, info.best_epoch) == ("stop_fn", 2, 50.0, 0)
-
-
-def test_the_first_evaluation_may_stop_the_run_and_counts_as_best():
-    saved, best = [], []
-    trainer = build(
-        stop_fn=lambda score: True,
-        save_best_fn=best.append,
-        save_checkpoint_fn=lambda *where: saved.append(where),
-    )
-    info = trainer.run()
-    assert (info.stop_reason, info.train_step, info.history) == ("stop_fn", 0, ())
-    assert best == [trainer.policy]
-    assert saved == [(0, 0, 0)]
-    assert info.best_epoch == 0
-
-
-def test_the_best_of_negative_scores_is_the_largest():
-    scores = iter([-300.0, -500.0, -200.0, -200.0])
-    best, seen = [], Scores()
-    trainer = build(
-        max_epoch=3,
-        compute_score_fn=lambda stats: next(scores),
-        save_best_fn=lambda policy: best.append(policy.weights_seq_no),
-        callbacks=[seen],
-    )
-    info = trainer.run()
-    assert seen.seen == [(-300.0, True), (-500.0, False), (-200.0, True), (-200.0, False)]
-    assert best == [0, 4]
-    assert (info.best_score, info.best_epoch) == (-200.0, 2)
-    assert info.best_reward == trainer.history[1].test_collect_stat.returns_stat.mean
-    assert info.best_reward_std == trainer.history[1].test_collect_stat.returns_stat.std
 
 
 def test_a_score_that_is_no_number_is_never_the_best():
@@ -254,33 +165,6 @@ def test_the_score_is_the_mean_return_unless_said_otherwise():
     assert [score for score, _ in seen.seen][1:] == returns
     longest = build(compute_score_fn=lambda stats: max(stats.lens))
     assert longest.run().best_score == longest.best_stats.lens_stat.max
-
-
-def test_evaluation_comes_every_test_interval_epochs_and_at_the_end():
-    trainer = build(max_epoch=5, test_interval=2)
-    evaluated = [stats.epoch for stats in trainer if stats.test_collect_stat is not None]
-    assert evaluated == [2, 4, 5]
-
-
-def test_checkpoints_come_every_checkpoint_interval_epochs_and_at_the_end():
-    saved = []
-    build(max_epoch=5, checkpoint_interval=2, save_checkpoint_fn=lambda *where: saved.append(where)).run()
-    assert [epoch for epoch, _, _ in saved] == [2, 4, 5]
-
-
-def test_test_in_train_allows_one_more_evaluation_in_an_epoch():
-    asked = []
-    trainer = build(
-        max_epoch=1,
-        test_in_train=True,
-        compute_score_fn=lambda stats: 7.0,
-        stop_fn=lambda score: (asked.append(score), len(asked) == 2)[1],  # yes to the training return only
-    )
-    info = trainer.run()
-    assert info.test_episode == 9
-    assert info.stop_reason == "max_epoch"
-    with pytest.warns(UserWarning, match="test_in_train=True is off"):
-        build(test_in_train=True)
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
@@ -407,3 +291,62 @@ def test_nested_observations_are_trained_on_and_resumed(folder):
     restore_trainer(resumed, path)
     resumed.run()
     assert learned(resumed) == learned(whole)
+
+
+class Endless(Paying):
+    """Its episodes never end."""
+
+    def step(self, action):
+        obs, reward, _, *rest = super().step(action)
+        return obs, reward, False, *rest
+
+
+def test_no_word_of_episodes_that_never_end_before_one_could_have(recwarn):
+    trainer_of("on", env=Endless, max_epoch=12, evaluate=False).run()  # 96 steps of each environment
+    assert not [one for one in recwarn if "no training episode ended" in str(one.message)]
+    with pytest.warns(UserWarning, match="in the first 208 steps of 2 env.*max_episode_steps") as told:
+        trainer_of("on", env=Endless, max_epoch=16, evaluate=False).run()
+    assert len([one for one in told if "no training episode ended" in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_no_word_of_episodes_that_never_end_before_their_known_limit(by_hand, recwarn):
+    trainer = config_for(env="Pendulum-v1", total_steps=768).build_trainer()  # 192 steps of each, episodes have 200
+    if by_hand:
+        vector = SyncVectorEnv([lambda: gym.make("Pendulum-v1")] * 4, autoreset_mode="SameStep")
+        collector, sizes = Collector(trainer.policy, vector), {"step_per_epoch": 64, "step_per_collect": 64}
+        trainer = OnpolicyTrainer(
+            trainer.policy, train_collector=collector, max_epoch=12, batch_size=32, repeat_per_collect=1, **sizes
+        )
+    assert trainer.run().train_step == 768
+    assert not [one for one in recwarn if "no training episode ended" in str(one.message)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evaluation_in_mid_epoch_does_not_explore(kind):
+    asked, exploring = [], []
+    trainer = trainer_of(
+        kind,
+        max_epoch=1,
+        test_in_train=True,
+        stop_fn=lambda score: (asked.append(score), len(asked) == 2)[1],  # yes to the training return only
+    )
+    collector, collect = trainer.test_collector, trainer.test_collector.collect
+
+    def watched(**amount):
+        exploring.append(trainer.policy.is_exploring)
+        return collect(**amount)
+
+    collector.collect = watched
+    trainer.run()
+    assert exploring == [False] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reset_begins_both_collectors_and_all_of_their_counts_anew(kind):
+    trainer = trainer_of(kind, max_epoch=1)
+    trainer.run()
+    collectors = trainer.train_collector, trainer.test_collector
+    assert all(collector.collect_step > 0 for collector in collectors)
+    trainer.reset()
+    assert [(c.collect_step, c.collect_episode, c.collect_time) for c in collectors] == [(0, 0, 0.0)] * 2

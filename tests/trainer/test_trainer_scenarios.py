@@ -1,4 +1,7 @@
-"""Small runs of every kind, on- and off-policy: how they end, what they count, which score is the best."""
+"""Small runs of the three trainers in one table: how they end, what they count, which score is the best.
+
+Each has epochs of two updates: of 8 environment steps and one gradient step, or offline of 64 and 6 gradient steps.
+"""
 
 import math
 import warnings
@@ -10,24 +13,27 @@ from trainer_tools import Recorder, RecordingLogger, Stops, learned
 
 from lockstep.tracking import MovAvg
 from lockstep.tracking.statistics import TimingStats
-from lockstep.trainer import Callback
+from lockstep.trainer import Callback, restore_trainer, save_trainer
 
 NAN, INF = math.nan, math.inf
-ENDS = {"reason": "max_epoch", "env_step": 48, "gradient_step": 6, "epochs": 3}
-SAVED = [(1, 16, 2), (2, 32, 4), (3, 48, 6)]
+TRAINERS = (*KINDS, "offline")
+END = {"reason": "max_epoch", "epochs": 3, "updates": 6}
+SAVED = [(1, 2), (2, 4), (3, 6)]
+"""epoch and updates of each checkpoint"""
 
 
-def no(*arguments):
-    return None
+def position(kind, updates):
+    """Environment steps and gradient steps after so many updates."""
+    return (0, updates // 2 * 70 + updates % 2 * 64) if kind == "offline" else (8 * updates, updates)
 
 
-# name: (what is given, what comes out); `play` tells what `scores` and `stop_at` are
+# name: (options, what comes out); `play` says what `scores` and `stop_at` are
 SCENARIOS = {
-    "runs to the last epoch": ({}, {**ENDS, "evaluations": 4, "saves": SAVED, "best_epoch": 0}),
+    "runs to the last epoch": ({}, {**END, "evaluations": 4, "saves": SAVED, "best_epoch": 0}),
     "the mean return is the score, also below zero": ({}, {"best": -float(LENGTH), "best_saves": 1}),
     "negative scores: the largest is the best": (
         {"scores": [-300, -100, -200, -150]},
-        {**ENDS, "best": -100.0, "best_epoch": 1, "best_saves": 2},
+        {**END, "best": -100.0, "best_epoch": 1, "best_saves": 2},
     ),
     "equal scores: the first stays the best": ({"scores": [5, 5, 5, 5]}, {"best_epoch": 0, "best_saves": 1}),
     "rising scores: each is the best": ({"scores": [1, 2, 3, 4]}, {"best": 4.0, "best_epoch": 3, "best_saves": 4}),
@@ -37,32 +43,76 @@ SCENARIOS = {
     ),
     "no score is a number: there is no best": (
         {"scores": [NAN] * 4},
-        {**ENDS, "best": None, "best_epoch": None, "best_saves": 0},
+        {**END, "best": None, "best_epoch": None, "best_saves": 0},
     ),
     "infinite scores are compared as such": ({"scores": [-INF, 1, INF, 2]}, {"best": INF, "best_epoch": 2}),
-    "a score that is no number does not stop the run": ({"scores": [NAN] * 4, "stop_at": -INF}, ENDS),
+    "a score that is no number does not stop the run": ({"scores": [NAN] * 4, "stop_at": -INF}, END),
+    "a score may be of numpy's kind": ({"scores": [np.float32(2), np.int64(3), 1, 1]}, {"best": 3.0}),
+    "stop_fn may answer with numpy's kind of truth": (
+        {"scores": [1, 9], "stop_fn": lambda score: np.float64(score) > 5},
+        {"reason": "stop_fn", "epochs": 1},
+    ),
     "success before training": (
         {"scores": [9], "stop_at": 9},
-        {"reason": "stop_fn", "env_step": 0, "gradient_step": 0, "epochs": 0, "saves": [(0, 0, 0)], "best_saves": 1},
+        {"reason": "stop_fn", "updates": 0, "epochs": 0, "saves": [(0, 0)], "best_saves": 1},
     ),
     "success after the first epoch": (
         {"scores": [1, 9], "stop_at": 9},
-        {"reason": "stop_fn", "epochs": 1, "env_step": 16, "saves": SAVED[:1], "best": 9.0},
+        {"reason": "stop_fn", "epochs": 1, "updates": 2, "saves": SAVED[:1], "best": 9.0},
     ),
     "success in the last epoch": ({"scores": [1, 2, 3, 9], "stop_at": 9}, {"reason": "stop_fn", "saves": SAVED}),
     "a peak that did not suffice does not stop the run later": (
         {"scores": [8, 1, 1, 1], "stop_at": 9},
-        {**ENDS, "best": 8.0, "best_epoch": 0},
+        {**END, "best": 8.0, "best_epoch": 0},
     ),
     "no epoch: nothing is trained and nothing evaluated": (
         {"max_epoch": 0},
-        {"reason": "max_epoch", "env_step": 0, "gradient_step": 0, "evaluations": 0, "saves": [(0, 0, 0)]},
+        {"reason": "max_epoch", "updates": 0, "evaluations": 0, "saves": [(0, 0)]},
     ),
-    "no epoch: success is not asked for": (
-        {"max_epoch": 0, "stop_fn": lambda score: 1 / 0},
-        {"reason": "max_epoch", "evaluations": 0, "error": None},
+    "no epoch: success is not asked for": ({"max_epoch": 0, "stop_fn": lambda score: 1 / 0}, {"reason": "max_epoch"}),
+    "one epoch": ({"max_epoch": 1}, {"epochs": 1, "updates": 2, "evaluations": 2, "saves": SAVED[:1]}),
+    "evaluation every second epoch and at the end": ({"test_interval": 2}, {**END, "evaluations": 3}),
+    "evaluation rarer than the run is long": ({"test_interval": 99}, {**END, "evaluations": 2}),
+    "checkpoints every second epoch and at the end": ({"checkpoint_interval": 2}, {"saves": SAVED[1:]}),
+    "checkpoints rarer than the run is long": ({"checkpoint_interval": 99}, {"saves": SAVED[2:]}),
+    "no evaluation": ({"evaluate": False}, {**END, "evaluations": 0, "best": None, "saves": SAVED}),
+    "no checkpoints": ({"save_checkpoint_fn": None}, END),
+    "a checkpoint without a path is no event": ({"save_checkpoint_fn": lambda *where: None}, END),
+    "a callback stops at the start: the first evaluation is still made": (
+        {"callbacks": [Stops("RunStart")]},
+        {"reason": "enough", "updates": 0, "evaluations": 1, "saves": [(0, 0)]},
     ),
-    "one epoch": ({"max_epoch": 1}, {"epochs": 1, "env_step": 16, "evaluations": 2, "saves": SAVED[:1]}),
+    "a callback stops before training": (
+        {"callbacks": [Stops("EvaluationEnd")]},
+        {"reason": "enough", "updates": 0, "saves": [(0, 0)]},
+    ),
+    "a callback stops inside the second epoch": (
+        {"callbacks": [Stops("UpdateEnd", at=3)]},
+        {"reason": "enough", "epochs": 2, "updates": 3, "saves": [(1, 2), (2, 3)]},
+    ),
+    "a callback stops after an epoch": (
+        {"callbacks": [Stops("EpochEnd", at=2)]},
+        {"reason": "enough", "epochs": 2, "saves": SAVED[:2]},
+    ),
+    "a callback stops at a checkpoint": (
+        {"callbacks": [Stops("CheckpointSaved")], "save_checkpoint_fn": lambda *where: "somewhere"},
+        {"reason": "enough", "epochs": 1},
+    ),
+    "a callback that asks at the very end changes nothing": ({"callbacks": [Stops("RunEnd")]}, END),
+    "the first of two reasons counts": (
+        {"callbacks": [Stops("UpdateEnd", "one", at=2), Stops("UpdateEnd", "two", at=2)]},
+        {"reason": "one", "epochs": 1},
+    ),
+    "a callback's reason goes before success in the same epoch": (
+        {"callbacks": [Stops("UpdateEnd")], "scores": [1, 9], "stop_at": 9},
+        {"reason": "enough", "epochs": 1},
+    ),
+    "a callback asks for an interrupt": (
+        {"callbacks": [Stops("UpdateEnd", "interrupted", at=3)]},
+        {"reason": "interrupted", "epochs": 1, "updates": 3, "saves": [(1, 2), (2, 3)]},
+    ),
+}
+COLLECTING = {
     "a collect that overshoots the epoch is counted whole and carried on": (
         {"step_per_epoch": 12},
         {"steps": [16, 8, 16], "env_step": 40, "gradient_step": 5},
@@ -75,67 +125,22 @@ SCENARIOS = {
     "whole episodes instead of steps": ({"episode_per_collect": 2}, {"steps": [16, 16, 16], "gradient_step": 6}),
     "an odd number of episodes": ({"episode_per_collect": 3, "step_per_epoch": 24}, {"steps": [24, 24, 24]}),
     "more environments than episodes": ({"episode_per_collect": 1, "step_per_epoch": 8}, {"steps": [8, 8, 8]}),
-    "evaluation every second epoch and at the end": ({"test_interval": 2}, {**ENDS, "evaluations": 3}),
-    "evaluation rarer than the run is long": ({"test_interval": 99}, {**ENDS, "evaluations": 2}),
-    "checkpoints every second epoch and at the end": ({"checkpoint_interval": 2}, {"saves": SAVED[1:]}),
-    "checkpoints rarer than the run is long": ({"checkpoint_interval": 99}, {"saves": SAVED[2:]}),
-    "no evaluation": ({"evaluate": False}, {**ENDS, "evaluations": 0, "best": None, "saves": SAVED}),
-    "no checkpoints": ({"save_checkpoint_fn": None}, ENDS),
-    "a checkpoint without a path is no event": ({"save_checkpoint_fn": no}, ENDS),
-    "a callback stops at the start: the first evaluation is still made": (
-        {"callbacks": [Stops("RunStart")]},
-        {"reason": "enough", "env_step": 0, "evaluations": 1, "saves": [(0, 0, 0)]},
-    ),
     "a callback stops after a collect: it is learned from": (
         {"callbacks": [Stops("CollectEnd")]},
-        {"reason": "enough", "env_step": 8, "gradient_step": 1, "epochs": 1, "evaluations": 2, "saves": [(1, 8, 1)]},
-    ),
-    "a callback stops inside the second epoch": (
-        {"callbacks": [Stops("UpdateEnd", at=3)]},
-        {"reason": "enough", "steps": [16, 8], "gradient_step": 3, "saves": [(1, 16, 2), (2, 24, 3)]},
-    ),
-    "a callback stops before training": (
-        {"callbacks": [Stops("EvaluationEnd")]},
-        {"reason": "enough", "env_step": 0, "saves": [(0, 0, 0)]},
-    ),
-    "a callback stops after an epoch": (
-        {"callbacks": [Stops("EpochEnd", at=2)]},
-        {"reason": "enough", "epochs": 2, "saves": SAVED[:2]},
-    ),
-    "a callback stops at a checkpoint": (
-        {"callbacks": [Stops("CheckpointSaved")], "save_checkpoint_fn": lambda *where: "somewhere"},
-        {"reason": "enough", "epochs": 1},
-    ),
-    "a callback that asks at the very end changes nothing": ({"callbacks": [Stops("RunEnd")]}, ENDS),
-    "the first of two reasons counts": (
-        {"callbacks": [Stops("UpdateEnd", "one", at=2), Stops("UpdateEnd", "two", at=2)]},
-        {"reason": "one", "epochs": 1},
-    ),
-    "a callback's reason goes before success in the same epoch": (
-        {"callbacks": [Stops("CollectEnd")], "scores": [1, 9], "stop_at": 9},
-        {"reason": "enough", "epochs": 1},
-    ),
-    "a callback asks for an interrupt": (
-        {"callbacks": [Stops("UpdateEnd", "interrupted", at=3)]},
-        {"reason": "interrupted", "epochs": 1, "env_step": 24, "saves": [(1, 16, 2), (2, 24, 3)]},
+        {"reason": "enough", "epochs": 1, "updates": 1, "evaluations": 2, "saves": [(1, 1)]},
     ),
     "test_in_train: training suffices and evaluation too, the run stops in mid-epoch": (
         {"test_in_train": True, "scores": [1, 9, 9, 9], "stop_at": 9},
-        {"reason": "stop_fn", "epochs": 1, "env_step": 8, "gradient_step": 1},
+        {"reason": "stop_fn", "epochs": 1, "updates": 1},
     ),
     "test_in_train: training suffices and evaluation does not, the run goes on": (
         {"test_in_train": True, "scores": [1, 9, 2, 3, 9, 2, 3, 9, 2, 3], "stop_at": 9},
-        {**ENDS, "evaluations": 7},
+        {**END, "evaluations": 7},
     ),
     "test_in_train: training does not suffice, no more evaluations": (
         {"test_in_train": True, "scores": range(10), "stop_at": 99},
-        {**ENDS, "evaluations": 4},
+        {**END, "evaluations": 4},
     ),
-    "stop_fn may answer with numpy's kind of truth": (
-        {"scores": [1, 9], "stop_fn": lambda score: np.float64(score) > 5},
-        {"reason": "stop_fn", "epochs": 1},
-    ),
-    "a score may be of numpy's kind": ({"scores": [np.float32(2), np.int64(3), 1, 1]}, {"best": 3.0}),
 }
 OFF = {
     "gradient steps of a fraction are carried over": ({"update_per_step": 0.3}, {"gradient_step": 14, "env_step": 48}),
@@ -153,33 +158,45 @@ ON = {
     "minibatches": ({"batch_size": 4}, {"gradient_step": 12}),
     "passes of minibatches": ({"batch_size": 4, "repeat_per_collect": 2}, {"gradient_step": 24}),
 }
-ALL = [(kind, name) for name in SCENARIOS for kind in KINDS]
-ALL += [("off", name) for name in OFF] + [("on", name) for name in ON]
+OFFLINE = {
+    "an epoch of one gradient step": ({"step_per_epoch": 1}, {"gradient_step": 3, "epochs": 3}),
+    "everything in every gradient step": ({"batch_size": None, "step_per_epoch": 2}, {"gradient_step": 6}),
+}
+ROWS = [(kind, *row) for kind in TRAINERS for row in SCENARIOS.items()]
+ROWS += [(kind, *row) for kind in KINDS for row in COLLECTING.items()]
+ROWS += [(kind, *row) for kind, table in (("off", OFF), ("on", ON), ("offline", OFFLINE)) for row in table.items()]
 
 
 @pytest.mark.filterwarnings("ignore:no training episode")
-@pytest.mark.parametrize("kind, name", ALL, ids=[f"{kind}-{name}" for kind, name in ALL])
-def test_scenario(kind, name):
-    given, expected = (SCENARIOS | OFF | ON)[name]
-    given = dict(given, callbacks=[Stops(c.event_name, c.reason, c.left) for c in given.get("callbacks", ())])
-    outcome = play(kind, **given)
-    assert outcome.error is None or "error" not in expected, outcome.error
+@pytest.mark.parametrize("kind, name, row", ROWS, ids=[f"{kind}-{name}" for kind, name, _ in ROWS])
+def test_scenario(kind, name, row):
+    options, expected = row
+    fresh = [Stops(c.event_name, c.reason, c.left) for c in options.get("callbacks", ())]
+    outcome = play(kind, **{**options, "callbacks": fresh})
     if outcome.error is not None:
         raise outcome.error
+    expected = dict(expected)
+    if "saves" in expected:
+        expected["saves"] = [(epoch, *position(kind, updates)) for epoch, updates in expected["saves"]]
+    if "updates" in expected:
+        assert (outcome.env_step, outcome.gradient_step) == position(kind, expected["updates"])
     assert {key: getattr(outcome, key) for key in expected} == expected
     assert outcome.log[-2:] == ["RunEnd", "finalize"]
     assert outcome.log.count("RunStart") == outcome.log.count("RunEnd") == 1
     assert outcome.log.count("EpochEnd") == outcome.epochs
-    assert outcome.trainer.policy.timesteps["num_env_steps_sampled_lifetime"] == outcome.env_step
+    if kind == "offline":
+        rows = options.get("batch_size", 4) or len(outcome.trainer.buffer)
+        assert (outcome.env_step, outcome.steps) == (0, [None] * outcome.epochs)  # nothing is collected
+        assert outcome.trainer.samples_seen == rows * outcome.gradient_step
+    else:
+        assert outcome.trainer.policy.timesteps["num_env_steps_sampled_lifetime"] == outcome.env_step
 
 
-def test_there_are_at_least_forty_of_them():
-    assert len(SCENARIOS) + len(OFF) + len(ON) >= 40
-
-
-HOOKS = ["train_fn", "test_fn", "stop_fn", "compute_score_fn", "save_best_fn", "save_checkpoint_fn", "on_step_hook"]
-HOOKS += ["on_episode_done_hook", "RunStart", "CollectEnd", "UpdateEnd", "EvaluationEnd", "CheckpointSaved", "EpochEnd"]
-HOOKS += ["RunEnd", "logger"]
+HOOKS = ["train_fn", "test_fn", "stop_fn", "compute_score_fn", "save_best_fn", "save_checkpoint_fn", "RunStart"]
+HOOKS += ["UpdateEnd", "EvaluationEnd", "CheckpointSaved", "EpochEnd", "logger"]
+COLLECTOR_HOOKS = ["on_step_hook", "on_episode_done_hook", "CollectEnd"]
+BROKEN = [(hook, kind) for hook in HOOKS for kind in TRAINERS]
+BROKEN += [(hook, kind) for hook in COLLECTOR_HOOKS for kind in KINDS]
 
 
 def broken(kind, hook, error, saves):
@@ -192,8 +209,10 @@ def broken(kind, hook, error, saves):
         return 0.0 if hook == "compute_score_fn" else None
 
     options = {"save_checkpoint_fn": lambda *where: (saves.append(where), "somewhere")[1]}
-    if hook in ("train_fn", "test_fn", "stop_fn", "compute_score_fn", "save_best_fn", "save_checkpoint_fn"):
+    if hook.endswith("_fn"):
         options[hook] = fail
+    if kind == "offline":
+        options["step_per_epoch"] = 4
     log = []
     watchers = [Raises(hook, error)] if hook[0].isupper() else []
     trainer = trainer_of(kind, callbacks=[*watchers, Recorder(log)], logger=RecordingLogger(log), **options)
@@ -204,10 +223,9 @@ def broken(kind, hook, error, saves):
     return trainer, log
 
 
-@pytest.mark.parametrize("hook, kind", [(hook, KINDS[i % 2]) for i, hook in enumerate(HOOKS)])
+@pytest.mark.parametrize("hook, kind", [*BROKEN, *(("RunEnd", kind) for kind in TRAINERS)])
 def test_an_exception_in_a_hook_ends_the_run_in_order_and_arrives_whole(hook, kind):
-    saves = []
-    error = LookupError("mine")
+    saves, error = [], LookupError("mine")
     trainer, log = broken(kind, hook, error, saves)
     with pytest.raises(LookupError, match="mine") as caught:
         trainer.run()
@@ -219,18 +237,33 @@ def test_an_exception_in_a_hook_ends_the_run_in_order_and_arrives_whole(hook, ki
         assert len(set(saves)) == len(saves)
     trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Raises)]
     info = trainer.run()  # the trainer is as good as new
-    assert (info.stop_reason, info.train_step, info.gradient_step) == ("max_epoch", 48, 6)
+    counts = (0, 12) if kind == "offline" else (48, 6)
+    assert (info.stop_reason, info.train_step, info.gradient_step) == ("max_epoch", *counts)
 
 
-@pytest.mark.parametrize("hook, kind", [(hook, KINDS[1 - i % 2]) for i, hook in enumerate(HOOKS) if hook != "RunEnd"])
+@pytest.mark.parametrize("hook, kind", BROKEN)
 def test_an_interrupt_in_a_hook_ends_the_run_in_order_without_an_exception(hook, kind):
     saves = []
     trainer, log = broken(kind, hook, KeyboardInterrupt(), saves)
-    info = trainer.run()
-    assert info.stop_reason == "interrupted"
+    assert trainer.run().stop_reason == "interrupted"
     assert log[-2:] == ["RunEnd", "finalize"]
     if hook != "save_checkpoint_fn":
         assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_run_goes_on_from_a_checkpoint_after_each_update(kind, at, folder):
+    """Interrupted after the `at`-th update, inside an epoch or at its end; a new trainer goes on from there."""
+    whole, again = trainer_of(kind), trainer_of(kind)
+    whole.run()
+    stopped = trainer_of(kind, callbacks=[Stops("UpdateEnd", "interrupted", at=at)])
+    assert stopped.run().stop_reason == "interrupted"
+    restore_trainer(again, save_trainer(stopped, folder / "checkpoint"))
+    again.run()
+    assert (again.env_step, again.gradient_step) == position(kind, 6)
+    assert getattr(again, "samples_seen", 0) == getattr(whole, "samples_seen", 0)
+    assert learned(again) == learned(whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,265 @@
+"""Wrong, contradictory and foreign parameters are refused at construction, with their name and what is allowed."""
+
+import math
+import re
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from scenario_tools import trainer_of
+from trainer_tools import config_for
+
+from lockstep import A2CConfig, Collector, DQNConfig, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, RolloutStore
+from lockstep.algorithms import IQLConfig, SACConfig, TD3Config
+from lockstep.envs import make_vector
+from lockstep.replay import ReplayBuffer, VectorReplayBuffer
+from lockstep.rollout import MalformedBufferError
+from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, build_onpolicy_trainer, build_trainer
+from lockstep.trainer.video import VideoCallback
+
+EVERY = {
+    "max_epoch": [-1, 1.5, None, True],
+    "batch_size": [0, "64", np.float64(8)],
+    "step_per_epoch": [0, None, 1e3],
+    "total_steps": [0, 2.5],
+    "episode_per_test": [0, None, 2.5],
+    "test_interval": [0],
+    "checkpoint_interval": [0, "often"],
+    "train_fn": [3],
+    "test_fn": ["now"],
+    "stop_fn": [475.0],
+    "compute_score_fn": ["mean"],
+    "save_best_fn": ["best"],
+    "save_checkpoint_fn": ["checkpoints"],
+    "logger": ["jsonl"],
+    "callbacks": [Callback()],
+    "nan_policy": ["skip"],
+    "seed": [-1, 1.5],
+    "resume_from_log": [1],
+    "verbose": [None],
+    "show_progress": ["bar"],
+    "test_collector": [3],
+}
+ON = {"repeat_per_collect": [0, None, 2.0], "step_per_collect": [0, 64.0], "train_collector": [None, 3]}
+OFF = {"update_per_step": [0, -0.5, True, math.inf], "learning_starts": [-1], "train_collector": [None, 3]}
+FOREIGN = {
+    "on": {"buffer": [], "update_per_step": 0.5, "learning_starts": 9},
+    "off": {"repeat_per_collect": 2},
+    "offline": {
+        "train_collector": 3,
+        "step_per_collect": 3,
+        "update_per_step": 0.5,
+        "repeat_per_collect": 2,
+        "test_in_train": True,
+        "reward_metric": len,
+    },
+}
+OTHERS = [
+    ("on", {"test_in_train": "yes"}, "test_in_train='yes' is not allowed"),
+    ("on", {"step_per_collect": None, "episode_per_collect": 0}, "episode_per_collect=0 is not allowed"),
+    ("on", {"step_per_collect": None}, "exactly one of step_per_collect and episode_per_collect, not None and None"),
+    ("off", {"reward_metric": len}, "reward_metric needs several agents, and train_collector has one"),
+    ("on", {"resume_from_log": True}, "resume_from_log=True needs a logger that keeps records"),
+    ("on", {"callbacks": [lambda event: None]}, "callbacks: <function"),
+]
+
+
+def refused():
+    """`(trainer, options, words of the message)` of each table."""
+    for kind, table in (*((kind, EVERY) for kind in ("on", "off", "offline")), ("on", ON), ("off", OFF)):
+        for name, values in table.items():
+            yield from ((kind, {name: value}, f"{name}={value!r} is not allowed") for value in values)
+    for kind, table in FOREIGN.items():
+        yield from ((kind, {name: value}, f"{name} does not apply to ") for name, value in table.items())
+    yield from OTHERS
+
+
+@pytest.mark.parametrize("kind, options, words", refused())
+def test_a_wrong_value_is_refused_with_name_and_value(kind, options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        trainer_of(kind, **options)
+
+
+@pytest.mark.parametrize("kind", ["on", "off", "offline"])
+def test_parameters_of_other_trainers_may_be_none(kind):
+    trainer_of(kind, **dict.fromkeys(FOREIGN[kind]))
+
+
+@pytest.mark.parametrize("name", ["stop_fn", "test_fn", "save_best_fn", "compute_score_fn"])
+@pytest.mark.parametrize("kind", ["on", "offline"])
+def test_what_only_evaluation_calls_is_refused_without_it(kind, name):
+    with pytest.raises(ValueError, match=f"{name} is never called without evaluation"):
+        trainer_of(kind, evaluate=False, **{name: lambda *arguments: None})
+
+
+def test_an_unknown_parameter_is_refused_by_name_with_the_nearest_one():
+    for name, near in (("max_epochs", "max_epoch"), ("learn_starts", "learning_starts"), ("stop_fun", "stop_fn")):
+        with pytest.raises(TypeError, match=f"OffpolicyTrainer has no parameter '{name}'; did you mean '{near}'"):
+            trainer_of("off", **{name: 3})
+    with pytest.raises(TypeError, match=r"OnpolicyTrainer has no parameter 'xyz'; there are batch_size, callbacks, "):
+        trainer_of("on", xyz=3)
+
+
+def test_a_callback_with_a_method_that_no_event_calls_is_refused_unless_it_takes_events_itself():
+    class Misspelt(Callback):
+        def on_epoch_ends(self, event):
+            raise AssertionError
+
+    class Own(Misspelt):
+        on_disk = True
+
+        def on_event(self, event):
+            return None
+
+    with pytest.raises(ValueError, match=r"Misspelt.on_epoch_ends would never be called; did you mean 'on_epoch_end'"):
+        trainer_of("on", callbacks=[Misspelt()])
+    trainer_of("on", callbacks=[Own()])
+
+
+def test_a_callback_may_have_values_whose_names_begin_as_those_of_events():
+    class Own(Callback):
+        on_disk = True
+
+        @property
+        def on_time(self):
+            return 3
+
+    own = Own()
+    assert own in trainer_of("on", callbacks=[own]).callbacks
+
+
+def test_one_callback_without_a_list_is_refused_before_anything_is_built():
+    with pytest.raises(ValueError, match=r"must be a list of .*Callback; put it into one, callbacks=\[...\]"):
+        build_trainer(config_for(), callbacks=EarlyStop(patience=1))
+
+
+@pytest.mark.parametrize(
+    "make, name, value",
+    [
+        (EarlyStop, "threshold", "475"),
+        (EarlyStop, "threshold", math.nan),
+        (EarlyStop, "patience", 0),
+        (EarlyStop, "patience", 1.5),
+        (EarlyStop, "time_limit_s", 0),
+        (EarlyStop, "time_limit_s", math.inf),
+        (partial(CheckpointCallback, "there"), "interval", 1.5),
+        (partial(CheckpointCallback, "there"), "num_to_keep", 0),
+        (partial(VideoCallback, "there"), "interval", 0),
+        (partial(VideoCallback, "there"), "num_episodes", True),
+    ],
+)
+def test_a_wrong_option_of_a_callback_is_refused_with_name_and_value(make, name, value):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} is not allowed; it must be a")):
+        make(**{name: value})
+
+
+COMMON = {"max_epoch": 1, "batch_size": 4, "step_per_epoch": 8}
+COLLECT = {**COMMON, "step_per_collect": 8}
+
+
+def test_a_policy_that_learns_from_something_else_is_refused_with_the_trainer_that_fits():
+    on, off = trainer_of("on", evaluate=False), trainer_of("off", evaluate=False)
+    with pytest.raises(ValueError, match=r"policy of 'a2c' learns from whole rollouts, .*; use OnpolicyTrainer"):
+        OffpolicyTrainer(on.policy, train_collector=on.train_collector, **COLLECT)
+    with pytest.raises(ValueError, match=r"policy of 'dqn' learns from samples of a buffer, .*; use OffpolicyTrainer"):
+        OnpolicyTrainer(off.policy, train_collector=off.train_collector, repeat_per_collect=1, **COLLECT)
+    with pytest.raises(ValueError, match=r"policy of 'a2c' learns from whole rollouts, .*; use OnpolicyTrainer"):
+        OfflineTrainer(on.policy, buffer=off.buffer, **COMMON)
+    with pytest.raises(ValueError, match="dqn learns from a replay buffer; use build_trainer"):
+        build_onpolicy_trainer(DQNConfig().environment("CartPole-v1"))
+
+
+def test_a_part_that_is_none_or_of_another_policy_is_refused():
+    first, other = trainer_of("on"), trainer_of("on")
+    with pytest.raises(ValueError, match=r"policy='ppo' is not allowed; it must be a lockstep.Policy"):
+        OnpolicyTrainer("ppo", train_collector=first.train_collector, repeat_per_collect=1, **COLLECT)
+    with pytest.raises(ValueError, match="test_collector acts with another policy than the one to train"):
+        trainer_of("on", test_collector=other.test_collector)
+
+
+def test_each_trainer_refuses_the_others_buffers():
+    policy = A2CConfig().environment("CartPole-v1").build_policy()
+    collector = Collector(policy, make_vector("CartPole-v1", num_envs=2), VectorReplayBuffer(20, 2))
+    with pytest.raises(ValueError, match="OnpolicyTrainer learns from rollouts, train_collector has a replay buffer"):
+        OnpolicyTrainer(policy, train_collector=collector, repeat_per_collect=1, **COLLECT)
+    off = trainer_of("off", evaluate=False)
+    collector = off.train_collector
+    collector.buffer = RolloutStore(5, 2, collector.observation_space, collector.env.action_space)
+    with pytest.raises(ValueError, match="OffpolicyTrainer learns from a replay buffer"):
+        OffpolicyTrainer(off.policy, train_collector=collector, **COLLECT)
+
+
+def test_an_empty_or_malformed_buffer_to_begin_with_is_refused():
+    def transitions(reward):
+        source = trainer_of("off", evaluate=False, max_epoch=1)
+        source.run()
+        batch = source.buffer.to_batch()
+        batch["rewards"][0] = reward
+        return ReplayBuffer.from_batch(batch)
+
+    cases = {
+        "buffer is an empty replay buffer": VectorReplayBuffer(10, 2),
+        "buffer is a list": [1],
+        "transitions with NaN": transitions(np.nan),
+        "transitions of buffer have -inf in column 'rewards'": transitions(-np.inf),
+    }
+    for words, buffer in cases.items():
+        with pytest.raises(MalformedBufferError, match=words):
+            trainer_of("off", buffer=buffer)
+
+
+def test_evaluation_in_the_environments_of_training_is_refused():
+    policy = config_for().build_policy()
+    vector = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+    first, second = (Collector(policy, vector) for _ in range(2))
+    assert first.env is not second.env
+    for test_collector in (first, second):
+        with pytest.raises(ValueError, match="test_collector has the environments of train_collector"):
+            OnpolicyTrainer(
+                policy,
+                train_collector=first,
+                test_collector=test_collector,
+                episode_per_test=1,
+                repeat_per_collect=1,
+                **COLLECT,
+            )
+
+
+def test_one_environment_of_a_configuration_cannot_be_trained_on_and_evaluated_at_once():
+    vector = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+    with pytest.raises(ValueError, match=r"a function or class that makes them .* evaluation\(evaluation_interval=0\)"):
+        config_for(env=vector, num_envs=2).build_trainer()
+    trainer = config_for(env=vector, num_envs=2, evaluation={"evaluation_interval": 0}).build_trainer()
+    assert next(trainer).train_collect_stat.n_collected_steps == 128
+
+
+def test_learning_outside_of_a_training_step_is_refused():
+    trainer = trainer_of("on", evaluate=False)
+    with pytest.raises(RuntimeError, match="policy_within_training_step"):
+        trainer.policy.update(0, trainer.buffer)
+    with trainer.policy.within_training_step(), pytest.raises(ValueError, match="sample_size=32"):
+        trainer.policy.update(32, trainer.buffer)
+
+
+def test_what_save_checkpoint_fn_returns_is_a_path():
+    with pytest.raises(TypeError, match="save_checkpoint_fn returned 3; it must return the path of what it wrote"):
+        trainer_of("on", save_checkpoint_fn=lambda *where: 3).run()
+
+
+OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+@pytest.mark.parametrize(
+    "cls, actions",
+    [(DQNConfig, OBS), (SACConfig, gym.spaces.MultiDiscrete([2, 3])), (TD3Config, gym.spaces.Discrete(2))],
+)
+def test_refused_spaces_are_told_with_the_algorithm(cls, actions):
+    name = cls.algorithm
+    with pytest.raises(ValueError, match=f"{name} cannot be built for these spaces .* needs? a .* action space, not"):
+        cls().environment(observation_space=OBS, action_space=actions).build_learner()
+    with pytest.raises(
+        ValueError, match=r"^iql cannot be built for these spaces or options: no network for observation"
+    ):
+        IQLConfig().environment(observation_space=gym.spaces.Text(3), action_space=OBS).build_learner()
