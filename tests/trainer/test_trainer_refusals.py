@@ -84,7 +84,7 @@ def test_a_wrong_value_is_refused_with_name_and_value(kind, options, words):
 
 @pytest.mark.parametrize("kind", ["on", "off", "offline"])
 def test_parameters_of_other_trainers_may_be_none(kind):
-    trainer_of(kind, **dict.fromkeys(FOREIGN[kind]))
+    assert trainer_of(kind, **dict.fromkeys(FOREIGN[kind])).stop_reason is None
 
 
 @pytest.mark.parametrize("name", ["stop_fn", "test_fn", "save_best_fn", "compute_score_fn"])
