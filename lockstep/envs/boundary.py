@@ -19,6 +19,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from lockstep.data.trees import Tree
+from lockstep.envs.trees import check_supported
 
 Flags = npt.NDArray[np.bool_]
 
@@ -150,6 +151,12 @@ class VectorBoundary(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _take_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """Take the spaces of a single environment; `ValueError` for one that has no array of fixed size."""
+        check_supported(observation_space, "the observation space")
+        check_supported(action_space, "the action space")
+        self.observation_space, self.action_space = observation_space, action_space
 
     def _check_seeds(self, seeds: list[int] | None) -> None:
         if seeds is not None and len(seeds) != self.num_envs:

@@ -47,10 +47,7 @@ class VectorEnvBoundary(VectorBoundary):
     def __init__(self, env: VectorEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
-        self.observation_space = env.single_observation_space
-        self.action_space = env.single_action_space
-        trees.check_supported(self.observation_space, "the observation space")
-        trees.check_supported(self.action_space, "the action space")
+        self._take_spaces(env.single_observation_space, env.single_action_space)
         self.single_env_spec = _spec_of(env)
         base: Any = env.unwrapped
         self.backend = _backend_name(base)

@@ -39,21 +39,19 @@ class LightSyncVectorEnv(VectorBoundary):
         owns_envs: the environments are ours alone, so that their action space may take its quicker form.
 
     Raises:
-        ValueError: no environment, one twice, unequal spaces, or a space without an array of fixed size.
+        ValueError: one environment twice, unequal spaces, or a space without an array of fixed size.
     """
 
     backend = "light_sync"
     autoreset_mode = "SAME_STEP"
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], *, owns_envs: bool = True) -> None:
-        if len(env_fns) == 0:
-            raise ValueError("num_envs must be at least 1, got no environment.")
         self.envs: list[gym.Env] = [make() for make in env_fns]
         self.num_envs = len(self.envs)
-        self.observation_space = trees.space_of(self.envs[0], "observation_space")
-        self.action_space = trees.space_of(self.envs[0], "action_space")
-        self.single_env_spec = self.envs[0].spec
-        self._check_spaces()
+        first = self.envs[0]
+        self._take_spaces(trees.space_of(first, "observation_space"), trees.space_of(first, "action_space"))
+        self.single_env_spec = first.spec
+        self._check_equal_spaces()
         if owns_envs:
             for env in self.envs:
                 quicken_action_space(env)
@@ -73,9 +71,7 @@ class LightSyncVectorEnv(VectorBoundary):
         """the clock at which the episode of each row is truncated"""
         self._unchecked = True
 
-    def _check_spaces(self) -> None:
-        trees.check_supported(self.observation_space, "the observation space")
-        trees.check_supported(self.action_space, "the action space")
+    def _check_equal_spaces(self) -> None:
         rows: dict[int, int] = {}
         for index, env in enumerate(self.envs):
             first = rows.setdefault(id(env.unwrapped), index)

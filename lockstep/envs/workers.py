@@ -63,7 +63,7 @@ class WorkerVectorEnv(VectorBoundary):
         restarts: limits, of all rows together; the default is 10 in a run and 1 in 60 s.
 
     Raises:
-        ValueError: no environment, a space without an array of fixed size, or `restarts` that are no limits.
+        ValueError: a space without an array of fixed size, or `restarts` that are no limits.
     """
 
     backend = "workers"
@@ -77,8 +77,6 @@ class WorkerVectorEnv(VectorBoundary):
         step_timeout: float | None = None,
         restarts: RestartLimits | None = None,
     ) -> None:
-        if len(env_fns) == 0:
-            raise ValueError("num_envs must be at least 1, got no environment.")
         if restarts is not None and not isinstance(restarts, RestartLimits):  # 0 would be the default
             raise ValueError(
                 f"restarts={restarts!r} is not allowed; it must be a lockstep.envs.RestartLimits (RestartLimits(0): "
@@ -86,12 +84,9 @@ class WorkerVectorEnv(VectorBoundary):
             )
         self.num_envs = len(env_fns)
         probe = env_fns[0]()
-        self.observation_space = trees.space_of(probe, "observation_space")
-        self.action_space = trees.space_of(probe, "action_space")
+        self._take_spaces(trees.space_of(probe, "observation_space"), trees.space_of(probe, "action_space"))
         self.single_env_spec = probe.spec
         probe.close()
-        trees.check_supported(self.observation_space, "the observation space")
-        trees.check_supported(self.action_space, "the action space")
         self.step_timeout, self.restarts = step_timeout, RestartBudget(restarts or RestartLimits())
         self._env_fns = [CloudpickleWrapper(make) for make in env_fns]
         self._memory: list[Any] = []

@@ -117,22 +117,6 @@ def test_wrong_options_say_what_is_allowed(env, options, words):
         make_vector(env, **options)
 
 
-def test_spaces_without_arrays_are_refused_with_the_place():
-    class Talking(CountingEnv):
-        def __init__(self):
-            super().__init__()
-            self.observation_space = spaces.Dict({"words": spaces.Text(5)})
-
-    with pytest.raises(ValueError, match=r"observation space\['words'\] is Text"):
-        make_vector(Talking)
-
-
-def test_unequal_spaces_are_refused():
-    made = iter([CountingEnv(), CountingEnv(nested=True)])
-    with pytest.raises(ValueError, match="environment 1 has observation_space"):
-        make_vector(lambda: next(made), num_envs=2)
-
-
 @pytest.mark.parametrize("wrap", [lambda env: env, gym.wrappers.OrderEnforcing])
 def test_a_function_that_gives_one_environment_again_and_again_is_refused_for_several_rows(wrap):
     one = CountingEnv()
@@ -141,11 +125,80 @@ def test_a_function_that_gives_one_environment_again_and_again_is_refused_for_se
         make_vector(lambda: wrap(one), num_envs=2)
 
 
-def test_a_vector_that_hides_its_autoreset_mode_is_refused():
-    vector = counting_vector()
-    vector.metadata, vector.autoreset_mode = {}, None
-    with pytest.raises(ValueError, match="does not say how it resets"):
-        make_vector(vector)
+class Talking(CountingEnv):
+    """Observes words, which have no array of fixed size."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({"words": spaces.Text(5)})
+
+
+class Scalar(CountingEnv):
+    """Ends its episode with an observation of another shape, which a plain write would spread over the row."""
+
+    def _observation(self):
+        return np.float32(3.0) if self.step_number else super()._observation()
+
+
+class Losing(CountingVectorEnv):
+    """Tells no last observation."""
+
+    def _infos(self, done):
+        return {}
+
+
+class Deaf(CountingVectorEnv):
+    """Resets all rows, whatever the mask says."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)
+
+
+def with_attributes(vector, **attributes):
+    vars(vector).update(attributes)
+    return vector
+
+
+def run(env, steps=2, **options):
+    boundary = make_vector(env, **options)
+    boundary.reset(list(range(boundary.num_envs)))
+    for _ in range(steps):
+        boundary.step(np.zeros(boundary.num_envs, dtype=np.int64))
+
+
+nested = iter([CountingEnv(), CountingEnv(nested=True)])
+REFUSED = {
+    "no array": (lambda: make_vector(Talking), r"observation space\['words'\] is Text"),
+    "unequal spaces": (lambda: make_vector(lambda: next(nested), num_envs=2), "environment 1 has observation_space"),
+    "no mode": (
+        lambda: make_vector(with_attributes(counting_vector(), metadata={}, autoreset_mode=None)),
+        "does not say how it resets",
+    ),
+    "part of the rows": (lambda: make_vector(with_attributes(counting_vector(), batch_size=2)), "answers 2 of its 3"),
+    "no final_obs": (
+        lambda: run(Losing(2, ((1, "truncate"),), "SameStep")),
+        r"no infos\['final_obs'\] for rows \[0, 1\]",
+    ),
+    "ignored mask": (lambda: run(Deaf(2, ((2, "truncate"), (5, "truncate")), "Disabled")), "did not heed"),
+    "wrong shape": (
+        lambda: run(Scalar, env_config={"episodes": ((1, "truncate"),)}),
+        r"has shape \(\), its space says",
+    ),
+    "not reset": (lambda: make_vector("CartPole-v1").step(np.zeros(1, np.int64)), "before reset"),
+    "vector not reset": (lambda: make_vector(counting_vector()).step(np.zeros(3, np.int64)), "before reset"),
+    "seeds": (lambda: make_vector("CartPole-v1", num_envs=2).reset([0]), "reset got 1 seeds"),
+    "seeds of a vector": (lambda: make_vector(counting_vector()).reset([0]), "reset got 1 seeds"),
+    "actions": (
+        lambda: make_vector("CartPole-v1", num_envs=2, seed=0).step(np.zeros(3, np.int64)),
+        "3 actions for 2 environments",
+    ),
+}
+
+
+@pytest.mark.parametrize(("mistake", "words"), REFUSED.values(), ids=REFUSED)
+def test_environments_and_calls_that_do_not_fit_are_refused(mistake, words):
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        mistake()
 
 
 def test_the_mode_of_the_instance_goes_before_metadata_shared_by_the_class():
@@ -164,36 +217,6 @@ def test_the_mode_of_the_instance_goes_before_metadata_shared_by_the_class():
     assert make_vector(second).autoreset_mode == "DISABLED"
 
 
-def test_a_vector_that_answers_part_of_its_rows_is_refused():
-    vector = counting_vector()
-    vector.batch_size = 2
-    with pytest.raises(ValueError, match="answers 2 of its 3 rows"):
-        make_vector(vector)
-
-
-def test_same_step_without_final_observations_is_refused():
-    class Losing(CountingVectorEnv):
-        def _infos(self, done):
-            return {}
-
-    boundary = make_vector(Losing(2, ((1, "truncate"),), "SameStep"))
-    boundary.reset([0, 1])
-    with pytest.raises(ValueError, match=r"no infos\['final_obs'\] for rows \[0, 1\]"):
-        boundary.step(np.zeros(2, dtype=np.int64))
-
-
-def test_a_vector_that_ignores_the_mask_is_found_out():
-    class Deaf(CountingVectorEnv):
-        def reset(self, *, seed=None, options=None):
-            return super().reset(seed=seed)
-
-    boundary = make_vector(Deaf(2, ((2, "truncate"), (5, "truncate")), "Disabled"))
-    boundary.reset([0, 1])
-    boundary.step(np.zeros(2, dtype=np.int64))
-    with pytest.raises(ValueError, match="did not heed"):
-        boundary.step(np.zeros(2, dtype=np.int64))
-
-
 def test_the_mask_given_to_the_vector_is_a_copy():
     """gymnasium empties the options that it is given, and an environment may keep or change the mask."""
 
@@ -210,28 +233,6 @@ def test_the_mask_given_to_the_vector_is_a_copy():
         result = boundary.step(np.zeros(2, dtype=np.int64))
         assert result.truncateds.all()
         np.testing.assert_array_equal(result.final_obs[0], [0, 1])
-
-
-def test_step_before_reset_and_wrong_counts_are_told():
-    for boundary in (make_vector("CartPole-v1", num_envs=2), make_vector(counting_vector())):
-        with pytest.raises(ValueError, match="before reset"):
-            boundary.step(np.zeros(boundary.num_envs, dtype=np.int64))
-        with pytest.raises(ValueError, match="reset got 1 seeds"):
-            boundary.reset([0])
-    light = make_vector("CartPole-v1", num_envs=2, seed=0)
-    with pytest.raises(ValueError, match="3 actions for 2 environments"):
-        light.step(np.zeros(3, dtype=np.int64))
-
-
-def test_an_observation_of_the_wrong_shape_is_not_spread_over_the_row():
-    class Scalar(CountingEnv):
-        def _observation(self):
-            return np.float32(3.0) if self.step_number else super()._observation()
-
-    boundary = make_vector(Scalar, env_config={"episodes": ((1, "truncate"),)})
-    boundary.reset([0])
-    with pytest.raises(RuntimeError, match=r"has shape \(\), its space says \(2,\)"):
-        boundary.step(np.zeros(1, dtype=np.int64))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "vector", "SyncVectorEnv", "one"])
