@@ -1,36 +1,40 @@
-"""`ActingPolicy`: a network with the transforms around it, which acts; a `Policy` learns, too."""
+"""`ActingPolicy`: a network with the transforms around it, which acts; and the check of observations it is handed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
-from lockstep.algorithms.observations import checked_observations
+from lockstep.algorithms.base_config import BaseConfig
 from lockstep.connectors import FrameStack, ModuleConnectors, RescaleActions
-from lockstep.data.actions import ActionForm
+from lockstep.data import SampleBatch
+from lockstep.data.actions import ActionForm, told
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import ActingWeights, Actor, EpsilonGreedy, RecurrentActor, RLModule, make_actor
+from lockstep.replay import OfflineRows, ReplayBuffer
+from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.streams import RandomStreams
 
-if TYPE_CHECKING:
-    from lockstep.algorithms.config import AlgorithmConfig
+NOT_LEARNED_FROM = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
+AT_ONCE = 65_536
+"""rows that statistics take in together"""
 
 
 class ActingPolicy:
-    """Acts with `module` as `config` says; what an env runner has of a policy.
+    """The part of a policy that acts with one network: what an env runner has of a policy.
 
-    Acting reads the parameters' own memory, so new values are acted on at once.
+    Acting reads the parameters' memory, so new values are acted on at once.
     """
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: BaseConfig,
         module: RLModule,
         connectors: ModuleConnectors,
         *,
@@ -46,11 +50,13 @@ class ActingPolicy:
         self._dist = module.action_dist_cls
         self._exploration = config.exploration(action_space)
         self._version = 0
-        self._training = False
+        self.is_training = False
+        """whether this is a training step, in which `compute_actions` explores"""
         self.seed(config.debugging.seed)
-        self._act_with(module, connectors)
+        self.act_with(module, connectors)
 
-    def _act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
+    def act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
+        """Act with this network and these transforms from now on."""
         self.module, self.connectors = module, connectors
         self._actor = make_actor(module, connectors.obs)
 
@@ -68,8 +74,8 @@ class ActingPolicy:
         return self._actor
 
     def seed(self, seed: int) -> None:
-        """Begins the random numbers of `compute_actions` again."""
-        self._rng = RandomStreams(seed).child("policy").numpy("compute_actions")
+        """Begin the random numbers of `compute_actions` again."""
+        self.rng = RandomStreams(seed).child("policy").numpy("compute_actions")
 
     @property
     def weights_seq_no(self) -> int:
@@ -82,12 +88,13 @@ class ActingPolicy:
         return int(self.config.environment.frame_stack)
 
     def set_weights(self, weights: ActingWeights) -> None:
-        """Acts with these from now on. `ValueError` where they are of another network; nothing is changed then."""
+        """Act with these from now on. `ValueError` where they are of another network; nothing is changed then."""
         self.module.set_flat_weights(weights.flat)
         if weights.obs_state:
             self.connectors.obs.set_state(weights.obs_state)
         if weights.timesteps:
-            self.timesteps = dict(weights.timesteps)
+            self.timesteps.clear()  # other modules of the policy may have the same dict
+            self.timesteps.update(weights.timesteps)
         self._version = weights.version
 
     @torch.no_grad()
@@ -118,8 +125,8 @@ class ActingPolicy:
 
     @property
     def is_exploring(self) -> bool:
-        """Is this a training step (see `within_training_step`), and exploration not switched off?"""
-        return self._training and bool(self.config.env_runners.explore)
+        """Whether this is a training step and exploration is not switched off."""
+        return self.is_training and bool(self.config.env_runners.explore)
 
     def compute_actions(self, obs: Any, state: Any = None, explore: bool | None = None) -> Any:
         """Environment actions `[B, ...]` for raw observations `[B, ...]`.
@@ -147,7 +154,7 @@ class ActingPolicy:
     def actions_of(self, obs: Any, rows: int, state: Any, explore: bool | None) -> Any:
         """As `compute_actions`, for `rows` observations that are checked already."""
         explores = self.is_exploring if explore is None else explore
-        noise = self.draw_noise(self._rng, (rows,)) if explores else None
+        noise = self.draw_noise(self.rng, (rows,)) if explores else None
         if not self.is_stateful:
             return self.to_env(self.act(obs, noise)).copy()
         actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
@@ -201,6 +208,15 @@ class ActingPolicy:
         inverse = getattr(self.connectors.actions, "inverse", None)
         return self._dist.from_env(actions if inverse is None else inverse(actions))
 
+    def check_action_form(self, buffer: ReplayBuffer) -> None:
+        """Raise `MalformedBufferError` for a buffer whose actions are not those that the policy learns from."""
+        if buffer.action_form != self.action_form:
+            raise MalformedBufferError(
+                f"the replay buffer holds {told(buffer.action_form)}, and the policy learns from "
+                f"{told(self.action_form)}; give buffer.to_batch(), which is translated, or set buffer.action_form = "
+                "policy.action_form where its actions are the policy's already"
+            )
+
     @property
     def action_form(self) -> ActionForm | None:
         """What sets the actions that it learns from apart from the environment's; None: nothing."""
@@ -218,11 +234,93 @@ class ActingPolicy:
                     "policy was made for"
                 )
 
-    @contextmanager
-    def within_training_step(self, enabled: bool = True) -> Any:
-        """The context in which `update` is allowed; gives the policy."""
-        before, self._training = self._training, enabled
-        try:
-            yield self
-        finally:
-            self._training = before
+    # -- what is learned from ---
+
+    def learning_columns(self, batch: SampleBatch) -> SampleBatch:
+        """Return the columns that are learned from, observations as the network sees them."""
+        needed = {name: column for name, column in batch.items() if name not in NOT_LEARNED_FROM}
+        if not self.connectors.obs.is_identity:
+            seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
+            needed |= {name: self.connectors.obs(needed[name]) for name in seen}
+        return SampleBatch.trusted(needed)
+
+    def fit_normalizers(self, data: ReplayBuffer | OfflineRows) -> bool:
+        """Give the observation statistics all rows, once. Returns False, doing nothing, where there are none."""
+        if not self.connectors.obs.has_statistics:
+            return False
+        rows = data.indices() if isinstance(data, ReplayBuffer) else np.arange(len(data))
+        for start in range(0, len(data), AT_ONCE):
+            self.connectors.update(data[rows[start : start + AT_ONCE]][Columns.OBS], None)
+        return True
+
+
+# -- observations ---
+
+
+ALONE = "give the observation alone, without the info that env.reset() returns beside it"
+
+
+def checked_observations(space: spaces.Space[Any], obs: Any, *, batched: bool, name: str = "obs") -> tuple[Any, int]:
+    """Return the tree of arrays `[B, ...]` that `obs` is, and `B`; without `batched` it is one observation and gets
+    `B = 1`.
+
+    Raises `ValueError` with what was given and what is expected: for another shape or kind of numbers, for keys of a
+    Dict that are unknown or missing, and for NaN, of which no action can be made.
+    """
+    rows: dict[str, int] = {}
+    tree = _checked(space, obs, batched, name, rows)
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"the parts of the observations have different numbers of rows: {rows}")
+    return tree, next(iter(rows.values()))
+
+
+def _checked(space: spaces.Space[Any], obs: Any, batched: bool, name: str, rows: dict[str, int]) -> Any:
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping):
+            hint = f" ({ALONE})" if isinstance(obs, tuple) else ""
+            raise ValueError(f"{name} is a {type(obs).__name__}, expected a dict with the keys {list(space)}{hint}")
+        unknown, missing = [key for key in obs if key not in space.spaces], [key for key in space if key not in obs]
+        if unknown or missing:
+            raise ValueError(
+                f"{name} has the keys {list(obs)}, expected {list(space)} (unknown: {unknown}, missing: {missing})"
+            )
+        return {key: _checked(part, obs[key], batched, f"{name}[{key!r}]", rows) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(obs, tuple | list) or len(obs) != len(space.spaces):
+            parts = f" of {len(obs)} parts" if isinstance(obs, tuple | list) else ""
+            raise ValueError(f"{name} is a {type(obs).__name__}{parts}, expected a tuple of {len(space.spaces)}")
+        both = zip(space.spaces, obs, strict=True)
+        return tuple(_checked(part, own, batched, f"{name}[{i}]", rows) for i, (part, own) in enumerate(both))
+    if space.shape is None or space.dtype is None:  # not of numbers: for a network of the user's own
+        rows[name] = len(obs) if batched else 1
+        return obs if batched else [obs]
+    array = _array(space, obs, batched, name)
+    rows[name] = len(array)
+    return array
+
+
+def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(obs)
+    except ValueError as error:
+        raise ValueError(f"{name}={obs!r} makes no array of observations ({error}); {ALONE}") from error
+    dtype: Any = space.dtype
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} has the dtype {array.dtype}, expected {dtype}; {ALONE}")
+    shape = space.shape or ()
+    if (array.shape[1:] if batched else array.shape) != shape or (batched and array.ndim == 0):
+        expected = f"[{', '.join(map(str, ('B', *shape)))}]" if batched else shape
+        raise ValueError(
+            f"{name} has the shape {array.shape}, expected {expected} (compute_actions takes B observations, "
+            "compute_single_action one, without B)"
+        )
+    if array.dtype.kind == "f":
+        broken = np.isnan(array)
+        if broken.any():
+            where = ", ".join(map(str, np.argwhere(broken)[0]))
+            raise ValueError(
+                f"{name}{where and f'[{where}]'} is NaN: no action can be chosen for it; mend the environment"
+            )
+        if np.dtype(dtype).kind != "f" and (array != np.rint(array)).any():
+            raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
+    return array if batched else array[None]

@@ -1,157 +1,455 @@
-"""`Policy`: acts, and learns through its group of learners."""
+"""`Policy`: acts with its modules, and learns through its group of learners."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
+import numpy as np
 import torch
+from gymnasium.vector.utils import create_empty_array
 from torch import Tensor
 
-from lockstep.algorithms import learning
-from lockstep.algorithms.acting import ActingPolicy
-from lockstep.algorithms.learning import update_from_rollout
-from lockstep.algorithms.offline import fit_normalizers
-from lockstep.algorithms.replaying import update_from_replay
-from lockstep.algorithms.state_dicts import IncompatibleKeys, load_state_dict_of, state_dict_of
-from lockstep.data.rollout import RolloutStore
-from lockstep.data.sample_batch import SampleBatch
+from lockstep.algorithms.acting import ActingPolicy, checked_observations
+from lockstep.algorithms.base_config import BaseConfig
+from lockstep.connectors import ModuleConnectors
+from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
+from lockstep.data.columns import Columns
+from lockstep.data.rollout import EpisodeStore, RolloutStore
+from lockstep.data.space_codec import describe_space, space_from
+from lockstep.data.trees import leaves
+from lockstep.envs.trees import stack_rows
+from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.group import LearnerGroup
-from lockstep.learner.learner import Learner
-from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights
-from lockstep.replay import OfflineRows, ReplayBuffer
-from lockstep.tracking.statistics import TrainingStats
+from lockstep.learner.learner import STEPS_SAMPLED, Learner
+from lockstep.learner.optimizers import ALL_MODULES
+from lockstep.learner.targets import TargetNetwork
+from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule
+from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
+from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from lockstep.state.checks import check_whole
+from lockstep.state.streams import RandomStreams
+from lockstep.tracking.statistics import TrainingStats, merge_training_stats
 
-if TYPE_CHECKING:
-    from lockstep.algorithms.config import AlgorithmConfig
-    from lockstep.algorithms.multi_agent_policy import AnyPolicy
+AgentID = Any
+Rollout = RolloutStore | EpisodeStore
+Replay = ReplayBuffer | OfflineRows | MultiAgentReplayBuffer
+MOST_STEPS = 64
+"""gradient steps whose samples are drawn together where the order of drawing and learning changes nothing"""
+MOST_BYTES = 2**27
+"""of the observations of all these samples, where there are several"""
+NETWORKS = ["learner/rl_module", "learner/connectors"]
+"""the components of a group's state that a `state_dict` has"""
+EXPORTS = (".onnx", ".pt", ".pt2")
+SHAPING = ("normalize_observations", "normalize_rewards", "frame_stack")
+"""options of the environment section that decide which connectors there are"""
 
 
-class Policy(ActingPolicy):
+class IncompatibleKeys(NamedTuple):
+    """What `load_state_dict` did not find, and what it did not know."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Policy:
     """The two verbs of both worlds: it acts (`compute_actions`) and learns (`update`, `learn_on_batch`).
 
+    `acting` has for each module id the `ActingPolicy` that acts with its network: one entry, "default_policy", for a
+    single agent. A policy of a single agent has what that part has, too (`policy.to_env`, `policy.action_form`). Of
+    several agents `multi_agent(policy_mapping_fn=)` says which module acts for which agent, and observations, actions
+    and spaces are dicts.
+
     With a learner in this process it acts on that learner's memory, so what was just learned is acted on at once.
-    Where learners are in other processes it acts with a copy, `module` and `connectors`, that gets their weights after
-    each update. The spaces are the configuration's, or its environment's, where they are not given.
+    Where learners are in other processes it acts with copies that get their weights after each update.
+
+    Args:
+        config: the configuration that the group was built from.
+        learner_group: the learners.
+        observation_space: of a single agent, or `{module_id: space}`; the configuration's where it is None.
+        action_space: as `observation_space`.
     """
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: BaseConfig,
         learner_group: LearnerGroup,
         *,
         observation_space: Any = None,
         action_space: Any = None,
     ) -> None:
-        if not hasattr(config, "sections"):
+        if not isinstance(config, BaseConfig):
             raise TypeError(
                 f"a Policy is made of a configuration and a group of learners, not of a {type(config).__name__}; a "
                 "network of your own goes into config.rl_module(rl_module_spec=...), see wrap_module()"
             )
-        from lockstep.algorithms.build import build_acting_parts, find_spaces
-
         if observation_space is None or action_space is None:
-            observation_space, action_space = find_spaces(config, None, None)
-        if learner_group.is_local:
-            module = learner_group.learner.module[DEFAULT_MODULE_ID]
-            connectors = learner_group.learner.connectors[DEFAULT_MODULE_ID]
-        else:
-            module, connectors = build_acting_parts(config, (observation_space, action_space))
-        super().__init__(config, module, connectors, observation_space=observation_space, action_space=action_space)
-        self.learner_group = learner_group
+            observation_space, action_space = config.policy_spaces()
+        self.config, self.learner_group = config, learner_group
+        self.is_multi_agent = config.is_multi_agent
+        self.observation_space, self.action_space = observation_space, action_space
+        self.policy_mapping_fn: Callable[..., str] | None = config.multi_agent.policy_mapping_fn
+        self.acting: dict[str, ActingPolicy] = {}
+        for module_id, (observations, actions) in self._spaces_by_module().items():
+            if learner_group.is_local:
+                part = self._part_of_learner(module_id)
+            else:
+                part = config.build_acting_parts((observations, actions), module_id)
+            self.acting[module_id] = ActingPolicy(config, *part, observation_space=observations, action_space=actions)
         self.last_results: dict[str, Any] = {}
-        self.last_batch: SampleBatch | None = None
+        self.last_batch: SampleBatch | MultiAgentBatch | None = None
         """the last sample of a replay buffer that was learned from, or the first of an update with a loss not finite"""
-        self._last_series: dict[Any, Any] = {}
+        self._last_series: Mapping[tuple[str, str], list[float]] = {}
+        self._training = False
+        self._set_timesteps({STEPS_SAMPLED: 0})
+        self.seed(config.debugging.seed)
         self._take_over()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            parts = self.__dict__.get("acting", {})
+            if name.startswith("_") or len(parts) != 1 or self.is_multi_agent:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            return getattr(next(iter(parts.values())), name)
+
+    def _spaces_by_module(self) -> dict[str, tuple[Any, Any]]:
+        if not self.is_multi_agent:
+            return {DEFAULT_MODULE_ID: (self.observation_space, self.action_space)}
+        return {mid: (space, self.action_space[mid]) for mid, space in self.observation_space.items()}
+
+    def _part_of_learner(self, module_id: str) -> tuple[RLModule, ModuleConnectors]:
+        learner = self.learner_group.learner
+        return learner.module[module_id], learner.connectors[module_id]
+
+    @property
+    def module(self) -> Any:
+        """The network that acts; of several agents a `MultiRLModule` of all."""
+        modules = {module_id: part.module for module_id, part in self.acting.items()}
+        return MultiRLModule(modules) if self.is_multi_agent else modules[DEFAULT_MODULE_ID]
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a module has a memory."""
+        return any(part.is_stateful for part in self.acting.values())
 
     @property
     def weights_seq_no(self) -> int:
         """Version of the weights."""
-        return self.learner_group.learner.weights_seq_no if self.learner_group.is_local else self._version
+        if self.learner_group.is_local:
+            return self.learner_group.learner.weights_seq_no
+        return next(iter(self.acting.values())).weights_seq_no
 
     @property
     def learns_meanwhile(self) -> bool:
-        """Is an asynchronous update under way, so that what acts now is not what will be learned from?"""
+        """Whether an asynchronous update is under way, so that what acts now is not what will be learned from."""
         return self.learner_group.num_in_flight > 0
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
-        """What others need to act as this policy does; with `copy=False` it may change with the next update."""
-        observations, timesteps = self.connectors.obs.get_state(), dict(self.timesteps)
-        return ActingWeights(self.weights_seq_no, self.module.get_flat_weights(copy=copy), observations, timesteps)
+        """Return what others need to act as this policy does; without `copy` it may change with the next update."""
+        (part,) = self.acting.values()
+        flat, observations = part.module.get_flat_weights(copy=copy), part.connectors.obs.get_state()
+        return ActingWeights(self.weights_seq_no, flat, observations, dict(self.timesteps))
 
-    bring_home = learning.bring_home
+    def seed(self, seed: int) -> None:
+        """Begin the random numbers of `compute_actions` again, others for each module."""
+        streams = RandomStreams(seed).child("policy")
+        for module_id, part in self.acting.items():
+            part.seed(streams.seed(module_id) if self.is_multi_agent else seed)
 
-    def _act_with_learner(self) -> None:
-        """Acts with the networks of the learner in this process."""
-        learner = self.learner_group.learner
-        self._act_with(learner.module[DEFAULT_MODULE_ID], learner.connectors[DEFAULT_MODULE_ID])
+    # -- acting ---
 
-    def _take_over(self) -> None:
-        """Of learners in other processes: acts with what they have learned."""
-        if self.learner_group.is_local:
-            self._last_series = self.learner_group.learner.last_series
-        else:
-            weights, self._last_series = self.learner_group.first_learner(Learner.after_update, DEFAULT_MODULE_ID)
-            self.set_weights(weights)
+    def compute_actions(self, observations: Any, state: Any = None, explore: bool | None = None) -> Any:
+        """Return environment actions for raw observations: `[B, ...]` for `[B, ...]`, or a dict for a dict of agents.
+
+        They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
+        step (`policy_within_training_step`), else the most likely ones.
+
+        A recurrent policy returns `(actions, state)`; hand the state `{name: [B, ...]}` back with the next
+        observations, None (or `get_initial_state(B)`) where episodes begin. Of several agents the states are dicts by
+        agent, and a missing one begins an episode.
+
+        Raises:
+            ValueError: observations or a state that do not fit, or NaN.
+            KeyError: an agent of an unknown module.
+        """
+        if self.is_multi_agent:
+            return self._compute_for_agents(observations, state or {}, explore)
+        return self.acting[DEFAULT_MODULE_ID].compute_actions(observations, state, explore)
+
+    def _compute_for_agents(
+        self, observations: Mapping[AgentID, Any], states: Mapping[AgentID, Any], explore: bool | None
+    ) -> Any:
+        agents_of: dict[str, list[AgentID]] = {}
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
+        for agent in observations:
+            agents_of.setdefault(self.module_for(agent, episode), []).append(agent)
+        actions: dict[AgentID, Any] = {}
+        after: dict[AgentID, Any] = {}
+        for module_id, agents in agents_of.items():
+            part, before = self.acting[module_id], None
+            for agent in agents:
+                name = f"observations[{agent!r}]"
+                checked_observations(part.observation_space, observations[agent], batched=False, name=name)
+            obs = stack_rows(part.observation_space, [observations[agent] for agent in agents])
+            if part.is_stateful:
+                initial = {name: leaf[0] for name, leaf in part.get_initial_state(1).items()}
+                rows = [states.get(agent, initial) for agent in agents]
+                before = {name: np.stack([row[name] for row in rows]) for name in initial}
+            taken = part.actions_of(obs, len(agents), before, explore)
+            if part.is_stateful:
+                taken, new = taken
+                after |= {agent: {name: leaf[i] for name, leaf in new.items()} for i, agent in enumerate(agents)}
+            discrete = taken.ndim == 1 and taken.dtype.kind in "iu"
+            actions |= {agent: int(taken[i]) if discrete else taken[i] for i, agent in enumerate(agents)}
+        return (actions, after) if self.is_stateful else actions
+
+    def module_for(self, agent: AgentID, episode: MultiAgentEpisode | None = None) -> str:
+        """Return the id of the module that acts for an agent. `KeyError` for a module that is not there."""
+        if episode is None:  # one that has just been reset is false: it has no step
+            episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
+        module_id = episode.module_for(agent)
+        if module_id not in self.acting:
+            raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(self.acting)}")
+        return module_id
+
+    @property
+    def is_exploring(self) -> bool:
+        """Whether this is a training step (see `within_training_step`) and exploration is not switched off."""
+        return self._training and bool(self.config.env_runners.explore)
+
+    @contextmanager
+    def within_training_step(self, enabled: bool = True) -> Iterator[Self]:
+        """Open the context in which `update` is allowed and modules explore; gives the policy."""
+        before = self._training
+        self._set_training(enabled)
+        try:
+            yield self
+        finally:
+            self._set_training(before)
+
+    def _set_training(self, enabled: bool) -> None:
+        self._training = enabled
+        for part in self.acting.values():
+            part.is_training = enabled
+
+    def _set_timesteps(self, timesteps: dict[str, int]) -> None:
+        """Take one dict for all modules, so that exploration goes by the same clock."""
+        self.timesteps = timesteps
+        for part in self.acting.values():
+            part.timesteps = timesteps
 
     # -- learning ---
 
     def update(
         self,
         sample_size: int,
-        buffer: RolloutStore | ReplayBuffer | OfflineRows,
+        buffer: Rollout | Replay,
         batch_size: int | None = None,
         repeat: int | None = None,
     ) -> TrainingStats:
-        """Gradient steps on the whole rollout in `buffer` (`sample_size=0`), `repeat` passes in minibatches; or on a
-        replay buffer, each of `repeat` steps on a fresh sample of `sample_size` (see `update_from_replay`).
+        """Learn from the whole rollout in `buffer` (`sample_size=0`), or in gradient steps from a replay buffer.
 
-        Raises `RuntimeError` outside of a training step, `ValueError` for a sample size of a rollout.
+        From a rollout: `repeat` passes in minibatches of `batch_size` rows (of the module that has most). From a replay
+        buffer: `repeat` gradient steps, each on a fresh sample of `sample_size` transitions of each module, 0: on all;
+        a prioritised one gets the errors of each step before the next sample is drawn. The statistics are of all steps;
+        of several agents metrics are named `<module id>/<metric>`.
+
+        Raises:
+            RuntimeError: outside of a training step.
+            ValueError: a sample size of a rollout, an empty buffer, a `batch_size` other than `sample_size`.
+            TypeError: several modules and a buffer of one.
         """
         if not self._training:
             raise RuntimeError("update() outside of a training step; use `with policy_within_training_step(policy):`")
-        if isinstance(buffer, ReplayBuffer | OfflineRows):
-            return update_from_replay(self, sample_size, buffer, batch_size, repeat)
-        return update_from_rollout(self, sample_size, buffer, batch_size, repeat)
+        if self.is_multi_agent and not isinstance(buffer, EpisodeStore | MultiAgentReplayBuffer):
+            raise TypeError(
+                "several modules learn from an EpisodeStore or a MultiAgentReplayBuffer, not from a "
+                f"{type(buffer).__name__}"
+            )
+        if isinstance(buffer, ReplayBuffer | OfflineRows | MultiAgentReplayBuffer):
+            return self._update_from_replay(sample_size, buffer, batch_size, repeat)
+        if sample_size != 0:
+            raise ValueError(f"sample_size={sample_size}: an on-policy update uses the whole rollout; give 0")
+        started = time.perf_counter()
+        results = self.learner_group.update_from_episodes(
+            buffer.episodes(),
+            timesteps=self.timesteps,
+            num_epochs=self.config.training.num_epochs if repeat is None else repeat,
+            minibatch_size=batch_size,
+            shuffle_batch_per_epoch=self.config.training.shuffle_batch_per_epoch,
+        )
+        return self.training_stats(results, started)
 
-    training_stats = learning.training_stats
+    def _update_from_replay(
+        self, sample_size: int, buffer: Any, batch_size: int | None, repeat: int | None
+    ) -> TrainingStats:
+        steps = 1 if repeat is None else check_whole("repeat", repeat, 1)
+        check_whole("sample_size", sample_size, 0)
+        if batch_size not in (None, sample_size):
+            raise ValueError(
+                f"batch_size={batch_size}: a gradient step takes a whole sample of {sample_size}; leave it out"
+            )
+        several = isinstance(buffer, MultiAgentReplayBuffer)
+        buffers: Mapping[str, Any] = buffer.buffers if several else {DEFAULT_MODULE_ID: buffer}
+        prioritized = any(each.priorities is not None for each in buffers.values())
+        at_once = 1 if prioritized else self._steps_at_once(steps, sample_size)
+        parts: list[TrainingStats] = []
+        bad: SampleBatch | MultiAgentBatch | None = None
+        for start in range(0, steps, at_once):
+            now = min(at_once, steps - start)
+            batch: Any = buffer.sample(now * sample_size) if sample_size or several else buffer[buffer.permutation()]
+            batches: dict[str, SampleBatch] = batch if several else {DEFAULT_MODULE_ID: batch}
+            whole = MultiAgentBatch(batch, max(map(len, batch.values()))) if several else batch
+            self.last_batch = whole
+            started = time.perf_counter()
+            needed = {mid: self.acting[mid].learning_columns(each) for mid, each in batches.items()}
+            results = self.learner_group.update_from_batch(
+                MultiAgentBatch(needed, len(whole)) if several else needed[DEFAULT_MODULE_ID],
+                timesteps=self.timesteps,
+                minibatch_size=sample_size or None,
+            )
+            parts.append(self.training_stats(results, started))
+            for module_id, each in batches.items():
+                if isinstance(buffers[module_id], ReplayBuffer) and buffers[module_id].priorities is not None:
+                    if module_id in results:
+                        self._update_priorities(module_id, buffers[module_id], each)
+            if bad is None and parts[-1].first_bad_step is not None:
+                size, number = len(whole) // now, parts[-1].first_bad_step
+                bad = whole if several else batch[(number - 1) * size : number * size]
+        self.last_batch = self.last_batch if bad is None else bad
+        return parts[0] if len(parts) == 1 else merge_training_stats(parts)
 
-    def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
-        """One pass over a prepared batch; returns the results by module."""
+    def _steps_at_once(self, steps: int, sample_size: int) -> int:
+        """How many of the gradient steps draw their samples together; the same in each run of one configuration."""
+        if steps == 1 or not sample_size:
+            return 1
+        frames = self.config.environment.frame_stack
+        observations = [create_empty_array(part.observation_space) for part in self.acting.values()]
+        row = sum(2 * frames * sum(leaf.nbytes for leaf in leaves(obs)) for obs in observations)
+        return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * row)))
+
+    def _update_priorities(self, module_id: str, buffer: ReplayBuffer, batch: SampleBatch) -> None:
+        errors = np.concatenate(self.learner_group.foreach_learner(row_errors, module_id))
+        sound = np.isfinite(errors)  # what is done about the others, nan_policy says
+        if sound.any():
+            buffer.update_weight(batch[Columns.BATCH_INDEXES][sound], errors[sound])
+
+    def training_stats(self, results: dict[str, Any], started: float) -> TrainingStats:
+        """Return statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
+        self.last_results = results
+        self._take_over()
+        numbers = (module.items() for module in results.values() if isinstance(module, dict))
+        losses = [value for module in numbers for name, value in module if "loss" in name]
+        return TrainingStats.of_update(
+            time.perf_counter() - started,
+            results[ALL_MODULES]["num_minibatches"],
+            partial(_values_and_seconds, self.is_multi_agent, self._last_series, results),
+            finite=math.isfinite(sum(losses)),
+        )
+
+    def learn_on_batch(self, batch: SampleBatch | MultiAgentBatch) -> dict[str, Any]:
+        """Learn from a prepared batch in one pass; returns the results by module."""
         results: dict[str, Any] = self.learner_group.update_from_batch(batch, timesteps=self.timesteps)
         self._take_over()
         return results
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Prepares offline data once: observation statistics take all rows in, the algorithm chooses how they are read.
+        """Prepare offline data once: observation statistics take all rows in, the algorithm chooses their form.
 
         Algorithms that are not offline leave a buffer as it is.
         """
         if self.config.is_offline:
-            fit_normalizers(buffer, self)
+            part = self.acting[DEFAULT_MODULE_ID]
+            if part.fit_normalizers(buffer) and not self.learner_group.is_local:  # it acts with a copy
+                state = part.connectors.obs.get_state()
+                self.learner_group.foreach_learner(_take_obs_statistics, DEFAULT_MODULE_ID, state)
         return self.config.process_buffer(buffer)
+
+    @property
+    def required_columns(self) -> tuple[str, ...]:
+        """Columns without which the learners of a single agent's policy cannot learn."""
+        names: tuple[str, ...] = self.learner_group.first_learner(_required_columns, DEFAULT_MODULE_ID)
+        return names
+
+    def bring_home(self) -> None:
+        """End learners in other processes; the policy goes on with one in this process that has their state."""
+        if not self.learner_group.is_local:
+            self._learn_in_process(self.config.copy().learners(num_learners=0))
+
+    def _learn_in_process(self, config: BaseConfig) -> None:
+        """Replace the learners by one in this process, as `config` says, with their state."""
+        state = self.learner_group.get_state()
+        self.learner_group.shutdown()
+        self.learner_group = config.build_learner_group(spaces=(self.observation_space, self.action_space))
+        self.learner_group.set_state(state)
+        for module_id, part in self.acting.items():
+            part.act_with(*self._part_of_learner(module_id))
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Act with what learners in other processes have learned, and keep the metrics of their last update."""
+        if self.learner_group.is_local:
+            self._last_series = self.learner_group.learner.last_series
+            return
+        for module_id, part in self.acting.items():
+            weights, self._last_series = self.learner_group.first_learner(Learner.after_update, module_id)
+            part.set_weights(weights)
 
     # -- as torch has it ---
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the networks' parameters and buffers and the connectors' statistics by name; copies, on the CPU.
 
-        Names begin with `module.` or `connectors.`.
-        It is all that acting needs; `save_to_path` keeps optimizers, random numbers and the configuration too.
+        Names begin with `module.` or `connectors.`, of several agents with `<module id>.` before that. It is all that
+        acting needs; `save_to_path` keeps optimizers, random numbers and the configuration too. Raises `TypeError` for
+        a connector whose state is not made of numbers.
         """
-        return state_dict_of(self.learner_group, self._prefixes())
+        return dict(self._tensors(self.learner_group.get_state(NETWORKS)["learner"]))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
-        """Set what `state_dict` returned; all or nothing. Returns the names that were missing and those unknown.
+        """Set what `state_dict` returned, on every learner; all or nothing. Returns names that were missing or unknown.
 
-        Raises `RuntimeError` for other shapes and, with `strict`, for missing or unknown names.
+        Raises `RuntimeError`, as torch does, for other shapes and, with `strict`, for missing or unknown names.
         """
-        keys = load_state_dict_of(self.learner_group, self._prefixes(), state_dict, strict)
+        state = self.learner_group.get_state(NETWORKS)["learner"]
+        current = dict(self._tensors(state))
+        missing = sorted(current.keys() - state_dict.keys())
+        unexpected = sorted(state_dict.keys() - current.keys())
+        problems = [f"missing {missing}"] * bool(missing and strict)
+        problems += [f"unexpected {unexpected}"] * bool(unexpected and strict)
+        new = {name: torch.as_tensor(state_dict[name]).detach().cpu() for name in current if name in state_dict}
+        problems += [
+            f"{name} has the shape {tuple(tensor.shape)}, expected {tuple(current[name].shape)}"
+            for name, tensor in new.items()
+            if tensor.shape != current[name].shape and ".connectors." not in f".{name}"
+        ]
+        if problems:
+            raise RuntimeError(f"the state_dict does not fit this policy, nothing was changed: {'; '.join(problems)}")
+        named = {
+            kind: {
+                module_id: _rebuilt(new, f"{self._prefix(module_id, '.')}{name}", tree)
+                for module_id, tree in state[kind].items()
+            }
+            for kind, name in (("rl_module", "module"), ("connectors", "connectors"))
+        }
+        self.learner_group.set_state({"learner": named})
         self._take_over()
-        return keys
+        return IncompatibleKeys(missing, unexpected)
+
+    def _tensors(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        for module_id in self.acting:
+            prefix = self._prefix(module_id, ".")
+            yield from _tensors_in(f"{prefix}module", state["rl_module"][module_id])
+            yield from _tensors_in(f"{prefix}connectors", state["connectors"][module_id])
+
+    def _prefix(self, module_id: str, separator: str) -> str:
+        return f"{module_id}{separator}" if self.is_multi_agent else ""
 
     def train(self, mode: bool = True) -> Self:
         """Set the networks' training mode (dropout, batch normalisation); it does not change whether they explore."""
@@ -163,56 +461,295 @@ class Policy(ActingPolicy):
         return self.train(False)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The parameters of the networks that act."""
-        return self.module.parameters()
+        """Iterate over the parameters of the networks that act."""
+        yield from self.module.parameters()
 
     def to(self, device: torch.device | str) -> Self:
         """Act and learn on another device from now on; the configuration's `framework.device` follows.
 
         Raises `RuntimeError` for learners in other processes, `ValueError` for a device that is not there.
         """
-        learning.move_to(self, device)
+        wanted = torch.device(device)
+        if self.learner_group.is_remote:
+            raise RuntimeError(
+                "the learners are in other processes, whose devices learners(...) sets; call bring_home() before to()"
+            )
+        present = self.learner_group.learner.device
+        if wanted.type != present.type or wanted.index not in (None, present.index):
+            config = self.config.copy().framework(device=str(wanted))
+            config.validate()
+            self._learn_in_process(config)
+            self.config = config
+            for part in self.acting.values():
+                part.config = config
         return self
 
-    def _prefixes(self) -> dict[str, str]:
-        return {DEFAULT_MODULE_ID: ""}
+    # -- state and files ---
 
-    def _set_config(self, config: AlgorithmConfig) -> None:
-        self.config = config
+    def get_state(self) -> dict[str, Any]:
+        """Return the group's state, the time and the random numbers of `compute_actions`."""
+        return {
+            "learner_group": self.learner_group.get_state(),
+            "timesteps": dict(self.timesteps),
+            "rng": self._rng_state(),
+        }
 
-    # -- state ---
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `get_state` returned."""
+        self.learner_group.set_state(state["learner_group"])
+        self._set_time_and_rng(state)
 
-    __deepcopy__ = learning.deep_copy
-    __reduce__ = learning.refuse_pickle
-    get_state = learning.get_state
-    set_state = learning.set_state
-    checkpoint_folders = learning.checkpoint_folders
-    set_checkpoint_folders = learning.set_checkpoint_folders
-    save_to_path = learning.save_to_path
-    restore_from_path = learning.restore_from_path
-
-    def _set_own_state(self, state: Mapping[str, Any]) -> None:
-        self.timesteps = {name: int(value) for name, value in state["timesteps"].items()}
-        self._rng.bit_generator.state = state["rng"]
+    def _set_time_and_rng(self, state: Mapping[str, Any]) -> None:
+        self._set_timesteps({name: int(value) for name, value in state["timesteps"].items()})
+        for module_id, part in self.acting.items():
+            part.rng.bit_generator.state = state["rng"][module_id] if self.is_multi_agent else state["rng"]
         self._take_over()
 
     def _rng_state(self) -> dict[str, Any]:
-        return dict(self._rng.bit_generator.state)
+        states = {module_id: dict(part.rng.bit_generator.state) for module_id, part in self.acting.items()}
+        return states if self.is_multi_agent else states[DEFAULT_MODULE_ID]
 
-    @staticmethod
-    def _metric_prefix(module_id: str) -> str:
-        """What stands before the names of a module's metrics: nothing, there is one module."""
-        return ""
+    def checkpoint_folders(self) -> dict[str, dict[str, Any]]:
+        """Return the folders of a checkpoint: the group's, and `policy`."""
+        state = {
+            "config": self.config.named_options(),
+            "observation_space": _described(self.observation_space),
+            "action_space": _described(self.action_space),
+            "timesteps": self.timesteps,
+            "rng": self._rng_state(),
+        }
+        return {"policy": {"state": state}, **self.learner_group.checkpoint_folders()}
+
+    def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
+        """Restore from the folders of a checkpoint; `ValueError` where there is no policy in it."""
+        if "policy" not in folders:
+            raise ValueError(f"there is no policy, but {_content_of(folders)}; give what Policy.save_to_path wrote")
+        self.learner_group.set_checkpoint_folders(folders)
+        self._set_time_and_rng(folders["policy"]["state"])
+
+    def save_to_path(self, path: str | Path | None = None) -> str:
+        """Write a checkpoint folder, a new temporary one for None; returns its absolute path."""
+        self.learner_group.last_checkpoint = str(write_checkpoint(path, self.checkpoint_folders()))
+        return self.learner_group.last_checkpoint
+
+    def restore_from_path(self, path: str | Path) -> None:
+        """Restore from a checkpoint folder."""
+        self.set_checkpoint_folders(read_checkpoint(Path(path)))
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path) -> Policy:
-        """The policy in a checkpoint folder; no environment is made. `ValueError` where there is no policy in it."""
-        policy = learning.policy_from_checkpoint(path)
-        if not isinstance(policy, cls):
-            raise ValueError(f"{path} holds a {type(policy).__name__}; use its from_checkpoint")
+    def from_checkpoint(cls, path: str | Path, *, policy_mapping_fn: Callable[..., str] | None = None) -> Policy:
+        """Return the policy in a checkpoint folder; no environment is made. `ValueError` where there is none in it.
+
+        `policy_mapping_fn` takes the place of the saved one; a function without a name is not saved.
+        """
+        try:
+            folders = read_checkpoint(Path(path))
+        except CheckpointError as error:
+            if any((folder / "config.json").exists() for folder in (Path(path), Path(path).parent)):
+                raise CheckpointError(
+                    f"{error}; the best policy of a run is in best/policy of its folder, and "
+                    "lockstep.load_policy(folder) finds it"
+                ) from error
+            raise
+        if "policy" not in folders:
+            raise ValueError(f"{path} holds no policy, but {_content_of(folders)}; give what Policy.save_to_path wrote")
+        saved = folders["policy"]["state"]
+        config = BaseConfig.of_algorithm(saved["config"]["algorithm"]).update_from_dict(saved["config"])
+        config.learners(num_learners=0)
+        if policy_mapping_fn is not None:
+            config.multi_agent(policy_mapping_fn=policy_mapping_fn)
+        spaces = _space_of(saved["observation_space"]), _space_of(saved["action_space"])
+        with _same_threads():
+            group = config.build_learner_group(spaces=spaces)
+            policy = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
+            policy.set_checkpoint_folders(folders)
         return policy
 
+    def start_from(self, path: str | Path) -> None:
+        """Take the weights and the connectors' statistics of the checkpoint at `path`; all else stays new.
 
-def policy_within_training_step(policy: AnyPolicy, enabled: bool = True) -> AbstractContextManager[AnyPolicy]:
-    """The context in which a policy may learn and explores; gives the policy."""
+        Target networks begin as copies of these weights. Raises `ValueError`, changing nothing, for a checkpoint
+        without a policy, for other spaces and for networks or connectors that do not fit.
+        """
+        path = Path(path)
+        if path.suffix in EXPORTS or (path / "card.json").exists():
+            raise ValueError(f"init_from={path} is an export; give the run or the checkpoint that it was made of")
+        folders = read_checkpoint(path)
+        if "policy" not in folders:
+            raise ValueError(
+                f"init_from={path} holds no policy, but {_content_of(folders)}; give a run or one of its checkpoints"
+            )
+        saved = folders["policy"]["state"]
+        for name in ("observation_space", "action_space"):
+            space, other = getattr(self, name), _space_of(saved[name])
+            if space != other:
+                raise ValueError(f"init_from={path} has the {name} {other}, the environment of this run has {space}")
+        state = state_from_folders(folders, "learner")
+        try:
+            self.learner_group.foreach_learner(_start_learner, state["rl_module"], state["connectors"])
+        except (TypeError, ValueError) as error:
+            differences = _differences(self.config.named_options(), saved["config"])
+            raise ValueError(f"init_from={path} does not fit: {differences}{error}") from error
+        self._take_over()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
+        """Return a policy with a learner in this process that acts and learns on as this one would."""
+        config = self.config.copy().learners(num_learners=0)
+        spaces = self.observation_space, self.action_space
+        group = config.build_learner_group(spaces=spaces)
+        twin = Policy(config, group, observation_space=spaces[0], action_space=spaces[1])
+        twin.set_state(self.get_state())
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Policy is not pickled: write it with save_to_path(path), read it with from_checkpoint(path)")
+
+
+MultiAgentPolicy = Policy
+"""the name that policies of several agents had"""
+
+
+def policy_within_training_step(policy: Policy, enabled: bool = True) -> AbstractContextManager[Policy]:
+    """Return the context in which a policy may learn and explores; it gives the policy."""
     return policy.within_training_step(enabled)
+
+
+# -- statistics ---
+
+
+def _values_and_seconds(
+    with_ids: bool, series: Mapping[tuple[str, str], list[float]], results: Mapping[str, Any]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """By name: what the modules logged in each gradient step and report of the whole update; seconds by stage."""
+
+    def name_of(module_id: str, name: str) -> str:
+        return f"{module_id}/{name}" if with_ids and module_id != ALL_MODULES else name
+
+    named = {name_of(*key): values for key, values in series.items()}
+    for module_id, numbers in results.items():
+        if module_id == ALL_MODULES or not isinstance(numbers, dict):  # the number of the call
+            continue
+        for name, value in numbers.items():
+            if isinstance(value, (int, float)):
+                named.setdefault(name_of(module_id, name), [float(value)])
+    seconds = {k.removeprefix("seconds_"): v for k, v in results[ALL_MODULES].items() if k.startswith("seconds_")}
+    return named, seconds
+
+
+# -- run on each learner ---
+
+
+def row_errors(learner: Learner, module_id: str) -> np.ndarray:
+    """Errors [N] of the learner's rows in the last gradient step."""
+    if module_id not in learner.row_errors:
+        raise ValueError(
+            f"{type(learner).__name__} leaves no errors for the priorities; set self.row_errors[module_id] in its loss"
+        )
+    errors = learner.row_errors[module_id].cpu().numpy()
+    return errors[:0] if module_id in learner.stand_ins else errors
+
+
+def _required_columns(learner: Learner, module_id: str) -> tuple[str, ...]:
+    return learner.required_columns(module_id)
+
+
+def _take_obs_statistics(learner: Learner, module_id: str, state: Mapping[str, Any]) -> None:
+    learner.connectors[module_id].obs.set_state(state)
+
+
+def _start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> None:
+    """Take weights and statistics of another run; no episode goes on."""
+    present = learner.get_state()["connectors"]
+    taken = {}
+    for module_id, saved in connectors.items():
+        here = present.get(module_id)
+        rewards = None if here is None else here["rewards"]
+        if rewards is not None and saved["rewards"] is not None:  # rewards are scaled here and there
+            rewards = {**saved["rewards"], "returns": np.zeros(0)}
+        taken[module_id] = {"obs": saved["obs"], "rewards": rewards}
+    unknown = sorted(set(weights) ^ set(learner.module))
+    if unknown:
+        raise ValueError(f"modules {unknown} are on one side only (here {sorted(learner.module)})")
+    learner.set_state({"rl_module": weights, "connectors": taken, "weights_seq_no": learner.weights_seq_no + 1})
+    for registered in learner.registered.values():
+        if isinstance(registered, TargetNetwork):
+            registered.begin_anew(learner.optimizers)
+
+
+# -- checkpoints ---
+
+
+def _differences(options: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    """Say which options of networks and connectors differ, and what to do."""
+    pairs = [("environment", options["environment"], saved["environment"], SHAPING)]
+    models = [each["rl_module"]["model_config"] for each in (options, saved)]
+    if all(isinstance(model, Mapping) for model in models):
+        pairs.append(("rl_module.model_config", models[0], models[1], tuple(models[0])))
+    found = [
+        f"{prefix}.{name}={there[name]!r} there, {here[name]!r} here"
+        for prefix, here, there, names in pairs
+        for name in names
+        if name in there and there[name] != here[name]
+    ]
+    return f"{'; '.join(found)}. Set them as there. " if found else ""
+
+
+@contextmanager
+def _same_threads() -> Iterator[None]:
+    """Leave torch's threads as they are: a policy that is loaded acts in somebody else's process."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
+def _content_of(folders: Mapping[str, Any]) -> str:
+    """Say what a checkpoint without a policy holds."""
+    if {"weights", "spec"} <= set(folders.get("", {})):
+        return "an RLModule (RLModule.from_checkpoint reads it)"
+    if "learner" in folders:
+        return "a learner (Learner.from_checkpoint reads it)"
+    return f"the folders {sorted(folders)}"
+
+
+def _described(space: Any) -> Any:
+    """A space, or a dict of them by module id, as plain data."""
+    if type(space) is dict:
+        return {"modules": {module_id: describe_space(each) for module_id, each in space.items()}}
+    return describe_space(space)
+
+
+def _space_of(described: Any) -> Any:
+    """The space, or the spaces by module id, that a checkpoint describes."""
+    if isinstance(described, Mapping) and "modules" in described:
+        return {module_id: space_from(each) for module_id, each in described["modules"].items()}
+    return space_from(described)
+
+
+# -- tensors by name ---
+
+
+def _tensors_in(path: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Mapping | list | tuple):
+        for key, part in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from _tensors_in(f"{path}.{key}", part)
+    elif isinstance(tree, bool | int | float | np.ndarray | np.generic | Tensor):
+        yield path, torch.tensor(tree) if not isinstance(tree, Tensor) else tree.detach().cpu().clone()
+    elif tree is not None:
+        raise TypeError(f"{path} is a {type(tree).__name__}, which no state_dict holds; use save_to_path")
+
+
+def _rebuilt(new: Mapping[str, Tensor], path: str, tree: Any) -> Any:
+    """Return `tree` with the tensors of `new` in place of its leaves, each of the kind that the leaf has."""
+    if isinstance(tree, Mapping):
+        return {key: _rebuilt(new, f"{path}.{key}", part) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_rebuilt(new, f"{path}.{i}", part) for i, part in enumerate(tree))
+    if path not in new:
+        return tree
+    value = new[path]
+    if isinstance(tree, np.ndarray):
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy().astype(tree.dtype)
+    return value if isinstance(tree, Tensor) else type(tree)(value.item())

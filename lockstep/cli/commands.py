@@ -22,8 +22,6 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from lockstep._version import __version__
 from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
-from lockstep.algorithms.build import make_envs, set_num_threads
-from lockstep.algorithms.policy import Policy
 from lockstep.cli import EarlyInterrupt
 from lockstep.cli.listing import algorithm_table, markdown, options_of, recipe_table
 from lockstep.cli.plan import Plan
@@ -300,12 +298,12 @@ class Eval:
             raise ValueError(f"there is no {self.folder}; give a run's folder (runs/...) or one of its checkpoints")
         path = find_policy(self.folder)
         policy = load_policy(path)
-        if not isinstance(policy, Policy):
+        if policy.is_multi_agent:
             raise ValueError(
                 f"{shown_path(path)} is of several agents; play it with MultiAgentCollector(policy, make_env)"
             )
-        set_num_threads(policy.config)
-        with make_envs(policy.config, min(MAX_EVALUATION_ENVS, self.episodes)) as envs:
+        policy.config.set_num_threads()
+        with policy.config.make_envs(min(MAX_EVALUATION_ENVS, self.episodes)) as envs:
             streams = RandomStreams(self.seed).child("eval")
             collector = Collector(policy, envs, exploration_noise=self.stochastic, streams=streams)
             stats = collector.collect(n_episode=self.episodes)

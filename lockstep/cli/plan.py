@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.multi_agent_policy import MultiAgentPolicy
 from lockstep.data.minibatch import minibatches_per_pass
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import leaves
@@ -91,8 +90,8 @@ class Plan:
         """Return the number of gradient steps, and the rows that fill no minibatch."""
         policy, minibatch = trainer.policy, trainer.batch_size
         passes = f"for each update {_count(trainer.repeat_per_collect, 'pass', 'passes')} over"
-        if minibatch is not None and (isinstance(policy, MultiAgentPolicy) or policy.is_stateful):
-            rows = "rows of the module that has most" if isinstance(policy, MultiAgentPolicy) else "sequences"
+        if minibatch is not None and (policy.is_multi_agent or policy.is_stateful):
+            rows = "rows of the module that has most" if policy.is_multi_agent else "sequences"
             return f"{passes} minibatches of {minibatch:,} {rows}, as many as the episodes fill"
         per_pass = minibatches_per_pass({"": per_update}, minibatch)
         size = min(minibatch or per_update, per_update)

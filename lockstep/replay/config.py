@@ -21,7 +21,7 @@ class ReplayOptions(TypedDict, total=False):
     beta: ScheduleLike
     her: bool
     her_future_k: float
-    her_strategy: Literal["future", "final", "episode"]
+    her_strategy: Literal["future", "final"]
     ignore_obs_next: bool
     storage: Literal["memory", "memmap"]
 

@@ -59,7 +59,7 @@ class MultiAgentCollector(BaseCollector):
         seed: int | None = None,
         streams: RandomStreams | None = None,
     ) -> None:
-        if not isinstance(getattr(policy, "acting", None), Mapping):
+        if not getattr(policy, "is_multi_agent", False):
             raise ValueError(
                 f"policy={policy!r} is not allowed; it must be the policy of a configuration with "
                 "multi_agent(policies=...), made by its build_policy()"

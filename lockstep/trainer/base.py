@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypedDict
 
-from lockstep.algorithms.multi_agent_policy import AnyPolicy
-from lockstep.algorithms.plain_values import to_plain
+from lockstep.algorithms.json_form import to_plain
+from lockstep.algorithms.policy import Policy
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
@@ -127,7 +127,7 @@ class BaseTrainer:
 
     def __init__(
         self,
-        policy: AnyPolicy,
+        policy: Policy,
         max_epoch: int,
         batch_size: int | None,
         train_collector: CollectorLike | None,

@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.asynchronous import collects_while_learning, steps_per_batch
-from lockstep.algorithms.build import build_test_collector, set_num_threads
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.multi_agent_policy import AnyPolicy
+from lockstep.algorithms.policy import Policy
 from lockstep.state.schedules import Schedule
 from lockstep.tracking import (
     BaseLogger,
@@ -54,8 +52,8 @@ class RunLength:
         total, num_envs = config.reporting.total_steps, config.env_runners.num_envs
         if config.is_offline:
             per_update = 1
-        elif collects_while_learning(config):
-            per_update = steps_per_batch(config)
+        elif config.collects_while_learning:
+            per_update = config.steps_per_batch
         else:
             default = 1 if config.is_off_policy else -(-config.training.train_batch_size // num_envs)
             per_update = int((config.env_runners.rollout_fragment_length or default) * num_envs)
@@ -99,7 +97,7 @@ def build_trainer(
         )
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
-    set_num_threads(config)
+    config.set_num_threads()
     policy = config.build_policy()
     training, evaluation = config.training, config.evaluation
     evaluate = evaluation.evaluation_interval > 0 and not (config.is_offline and config.environment.env is None)
@@ -107,7 +105,7 @@ def build_trainer(
         options: dict[str, Any] = {
             "max_epoch": length.num_epochs,
             "total_steps": config.reporting.total_steps,
-            "test_collector": build_test_collector(config, policy) if evaluate else None,
+            "test_collector": config.build_test_collector(policy) if evaluate else None,
             "step_per_epoch": length.per_epoch,
             "episode_per_test": evaluation.evaluation_episodes if evaluate else None,
             "test_interval": evaluation.evaluation_interval or 1,
@@ -151,7 +149,7 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int) -> None:
         folder.prune_checkpoints(num_to_keep)
         return path
 
-    def save_best(policy: AnyPolicy) -> None:
+    def save_best(policy: Policy) -> None:
         policy.save_to_path(folder.best / "policy")
 
     trainer.save_checkpoint_fn, trainer.save_best_fn = save_checkpoint, save_best

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
+from lockstep.algorithms.policy import Policy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector
@@ -35,9 +35,9 @@ def own_options(
 
 def check_policy(policy: object, trainer: str, *, from_rollouts: bool, collects: bool) -> None:
     """Raise `ValueError` for a policy that learns from something else than what the trainer gives it."""
-    if not isinstance(policy, AnyPolicy):
+    if not isinstance(policy, Policy):
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
-    if isinstance(policy, MultiAgentPolicy) and not collects:
+    if policy.is_multi_agent and not collects:
         raise ValueError(
             f"policy is of several agents, which {trainer} does not train; use policy.learn_on_batch(batch)"
         )
@@ -55,7 +55,7 @@ def check_collector(name: str, collector: object, policy: object, reward_metric:
     """Raise `ValueError` for something else than a collector of this policy, or one without use for the metric."""
     if not isinstance(collector, CollectorLike):
         raise ValueError(f"{name}={collector!r} is not allowed; it must be a lockstep.Collector")
-    if isinstance(collector.policy, AnyPolicy) and collector.policy is not policy:
+    if isinstance(collector.policy, Policy) and collector.policy is not policy:
         raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")
     if reward_metric is not None and not isinstance(collector, MultiAgentCollector):
         raise ValueError(

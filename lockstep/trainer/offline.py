@@ -10,11 +10,13 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from lockstep.algorithms.offline import OfflineData, check_whose_actions, offline_source, required_columns
+from lockstep.algorithms.offline import OfflineData, offline_source
 from lockstep.algorithms.policy import Policy, policy_within_training_step
+from lockstep.data import SampleBatch
 from lockstep.data.columns import Columns
 from lockstep.data.trees import named_leaves
 from lockstep.learner.learner import STEPS_SAMPLED
+from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
 from lockstep.rollout.errors import MalformedBufferError
@@ -78,8 +80,8 @@ class OfflineTrainer(BaseTrainer):
                 raise
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
         if isinstance(self.buffer, ReplayBuffer):  # the algorithm may have made another one
-            check_whose_actions(self.buffer, policy)
-            if Columns.REWARDS in required_columns(policy):
+            policy.acting[DEFAULT_MODULE_ID].check_action_form(self.buffer)
+            if Columns.REWARDS in policy.required_columns:
                 check_discounts(policy.config.training.gamma, self.buffer)
             if self.buffer.priorities is not None and not policy.config.can_prioritize:
                 raise ValueError(
@@ -118,7 +120,8 @@ class OfflineTrainer(BaseTrainer):
             self.samples_seen += due * (self.batch_size or len(self.buffer))
             self._count_update(training)
         except FloatingPointError:
-            self.bad_batch = None if self.policy.last_batch is None else dict(self.policy.last_batch.items())
+            batch = self.policy.last_batch
+            self.bad_batch = dict(batch.items()) if isinstance(batch, SampleBatch) else None
             raise
         return nothing, training, self.stop_reason is not None
 

@@ -7,11 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from lockstep.algorithms.build import build_replay_buffer
-from lockstep.algorithms.build_agents import build_replay_buffers
-from lockstep.algorithms.multi_agent_policy import AnyPolicy, MultiAgentPolicy
 from lockstep.algorithms.offline import check_numbers
-from lockstep.algorithms.policy import policy_within_training_step
+from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data import MultiAgentBatch
 from lockstep.data.trees import named_leaves
 from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
@@ -41,7 +38,7 @@ class OffpolicyTrainer(BaseTrainer):
 
     def __init__(
         self,
-        policy: AnyPolicy,
+        policy: Policy,
         *,
         max_epoch: int,
         batch_size: int | None,
@@ -65,9 +62,11 @@ class OffpolicyTrainer(BaseTrainer):
         self.collector = train_collector
         if train_collector.buffer is None:
             if isinstance(train_collector, MultiAgentCollector):
-                train_collector.buffer = build_replay_buffers(policy.config, train_collector)
+                train_collector.buffer = policy.config.build_replay_buffers(
+                    train_collector.agents_of_modules, train_collector.num_envs
+                )
             else:
-                train_collector.buffer = build_replay_buffer(policy.config, train_collector.num_envs)
+                train_collector.buffer = policy.config.build_replay_buffer(train_collector.num_envs)
             seed_buffer(train_collector.buffer, options.get("seed"))
         if not isinstance(train_collector.buffer, REPLAYS):
             raise ValueError(
@@ -106,7 +105,7 @@ class OffpolicyTrainer(BaseTrainer):
 
     def _begin_with(self, source: object) -> None:
         """Take in the transitions to begin with, once through the policy's `process_buffer`."""
-        if isinstance(self.policy, MultiAgentPolicy):
+        if self.policy.is_multi_agent:
             raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
         if not isinstance(source, ReplayBuffer) or len(source) == 0:
             kind = "an empty replay buffer" if isinstance(source, ReplayBuffer) else f"a {type(source).__name__}"

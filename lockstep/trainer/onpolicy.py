@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from lockstep.algorithms.multi_agent_policy import AnyPolicy
-from lockstep.algorithms.policy import policy_within_training_step
+from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data.rollout import EpisodeStore, RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.rollout import CollectorLike, MultiAgentCollector
@@ -35,7 +34,7 @@ class OnpolicyTrainer(BaseTrainer):
 
     def __init__(
         self,
-        policy: AnyPolicy,
+        policy: Policy,
         *,
         max_epoch: int,
         batch_size: int | None,

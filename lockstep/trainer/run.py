@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.learning import policy_from_checkpoint
-from lockstep.algorithms.multi_agent_policy import AnyPolicy
-from lockstep.algorithms.plain_values import named_options
-from lockstep.algorithms.starting import start_from
+from lockstep.algorithms.policy import Policy
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
@@ -58,7 +55,7 @@ TOTAL, EPOCH = "reporting.total_steps", "reporting.steps_per_epoch"
 class TrainResult:
     """What a run leaves: the policy, the statistics, the folder."""
 
-    policy: AnyPolicy
+    policy: Policy
     info: InfoStats
     path: Path
     """the run's folder"""
@@ -156,14 +153,14 @@ def prepare_run(
         algo=config.algorithm,
         env=name,
         seed=config.debugging.seed,
-        config=named_options(config),
+        config=config.named_options(),
         init_from=None if source is None else str(source),
     )
     try:
         trainer = build_trainer(config, folder=folder, callbacks=callbacks)
         if source is not None:
             try:
-                start_from(trainer.policy, source)
+                trainer.policy.start_from(source)
             except BaseException:
                 trainer.close()
                 raise
@@ -200,9 +197,9 @@ def find_policy(path: str | Path) -> Path:
     return path
 
 
-def load_policy(path: str | Path) -> AnyPolicy:
+def load_policy(path: str | Path) -> Policy:
     """Return the best policy of a run's folder, or the policy in a checkpoint."""
-    return policy_from_checkpoint(find_policy(path))
+    return Policy.from_checkpoint(find_policy(path))
 
 
 # -- going on with other settings ---
@@ -221,7 +218,7 @@ class Changes(dict[str, Change]):
     @classmethod
     def between(cls, before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
         """Return the options that differ."""
-        old, new = dict(_leaves(named_options(before))), dict(_leaves(named_options(after)))
+        old, new = dict(_leaves(before.named_options())), dict(_leaves(after.named_options()))
         pairs = {path: Change(old.get(path), new.get(path)) for path in {**old, **new}}
         return cls({path: pair for path, pair in pairs.items() if pair.before != pair.after})
 
@@ -287,7 +284,7 @@ class Resumption:
                     warnings.simplefilter("ignore", ConfiguredValueWarning)
                 trainer.restore_from_path(self.checkpoint)
             if self.changes:
-                self.folder.record_changes(named_options(self.config), self.changes.history_entry(self.step))
+                self.folder.record_changes(self.config.named_options(), self.changes.history_entry(self.step))
         except BaseException:
             trainer.close()
             raise

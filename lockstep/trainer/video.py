@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms.build import make_envs
-from lockstep.algorithms.config import AlgorithmConfig
+from lockstep.algorithms.base_config import BaseConfig
 from lockstep.algorithms.policy import Policy
 from lockstep.rollout.collector import Collector
 from lockstep.state.checks import check_wholes
@@ -44,7 +43,7 @@ def record_video(
     Raises `ValueError` for another ending than .mp4 and .gif, and for an environment that cannot render frames;
     `ImportError` where the extra `video` is not installed; `OSError` where the file cannot be written.
     """
-    if not isinstance(policy, Policy):
+    if not isinstance(policy, Policy) or policy.is_multi_agent:
         raise ValueError(f"policy={policy!r} is not allowed; videos are of one agent")
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
@@ -121,11 +120,11 @@ def _without_window() -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
-def _rendering_envs(config: AlgorithmConfig) -> Any:
+def _rendering_envs(config: BaseConfig) -> Any:
     """Make one environment with `render_mode="rgb_array"`, in this process."""
     config = config.copy().env_runners(vectorize_mode="auto")
     try:
-        return make_envs(config, 1, render_mode="rgb_array")
+        return config.make_envs(1, render_mode="rgb_array")
     except TypeError as error:
         raise ValueError(
             f"{config.environment.env!r} cannot be filmed: it does not take render_mode='rgb_array' ({error})"

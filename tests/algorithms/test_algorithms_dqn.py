@@ -7,8 +7,8 @@ from gymnasium import spaces
 from space_envs import SpaceEnv
 
 from lockstep import Collector, DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
-from lockstep.algorithms import C51Config, QRDQNConfig, replaying
-from lockstep.algorithms.build import build_test_collector
+from lockstep.algorithms import C51Config, QRDQNConfig
+from lockstep.algorithms import policy as policy_file
 from lockstep.algorithms.dqn import DQNLearner
 from lockstep.modules import DefaultQModule, EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
@@ -231,7 +231,7 @@ def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
             policy.module.policy_head.weight.zero_()
             policy.module.policy_head.bias.copy_(torch.linspace(1, -1, len(policy.module.policy_head.bias)))
         assert policy.compute_single_action(np.zeros(3, np.float32)) == 0
-        stats = build_test_collector(config, policy).collect(n_episode=200)
+        stats = config.build_test_collector(policy).collect(n_episode=200)
         assert stats.returns_stat.mean / 5 == pytest.approx(share, abs=0.05)  # of five steps, half of chance's are 1
         assert config.epsilon == 1.0  # that of training
 
@@ -296,7 +296,7 @@ def test_samples_of_several_gradient_steps_are_drawn_together_as_far_as_their_by
         ends = {"terminateds": np.zeros(2, bool), "truncateds": np.zeros(2, bool)}
         buffer.add({"obs": obs, "actions": np.zeros(2, int), "rewards": np.ones(2), **ends, "new_obs": new_obs})
     policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)}).build_policy()
-    monkeypatch.setattr(replaying, "MOST_BYTES", most_bytes)  # a transition has 2 observations of 16 bytes
+    monkeypatch.setattr(policy_file, "MOST_BYTES", most_bytes)  # a transition has 2 observations of 16 bytes
     with policy_within_training_step(policy):
         stats = policy.update(8, buffer, repeat=7)
     assert (numbers, stats.gradient_steps) == (drawn, 7)

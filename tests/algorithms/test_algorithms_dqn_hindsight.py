@@ -6,7 +6,6 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from lockstep import DQNConfig
-from lockstep.algorithms.build import build_hindsight
 from lockstep.envs import BitFlipping, check_environment, goal_functions, make_vector
 
 
@@ -98,7 +97,7 @@ def test_an_environment_without_goals_that_was_made_to_look_at_is_closed(finishe
 
     config = DQNConfig().environment(NoGoals() if finished else NoGoals).replay(her=True)
     with pytest.raises(ValueError, match=r"NoGoals has no compute_reward"):
-        build_hindsight(config)
+        config.build_hindsight()
     assert len(closed) == (0 if finished else 1)
 
 

@@ -1,4 +1,4 @@
-"""`MultiAgentPolicy`: acts for dicts of agents, learns with all its modules, and goes into a checkpoint and back."""
+"""`Policy` of several agents: acts for dicts, learns with all its modules, and goes into a checkpoint and back."""
 
 import copy
 import pickle
@@ -11,13 +11,10 @@ from agent_games import CountingGame, game_config, to_module
 from lockstep import (
     DQNConfig,
     MultiAgentCollector,
-    MultiAgentPolicy,
     Policy,
-    PPOConfig,
     load_policy,
     policy_within_training_step,
 )
-from lockstep.algorithms.build import build_test_collector
 from lockstep.data.rollout import EpisodeStore
 
 OBSERVATIONS = {agent: np.array([3.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
@@ -36,7 +33,8 @@ def store_of(policy, n_step=16):
 
 
 def test_build_policy_of_several_agents_acts_with_the_module_of_each(policy):
-    assert isinstance(policy, MultiAgentPolicy)
+    assert isinstance(policy, Policy)
+    assert policy.is_multi_agent
     assert list(policy.acting) == ["first", "others"]
     actions = policy.compute_actions(OBSERVATIONS)
     assert set(actions) == set("abc")
@@ -88,7 +86,7 @@ def test_evaluation_of_several_agents_takes_chance_actions_with_an_epsilon_of_it
         for one in policy.acting.values():
             one.module.policy_head.weight.zero_()
             one.module.policy_head.bias.copy_(torch.tensor([1.0, 0.0]))
-    build_test_collector(config, policy).collect(n_episode=8)
+    config.build_test_collector(policy).collect(n_episode=8)
     assert seen == actions
 
 
@@ -154,7 +152,7 @@ def test_a_saved_policy_of_several_agents_is_restored_and_goes_on_drawing_where_
     drawn(policy)
     path = policy.save_to_path(tmp_path / "saved")
     others = [
-        MultiAgentPolicy.from_checkpoint(path),
+        Policy.from_checkpoint(path),
         load_policy(path),
         copy.deepcopy(policy),
         game_config().build_policy(),
@@ -165,12 +163,7 @@ def test_a_saved_policy_of_several_agents_is_restored_and_goes_on_drawing_where_
     expected = drawn(policy)
     for other in [*others, further]:
         assert drawn(other) == expected
-    with pytest.raises(ValueError, match="holds a MultiAgentPolicy; use its from_checkpoint"):
-        Policy.from_checkpoint(path)
-    single = PPOConfig().environment("CartPole-v1").build_policy().save_to_path(tmp_path / "single")
-    with pytest.raises(ValueError, match="holds a Policy; use its from_checkpoint"):
-        MultiAgentPolicy.from_checkpoint(single)
-    with pytest.raises(TypeError, match="a MultiAgentPolicy is not pickled"):
+    with pytest.raises(TypeError, match="a Policy is not pickled"):
         pickle.dumps(policy)
 
 
@@ -178,6 +171,6 @@ def test_a_mapping_without_a_name_is_given_again_when_a_policy_is_loaded(tmp_pat
     config = game_config(multi_agent={"policy_mapping_fn": lambda agent, episode: to_module(agent, episode)})
     path = config.build_policy().save_to_path(tmp_path / "saved")
     with pytest.raises(ValueError, match=r"policy_mapping_fn=None maps every agent to 'default_policy'"):
-        MultiAgentPolicy.from_checkpoint(path)
-    again = MultiAgentPolicy.from_checkpoint(path, policy_mapping_fn=to_module)
+        Policy.from_checkpoint(path)
+    again = Policy.from_checkpoint(path, policy_mapping_fn=to_module)
     assert set(again.compute_actions(OBSERVATIONS)) == set("abc")

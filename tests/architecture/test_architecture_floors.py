@@ -35,24 +35,7 @@ FLOORS = {
     "recipes": 8,
     "cli": 9,
 }
-NOT_AN_ALGORITHM = (
-    "__init__",
-    "acting",
-    "asynchronous",
-    "build",
-    "build_agents",
-    "config",
-    "learning",
-    "module_specs",
-    "multi_agent_policy",
-    "observations",
-    "offline",
-    "plain_values",
-    "policy",
-    "replaying",
-    "starting",
-    "state_dicts",
-)
+NOT_AN_ALGORITHM = ("__init__", "acting", "base_config", "config", "json_form", "offline", "option_names", "policy")
 ALGORITHM_FILES = sorted(
     path.stem for path in (ROOT / "lockstep/algorithms").glob("*.py") if path.stem not in NOT_AN_ALGORITHM
 )

@@ -5,14 +5,12 @@ import random
 import signal
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
 
 from lockstep import LearnerGroup, PPOConfig, SampleBatch
-from lockstep.algorithms.build import build_learner
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, RLModuleSpec
@@ -160,7 +158,7 @@ class Pool:
         import ray
 
         processes = backend._processes
-        processes.section, processes.build = config.sections["learners"], ray.put(partial(build_learner, config))
+        processes.section, processes.build = config.sections["learners"], ray.put(config.build_learner)
         answers = processes.join()
         assert [answer.trace for answer in answers.values()] == [""] * len(backend)
         backend._modules, backend.last_checkpoint, backend._restarts = answers[0].value, "", 0

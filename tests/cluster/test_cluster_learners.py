@@ -54,8 +54,8 @@ from lockstep import (
     TD3Config,
 )
 from lockstep.algorithms import ALGORITHMS
+from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.algorithms.replaying import _row_errors
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner import LearnersSection
 from lockstep.learner.reduction import LearnerError
@@ -412,7 +412,7 @@ def test_errors_for_the_priorities_come_in_the_order_of_the_sample(pool, num_lea
         errors = []
         for which in (group, one):
             which.update_from_batch(transitions(rows, seed=rows))
-            errors.append([float(e) for part in which.foreach_learner(_row_errors, "default_policy") for e in part])
+            errors.append([float(e) for part in which.foreach_learner(row_errors, "default_policy") for e in part])
         assert len(errors[0]) == rows
         assert errors[0] == pytest.approx(errors[1], abs=1e-12)
 

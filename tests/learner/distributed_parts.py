@@ -17,8 +17,8 @@ from lockstep.algorithms.appo import APPOLearner, APPOTraining
 from lockstep.algorithms.cql import CQLLearner, CQLTraining
 from lockstep.algorithms.impala import IMPALALearner, IMPALATraining
 from lockstep.algorithms.iql import IQLLearner, IQLTraining
+from lockstep.algorithms.policy import row_errors
 from lockstep.algorithms.ppo import PPOLearner, PPOTraining
-from lockstep.algorithms.replaying import _row_errors
 from lockstep.algorithms.sac import SACLearner, SACTraining
 from lockstep.algorithms.td3 import TD3Learner, TD3Training
 from lockstep.algorithms.td3_bc import TD3BCLearner, TD3BCTraining
@@ -286,7 +286,7 @@ def errors_for_priorities(reducer, shards_as):
     learner, found = build(case, reducer), []
     for update in range(4):
         run_updates(learner, replace(case, empty=update == 3), shards_as, [update])
-        found.append(_row_errors(learner, MODULE))
+        found.append(row_errors(learner, MODULE))
     return found
 
 

@@ -100,7 +100,7 @@ def test_log_probabilities_before_the_update_are_those_of_acting(kind, has_reset
         acted.append(policy.module.forward_exploration(given)["action_dist_inputs"][:, 0].detach())
         return original(obs, noise, state)
 
-    policy.act_with_state = recording
+    policy.acting["default_policy"].act_with_state = recording
     store = collector.buffer
     store.clear()
     with policy.within_training_step():

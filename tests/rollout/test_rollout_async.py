@@ -12,8 +12,6 @@ import torch
 from runner_tools import ManyRunners
 
 from lockstep import APPOConfig, IMPALAConfig, OnpolicyTrainer
-from lockstep.algorithms.asynchronous import fragments_of, steps_per_batch
-from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.trainer import Callback, restore_trainer, save_trainer
@@ -54,15 +52,15 @@ def config_of(config=IMPALAConfig, *, num_runners=2, length=8, batch=64, model=N
 def trainer_of(config, num_runners=2, seed=0, max_epoch=2, updates=4, callbacks=()):
     """A trainer over runners in this process, which are late at random."""
     policy = config.build_policy()
-    build = partial(build_env_runner, config, find_spaces(config, None, None), config.max_lag > 0)
+    build = partial(config.build_env_runner, config.find_spaces(), config.max_lag > 0)
     group = EnvRunnerGroup(Late(build, num_runners, seed), config.sections["env_runners"])
     sized = config.copy()
     sized.sections["env_runners"].num_env_runners = num_runners
-    length, number = fragments_of(sized)
+    length, number = sized.fragments()
     collector = AsyncGroupCollector(
         policy, group, fragment_length=length, fragments_per_batch=number, max_lag=config.max_lag
     )
-    assert collector.steps_per_collect == steps_per_batch(sized)
+    assert collector.steps_per_collect == sized.steps_per_batch
     return OnpolicyTrainer(
         policy,
         max_epoch=max_epoch,
@@ -392,5 +390,5 @@ def test_train_batch_is_made_of_whole_fragments(batch, length, runners, expected
     config = IMPALAConfig().training(train_batch_size=batch)
     config.env_runners(num_env_runners=runners, num_envs_per_env_runner=2 if runners == 2 else 1)
     config.env_runners(rollout_fragment_length=length)
-    assert fragments_of(config)[0] == expected[0]
-    assert steps_per_batch(config) >= batch
+    assert config.fragments()[0] == expected[0]
+    assert config.steps_per_batch >= batch

@@ -9,7 +9,6 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from runner_tools import ManyRunners, config_of
 
 from lockstep import AsyncCollector, Collector
-from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.envs import LightSyncVectorEnv, RestartLimits, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError
@@ -75,7 +74,7 @@ def test_after_close_an_async_collector_says_that_it_is_closed():
 @pytest.mark.parametrize("local", [True, False])
 def test_after_close_collectors_of_env_runners_say_that_they_are_shut_down(local):
     config = config_of()
-    build = partial(build_env_runner, config, find_spaces(config, None, None), False)
+    build = partial(config.build_env_runner, config.find_spaces(), False)
     policy = config.build_policy()
     group = EnvRunnerGroup(LocalRunner(build) if local else ManyRunners(build, 2))
     buffer = VectorReplayBuffer(40, group.num_envs)

@@ -9,7 +9,6 @@ from runner_tools import ManyRunners, config_of, runner_count, sample_when_ready
 
 from lockstep import DQNConfig, OffpolicyTrainer, PPOConfig, RolloutStore
 from lockstep.algorithms import get_config
-from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.data.trees import leaves
 from lockstep.envs import make_vector
 from lockstep.envs.counting import CountingEnv
@@ -24,7 +23,7 @@ MANY = RestartLimits(10, 10, 60.0)
 
 
 def group_of(config, num_runners=2, limits=MANY, with_logp=False):
-    build = partial(build_env_runner, config, find_spaces(config, None, None), with_logp)
+    build = partial(config.build_env_runner, config.find_spaces(), with_logp)
     return EnvRunnerGroup(ManyRunners(build, num_runners), config.sections["env_runners"], limits)
 
 

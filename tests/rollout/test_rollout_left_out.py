@@ -11,7 +11,6 @@ from gymnasium.wrappers import FrameStackObservation
 from runner_tools import ManyRunners
 
 from lockstep import AsyncCollector, Collector, DQNConfig, RolloutStore
-from lockstep.algorithms.build import build_env_runner, find_spaces
 from lockstep.envs import CountingEnv, WorkerVectorEnv, make_vector
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup
@@ -127,7 +126,7 @@ def group_collector():
     made = count()
     config = DQNConfig().environment(lambda: stacking(((20, "terminate"), (50, "terminate")), next(made)))
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"hiddens": (4,)})
-    build = partial(build_env_runner, config, find_spaces(config, None, None), False)
+    build = partial(config.build_env_runner, config.find_spaces(), False)
     group = EnvRunnerGroup(ManyRunners(build, 2), config.sections["env_runners"])
     return GroupCollector(config.build_policy(), group, stack_buffer(4))
 

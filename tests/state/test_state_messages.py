@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.algorithms.build import without_ray
+from lockstep.algorithms.base_config import without_ray
 from lockstep.state.messages import install_hint
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,6 @@ from kill_tools import LSTM
 from trainer_tools import Recorder, RecordingLogger, config_for, learned, records_of, run_in
 
 from lockstep import Collector, OnpolicyTrainer
-from lockstep.algorithms.build import build_collector, build_test_collector
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import JsonlLogger, RunFolder, TensorboardLogger, asdict, read_metrics
 from lockstep.tracking.statistics import (
@@ -31,12 +30,12 @@ def train(train_env=None, *, evaluate=False, prepare=None, **options):
     """Three epochs of PPO; `train_env(seedless)` makes another vector than the configuration's."""
     config = config_for()
     policy = config.build_policy()
-    collector = build_collector(config, policy)
+    collector = config.build_collector(policy)
     if train_env is not None:
         streams = RandomStreams(config.seed).child("train_collector")
         collector = Collector(policy, train_env, exploration_noise=True, streams=streams)
     if evaluate:
-        options = {"test_collector": build_test_collector(config, policy), "episode_per_test": 3, **options}
+        options = {"test_collector": config.build_test_collector(policy), "episode_per_test": 3, **options}
     trainer = OnpolicyTrainer(
         policy,
         max_epoch=3,

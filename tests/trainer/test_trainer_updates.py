@@ -89,13 +89,14 @@ def test_a_buffer_is_as_before_where_what_process_buffer_makes_of_it_does_not_fi
 def test_a_new_run_and_one_from_counters_begin_exploration_where_their_steps_begin():
     seen = []
     trainer = offpolicy_trainer_of(max_epoch=1)
-    draw = trainer.policy.draw_noise
+    part = trainer.policy.acting["default_policy"]
+    draw = part.draw_noise
 
     def noted(rng, shape):
         seen.append(next(iter(trainer.policy.timesteps.values())))
         return draw(rng, shape)
 
-    trainer.policy.draw_noise = noted
+    part.draw_noise = noted
     for _ in range(2):
         trainer.run()
     assert seen == [0, 8, 0, 8]

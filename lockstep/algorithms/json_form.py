@@ -1,4 +1,4 @@
-"""Options of a configuration as plain JSON values, and back."""
+"""The form of options in JSON: plain values, with spaces, specs, classes and functions by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -14,12 +14,9 @@ from gymnasium.spaces import Space
 from lockstep.data.space_codec import describe_space, space_from
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 
-if TYPE_CHECKING:
-    from lockstep.algorithms.config import AlgorithmConfig
-
 
 def to_plain(path: str, value: Any) -> Any:
-    """`value` as JSON can hold it; tuples become lists. `ValueError` naming `path` for what cannot be written."""
+    """Return `value` as JSON can hold it, tuples as lists; `ValueError` names `path` where it cannot be written."""
     if isinstance(value, RLModuleSpec):
         return {"__spec__": _plain_spec(path, value)}
     if isinstance(value, MultiRLModuleSpec):
@@ -43,28 +40,8 @@ def to_plain(path: str, value: Any) -> Any:
     return {"__import__": _import_path(path, value)}
 
 
-def named_options(config: AlgorithmConfig) -> dict[str, Any]:
-    """`config.to_dict()`; where the environment or the offline data cannot be written they are only named.
-
-    Functions of several agents that have no name are left out: who goes on gives them again.
-    """
-    try:
-        return config.to_dict()
-    except ValueError:
-        changed, env, data = config.copy(), config.environment.env, config.offline_data.input_
-        if env is not None and not isinstance(env, str):
-            name = getattr(env, "__name__", type(env).__name__)
-            changed.environment(env=name, observation_space=None, action_space=None)
-        if hasattr(data, "__len__") and not isinstance(data, str | list | tuple):
-            changed.offline_data(input_=None)
-        for option in ("policy_mapping_fn", "reward_metric"):
-            if "<" in getattr(getattr(config, option), "__qualname__", ""):
-                changed.set_section("multi_agent", {option: None})
-        return changed.to_dict()
-
-
 def from_plain(value: Any) -> Any:
-    """The inverse of `to_plain`."""
+    """Return the value that `to_plain` wrote."""
     if isinstance(value, list):
         return [from_plain(part) for part in value]
     if not isinstance(value, Mapping):

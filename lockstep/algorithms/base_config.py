@@ -1,0 +1,841 @@
+"""`BaseConfig`: the sections of a configuration, read, written and checked, and the learners that it builds."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import gymnasium as gym
+import torch
+from gymnasium import spaces as gym_spaces
+
+from lockstep.algorithms.json_form import from_plain, to_plain
+from lockstep.algorithms.option_names import ELSEWHERE
+from lockstep.connectors import (
+    ClipActions,
+    FrameStack,
+    ModuleConnectors,
+    NormalizeObs,
+    NormalizeRewards,
+    ObsPipeline,
+    RescaleActions,
+)
+from lockstep.data import MultiAgentEpisode
+from lockstep.data.config import OfflineDataSection
+from lockstep.envs import VectorBoundary, goal_functions, make_vector
+from lockstep.envs.config import EnvironmentSection
+from lockstep.envs.make import single_env_factory
+from lockstep.learner.config import (
+    CONFIGURED_MODULES,
+    FaultToleranceSection,
+    FrameworkSection,
+    LearnersSection,
+    MultiAgentSection,
+    ResourcesSection,
+    TrainingSection,
+)
+from lockstep.learner.group import LearnerBackend, LearnerGroup
+from lockstep.learner.learner import Learner
+from lockstep.learner.reduction import Reducer
+from lockstep.modules import (
+    DEFAULT_MODULE_ID,
+    ActionDist,
+    Exploration,
+    MultiRLModule,
+    MultiRLModuleSpec,
+    RLModule,
+    RLModuleSpec,
+    default_module_class,
+)
+from lockstep.modules.config import RLModuleSection
+from lockstep.modules.model_config import ModelConfig
+from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
+from lockstep.replay.config import ReplaySection
+from lockstep.replay.hindsight import Hindsight
+from lockstep.rollout.config import EnvRunnersSection, EvaluationSection
+from lockstep.state.checks import suggestion
+from lockstep.state.messages import install_hint
+from lockstep.state.options import FROZEN
+from lockstep.state.restarts import RestartLimits
+from lockstep.state.streams import RandomStreams
+from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
+
+Section = Any
+Spaces = tuple[Any, Any]
+"""observation and action space, of all modules or `{module_id: space}`"""
+
+
+class BaseConfig:
+    """The sections of a configuration, and what is built from them without a policy.
+
+    `config.training.lr` reads an option, `config.training(lr=1e-3)` sets some and returns the configuration, so calls
+    chain. `config.lr` reads and sets too, where no other section has the name. An unknown name raises with "did you
+    mean". Printed, a configuration shows only what differs from the defaults.
+    """
+
+    algorithm: ClassVar[str] = ""
+    learner_class: ClassVar[type[Learner]] = Learner
+    training_class: ClassVar[type[TrainingSection]] = TrainingSection
+    is_off_policy: ClassVar[bool] = False
+    """whether it learns from a replay buffer; then there is a section `replay`"""
+    is_offline: ClassVar[bool] = False
+    """whether it learns from data that are there already, without an environment"""
+    squashes_actions: ClassVar[bool] = False
+    """whether its default network acts in [-1, 1]; then actions are rescaled to the bounds of a Box"""
+    can_prioritize: ClassVar[bool] = True
+    """whether its loss leaves errors of rows for the priorities"""
+    first_values: ClassVar[tuple[str, ...]] = ()
+    """training options that shape networks or begin a state which checkpoints hold: a run keeps them"""
+    is_asynchronous: ClassVar[bool] = False
+    """whether it learns from what older policies did; then env runners in other processes collect while it learns"""
+
+    def __init__(self) -> None:
+        sections: dict[str, Section] = {
+            "environment": EnvironmentSection(),
+            "env_runners": EnvRunnersSection(),
+            "learners": LearnersSection(),
+            "resources": ResourcesSection(),
+            "rl_module": RLModuleSection(),
+            "training": self.training_class(),
+            "multi_agent": MultiAgentSection(),
+            "evaluation": EvaluationSection(),
+            "offline_data": OfflineDataSection(),
+            "reporting": ReportingSection(),
+            "checkpointing": CheckpointingSection(),
+            "debugging": DebuggingSection(),
+            "fault_tolerance": FaultToleranceSection(),
+            "framework": FrameworkSection(),
+            "callbacks": CallbacksSection(),
+        }
+        if self.is_off_policy:
+            sections["replay"] = ReplaySection()
+        self._take(sections)
+        object.__setattr__(self, "_frozen", False)
+
+    sections: Mapping[str, Section]
+
+    # -- sections ---
+
+    @property
+    def environment(self) -> EnvironmentSection[Self]:
+        """Which environment."""
+        return self._section("environment")
+
+    @property
+    def env_runners(self) -> EnvRunnersSection[Self]:
+        """How data is collected."""
+        return self._section("env_runners")
+
+    @property
+    def learners(self) -> LearnersSection[Self]:
+        """Where learners run."""
+        return self._section("learners")
+
+    @property
+    def resources(self) -> ResourcesSection[Self]:
+        """What the main process takes of a cluster."""
+        return self._section("resources")
+
+    @property
+    def rl_module(self) -> RLModuleSection[Self]:
+        """Which networks."""
+        return self._section("rl_module")
+
+    @property
+    def training(self) -> TrainingSection[Self]:
+        """The update."""
+        return self._section("training")
+
+    @property
+    def replay(self) -> ReplaySection[Self]:
+        """What is remembered, and how often it is learned from; `ValueError` for an algorithm without a memory."""
+        if not self.is_off_policy:
+            raise ValueError(f"{self.algorithm} has no replay section: it learns from what it has just collected")
+        return self._section("replay")
+
+    @property
+    def offline_data(self) -> OfflineDataSection[Self]:
+        """What an offline algorithm learns from."""
+        return self._section("offline_data")
+
+    @property
+    def multi_agent(self) -> MultiAgentSection[Self]:
+        """Which modules there are, whose steps go where, who learns."""
+        return self._section("multi_agent")
+
+    @property
+    def evaluation(self) -> EvaluationSection[Self]:
+        """Evaluation."""
+        return self._section("evaluation")
+
+    @property
+    def reporting(self) -> ReportingSection[Self]:
+        """Length of the run and loggers."""
+        return self._section("reporting")
+
+    @property
+    def checkpointing(self) -> CheckpointingSection[Self]:
+        """Checkpoints."""
+        return self._section("checkpointing")
+
+    @property
+    def debugging(self) -> DebuggingSection[Self]:
+        """Seeds."""
+        return self._section("debugging")
+
+    @property
+    def fault_tolerance(self) -> FaultToleranceSection[Self]:
+        """How often what failed is started again."""
+        return self._section("fault_tolerance")
+
+    @property
+    def framework(self) -> FrameworkSection[Self]:
+        """Compile, device, threads."""
+        return self._section("framework")
+
+    @property
+    def callbacks(self) -> CallbacksSection[Self]:
+        """Who watches the run."""
+        return self._section("callbacks")
+
+    @property
+    def collects_while_learning(self) -> bool:
+        """Whether the algorithm allows it and there are env runners in other processes."""
+        return self.is_asynchronous and self.env_runners.num_env_runners > 0
+
+    @property
+    def max_lag(self) -> int:
+        """How many updates a fragment may be behind the learner; 0 where the algorithm has no such option."""
+        return getattr(self.training, "max_lag", 0)
+
+    def _section(self, name: str) -> Any:
+        return self.__dict__["sections"][name]
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether there are policies of agents, or other modules than the one of a single agent."""
+        return self.multi_agent.policies is not None or list(self.module_specs()) != [DEFAULT_MODULE_ID]
+
+    def set_section(self, name: str, options: Mapping[str, Any]) -> Self:
+        """Set options of one section; unknown names raise `ValueError` with a suggestion."""
+        self._check_not_frozen()
+        section = self.sections[name]
+        known = section.options()
+        for option in options:
+            if option not in known:
+                raise ValueError(f"{name} has no option {option!r}; {self._meant(option, name)}")
+        section.set_options(options)
+        return self
+
+    def set_path(self, path: str, value: Any) -> Self:
+        """Set one option by its path, `"training.lr"` or `"rl_module.model_config.hiddens"`."""
+        name, _, option = path.partition(".")
+        if name not in self.sections or not option:
+            hint = self._suggest(name, list(self.sections))
+            raise ValueError(f"unknown option {path!r}{hint}; write section.option, e.g. training.lr")
+        option, _, inner = option.partition(".")
+        method: Callable[..., Self] = getattr(self, name)
+        return method(**{option: {inner: value} if inner else value})
+
+    # -- reading and writing ---
+
+    if not TYPE_CHECKING:  # type checkers know options by their full paths only
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                for section in self.__dict__.get("sections", {}).values():
+                    if name in section.__dict__:
+                        return section.__dict__[name]
+            raise AttributeError(
+                f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_names())}"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check_not_frozen()
+        for section_name, section in self.sections.items():
+            if name in section.__dict__ and not name.startswith("_"):
+                getattr(self, section_name)(**{name: value})
+                return
+        raise AttributeError(f"{type(self).__name__} has no option {name!r}{self._suggest(name, self._all_options())}")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and dict(self.sections) == dict(other.sections)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Show only what differs from the defaults; `to_dict()` has all."""
+        changed = [f"{path}={value!r}" for path, value, is_default in self._paths() if not is_default]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def describe(self, *, all_options: bool = False) -> str:
+        """Return a line `section.option = value` for each option that differs from its default, or for all of them."""
+        lines = [f"{path} = {value!r}" for path, value, is_default in self._paths() if all_options or not is_default]
+        return "\n".join([type(self).__name__, *lines])
+
+    def _paths(self) -> Iterator[tuple[str, Any, bool]]:
+        """For each option its path, its value, and whether that is the default."""
+        default = type(self)().sections
+        for name, section in self.sections.items():
+            for option, value in section.options().items():
+                yield f"{name}.{option}", value, value == getattr(default[name], option)
+
+    @classmethod
+    def of_algorithm(cls, algorithm: str) -> BaseConfig:
+        """Return the defaults of the algorithm with this name; `ValueError` with "did you mean" for an unknown one."""
+        known = {each.__dict__["algorithm"]: each for each in _subclasses(BaseConfig) if "algorithm" in vars(each)}
+        if algorithm not in known:
+            raise ValueError(f"unknown algorithm {algorithm!r}; {suggestion(algorithm, known)}")
+        return known[algorithm]()
+
+    @classmethod
+    def overrides(cls, **training: Any) -> dict[str, Any]:
+        """Return training options for one module, for `rl_module(algorithm_config_overrides_per_module={id: ...})`.
+
+        Raises `ValueError` for names and values that the algorithm does not have.
+        """
+        cls.training_class().overridden(training)
+        return training
+
+    def copy(self) -> Self:
+        """Return an independent, unfrozen copy."""
+        new = type(self)()
+        new._take({name: section.copy() for name, section in self.sections.items()})
+        return new
+
+    def with_sections(self, **sections: Any) -> Self:
+        """Return a configuration with other sections in place of some, and the very objects that are options here."""
+        new = type(self)()
+        new._take({name: replace(section) for name, section in {**self.sections, **sections}.items()})
+        return new
+
+    def freeze(self) -> Self:
+        """Refuse changes from now on with `ValueError`, in sections too and in dicts and lists of options."""
+        for section in self.sections.values():
+            section.freeze()
+        object.__setattr__(self, "sections", MappingProxyType(self.sections))
+        object.__setattr__(self, "_frozen", True)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all options as plain JSON values: `{"algorithm": ..., section: {option: value}}`."""
+        out: dict[str, Any] = {"algorithm": self.algorithm}
+        for name, section in self.sections.items():
+            out[name] = {option: to_plain(f"{name}.{option}", value) for option, value in section.options().items()}
+        return out
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return `to_dict` as JSON text, and write it to `path` if there is one."""
+        text = json.dumps(self.to_dict(), indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n")
+        return text
+
+    def update_from_dict(self, data: Mapping[str, Any]) -> Self:
+        """Set the options of a nested dict `{section: {option: value}}`, as read from a file."""
+        for name, options in data.items():
+            if name == "algorithm":
+                if options != self.algorithm:
+                    raise ValueError(f"the configuration is for {options!r}, this one for {self.algorithm!r}")
+                continue
+            if name not in self.sections or not isinstance(options, Mapping):
+                raise ValueError(f"unknown section {name!r}{self._suggest(name, list(self.sections))}")
+            getattr(self, name)(**{key: from_plain(value) for key, value in options.items()})
+        return self
+
+    def named_options(self) -> dict[str, Any]:
+        """Return `to_dict()`, in which an environment or offline data that cannot be written are only named.
+
+        Functions of several agents that have no name are left out: who goes on gives them again.
+        """
+        try:
+            return self.to_dict()
+        except ValueError:
+            changed, env, data = self.copy(), self.environment.env, self.offline_data.input_
+        if env is not None and not isinstance(env, str):
+            name = getattr(env, "__name__", type(env).__name__)
+            changed.environment(env=name, observation_space=None, action_space=None)
+        if hasattr(data, "__len__") and not isinstance(data, str | list | tuple):
+            changed.offline_data(input_=None)
+        for option in ("policy_mapping_fn", "reward_metric"):
+            if "<" in getattr(getattr(self.multi_agent, option), "__qualname__", ""):
+                changed.set_section("multi_agent", {option: None})
+        return changed.to_dict()
+
+    # -- checks ---
+
+    def validate(self) -> None:
+        """Refuse options of a section that do not go together; every build calls it."""
+        for section in self.sections.values():
+            section.validate()
+            section.check_schedules((1, self.training.train_batch_size))
+
+    # -- what an algorithm may override ---
+
+    def default_module_class(self, model_config: Any) -> type[RLModule]:
+        """Return the class of the network where none is configured."""
+        return default_module_class(model_config)
+
+    def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
+        """Return the configuration of the default network with what the algorithm adds."""
+        return model_config
+
+    def exploration(self, action_space: Any) -> Exploration | None:
+        """Return how actions are drawn while collecting; None: from the policy's distribution."""
+        return None
+
+    def process_buffer(self, buffer: Any) -> Any:
+        """Return offline data in the form that the algorithm learns from."""
+        return buffer
+
+    # -- modules, spaces, environments ---
+
+    def module_specs(self) -> dict[str, RLModuleSpec | RLModule]:
+        """Return the spec (or the built module) of each module, by id; one spec serves all policies that have none."""
+        spec, policies = self.rl_module.rl_module_spec, self.multi_agent.policies
+        if isinstance(spec, MultiRLModule):
+            return dict(spec.items())
+        if isinstance(spec, MultiRLModuleSpec):
+            return dict(spec.rl_module_specs)
+        if policies is None:
+            return {DEFAULT_MODULE_ID: spec or RLModuleSpec()}
+        if isinstance(spec, RLModule) and len(policies) > 1:
+            raise ValueError(
+                f"rl_module.rl_module_spec is one built module for multi_agent.policies={list(policies)}; give an "
+                "RLModuleSpec (each gets a module of its own), or a MultiRLModule"
+            )
+        own = policies if isinstance(policies, Mapping) else {}
+        return {module_id: own.get(module_id) or spec or RLModuleSpec() for module_id in policies}
+
+    def declared_spaces(self) -> Spaces | None:
+        """Return `({module_id: space}, {module_id: space})` where all modules bring their own, else None.
+
+        A single module's are those of the environment where that is not configured, unless frames are stacked between.
+        """
+        several = self.multi_agent.policies is not None or isinstance(
+            self.rl_module.rl_module_spec, MultiRLModule | MultiRLModuleSpec
+        )
+        configured = self.environment.observation_space is not None and self.environment.action_space is not None
+        if not several and (configured or self.environment.frame_stack > 1):
+            return None
+        specs = self.module_specs()
+        observation = {mid: spec.observation_space for mid, spec in specs.items()}
+        action = {mid: spec.action_space for mid, spec in specs.items()}
+        return None if None in (*observation.values(), *action.values()) else (observation, action)
+
+    def spaces_by_module(self, env: Any = None, spaces: Spaces | None = None) -> dict[str, Spaces]:
+        """Return (observation space, action space) of each module: its spec's, else those of the environment.
+
+        The environment is asked only where its spaces are needed. Raises `KeyError` where spaces are given by module
+        id and one is missing.
+        """
+        found: list[Spaces] = []
+
+        def of_environment(module_id: str, which: int) -> Any:
+            if not found:
+                found.append(self.find_spaces(env, spaces))
+            space = found[0][which]
+            if type(space) is not dict:
+                return space
+            if module_id not in space:
+                kind = ("observation", "action")[which]
+                raise KeyError(f"no {kind} space for module {module_id!r}; there are some for {sorted(space)}")
+            return space[module_id]
+
+        spec_of_all = self.rl_module.rl_module_spec
+        several = self.multi_agent.policies is not None or isinstance(spec_of_all, MultiRLModule | MultiRLModuleSpec)
+        by_module = {}
+        for module_id, spec in self.module_specs().items():
+            declared = (spec.observation_space, spec.action_space) if several else (None, None)
+            by_module[module_id] = (
+                of_environment(module_id, 0) if declared[0] is None else declared[0],
+                of_environment(module_id, 1) if declared[1] is None else declared[1],
+            )
+        return by_module
+
+    def policy_spaces(self, env: Any = None, spaces: Spaces | None = None) -> Spaces:
+        """Return observation and action space of a policy; of several agents both are dicts by module id."""
+        if not self.is_multi_agent:
+            return self.find_spaces(env, spaces)
+        by_module = self.spaces_by_module(env, spaces)
+        return {mid: pair[0] for mid, pair in by_module.items()}, {mid: pair[1] for mid, pair in by_module.items()}
+
+    def spaces_of_agents(self, env: Any) -> Spaces | None:
+        """Return spaces by module id of a PettingZoo environment (or a function that makes one), else None.
+
+        The mapping function is asked for every possible agent of one episode. Where all agents have the same spaces, a
+        module that it does not name then (it may act in others) has them too. Raises `KeyError` for a module that is
+        not there, `ValueError` where two agents of one module have different spaces.
+        """
+        if self.multi_agent.policies is None or isinstance(env, str) or env is None:
+            return None
+        made = env(**self.environment.env_config) if callable(env) else env
+        if not hasattr(made, "possible_agents"):
+            return None
+        found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        module_ids = list(self.module_specs())
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.multi_agent.policy_mapping_fn)
+        try:
+            of_agents = {
+                agent: (made.observation_space(agent), made.action_space(agent)) for agent in made.possible_agents
+            }
+            for agent, own in of_agents.items():
+                module_id = episode.module_for(agent)
+                if module_id not in module_ids:
+                    raise KeyError(
+                        f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(module_ids)}"
+                    )
+                for spaces, space in zip(found, own):
+                    if spaces.setdefault(module_id, space) != space:
+                        raise ValueError(
+                            f"agent {agent!r} of module {module_id!r} has the space {space}, another agent of it "
+                            f"{spaces[module_id]}; map them to different modules"
+                        )
+            if all(own == of_agents[made.possible_agents[0]] for own in of_agents.values()):
+                for module_id in module_ids:
+                    for spaces, space in zip(found, of_agents[made.possible_agents[0]]):
+                        spaces.setdefault(module_id, space)
+        finally:
+            if made is not env:
+                made.close()
+        return found
+
+    def find_spaces(self, env: Any = None, spaces: Spaces | None = None) -> Spaces:
+        """Return observation and action space: `spaces`, the configured ones, or those of an environment.
+
+        Each may be a dict by module id; so they are for a PettingZoo environment, where the policies are configured.
+        """
+        section = self.environment
+        if spaces is not None:
+            return spaces
+        if section.observation_space is not None and section.action_space is not None:
+            return section.observation_space, section.action_space
+        given = section.env if env is None else env
+        by_module = self.spaces_of_agents(given)
+        if by_module is not None:
+            return by_module
+        boundary = self.make_envs(1, env)
+        try:
+            return boundary.observation_space, boundary.action_space
+        finally:
+            if isinstance(given, str) or callable(given):
+                boundary.close()
+
+    def make_envs(self, num_envs: int, env: Any = None, **env_config: Any) -> VectorBoundary:
+        """Make the vector environment that the configuration names, or `env`."""
+        section = self.environment
+        runners = self.env_runners
+        chosen = section.env if env is None else env
+        finished = not isinstance(chosen, str) and not callable(chosen)
+        mode = "auto" if finished else runners.vectorize_mode
+        return make_vector(
+            chosen,
+            num_envs=1 if finished else num_envs,
+            mode=mode,
+            env_config=None if finished else {**section.env_config, **env_config} or None,
+            step_timeout=runners.step_timeout,
+            restarts=self.fault_tolerance.env_limits if mode == "async" else None,
+        )
+
+    # -- replay buffers ---
+
+    def build_replay_buffer(self, num_envs: int, seed: int | None = None, gamma: float | None = None) -> ReplayBuffer:
+        """Build an empty replay buffer with a sub-buffer for each environment, seeded by the configuration.
+
+        An offline algorithm, which has no section `replay`, gets one with the defaults.
+
+        Args:
+            num_envs: how many environments write into it.
+            seed: of its random numbers, in place of the configuration's.
+            gamma: of its n-step returns, in place of the configuration's.
+        """
+        section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
+        return ReplayBuffer(
+            section.capacity,
+            buffer_num=num_envs,
+            n_step=section.n_step,
+            gamma=self.training.gamma if gamma is None else gamma,
+            ignore_obs_next=section.ignore_obs_next,
+            storage=section.storage,
+            hindsight=self.build_hindsight() if section.her else None,
+            priorities={"alpha": section.alpha, "beta": section.beta} if section.prioritized else None,
+            seed=RandomStreams(self.debugging.seed).seed("replay") if seed is None else seed,
+        )
+
+    def build_replay_buffers(self, agents: Mapping[str, Sequence[Any]], num_envs: int) -> MultiAgentReplayBuffer:
+        """Build an empty replay buffer for each module, with a sub-buffer for each agent in each environment."""
+        seeds = RandomStreams(self.debugging.seed).child("replay")
+        overrides = self.rl_module.algorithm_config_overrides_per_module
+
+        def build(module_id: str, number: int) -> ReplayBuffer:
+            gamma = overrides.get(module_id, {}).get("gamma")
+            return self.build_replay_buffer(number, seeds.seed(module_id), gamma)
+
+        return MultiAgentReplayBuffer(agents, num_envs, build)
+
+    def build_hindsight(self) -> Hindsight:
+        """Build the relabelling with the environment's `compute_reward`; `ValueError` where it has none."""
+        section, replay = self.environment, self.replay
+        finished = isinstance(section.env, gym.Env)
+        env = section.env if finished else single_env_factory(section.env, section.env_config)()
+        try:
+            compute_reward, compute_terminated = goal_functions(env)
+        except ValueError:
+            if not finished:
+                env.close()
+            raise
+        return Hindsight(
+            compute_reward,
+            future_k=replay.her_future_k,
+            strategy=replay.her_strategy,
+            compute_terminated=compute_terminated,
+        )
+
+    # -- learners ---
+
+    def build_learner(self, env: Any = None, spaces: Spaces | None = None, reducer: Reducer | None = None) -> Learner:
+        """Build a learner in this process. `spaces`: (observation, action); else they are asked of the environment.
+
+        With a `reducer` it is one of several learners that act as one; each is built from the same configuration.
+        """
+        if spaces is not None and not (isinstance(spaces, tuple | list) and len(spaces) == 2):
+            raise TypeError(f"spaces={spaces!r}; give (observation space, action space)")
+        config = self
+        if self.environment.env is None and env is None and spaces is None:
+            self.rl_module.validate()
+            spaces = self.declared_spaces()
+        if self.environment.env is None and (env is not None or spaces is not None):
+            named = {"env": env} if spaces is None else dict(zip(("observation_space", "action_space"), spaces))
+            config = self.with_sections(environment=replace(self.environment, **named))
+        config.validate()
+        return config._build_learner(env, spaces, reducer)
+
+    def _build_learner(self, env: Any, spaces: Spaces | None, reducer: Reducer | None) -> Learner:
+        self.set_num_threads()
+        training, section = self.training, self.rl_module
+        streams = RandomStreams(self.debugging.seed)
+        connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams)
+        overrides = section.algorithm_config_overrides_per_module
+        unknown = sorted(set(overrides) - set(modules))
+        if unknown:
+            raise ValueError(
+                f"algorithm_config_overrides_per_module names {unknown}; the modules are {sorted(modules)}"
+            )
+        learner_class = training.learner_class or self.learner_class
+        if not issubclass(learner_class, Learner):
+            raise TypeError(f"training.learner_class={learner_class.__name__} must be a subclass of Learner")
+        built = isinstance(section.rl_module_spec, MultiRLModule)
+        learner = learner_class(
+            config=training,
+            module_spec=section.rl_module_spec if built else MultiRLModule(modules),
+            framework=self.framework,
+            connectors=connectors,
+            module_configs={mid: training.overridden(changed) for mid, changed in overrides.items()},
+            policies_to_train=self.multi_agent.policies_to_train,
+            streams=streams.child("learner"),
+            reducer=reducer,
+            never_skip_update=self.learners.never_skip_update,
+        )
+        learner.build()
+        return learner
+
+    def _build_modules(
+        self, spaces: Mapping[str, Spaces], streams: RandomStreams
+    ) -> tuple[dict[str, ModuleConnectors], dict[str, RLModule]]:
+        specs = self.module_specs()
+        single = list(specs) == [DEFAULT_MODULE_ID]
+        connectors, modules = {}, {}
+        for module_id, (observation_space, action_space) in spaces.items():
+            check_spaces(self.algorithm, observation_space, action_space)
+            connectors[module_id], seen = self.build_connectors(observation_space, action_space)
+            module_streams = streams if single else streams.child(module_id)
+            modules[module_id] = self.build_module(specs[module_id], seen, action_space, module_streams)
+        return connectors, modules
+
+    def build_learner_group(
+        self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
+    ) -> LearnerGroup:
+        """Build the group of learners. `rl_module_spec` takes the place of the configured one."""
+        if rl_module_spec is not None:
+            return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
+        section = self.learners
+        return LearnerGroup(
+            self.build_learners(env, spaces) if section.num_learners else self.build_learner(env, spaces), section
+        )
+
+    def build_learners(self, env: Any = None, spaces: Spaces | None = None) -> LearnerBackend:
+        """Build learners in other processes, each from the same configuration. `ImportError` without ray."""
+        self.validate()
+        return start_learners(
+            partial(self.copy().build_learner, env, spaces),
+            self.learners,
+            strategy=self.resources.placement_strategy,
+            limits=self.fault_tolerance.learner_limits,
+            address=self.resources.ray_address,
+            num_cpus=self.cpus_of_run,
+        )
+
+    @property
+    def cpus_of_run(self) -> float:
+        """CPUs that learners, env runners and this process ask of a cluster together."""
+        learners = self.learners.num_learners * self.learners.num_cpus_per_learner
+        runners = self.env_runners.num_env_runners * self.env_runners.num_cpus_per_env_runner
+        return float(learners + runners + self.resources.num_cpus_for_main_process)
+
+    def build_module(
+        self,
+        spec: RLModuleSpec | RLModule,
+        observation_space: Any,
+        action_space: Any,
+        streams: RandomStreams,
+    ) -> RLModule:
+        """Build a network; its initial weights depend on the seed of its streams only."""
+        if isinstance(spec, RLModule):
+            return spec
+        section = self.rl_module
+        model_config = spec.model_config if spec.model_config is not None else section.model_config
+        module_class = spec.module_class or self.default_module_class(model_config)
+        if issubclass(module_class, CONFIGURED_MODULES):
+            # A network of your own may have a dict of its own.
+            model_config = self.complete_model_config(ModelConfig.of(model_config))
+        filled = RLModuleSpec(
+            module_class=module_class,
+            observation_space=spec.observation_space or observation_space,
+            action_space=spec.action_space or action_space,
+            inference_only=spec.inference_only,
+            model_config=model_config,
+        )
+        try:
+            return filled.build(seed=streams.seed("module"))
+        except ValueError as error:
+            if spec.module_class is None and self.algorithm not in str(error):
+                raise ValueError(f"{self.algorithm} cannot be built for these spaces or options: {error}") from error
+            raise
+
+    def build_connectors(self, observation_space: Any, action_space: Any) -> tuple[ModuleConnectors, Any]:
+        """Build the transforms around a network; returns them and the space that the network sees."""
+        section = self.environment
+        space = observation_space
+        if section.frame_stack > 1:
+            space = FrameStack(section.frame_stack, space).observation_space
+        steps: list[Any] = []
+        if section.normalize_observations:
+            steps.append(NormalizeObs(clip=section.clip_observations))
+        pipeline = ObsPipeline(steps, space)
+        space = pipeline.observation_space
+        rewards = (
+            NormalizeRewards(gamma=self.training.gamma, clip=section.clip_rewards)
+            if section.normalize_rewards
+            else None
+        )
+        actions: Any = None
+        if isinstance(action_space, gym_spaces.Box):
+            squashed = self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False)
+            if section.rescale_actions or squashed:
+                if not action_space.is_bounded():
+                    raise ValueError(
+                        f"{self.algorithm} cannot act in {action_space}: its actions are rescaled onto the bounds, "
+                        "which must be finite; wrap the environment so that they are"
+                    )
+                actions = RescaleActions(action_space)
+            elif section.clip_actions:
+                actions = ClipActions(action_space)
+        return ModuleConnectors(obs=pipeline, rewards=rewards, actions=actions), space
+
+    def build_acting_parts(
+        self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID
+    ) -> tuple[RLModule, ModuleConnectors]:
+        """Build a network and its transforms to act with, shaped as a learner's are, whose weights they take."""
+        check_spaces(self.algorithm, *spaces)
+        connectors, seen = self.build_connectors(*spaces)
+        spec = copy.deepcopy(self.module_specs()[module_id])
+        module = self.build_module(spec, seen, spaces[1], RandomStreams(self.debugging.seed))
+        module.acting_connectors = connectors.acting_names
+        return module.to(getattr(torch, self.framework.dtype)), connectors
+
+    def set_num_threads(self) -> None:
+        """Set the number of torch's threads in this process: `framework.num_threads`, or one."""
+        chosen = self.framework.num_threads or 1
+        if torch.get_num_threads() != chosen:
+            torch.set_num_threads(chosen)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._take(self.sections)
+
+    def _take(self, sections: Mapping[str, Section]) -> None:
+        object.__setattr__(self, "sections", {name: section.join(self) for name, section in sections.items()})
+
+    def _check_not_frozen(self) -> None:
+        if self.__dict__.get("_frozen"):
+            raise ValueError(FROZEN)
+
+    def _meant(self, option: str, section: str) -> str:
+        """Suggest options of the section, else of others, that are called so or that other libraries call so."""
+        names = [option, *ELSEWHERE.get(option, "").split()]
+        known = {name: list(each.options()) for name, each in self.sections.items()}
+        here = [name for name in names if name in known[section]]
+        there = [f"{other}.{name}" for other in known for name in names if name in known[other]]
+        return suggestion(option, sorted(known[section]), elsewhere=here or there, most=3)
+
+    def _all_names(self) -> list[str]:
+        methods = [name for name in dir(type(self)) if not name.startswith("_")]
+        return [*self._all_options(), *self.__dict__.get("sections", {}), *methods]
+
+    def _all_options(self) -> list[str]:
+        return [option for section in self.__dict__.get("sections", {}).values() for option in section.options()]
+
+    @staticmethod
+    def _suggest(name: str, known: list[str]) -> str:
+        elsewhere = [other for other in ELSEWHERE.get(name, "").split() if other in known]
+        return f"; {suggestion(name, sorted(known), elsewhere=elsewhere, most=3)}"
+
+
+def start_learners(
+    build: Any,
+    section: LearnersSection,
+    *,
+    strategy: str = "PACK",
+    limits: RestartLimits | None = None,
+    address: str | None = None,
+    num_cpus: float = 0.0,
+) -> LearnerBackend:
+    """Start `section.num_learners` learners `build(reducer=...)` in other processes. `ImportError` without ray."""
+    try:
+        from lockstep.cluster.processes import start_ray
+        from lockstep.cluster.ray_learners import RayLearnerBackend
+
+        start = partial(start_ray, address, num_cpus or section.num_learners * section.num_cpus_per_learner)
+        return RayLearnerBackend(build, section, strategy=strategy, limits=limits, start_ray=start)
+    except ModuleNotFoundError as error:
+        raise without_ray(error, f"learners.num_learners={section.num_learners}") from error
+
+
+LearnerGroup.start_learners = staticmethod(start_learners)
+
+
+def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
+    """Return the error to raise where `option` needs Ray; an `error` about another module is raised as it is."""
+    if error.name != "ray":
+        raise error
+    return ImportError(f"{option} needs Ray: {install_hint('ray')}, or set it to 0")
+
+
+def check_spaces(algorithm: str, observation_space: Any, action_space: Any) -> None:
+    """Raise `ValueError` for actions that the algorithm's default networks cannot take."""
+    try:
+        ActionDist(action_space)
+    except ValueError as error:
+        raise ValueError(f"{algorithm} cannot act in {action_space}: {error}") from None
+
+
+def _subclasses(base: type[BaseConfig]) -> Iterator[type[BaseConfig]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _subclasses(each)
