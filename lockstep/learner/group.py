@@ -25,6 +25,8 @@ from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
 STATE_AFTER_UPDATE = "_rl_module_state_after_update"
+Data = Any
+"""episodes, a batch, or references to them where learners are in other processes"""
 
 
 class LearnerBackend(Protocol):
@@ -42,19 +44,19 @@ class LearnerBackend(Protocol):
         """Update all learners together (each has its shard); return the results of each, in order."""
         ...
 
-    def fetched(self, data: Any) -> Any:
+    def fetched(self, data: Data) -> Data:
         """Return episodes or a batch, where `data` may be references to them."""
         ...
 
-    def freeze(self, data: Any) -> Any:
+    def freeze(self, data: Data) -> Data:
         """Return episodes or a batch as an asynchronous update holds them, whatever becomes of the caller's."""
         ...
 
-    def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
+    def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
         """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed."""
         ...
 
-    def first(self, func: Callable[..., Any], *args: Any) -> Any:
+    def first(self, func: Callable[..., Any], *args: object) -> Any:
         """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
         ...
 
@@ -91,19 +93,19 @@ class LocalBackend:
         """Return the results of the one learner."""
         return [run_request(request, self.learner)]
 
-    def fetched(self, data: Any) -> Any:
+    def fetched(self, data: Data) -> Data:
         """Return `data` itself: here nothing is referred to."""
         return data
 
-    def freeze(self, data: Any) -> Any:
+    def freeze(self, data: Data) -> Data:
         """Return a copy."""
         return frozen_data(data)
 
-    def foreach(self, func: Callable[..., Any], *args: Any) -> list[Any]:
+    def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
         """Return `[func(learner, *args)]`."""
         return [func(self.learner, *args)]
 
-    def first(self, func: Callable[..., Any], *args: Any) -> Any:
+    def first(self, func: Callable[..., Any], *args: object) -> Any:
         """Return `func(learner, *args)`."""
         return func(self.learner, *args)
 
@@ -205,7 +207,7 @@ class LearnerGroup:
 
     def update_from_episodes(
         self,
-        episodes: Any,
+        episodes: Data,
         *,
         timesteps: Mapping[str, int] | None = None,
         async_update: bool = False,
@@ -245,7 +247,7 @@ class LearnerGroup:
 
     def update_from_batch(
         self,
-        batch: Any,
+        batch: Data,
         *,
         timesteps: Mapping[str, int] | None = None,
         async_update: bool = False,
@@ -289,7 +291,7 @@ class LearnerGroup:
     def _request(
         self,
         kind: Literal["episodes", "batch"],
-        data: Any,
+        data: Data,
         options: dict[str, Any],
         return_state: bool,
         reduce_results: bool,
@@ -408,12 +410,12 @@ class LearnerGroup:
         with self._queue.between_updates():
             self._backend.foreach(Learner.set_state, {"rl_module": weights})
 
-    def foreach_learner(self, func: Callable[..., Any], *args: Any) -> list[Any]:
+    def foreach_learner(self, func: Callable[..., Any], *args: object) -> list[Any]:
         """Return `[func(learner, *args)]`, in order, between two updates."""
         with self._queue.between_updates():
             return self._backend.foreach(func, *args)
 
-    def first_learner(self, func: Callable[..., Any], *args: Any) -> Any:
+    def first_learner(self, func: Callable[..., Any], *args: object) -> Any:
         """Return `func(learner, *args)` of one learner, between two updates: for what is the same on all."""
         with self._queue.between_updates():
             return self._backend.first(func, *args)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from lockstep.data.trees import Tree
 from lockstep.learner.shared_memory import SharedMemory, share_memory
 from lockstep.ops import RunningMoments, explained_variance
 from lockstep.state.tree import Array, decode, encode, parse_tensor_file, tensor_file_chunks
@@ -39,7 +40,7 @@ class Reducer(Protocol):
         """Sum over all learners, in place."""
         ...
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Tree) -> list[Tree]:
         """Return `value` of each learner, by rank: plain numbers, texts, arrays and dicts or lists of them."""
         ...
 
@@ -62,7 +63,7 @@ class LocalReducer:
         """Return `tensor` itself."""
         return tensor
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Tree) -> list[Tree]:
         """Return `[value]`."""
         return [value]
 
@@ -154,7 +155,7 @@ class DistributedReducer:
             tensor.copy_(sent)
         return tensor
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Tree) -> list[Tree]:
         """Return `value` of each learner, by rank.
 
         Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them.
@@ -183,7 +184,7 @@ class DistributedReducer:
             self._memory.leave()
         self._group, self._memory, self._broken = None, None, self._broken or why
 
-    def _call(self, name: str, work: Callable[..., Any], *args: Any) -> None:
+    def _call(self, name: str, work: Callable[..., Any], *args: object) -> None:
         if self._group is None:
             raise LearnerError(
                 f"learner {self.rank} of {self.world_size} has no connection to the others: {self._broken}; build the "
@@ -228,13 +229,13 @@ def _open_store(store: object, rank: int, world_size: int, limit: timedelta) -> 
     return distributed.TCPStore(host, int(port), world_size, is_master=rank == 0, timeout=limit)
 
 
-def _to_bytes(value: Any) -> bytes:
+def _to_bytes(value: Tree) -> bytes:
     arrays: dict[str, Array] = {}
     text = json.dumps(encode(value, "value", arrays)).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, *tensor_file_chunks(arrays)])
 
 
-def _from_bytes(content: bytes) -> Any:
+def _from_bytes(content: bytes) -> Tree:
     end = 8 + int.from_bytes(content[:8], "little")
     return decode(json.loads(content[8:end]), parse_tensor_file(content[end:]))
 

@@ -31,7 +31,7 @@ class UpdateRequest:
     """environment steps handed in"""
 
 
-def num_steps_of(data: Any) -> int:
+def num_steps_of(data: object) -> int:
     """Return the environment steps in episodes or a batch; 0 for what is neither (the learner refuses it)."""
     if isinstance(data, RolloutEpisodes):
         return data.num_steps()

@@ -41,9 +41,7 @@ def loss_and_gradients(learner, inputs, values, batch):
     """The learner's loss for given network outputs, and its gradients with respect to both."""
     inputs, values = inputs.clone().requires_grad_(), values.clone().requires_grad_()
     fwd_out = {"action_dist_inputs": inputs, "vf_preds": values}
-    loss = learner.compute_loss_for_module(
-        module_id=MODULE, config=learner.config_of(MODULE), batch=batch, fwd_out=fwd_out
-    )
+    loss = learner.compute_losses(fwd_out={MODULE: fwd_out}, batch={MODULE: batch})[MODULE]
     return loss.detach(), torch.autograd.grad(loss, (inputs, values))
 
 
@@ -86,17 +84,7 @@ def written_out_batch():
     }
 
 
-class PlainPPO(PPOLearner):
-    """Overrides a hook, as users do: the loss is then computed with it and not by the compiled kernel."""
-
-    calls = 0
-
-    def masked_mean(self, values, batch):
-        PlainPPO.calls += 1
-        return super().masked_mean(values, batch)
-
-
-@pytest.mark.parametrize("learner_class", [PPOLearner, PlainPPO])
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     "training, reference",
     [
@@ -114,15 +102,40 @@ class PlainPPO(PPOLearner):
         ),
     ],
 )
-def test_ppo_loss_and_its_gradients_equal_a_plain_torch_computation(training, reference, learner_class):
-    learner = learner_for(PPOConfig(), learner_class=learner_class, **training)
-    calls = PlainPPO.calls
+def test_ppo_loss_and_its_gradients_equal_a_plain_torch_computation(training, reference, fused, monkeypatch):
+    learner = learner_for(PPOConfig().framework(fused_losses=fused), **training)
+    written_out = []
+    original = PPOLearner.compute_loss_for_module
+    monkeypatch.setattr(
+        PPOLearner, "compute_loss_for_module", lambda self, **parts: written_out.append(1) or original(self, **parts)
+    )
     inputs = PROBABILITIES.log()
     loss, gradients = loss_and_gradients(learner, inputs, VALUES, written_out_batch())
     expected, expected_gradients = ppo_reference(inputs, VALUES, written_out_batch(), **reference)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=1e-12)
-    assert (PlainPPO.calls > calls) == (learner_class is PlainPPO)
+    assert bool(written_out) == (not fused or learner.config.kl_coeff > 0)
+
+
+class Doubled(PPOLearner):
+    def compute_loss_for_module(self, **parts):
+        return 2.0 * super().compute_loss_for_module(**parts)
+
+
+class Summed(PPOLearner):
+    """Overrides what the loss is made of."""
+
+    def masked_mean(self, values, batch):
+        return values.sum()
+
+
+@pytest.mark.parametrize("learner_class, factor", [(Doubled, 2.0), (Summed, 4.0)])
+def test_what_a_subclass_writes_is_what_runs_and_not_the_kernel(learner_class, factor):
+    plain, changed = (
+        learner_for(PPOConfig(), learner_class=c, normalize_advantages=None) for c in (None, learner_class)
+    )
+    losses = [loss_and_gradients(x, PROBABILITIES.log(), VALUES, written_out_batch())[0] for x in (plain, changed)]
+    torch.testing.assert_close(losses[1], factor * losses[0], rtol=0, atol=1e-12)
 
 
 def test_ppo_terms_equal_numbers_worked_out_by_hand():
