@@ -12,7 +12,7 @@ from gymnasium import spaces
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.connectors import FrameStack, ModuleConnectors, RescaleActions
 from lockstep.data import SampleBatch
-from lockstep.data.actions import ActionForm, told
+from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -212,9 +212,9 @@ class ActingPolicy:
         """Raise `MalformedBufferError` for a buffer whose actions are not those that the policy learns from."""
         if buffer.action_form != self.action_form:
             raise MalformedBufferError(
-                f"the replay buffer holds {told(buffer.action_form)}, and the policy learns from "
-                f"{told(self.action_form)}; give buffer.to_batch(), which is translated, or set buffer.action_form = "
-                "policy.action_form where its actions are the policy's already"
+                f"the replay buffer holds {in_words(buffer.action_form)}, and the policy learns from "
+                f"{in_words(self.action_form)}; give buffer.to_batch(), which is translated, or set "
+                "buffer.action_form = policy.action_form where its actions are the policy's already"
             )
 
     @property

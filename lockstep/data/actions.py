@@ -14,8 +14,9 @@ from lockstep.data.space_codec import describe_space, space_from
 
 
 def to_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
-    """Flat actions from 0, `[..., A]` (`[...]` for Discrete), in the shape, dtype and offset of an action space. No
-    copy where they are the same.
+    """Bring flat actions from 0, `[..., A]` (`[...]` for Discrete), to the shape, dtype and offset of a space.
+
+    No copy where they are the same.
     """
     if isinstance(space, spaces.Discrete):
         return actions if space.start == 0 else actions + space.start
@@ -27,7 +28,7 @@ def to_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
 
 
 def from_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:
-    """The inverse of `to_space`."""
+    """Return the inverse of `to_space`."""
     if isinstance(space, spaces.Discrete):
         return np.asarray(actions) - (space.start if space.start else 0)
     if isinstance(space, spaces.MultiDiscrete) and space.start.any():
@@ -59,13 +60,13 @@ class RescaleActions:
         self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
-        """[-1, 1] -> the bounds."""
+        """Map [-1, 1] to the bounds."""
         rows = actions.reshape(-1, self._low.size)
         scaled = np.minimum(np.maximum(rows * self._half + self._centre, self._low), self._high)
         return scaled.reshape(actions.shape)
 
     def inverse(self, actions: np.ndarray) -> np.ndarray:
-        """The bounds -> [-1, 1] (0 where both bounds are the same)."""
+        """Map the bounds to [-1, 1] (0 where both bounds are the same)."""
         rows = actions.reshape(-1, self._low.size)
         return ((rows - self._centre) / np.where(self._half > 0, self._half, 1.0)).reshape(actions.shape)
 
@@ -81,7 +82,7 @@ class ActionForm:
 
     @classmethod
     def of(cls, action_space: Space[Any], rescaled: bool = False) -> ActionForm | None:
-        """None where nothing sets them apart."""
+        """Return the form of these actions, None where nothing sets them apart."""
         if rescaled and isinstance(action_space, spaces.Box):
             rescaled = bool((action_space.low != -1.0).any() or (action_space.high != 1.0).any())
         starts = np.asarray(getattr(action_space, "start", 0))
@@ -89,28 +90,28 @@ class ActionForm:
         return None if flat and not rescaled and not starts.any() else cls(action_space, rescaled)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Actions `[N, ...]` as learned from -> those of the environment."""
+        """Bring actions `[N, ...]` as learned from to those of the environment."""
         actions = to_space(self.action_space, actions)
         return RescaleActions(self.action_space)(actions) if self.rescaled else actions
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse."""
+        """Bring actions of the environment to those that are learned from."""
         return from_space(
             self.action_space, RescaleActions(self.action_space).inverse(actions) if self.rescaled else actions
         )
 
     def get_state(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the form as plain data."""
         return {"space": describe_space(self.action_space), "rescaled": self.rescaled}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> ActionForm | None:
-        """What `get_state` told; None for None."""
+        """Return the form that `get_state` described; None for None."""
         return None if state is None else cls(space_from(state["space"]), bool(state["rescaled"]))
 
 
-def told(form: ActionForm | None) -> str:
-    """In words: whose actions?"""
+def in_words(form: ActionForm | None) -> str:
+    """Return in words whose actions these are: the environment's, or those that are learned from."""
     if form is None:
         return "the environment's actions"
     return f"actions {'rescaled to [-1, 1]' if form.rescaled else 'flat, from 0'}, for {form.action_space}"
@@ -123,7 +124,7 @@ MASKABLE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def carries_mask(space: Space[Any]) -> bool:
-    """Whether `space` is a Dict with an action mask: the entry `"action_mask"` beside what is observed.
+    """Return whether `space` is a Dict with an action mask: the entry `"action_mask"` beside what is observed.
 
     Raises:
         ValueError: the mask has nothing beside it, or lies deeper in the space, where it would not be seen.
@@ -144,7 +145,7 @@ def carries_mask(space: Space[Any]) -> bool:
 
 
 def _mask_below(space: Space[Any]) -> str | None:
-    """Where in a tree of spaces an action mask is, as keys in brackets."""
+    """Return where in a tree of spaces an action mask is, as keys in brackets."""
     parts: Any = ()
     if isinstance(space, spaces.Dict):
         parts = space.spaces.items()
@@ -158,7 +159,7 @@ def _mask_below(space: Space[Any]) -> str | None:
 
 
 def without_mask(obs: Any) -> Any:
-    """What is observed (or its space), of a Dict that carries an action mask: the one other entry, or all others."""
+    """Return an observation (or its space) without its action mask: the one other entry, or all others."""
     rest = {key: obs[key] for key in obs.keys() if key != ACTION_MASK}  # noqa: SIM118 - of a space too
     if len(rest) == 1:
         return next(iter(rest.values()))
@@ -166,7 +167,7 @@ def without_mask(obs: Any) -> Any:
 
 
 def mask_size(action_space: Maskable) -> int:
-    """Entries of a mask for these actions: one for each choice."""
+    """Return the number of entries of a mask for these actions: one for each choice."""
     if isinstance(action_space, spaces.Discrete):
         return int(action_space.n)
     if isinstance(action_space, spaces.MultiDiscrete):
@@ -175,8 +176,10 @@ def mask_size(action_space: Maskable) -> int:
 
 
 def allowed_actions(space: Maskable, rng: np.random.Generator, mask: np.ndarray) -> np.ndarray:
-    """`[N, ...]`, for masks `[N, D]` with an entry for each logit, as the networks take them: of each choice the
-    actions whose entry is not 0 are equally likely (the first one where all are 0); a bit whose entry is 0 is 0.
+    """Draw actions `[N, ...]` for masks `[N, D]` with an entry for each logit, as the networks take them.
+
+    Of each choice the actions whose entry is not 0 are equally likely (the first one where all are 0); a bit whose
+    entry is 0 is 0.
     """
     chances = np.where(mask != 0, rng.random(mask.shape), -1.0)
     if isinstance(space, spaces.Discrete):

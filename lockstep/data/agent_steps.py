@@ -167,7 +167,7 @@ class AgentSteps:
 
     # ---- growing -----------------------------------------------------------------------------------------
 
-    def refusal(self, step: EnvStep) -> str | None:
+    def problem_with(self, step: EnvStep) -> str | None:
         """Return why the agent's part of a step cannot be, in words; None where it can."""
         agent = self.agent
         acts, observes = agent in step.actions, agent in step.observations
@@ -183,7 +183,7 @@ class AgentSteps:
         except (TypeError, ValueError):
             return f"the reward {reward!r} is a {type(reward).__name__}; one number is needed"
         if acts:
-            return self._refused_action(step, observes) or self._refused_end(step, observes)
+            return self._action_problem(step, observes) or self._end_problem(step, observes)
         if agent in step.extra_model_outputs:
             return "extra model outputs came without an action"
         if observes and self.can_act:
@@ -191,9 +191,9 @@ class AgentSteps:
                 f"a second observation came, but it has not acted since the one of t={self.times[-1]}; give an agent "
                 "its observation when it is to act (or when it is done)"
             )
-        return self._refused_end(step, observes)
+        return self._end_problem(step, observes)
 
-    def _refused_action(self, step: EnvStep, observes: bool) -> str | None:
+    def _action_problem(self, step: EnvStep, observes: bool) -> str | None:
         if self.episode is None:
             return "it acted without having observed anything"
         if self.waiting is not None:
@@ -213,8 +213,8 @@ class AgentSteps:
             else None
         )
 
-    def _refused_end(self, step: EnvStep, observes: bool) -> str | None:
-        """Refuse an end that leaves an action without what must follow it, and infos without observation."""
+    def _end_problem(self, step: EnvStep, observes: bool) -> str | None:
+        """Return what is wrong with an end that leaves an action open, or with infos without an observation."""
         if observes or self.ended_at is not None:
             return None
         terminated, truncated = step.flags(self.agent)

@@ -623,19 +623,21 @@ class SingleAgentEpisode:
         episode does (or `len_lookback_buffer`), as far as there are any. `ValueError` for a step other than 1.
         """
         start, stop = run_of_steps(slice_, len(self))
-        wanted = check_whole("len_lookback_buffer", len_lookback_buffer, 0, optional=True)
-        lookback = min(self._lookback if wanted is None else wanted, self._lookback + start)
-        part = self._piece(start, max(start, stop), lookback)
+        wanted = self._lookback
+        if len_lookback_buffer is not None:
+            wanted = check_whole("len_lookback_buffer", len_lookback_buffer, 0)
+        part = self._piece(start, max(start, stop), min(wanted, self._lookback + start))
         if stop < start:
             part.is_terminated = part.is_truncated = False
         return part
 
     def __getitem__(self, key: int | Slice) -> SingleAgentEpisode:
-        return self.slice(slice(*run_of_steps(key, len(self))))
+        return self.slice(key if isinstance(key, slice) else slice(*run_of_steps(key, len(self))))
 
     def _piece(self, start: int, stop: int, lookback: int, *, copied: bool = False) -> SingleAgentEpisode:
         """Return steps `start:stop` with `lookback` steps before them, as views or copied."""
-        self.to_numpy()
+        if self._new_obs:
+            self.to_numpy()
         first = self._lookback + start - lookback
         last = self._lookback + stop
         at_end = stop == len(self)

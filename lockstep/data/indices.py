@@ -22,6 +22,7 @@ from lockstep.state.checks import check_whole
 
 Indices = int | slice | Sequence[int] | np.ndarray | None
 Positions = int | slice | np.ndarray
+_INTEGERS = (int, np.integer)
 
 
 def row_numbers(key: object, num_rows: int) -> np.ndarray:
@@ -140,33 +141,39 @@ def positions_of(
         IndexError: an int or an item of a list is outside, without `fill`.
     """
 
-    def position(index: int) -> int:
-        return (lookback if index >= 0 or neg_index_as_lookback else stored) + index
-
     if indices is None:
         return slice(lookback, stored)
     if isinstance(indices, slice):
-        return _slice_positions(indices, position, lookback, stored, fill)
-    if isinstance(indices, int | np.integer):
-        found = [position(int(indices))]
-    else:
-        found = [position(int(index)) for index in indices]
-    outside = [] if fill else [i for i, at in enumerate(found) if not 0 <= at < stored]
-    if outside:
-        index = int(indices) if isinstance(indices, int | np.integer) else int(indices[outside[0]])
-        raise IndexError(
-            f"index {index} of {name} is out of range: {stored - lookback} items and {lookback} before them as "
-            "lookback; give `fill` to read past the ends"
-        )
-    return found[0] if isinstance(indices, int | np.integer) else np.array(found, dtype=np.int64)
+        return _slice_positions(indices, lookback, stored, neg_index_as_lookback, fill)
+    if isinstance(indices, _INTEGERS):
+        position = _position(int(indices), lookback, stored, neg_index_as_lookback)
+        if not fill and not 0 <= position < stored:
+            raise _outside(int(indices), name, lookback, stored)
+        return position
+    found = [_position(int(index), lookback, stored, neg_index_as_lookback) for index in indices]
+    for index, position in zip(indices, found):
+        if not fill and not 0 <= position < stored:
+            raise _outside(index, name, lookback, stored)
+    return np.array(found, dtype=np.int64)
 
 
-def _slice_positions(key: slice, position: Callable[[int], int], lookback: int, stored: int, fill: bool) -> Positions:
+def _position(index: int, lookback: int, stored: int, neg_index_as_lookback: bool) -> int:
+    return (lookback if index >= 0 or neg_index_as_lookback else stored) + index
+
+
+def _outside(index: int, name: str, lookback: int, stored: int) -> IndexError:
+    return IndexError(
+        f"index {index} of {name} is out of range: {stored - lookback} items and {lookback} before them as lookback; "
+        "give `fill` to read past the ends"
+    )
+
+
+def _slice_positions(key: slice, lookback: int, stored: int, neg_index_as_lookback: bool, fill: bool) -> Positions:
     """Return the positions of a slice; its open ends stop at the lookback."""
-    step = key.indices(stored)[2]
+    step = 1 if key.step is None else key.indices(stored)[2]
     first, last = (lookback, stored) if step > 0 else (stored - 1, lookback - 1)
-    start = first if key.start is None else position(int(key.start))
-    stop = last if key.stop is None else position(int(key.stop))
+    start = first if key.start is None else _position(int(key.start), lookback, stored, neg_index_as_lookback)
+    stop = last if key.stop is None else _position(int(key.stop), lookback, stored, neg_index_as_lookback)
     if fill:
         positions = np.arange(start, stop, step, dtype=np.int64)
         if not len(positions):

@@ -214,15 +214,15 @@ class MultiAgentEpisode:
         """Raise `MultiAgentEnvError` for data that cannot be; the episode is as before."""
         for agent in dict.fromkeys([*self._agents, *step.agents()]):
             steps = self._agents.get(agent)
-            reason = self._refused_name(agent) if steps is None else None
+            reason = self._name_problem(agent) if steps is None else None
             steps = steps or AgentSteps(agent)
-            reason = reason or steps.refusal(step)
+            reason = reason or steps.problem_with(step)
             if reason is None and steps.episode is None and agent in step.observations:
-                reason = self._refused_first(agent, step.observations[agent])
+                reason = self._first_problem(agent, step.observations[agent])
             if reason is not None:
                 raise self._problem(agent, reason)
 
-    def _refused_name(self, agent: AgentID) -> str | None:
+    def _name_problem(self, agent: AgentID) -> str | None:
         """Return why an agent without data so far cannot appear; None where it can."""
         if agent == ALL:
             return "data came under '__all__', which is for flags only"
@@ -231,7 +231,7 @@ class MultiAgentEpisode:
                 return f"data came for an unknown agent; the spaces know {list(spaces)}"
         return None
 
-    def _refused_first(self, agent: AgentID, observation: Tree) -> str | None:
+    def _first_problem(self, agent: AgentID, observation: Tree) -> str | None:
         """Return why a first observation cannot be; None where it can."""
         space = (self._observation_spaces or {}).get(agent)
         if space is None or space.contains(observation):

@@ -103,11 +103,12 @@ class SampleBatch(dict[str, Any], Columns):
         """Return a batch of columns known to fit together, without checks; layout and marks are those of `like`."""
         batch = cls.__new__(cls)
         dict.update(batch, columns)
-        batch._max_seq_len = None if like is None else like._max_seq_len
-        batch.num_grad_updates = None if like is None else like.num_grad_updates
-        batch.time_major = like is not None and like.time_major
-        batch.zero_padded = like is not None and like.zero_padded
-        batch.is_training = like is not None and like.is_training
+        if like is None:
+            batch.time_major = batch.zero_padded = batch.is_training = False
+            batch._max_seq_len = batch.num_grad_updates = None
+        else:
+            batch.time_major, batch.zero_padded, batch.is_training = like.time_major, like.zero_padded, like.is_training
+            batch._max_seq_len, batch.num_grad_updates = like._max_seq_len, like.num_grad_updates
         return batch
 
     def marks(self) -> dict[str, Any]:
@@ -663,8 +664,8 @@ def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> A
         like = filled[0][1]
         names = common_names([(position, batch.keys()) for position, batch in filled], on_missing)
         gathered = {name: [dict.__getitem__(batch, name) for _, batch in filled] for name in names}
-    sequences = like.get(_SEQ_LENS)
-    sequences = None if sequences is None else len(sequences)
+    seq_lens = dict.get(like, _SEQ_LENS)
+    sequences = None if seq_lens is None else len(seq_lens)
     joined = {}
     for name, parts in gathered.items():
         side_by_side = like.time_major and not _is_per_sequence(name, parts[0], sequences)

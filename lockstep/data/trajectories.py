@@ -21,6 +21,7 @@ import numpy as np
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trees import leaves, map_tree, zip_trees
+from lockstep.state.checks import check_whole
 
 Tree = Any
 
@@ -71,7 +72,7 @@ class Trajectories:
     """[E, ...] true next observations of those rows"""
 
     def next_obs(self) -> Tree:
-        """True next observations `[T * B, ...]`, a copy (zeros where a row is no transition and the data end)."""
+        """Return true next observations `[T * B, ...]`, a copy (zeros after the last row of the data)."""
 
         def following(leaf: np.ndarray) -> np.ndarray:
             return np.concatenate([leaf[1:], np.zeros_like(leaf[:1])]).reshape(-1, *leaf.shape[2:])
@@ -85,7 +86,7 @@ class Trajectories:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, B)"""
+        """T and B."""
         return self.rewards.shape[0], self.rewards.shape[1]
 
     @property
@@ -95,22 +96,115 @@ class Trajectories:
         return self.rewards.size if rows is None else len(rows)
 
     def rows(self) -> np.ndarray | None:
-        """Flat indices of the real transitions to train on, `None` for all rows."""
+        """Return the flat indices of the real transitions to train on, `None` for all rows."""
         if self.owned is None:
             return None if self.valid is None else np.flatnonzero(self.valid)
         return np.flatnonzero(self.owned if self.valid is None else self.owned & self.valid)
 
     def flat_obs(self) -> Tree:
-        """Observations `[T * B, ...]`, a view."""
+        """Return observations `[T * B, ...]`, a view."""
         return map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.obs)
 
     def flat_actions(self) -> np.ndarray:
-        """Actions `[T * B, ...]`, a view."""
+        """Return actions `[T * B, ...]`, a view."""
         return self.actions.reshape(-1, *self.actions.shape[2:])
+
+    def shards(self, num_shards: int, *, cut: bool = True) -> list[Trajectories | None]:
+        """Return `num_shards` views that together own every row once, of sizes that differ by at most one row.
+
+        A shard without a transition is None. `cut=False` keeps episodes whole (of several environments: their columns),
+        as modules with memory need it; shards are then balanced as far as that goes. `positions` of a shard are the
+        numbers of its transitions among those of the whole. `ValueError` for `num_shards < 1`.
+        """
+        check_whole("num_shards", num_shards, 1)
+        if num_shards == 1:
+            return [self if self.num_rows else None]
+        steps, columns = self.shape
+        bounds = [shard * steps * columns // num_shards for shard in range(num_shards + 1)]
+        begins = self._piece_begins()
+        if not cut:  # a piece belongs to the shard that owns its first row
+            bounds = [int(begins[np.searchsorted(begins, bound)]) for bound in bounds]
+        numbers = self._numbers()
+        shards: list[Trajectories | None] = []
+        for start, stop in itertools.pairwise(bounds):
+            shard = None if start == stop else self._shard(start, stop, begins, None if not cut else numbers)
+            shards.append(shard if shard is not None and shard.num_rows else None)
+        return shards
+
+    def _piece_begins(self) -> np.ndarray:
+        """Return the rows, counted column by column, before which the grid may be cut; and the number of all rows."""
+        steps, columns = self.shape
+        if columns > 1:
+            return np.arange(columns + 1) * steps
+        ends = (self.dones | self.cuts)[:, 0]
+        return np.unique(np.concatenate([[0], np.flatnonzero(ends) + 1, [steps]]))
+
+    def _numbers(self) -> np.ndarray:
+        """Return [T, B] int64: the number of each transition among all, as one learner counts them."""
+        if self.valid is None:
+            return np.arange(self.rewards.size).reshape(self.shape)
+        return np.cumsum(self.valid.reshape(-1)).reshape(self.shape) - 1
+
+    def _shard(self, start: int, stop: int, begins: np.ndarray, numbers: np.ndarray | None) -> Trajectories:
+        """Return the pieces around rows `start` to `stop`, counted column by column; whole without `numbers`."""
+        steps, columns = self.shape
+        first = int(begins[np.searchsorted(begins, start, side="right") - 1])
+        last = int(begins[np.searchsorted(begins, stop)])
+        times, envs = (
+            (slice(first, last), slice(0, 1))
+            if columns == 1
+            else (slice(0, steps), slice(first // steps, last // steps))
+        )
+        shard = self._window(times, envs)
+        if numbers is not None:
+            cells = np.arange(first, last).reshape(envs.stop - envs.start, -1).T
+            shard.owned = (cells >= start) & (cells < stop)
+            shard.positions = numbers[times, envs].reshape(-1)[shard.rows()]
+        return shard
+
+    def _window(self, times: slice, envs: slice) -> Trajectories:
+        def part(leaf: Any) -> Any:
+            return None if leaf is None else leaf[times, envs]
+
+        index, kept = self._moved(self.bootstrap_index, times, envs)
+        terminal_index, terminal_obs = self.terminal_index, self.terminal_obs
+        if terminal_index is not None:
+            terminal_index, ended = self._moved(terminal_index, times, envs)
+            terminal_obs = map_tree(lambda leaf: leaf[ended], terminal_obs)
+        state_index, states = self.state_index, self.states
+        if state_index is not None:
+            state_index, with_state = self._moved(state_index, times, envs)
+            states = map_tree(lambda leaf: leaf[with_state], states)
+        return Trajectories(
+            obs=map_tree(part, self.obs),
+            actions=part(self.actions),
+            rewards=part(self.rewards),
+            terminateds=part(self.terminateds),
+            cuts=part(self.cuts),
+            dones=part(self.dones),
+            bootstrap_index=index,
+            bootstrap_obs=map_tree(lambda leaf: leaf[kept], self.bootstrap_obs),
+            valid=part(self.valid),
+            starts=part(self.starts),
+            state_index=state_index,
+            states=states,
+            action_logp=part(self.action_logp),
+            truncateds=part(self.truncateds),
+            recorded=None if self.recorded is None else map_tree(part, self.recorded),
+            terminal_index=terminal_index,
+            terminal_obs=terminal_obs,
+            place=(times.start, envs.start, *self.shape),
+        )
+
+    def _moved(self, rows: np.ndarray, times: slice, envs: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of the flat `rows` that lie in the window, as its flat rows; and which of `rows` they are."""
+        t, b = np.divmod(rows, self.shape[1])
+        kept = (t >= times.start) & (t < times.stop) & (b >= envs.start) & (b < envs.stop)
+        return (t[kept] - times.start) * (envs.stop - envs.start) + b[kept] - envs.start, kept
 
 
 def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajectories:
-    """Episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
+    """Return episodes one after another as one column of `[T, 1]`; each ends with its own bootstrap observation.
 
     All episodes of one rollout, in any order, are read as the store's own columns `[T, B]`, without a copy.
     What was recorded when acting is read from the extra outputs (`action_logp` `[T]`, `action_dist_inputs`, ...).
@@ -136,7 +230,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     cuts = dones & ~terminateds
     starts = np.zeros_like(terminateds)
     starts[ends - [len(piece) - 1 for piece in pieces], 0] = True
-    stored = [_state_before(piece, item) for piece, item in zip(pieces, data)]
+    stored = [_state_before(item, piece) for item, piece in zip(data, pieces)]
     kept = [i for i, state in enumerate(stored) if state is not None]
     recorded = _recorded(data)
     last = zip_trees(np.concatenate, [map_tree(lambda leaf: leaf[-1:], item[Columns.NEXT_OBS]) for item in data], "")
@@ -192,7 +286,7 @@ def _recorded(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
     return joined
 
 
-def _state_before(piece: SingleAgentEpisode, data: Mapping[str, Any]) -> Tree:
+def _state_before(data: Mapping[str, Any], piece: SingleAgentEpisode) -> Tree:
     if Columns.STATE_IN in data:
         return map_tree(lambda leaf: np.asarray(leaf)[0], data[Columns.STATE_IN])
     kept = piece.custom_data.get(Columns.STATE_IN)
@@ -200,106 +294,6 @@ def _state_before(piece: SingleAgentEpisode, data: Mapping[str, Any]) -> Tree:
 
 
 def num_rows_of(tree: Tree) -> int:
-    """Rows of a column that may be nested."""
+    """Return the rows of a column that may be nested."""
     shape = getattr(tree, "shape", None)  # an array or a tensor; asked for each gradient step
     return int(next(iter(leaves(tree))).shape[0] if shape is None else shape[0])
-
-
-def shard_trajectories(trajectories: Trajectories, num_shards: int, *, cut: bool = True) -> list[Trajectories | None]:
-    """`num_shards` views that together own every row once; their sizes differ by at most one row of the grid.
-
-    A shard without a transition is None. `cut=False` keeps episodes whole (of several environments: their columns),
-    as modules with memory need it; shards are then balanced as far as that goes. `positions` of a shard are the
-    numbers of its transitions among those of the whole. `ValueError` for `num_shards < 1`.
-    """
-    if num_shards < 1:
-        raise ValueError(f"num_shards={num_shards}; it must be at least 1")
-    if num_shards == 1:
-        return [trajectories if trajectories.num_rows else None]
-    steps, columns = trajectories.shape
-    bounds = [shard * steps * columns // num_shards for shard in range(num_shards + 1)]
-    begins = _piece_begins(trajectories)
-    if not cut:  # a piece belongs to the shard that owns its first row
-        bounds = [int(begins[np.searchsorted(begins, bound)]) for bound in bounds]
-    numbers = _numbers(trajectories)
-    shards: list[Trajectories | None] = []
-    for start, stop in itertools.pairwise(bounds):
-        shard = None if start == stop else _shard(trajectories, start, stop, begins, None if not cut else numbers)
-        shards.append(shard if shard is not None and shard.num_rows else None)
-    return shards
-
-
-def _piece_begins(trajectories: Trajectories) -> np.ndarray:
-    """Numbers, column by column, of the rows before which the grid may be cut apart; and the number of all rows."""
-    steps, columns = trajectories.shape
-    if columns > 1:
-        return np.arange(columns + 1) * steps
-    ends = (trajectories.dones | trajectories.cuts)[:, 0]
-    return np.unique(np.concatenate([[0], np.flatnonzero(ends) + 1, [steps]]))
-
-
-def _numbers(trajectories: Trajectories) -> np.ndarray:
-    """[T, B] int64: the number of each transition among all, as one learner counts them."""
-    if trajectories.valid is None:
-        return np.arange(trajectories.rewards.size).reshape(trajectories.shape)
-    return np.cumsum(trajectories.valid.reshape(-1)).reshape(trajectories.shape) - 1
-
-
-def _shard(
-    trajectories: Trajectories, start: int, stop: int, begins: np.ndarray, numbers: np.ndarray | None
-) -> Trajectories:
-    """The pieces around rows `start` to `stop`, counted column by column; without `numbers` these are whole."""
-    steps, columns = trajectories.shape
-    first = int(begins[np.searchsorted(begins, start, side="right") - 1])
-    last = int(begins[np.searchsorted(begins, stop)])
-    times, envs = (
-        (slice(first, last), slice(0, 1)) if columns == 1 else (slice(0, steps), slice(first // steps, last // steps))
-    )
-    shard = _window(trajectories, times, envs)
-    if numbers is not None:
-        cells = np.arange(first, last).reshape(envs.stop - envs.start, -1).T
-        shard.owned = (cells >= start) & (cells < stop)
-        shard.positions = numbers[times, envs].reshape(-1)[shard.rows()]
-    return shard
-
-
-def _window(trajectories: Trajectories, times: slice, envs: slice) -> Trajectories:
-    def part(leaf: Any) -> Any:
-        return None if leaf is None else leaf[times, envs]
-
-    index, kept = _moved(trajectories, trajectories.bootstrap_index, times, envs)
-    terminal_index, terminal_obs = trajectories.terminal_index, trajectories.terminal_obs
-    if terminal_index is not None:
-        terminal_index, ended = _moved(trajectories, terminal_index, times, envs)
-        terminal_obs = map_tree(lambda leaf: leaf[ended], terminal_obs)
-    state_index, states = trajectories.state_index, trajectories.states
-    if state_index is not None:
-        state_index, with_state = _moved(trajectories, state_index, times, envs)
-        states = map_tree(lambda leaf: leaf[with_state], states)
-    return Trajectories(
-        obs=map_tree(part, trajectories.obs),
-        actions=part(trajectories.actions),
-        rewards=part(trajectories.rewards),
-        terminateds=part(trajectories.terminateds),
-        cuts=part(trajectories.cuts),
-        dones=part(trajectories.dones),
-        bootstrap_index=index,
-        bootstrap_obs=map_tree(lambda leaf: leaf[kept], trajectories.bootstrap_obs),
-        valid=part(trajectories.valid),
-        starts=part(trajectories.starts),
-        state_index=state_index,
-        states=states,
-        action_logp=part(trajectories.action_logp),
-        truncateds=part(trajectories.truncateds),
-        recorded=None if trajectories.recorded is None else map_tree(part, trajectories.recorded),
-        terminal_index=terminal_index,
-        terminal_obs=terminal_obs,
-        place=(times.start, envs.start, *trajectories.shape),
-    )
-
-
-def _moved(trajectories: Trajectories, rows: np.ndarray, times: slice, envs: slice) -> tuple[np.ndarray, np.ndarray]:
-    """Those of the flat `rows` that lie in the window, as its flat rows; and which of `rows` they are."""
-    t, b = np.divmod(rows, trajectories.shape[1])
-    kept = (t >= times.start) & (t < times.stop) & (b >= envs.start) & (b < envs.stop)
-    return (t[kept] - times.start) * (envs.stop - envs.start) + b[kept] - envs.start, kept

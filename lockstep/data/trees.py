@@ -42,21 +42,31 @@ def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name:
     Raises `ValueError`, naming `name` and the position, when the trees are not built alike.
     """
     first = trees[0]
+    keys = _keys(first)
+    for position, tree in enumerate(trees):
+        if _keys(tree) != keys:
+            raise ValueError(
+                f"column {name!r} is {_structure(first)} at position 0 but {_structure(tree)} at position {position}"
+            )
     if isinstance(first, dict):
-        for position, tree in enumerate(trees):
-            if not isinstance(tree, dict) or tree.keys() != first.keys():
-                raise ValueError(_unlike(name, position, first, tree))
         return {key: zip_trees(function, [tree[key] for tree in trees], f"{name}/{key}") for key in first}
     if isinstance(first, tuple):
-        for position, tree in enumerate(trees):
-            if not isinstance(tree, tuple) or len(tree) != len(first):
-                raise ValueError(_unlike(name, position, first, tree))
         parts = [zip_trees(function, list(part), f"{name}/{i}") for i, part in enumerate(zip(*trees))]
         return _same_tuple(first, parts)
-    for position, tree in enumerate(trees):
-        if isinstance(tree, dict | tuple):
-            raise ValueError(_unlike(name, position, first, tree))
     return function(list(trees))
+
+
+def _keys(tree: Tree) -> Collection[Any] | int | None:
+    """Return the keys of a dict, the length of a tuple, None for a leaf."""
+    if isinstance(tree, dict):
+        return tree.keys()
+    return len(tree) if isinstance(tree, tuple) else None
+
+
+def _structure(tree: Tree) -> str:
+    if isinstance(tree, dict):
+        return f"a dict with {sorted(map(str, tree))}"
+    return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else f"a {type(tree).__name__}"
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
@@ -174,13 +184,10 @@ def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
             f"column {name!r} is a torch tensor in the batches at {where} and a numpy array in the others; "
             "bring all to one kind with to_torch() or to_numpy()"
         )
-    if len(kinds) > 1 and any(issubclass(kind, dict | tuple) for kind in kinds):
-        position = next(i for i, part in enumerate(parts) if isinstance(part, dict | tuple))
-        raise ValueError(_unlike(name, position, parts[0], parts[position]))
     try:
         return torch.cat(parts, dim=axis) if tensors == {True} else np.concatenate(parts, axis=axis)
     except (ValueError, RuntimeError, TypeError) as error:
-        shapes = [tuple(part.shape) for part in parts[:8]]
+        shapes = [getattr(part, "shape", type(part).__name__) for part in parts[:8]]
         raise ValueError(f"column {name!r} cannot be joined; shapes are {shapes}: {error}") from None
 
 
@@ -266,15 +273,6 @@ def object_rows(rows: list[Any]) -> np.ndarray:
 
 def _same_tuple(like: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
-
-
-def _unlike(name: str, position: int, first: Tree, other: Tree) -> str:
-    def build(tree: Tree) -> str:
-        if isinstance(tree, dict):
-            return f"a dict with {sorted(map(str, tree))}"
-        return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else f"a {type(tree).__name__}"
-
-    return f"column {name!r} is {build(first)} at position 0 but {build(other)} at position {position}"
 
 
 # ---- counting and describing ---------------------------------------------------------------------------------

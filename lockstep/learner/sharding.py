@@ -26,7 +26,7 @@ from lockstep.data.minibatch import shard_batch
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
-from lockstep.data.trajectories import Trajectories, num_rows_of, shard_trajectories, trajectories_from_episodes
+from lockstep.data.trajectories import Trajectories, num_rows_of, trajectories_from_episodes
 from lockstep.data.trees import map_tree
 from lockstep.learner.minibatches import Indices, UpdateOptions, take_rows
 from lockstep.learner.reduction import LearnerError, Reducer
@@ -108,7 +108,7 @@ def shards_of(data: Any, num_learners: int, modules: Mapping[str, bool]) -> list
     shards = [EpisodeParts(stop - start) for start, stop in itertools.pairwise(steps)]
     for module_id, trajectories in whole.trajectories.items():
         cut = not modules.get(module_id, False)
-        for shard, part in zip(shards, shard_trajectories(trajectories, num_learners, cut=cut)):
+        for shard, part in zip(shards, trajectories.shards(num_learners, cut=cut)):
             if part is not None:
                 shard.trajectories[module_id] = part
     for module_id, versions in whole.versions.items():

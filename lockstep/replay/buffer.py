@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
-from lockstep.data.actions import ActionForm, told
+from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
 from lockstep.data.minari_files import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
@@ -276,7 +276,7 @@ class ReplayBuffer:
             form = self.action_form
         else:
             raise ValueError(
-                f"the buffer holds {told(self.action_form)}, the other one {told(other.action_form)}; "
+                f"the buffer holds {in_words(self.action_form)}, the other one {in_words(other.action_form)}; "
                 "extend(other.to_batch()) translates them; where they are the same already, set its action_form"
             )
         if self.schema != other.schema:
@@ -622,7 +622,7 @@ class ReplayBuffer:
         # one written before buffers knew whose actions they hold: they are those of who collected
         form = ActionForm.from_state(state["action_form"]) if "action_form" in state else self.action_form
         if self.action_form not in (None, form):
-            raise ValueError(f"the state has {told(form)}, this buffer {told(self.action_form)}")
+            raise ValueError(f"the state has {in_words(form)}, this buffer {in_words(self.action_form)}")
         if columns:
             self.store.set_state(columns)
             self._use_columns()

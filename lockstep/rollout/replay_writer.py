@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.data.actions import ActionForm, told
+from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutStore, rows_of
 from lockstep.data.trees import leaves, map_tree
@@ -179,8 +179,8 @@ def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:
     form: ActionForm | None = getattr(part, "action_form", None)
     if len(buffer) and buffer.action_form != form:
         raise ValueError(
-            f"the buffer holds {told(buffer.action_form)}, and the policy learns from {told(form)}; collect into one "
-            "made with action_form=policy.action_form, which extend(buffer.to_batch()) fills, or set "
+            f"the buffer holds {in_words(buffer.action_form)}, and the policy learns from {in_words(form)}; collect "
+            "into one made with action_form=policy.action_form, which extend(buffer.to_batch()) fills, or set "
             "buffer.action_form where its actions are the policy's already"
         )
     buffer.action_form = form

@@ -10,7 +10,7 @@ from test_algorithms_losses import some_episodes
 from torch.distributions import Categorical, kl_divergence
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, SampleBatch
-from lockstep.data.trajectories import shard_trajectories, trajectories_from_episodes
+from lockstep.data.trajectories import trajectories_from_episodes
 
 MODULE = "default_policy"
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -195,7 +195,7 @@ def test_without_vtrace_older_policies_are_not_corrected_for(config):
 
 def test_shards_carry_the_log_probabilities_of_their_own_rows():
     whole = trajectories_from_episodes(some_episodes(logp=True))
-    shards = shard_trajectories(whole, 3)
+    shards = whole.shards(3)
     assert sorted(row for shard in shards for row in shard.positions) == list(range(12))
     for shard in shards:
         np.testing.assert_array_equal(shard.action_logp[shard.owned], whole.action_logp[shard.positions, 0])
