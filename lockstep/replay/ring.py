@@ -187,10 +187,10 @@ class Ring:
 
         Negative ones count back from the end of the rows in use, as in an array.
         """
-        rows = np.array(to_numpy_leaf(indices), ndmin=1, copy=None)
-        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
+        rows = np.asarray(to_numpy_leaf(indices))
+        if rows.ndim > 1 or (rows.dtype.kind not in "iu" and rows.size):
             raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
-        rows = np.ascontiguousarray(rows, np.int64)
+        rows = np.ascontiguousarray(rows, np.int64)  # of one number [1]
         position = self.kernels.first_absent(rows, self.marks, self.num_rows)
         if position >= 0 and rows.min() < 0:
             used = self.used()
