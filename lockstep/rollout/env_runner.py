@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from lockstep.state.streams import RandomStreams
 class EnvRunner:
     """Samples fragments of experience.
 
-    `env`: the runner's own environments. `policy` acts with weights that come by `set_weights`; nothing is learned
+    `env`: the runner's own environments. `policy` acts with weights from elsewhere; nothing is learned
     here. `index` and `num_runners`: its place among runners of equally many environments each; environment `b` of
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
@@ -67,9 +67,11 @@ class EnvRunner:
         """Version of the weights that act."""
         return self.policy.weights_seq_no
 
-    def set_weights(self, weights: ActingWeights) -> None:
-        """Act with these from the next sample on. `ValueError` where they are of another network."""
-        self.policy.set_weights(weights)
+    def apply(self, func: Callable[..., Any], *args: Any, weights: ActingWeights | None = None) -> Any:
+        """Return `func(runner, *args)`. `weights`: act with these from now on; `ValueError` for another network's."""
+        if weights is not None:
+            self.policy.set_weights(weights)
+        return func(self, *args)
 
     def sample(
         self,
@@ -84,11 +86,11 @@ class EnvRunner:
         `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
         sample; `fragment.episodes(...)` gives episodes.
 
-        `random`: actions from the action space. `weights`: `set_weights` first. `renew`: new episodes everywhere first.
+        `random`: actions from the action space. `weights`: act with these from now on. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
         if weights is not None:
-            self.set_weights(weights)
+            self.policy.set_weights(weights)
         collector = self.collector
         store = self._empty_store(num_timesteps)
         whole = num_episodes is not None or isinstance(collector, WholeEpisodeCollector)

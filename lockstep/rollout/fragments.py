@@ -124,7 +124,7 @@ class Fragment:
         size = self.num_steps
         rows = slice(first, first + size)
         if size < num_steps:
-            _clear(store, slice(first + size, first + num_steps), envs)
+            _write_nothing(first + size, first + num_steps, envs, store)
         for target, source in zip(leaves(store.obs), leaves(self.obs)):
             target[rows, envs] = source[:size]
             target[first + num_steps, envs] = source[size]
@@ -195,7 +195,7 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
     if store.actions.shape[1] == 0:  # none were written yet
         store.make_actions(fragments[0].actions.shape[2:], fragments[0].actions.dtype)
     if sum(fragment.num_envs for fragment in fragments) < store.num_envs:
-        _clear(store, slice(first, first + num_steps), slice(None))
+        _write_nothing(first, first + num_steps, slice(None), store)
     for fragment, envs in zip(fragments, columns):
         fragment.write_to(store, envs, first, num_steps)
     for index, obs in _last_observations(fragments, columns, store.num_envs):
@@ -212,12 +212,12 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
     store.end(first + num_steps, rows_of(store.obs, first + num_steps))
 
 
-def _clear(store: RolloutStore, rows: slice, envs: slice) -> None:
+def _write_nothing(first: int, stop: int, envs: slice, store: RolloutStore) -> None:
     """Write rows that do not count."""
     for column in (store.actions, store.rewards, store.terminateds, store.truncateds, store.valid):
-        column[rows, envs] = 0
+        column[first:stop, envs] = 0
     for leaf in leaves(store.obs):
-        leaf[rows.start : rows.stop + 1, envs] = 0
+        leaf[first : stop + 1, envs] = 0
     store.all_valid = False
 
 

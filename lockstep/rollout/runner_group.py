@@ -262,9 +262,11 @@ class EnvRunnerGroup:
         else:
             episodes = num_episodes or 0
             shares = [(None, episodes // number + (i < episodes % number)) for i in range(number)]
-        options = {"random": random, "renew": sorted(self._to_renew)}
+        options = {"random": random, "renew": bool(self._to_renew)}
         self.renew()  # unless all ends well
-        requests = [_Request(i, _sample, share, options) for i, share in enumerate(shares) if share != (None, 0)]
+        requests = [
+            _Request(i, EnvRunner.sample, share, options) for i, share in enumerate(shares) if share != (None, 0)
+        ]
         fragments: list[Fragment] = self._gather(requests)
         if num_episodes is None:  # else others are in the middle of episodes that are nowhere
             self._to_renew.clear()
@@ -277,7 +279,7 @@ class EnvRunnerGroup:
 
     def foreach_env_runner(self, func: Callable[..., Any], *args: Any) -> list[Any]:
         """Return `[func(runner, *args)]`, in order, after the requests under way."""
-        return self._gather([_Request(i, _apply, (func, *args)) for i in range(len(self))])
+        return self._gather([_Request(i, EnvRunner.apply, (func, *args)) for i in range(len(self))])
 
     def _gather(self, requests: Sequence[_Request]) -> list[Any]:
         """Return the result of each request, in order."""
@@ -304,7 +306,7 @@ class EnvRunnerGroup:
         exactly_one(num_timesteps=num_timesteps, num_episodes=num_episodes)
         options = {"random": random, "renew": index in self._to_renew}
         self._to_renew.discard(index)
-        self._send(_Request(index, _sample, (num_timesteps, num_episodes), options, is_waited_for=False))
+        self._send(_Request(index, EnvRunner.sample, (num_timesteps, num_episodes), options, is_waited_for=False))
 
     def num_asked(self, index: int) -> int:
         """Return the number of requests under way on one runner."""
@@ -408,7 +410,7 @@ class EnvRunnerGroup:
             return
         self._to_renew = set(range(len(self)) if renew is True else renew or ())
         self._generations = list(state["generations"])
-        self._gather([_Request(i, _apply, (EnvRunner.set_state, saved)) for i, saved in enumerate(runners)])
+        self._gather([_Request(i, EnvRunner.apply, (EnvRunner.set_state, saved)) for i, saved in enumerate(runners)])
 
     def shutdown(self) -> None:
         """End all runners and their environments; what is under way is lost. A second call does nothing."""
@@ -424,13 +426,3 @@ class EnvRunnerGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-def _sample(runner: EnvRunner, num_timesteps: int | None, num_episodes: int | None, **options: Any) -> Fragment:
-    return runner.sample(num_timesteps, num_episodes, **options)
-
-
-def _apply(runner: EnvRunner, func: Callable[..., Any], *args: Any, weights: ActingWeights | None = None) -> Any:
-    if weights is not None:
-        runner.set_weights(weights)
-    return func(runner, *args)

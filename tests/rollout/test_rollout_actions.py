@@ -131,9 +131,3 @@ def test_actions_for_one_observation_are_in_the_space_too(name):
     outside = policy.compute_actions(np.zeros((50, 3), np.float32))
     np.testing.assert_array_equal(outside, likeliest)
     assert len(np.unique(outside.reshape(50, -1), axis=0)) == 1
-
-
-def test_a_policy_for_other_spaces_is_refused_with_both():
-    policy = collector_for("discrete").policy
-    with pytest.raises(ValueError, match=r"action space is Discrete\(3\), the environment's is Discrete\(3, start=1\)"):
-        Collector(policy, make_vector(lambda: Recording(SPACES["discrete_from_1"][0])))

@@ -155,10 +155,3 @@ def test_an_emptied_buffer_keeps_its_statistics_where_asked(keep, told):
         assert len(collector.buffer) == 0
         collector.collect(n_step=2)
     assert ended[-1] == told
-
-
-@pytest.mark.parametrize("name", ["n_step", "n_episode"])
-@pytest.mark.parametrize("value", [0, -4, 2.5, True, "8"])
-def test_amounts_are_whole_numbers_of_at_least_one(env, name, value):
-    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed"):
-        AsyncCollector(Acting(), env, buffer_of()).collect(**{name: value})

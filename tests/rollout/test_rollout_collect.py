@@ -119,19 +119,6 @@ def test_an_epoch_in_which_no_episode_ended_has_no_returns():
     assert stats.collect_speed == pytest.approx(8 / stats.collect_time)
 
 
-@pytest.mark.parametrize("amounts", [{}, {"n_step": 4, "n_episode": 1}])
-def test_exactly_one_of_n_step_and_n_episode(amounts):
-    with pytest.raises(ValueError, match="exactly one of n_step and n_episode"):
-        collector_of(light(ENDLESS)).collect(**amounts)
-
-
-@pytest.mark.parametrize("name", ["n_step", "n_episode"])
-@pytest.mark.parametrize("value", [0, -4, 2.5, True, "8"])
-def test_amounts_are_whole_numbers_of_at_least_one(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed"):
-        collector_of(light(ENDLESS)).collect(**{name: value})
-
-
 def test_n_step_is_rounded_up_to_whole_vector_steps_and_says_so():
     collector = collector_of(light(ENDLESS))
     with pytest.warns(
@@ -213,10 +200,6 @@ def test_without_a_seed_each_collector_plays_other_episodes_and_with_one_the_sam
 
     assert evaluated() != evaluated()
     assert evaluated(seed=3) == evaluated(seed=3) == evaluated(streams=RandomStreams(3)) != evaluated(seed=4)
-    with pytest.raises(ValueError, match="seed=3 and streams are not allowed together"):
-        evaluated(seed=3, streams=RandomStreams(3))
-    with pytest.raises(ValueError, match="seed must be zero or larger"):
-        evaluated(seed=-1)
 
 
 def test_hooks_see_every_step_and_every_episode_that_counts():
@@ -338,13 +321,6 @@ def test_reset_empties_buffer_and_statistics_as_asked():
     collector.reset()
     assert len(collector.buffer) == 0
     assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
-
-
-def test_a_buffer_for_another_number_of_environments_is_refused():
-    boundary = make_vector(light(ENDLESS))
-    store = RolloutStore(4, 3, boundary.observation_space, boundary.action_space)
-    with pytest.raises(ValueError, match=r"buffer\.num_envs=3 does not fit the 4 environments"):
-        Collector(Acting(), boundary, store)
 
 
 def test_an_episode_that_never_ends_is_told(monkeypatch):
@@ -507,29 +483,6 @@ def test_environments_without_a_state_begin_new_episodes_with_the_seeds_of_a_run
     restored = make()
     restored.set_state(state)
     assert restored.collect(n_episode=10).lens.tolist() == expected.lens.tolist()
-
-
-@pytest.mark.parametrize(
-    "name, value, allowed",
-    [
-        ("policy", None, "a lockstep.Policy"),
-        ("buffer", 3, "a ReplayBuffer, a RolloutStore, or None"),
-        ("exploration_noise", "yes", "True or False"),
-        ("raise_on_nan_in_buffer", None, "True or False"),
-        ("on_step_hook", 3, "a function, or None"),
-        ("on_episode_done_hook", "print", "a function, or None"),
-    ],
-)
-def test_a_wrong_option_of_a_collector_is_refused_with_name_value_and_what_is_allowed(name, value, allowed):
-    options = {"policy": Acting(), "env": light(ENDLESS), name: value}
-    with pytest.raises(ValueError, match=f"{name}={value!r} is not allowed; it must be {allowed}"):
-        Collector(**options)
-
-
-@pytest.mark.parametrize("frames", [0, -1])
-def test_fewer_frames_than_one_are_refused(frames):
-    with pytest.raises(ValueError, match=f"at least 1 frame, got {frames}"):
-        Collector(Acting(), light(ENDLESS), frame_stack=frames)
 
 
 def test_rows_that_are_dropped_leave_no_log_probability_behind():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep import AsyncCollector, Collector, DQNConfig, OffpolicyTrainer, Policy
+from lockstep import Collector, DQNConfig, OffpolicyTrainer, Policy
 from lockstep.envs import make_vector
 from lockstep.replay import VectorReplayBuffer
 
@@ -35,9 +35,3 @@ def test_a_saved_policy_of_stacked_frames_is_evaluated_by_a_collector_that_is_to
     loaded = Policy.from_checkpoint(tmp_path / "policy")
     returns = [Collector(one, "CartPole-v1", seed=1).collect(n_episode=3).returns.tolist() for one in (policy, loaded)]
     assert returns[0] == returns[1]
-
-
-def test_an_async_collector_refuses_a_policy_of_stacked_frames(policy):
-    refused = pytest.raises(ValueError, match="stacks no frames, and the policy takes 4; use Collector")
-    with make_vector("CartPole-v1", num_envs=2, mode="async") as envs, refused:
-        AsyncCollector(policy, envs, VectorReplayBuffer(100, 2))

@@ -2,67 +2,17 @@
 
 import numpy as np
 import pytest
-from agent_games import TWO, CountingGame, TurnGame, game_config
+from agent_games import CountingGame, TurnGame, game_config
 
 from lockstep import MultiAgentCollector, PPOConfig
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
-from lockstep.envs.pettingzoo import PettingZooEnvs
-from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
 
 
 @pytest.fixture(scope="module")
 def policy():
     return game_config().build_policy()
-
-
-class AttributeGame(CountingGame):
-    observation_space = TWO
-
-
-class FewerAgents(CountingGame):
-    def __init__(self):
-        super().__init__()
-        self.possible_agents = ("a", "b", "c")[: 2 + type(self).made % 2]
-
-
-ONE = CountingGame()
-
-
-def buffer_for(agents, num_envs=1):
-    return MultiAgentReplayBuffer(agents, num_envs, lambda _, number: ReplayBuffer(8 * number, buffer_num=number))
-
-
-ALL = {"first": ["a"], "others": ["b", "c"]}
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "message"),
-    [
-        (CountingGame, {"num_envs": 2.5}, "num_envs=2.5 is not allowed"),
-        (CountingGame, {"num_envs": True}, "num_envs=True is not allowed"),
-        (ONE, {"num_envs": 3}, "is a finished environment, one: num_envs=3"),
-        (lambda: ONE, {"num_envs": 2}, "gave the same environment twice; it must make a new one each time"),
-        (FewerAgents, {"num_envs": 2}, "environment 1 has other agents or spaces than the first one"),
-        (PettingZooEnvs(CountingGame, 2), {"num_envs": 3}, "num_envs=3, but env has 2 environments"),
-        (AttributeGame, {}, r"give a ParallelEnv or an AECEnv, with methods .* observation_space\(agent\)"),
-        (CountingGame, {"exploration_noise": "yes"}, "exploration_noise='yes' is not allowed"),
-        (CountingGame, {"raise_on_nan_in_buffer": 1}, "raise_on_nan_in_buffer=1 is not allowed"),
-        (CountingGame, {"buffer": ReplayBuffer(8)}, "must be an EpisodeStore or a MultiAgentReplayBuffer, or None"),
-        (
-            CountingGame,
-            {"buffer": buffer_for({"strangers": ["a"]})},
-            r"buffer is for .*strangers",
-        ),
-        (CountingGame, {"buffer": buffer_for(ALL), "num_envs": 2}, r"in 1 environments; make it for {'first'.* in 2"),
-        (CountingGame, {"buffer": buffer_for({**ALL, "others": ["b"]})}, r"buffer is for .*\['b'\]} in 1 environments"),
-        (CountingGame, {"buffer": buffer_for({"first": ["a"]})}, r"buffer is for {'first': \['a'\]} in 1 environments"),
-    ],
-)
-def test_what_a_collector_of_several_agents_cannot_be_made_with_is_refused(policy, env, options, message):
-    with pytest.raises(ValueError, match=message):
-        MultiAgentCollector(policy, env, **options)
 
 
 def test_a_finished_environment_of_a_configuration_is_the_only_one():

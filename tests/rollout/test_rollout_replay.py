@@ -18,7 +18,7 @@ from lockstep import RolloutStore
 from lockstep.data.trees import map_tree
 from lockstep.envs import LightSyncVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv
-from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import Collector, MalformedBufferError
 
 NAMES = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
@@ -165,18 +165,6 @@ def test_an_emptied_buffer_keeps_its_statistics_where_asked_and_close_ends_the_e
     vector.close = lambda: closed.append(1)
     collector.close()
     assert closed == [1]
-
-
-def test_a_buffer_for_another_number_of_environments_is_refused():
-    with pytest.raises(ValueError, match=r"1 sub-buffers, and there are 4 environments; use VectorReplayBuffer"):
-        collector_of(BACKENDS["light"]("SameStep"), buffer=ReplayBuffer(100))
-
-
-def test_a_recurrent_policy_is_refused():
-    policy = Exploring()
-    policy.is_stateful, policy.get_initial_state = True, lambda rows: {}
-    with pytest.raises(ValueError, match="recurrent policy cannot collect into a replay buffer"):
-        Collector(policy, LightSyncVectorEnv(makers()), buffer=VectorReplayBuffer(100, NUM_ENVS))
 
 
 def test_a_collector_continues_bit_by_bit_with_its_buffer_saved_beside():

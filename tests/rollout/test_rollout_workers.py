@@ -258,16 +258,10 @@ def test_async_collector_tells_an_episode_that_never_ends(monkeypatch):
         AsyncCollector(Acting(), env).collect(n_episode=1)
 
 
-def test_async_collector_is_refused_where_it_does_not_belong():
+def test_async_collector_trains_from_a_replay_buffer_goes_on_from_its_state_and_is_refused_for_evaluation():
     config = DQNConfig().environment(partial(CountingEnv, EPISODES)).rl_module(model_config={"hiddens": (4,)})
     policy = config.env_runners(num_envs_per_env_runner=2).build_policy()
-    with pytest.raises(ValueError, match="needs environments in processes of their own"):
-        AsyncCollector(policy, make_vector("CartPole-v1"))
     with make_vector(partial(CountingEnv, EPISODES), num_envs=2, mode="async") as env:
-        with pytest.raises(ValueError, match="fills a replay buffer only"):
-            AsyncCollector(policy, env, RolloutStore(4, 2, env.observation_space, env.action_space))
-        with pytest.raises(ValueError, match="buffer_num=2"):
-            AsyncCollector(policy, env, ReplayBuffer(10))
         collector = AsyncCollector(policy, env, VectorReplayBuffer(100, 2), exploration_noise=True)
         common = {"max_epoch": 2, "batch_size": 4, "step_per_epoch": 20, "step_per_collect": 5}
         with pytest.raises(ValueError, match="test_collector is an AsyncCollector, whose runs are not repeatable"):
@@ -277,9 +271,3 @@ def test_async_collector_is_refused_where_it_does_not_belong():
         state = collector.get_state()
         collector.set_state(state)
         assert collector.collect(n_step=3).n_collected_steps == 3
-    recurrent = A2CConfig().environment("CartPole-v1").rl_module(model_config={"recurrent": "lstm"}).build_policy()
-    with (
-        make_vector("CartPole-v1", num_envs=1, mode="async") as env,
-        pytest.raises(ValueError, match="takes no recurrent policy"),
-    ):
-        AsyncCollector(recurrent, env)
