@@ -179,7 +179,7 @@ def render(record: dict[str, Any]) -> str:
             report.table(["peer", "Lockstep", f"losses 1-{last}", *columns], lines),
             f"SAC with two critics and a learned temperature, networks of 256 x 256, {n.SAC_BATCH} rows, "
             f"{n.NUM_ACTIONS} actions, float32, one thread; the same weights, rows and random numbers. Each cell: the "
-            f"largest |ours - theirs| / max(1, |theirs|). Losses: critics, policy, temperature, and the temperature "
+            "largest |ours - theirs| / max(1, |theirs|). Losses: critics, policy, temperature, and the temperature "
             f"itself, of each of the {last} updates; gradients, parameters and target networks of updates {first} and "
             f"{last}.",
             "",

@@ -1,4 +1,4 @@
-"""The learner beside RLlib's and beside loops written by hand: PPO updates on one rollout, one thread each.
+"""The learner beside RLlib's and beside a loop written by hand: PPO updates on one rollout, one thread each.
 
     python benchmarks/setup_peers.py rllib
     python benchmarks/learner_speed.py                            # all networks, about five minutes
@@ -28,7 +28,7 @@ sys.path.insert(0, str(report.HERE / "peers"))
 
 import learner_work as lw
 
-WORKS = ["64x64", "256x256", "image", "lstm"]
+WORKS = ["64x64", "256x256"]
 STAGE_UPDATES = 5
 GOALS = (
     ("rllib, episodes", "lockstep eager, episodes", 3.0),
@@ -38,7 +38,7 @@ GOALS = (
     ("rllib, episodes", "lockstep compiled, rollout", 6.0),
     ("rllib, batch", "lockstep compiled, batch", 6.0),
 )
-OVERHEADS = ("by hand, plain torch", "by hand, same operations")
+BY_HAND = "by hand, plain torch"
 OVERHEAD_GOAL = 1.10
 
 
@@ -61,7 +61,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def measure_work(work: str, entries: list[Entry], options: argparse.Namespace) -> dict[str, Any]:
     """Run all rounds of one network."""
     setting = lw.WORKS[work]
-    rounds = options.rounds if setting.kind == "vector" else max(5, options.rounds // 2)
     with tempfile.TemporaryDirectory() as folder:
         rollout = Path(folder) / "rollout.npz"
         facts = lw.make_rollout(setting, rollout)
@@ -70,7 +69,7 @@ def measure_work(work: str, entries: list[Entry], options: argparse.Namespace) -
         found = ask_rounds(
             entries,
             asked,
-            argparse.Namespace(rounds=rounds, timeout=options.timeout),
+            options,
             lambda name: 1 if "building" in name else setting.updates,
             stages=0 if options.remote else STAGE_UPDATES,
         )
@@ -79,7 +78,6 @@ def measure_work(work: str, entries: list[Entry], options: argparse.Namespace) -
         "rows": setting.rows,
         "minibatch": setting.minibatch,
         "num_epochs": setting.num_epochs,
-        "kind": setting.kind,
         "hiddens": setting.hiddens,
         "rollout": facts,
         **found,
@@ -110,10 +108,10 @@ def verdicts(work: str, part: dict[str, Any]) -> list[str]:
             middle, more = ratio(part, slow, fast)
             wanted = f"; goal {goal:g}" if with_goal else ""
             lines.append(f"- {fast} is **{middle:.2f}** x as fast as {slow} ({more}{wanted})")
-    for hand in OVERHEADS if OVERHEADS[0] in part["runs"] else ():
-        middle, more = ratio(part, "lockstep eager, batch", hand)
+    if BY_HAND in part["runs"]:
+        middle, more = ratio(part, "lockstep eager, batch", BY_HAND)
         wanted = f"; goal at most {OVERHEAD_GOAL:.2f}" if with_goal else ""
-        lines.append(f"- lockstep eager, batch takes **{middle:.2f}** x {hand} ({more}{wanted})")
+        lines.append(f"- lockstep eager, batch takes **{middle:.2f}** x {BY_HAND} ({more}{wanted})")
     return lines
 
 
@@ -131,13 +129,10 @@ def render_work(work: str, part: dict[str, Any]) -> str:
     ]
     if rows:
         tables += ["Milliseconds by stage:\n", report.table(["entry", *lw.STAGES, "sum"], rows)]
-    kind = {"vector": "CartPole-v1", "image": "84x84x4 bytes", "lstm": f"CartPole-v1 in sequences of {lw.SEQUENCE}"}[
-        part["kind"]
-    ]
     pieces = part["rollout"]["pieces"]
     about = (
-        f"{kind}: {part['rows']:,} steps in {pieces} episodes or pieces of one, {part['num_epochs']} epoch(s), "
-        f"minibatches of {part['minibatch']}{' sequences' if part['kind'] == 'lstm' else ''}.\n"
+        f"CartPole-v1: {part['rows']:,} steps in {pieces} episodes or pieces of one, {part['num_epochs']} epoch(s), "
+        f"minibatches of {part['minibatch']}.\n"
     )
     return "\n".join([f"## {work}\n", about, *tables, *verdicts(work, part), ""])
 
@@ -154,20 +149,12 @@ def render(record: dict[str, Any]) -> str:
         "`batch`: a finished train batch of tensors.",
         "RLlib's minibatches run over the end of the batch (62 gradient steps for 4,000 rows in four epochs, ours 60: "
         "3 % of its time). Its `rest` holds minibatch slicing and metrics; its value network runs within `loss`, "
-        "not `forward`. Its image network takes floats only, so it is given them (ours: bytes). Stages are timed in "
-        "updates of their own.",
+        "not `forward`. Stages are timed in updates of their own.",
         "`by hand, plain torch`: `nn.Sequential`, the loss spelled out, flat parameters and gradients, fused Adam "
-        "through `optimizer.step()`. `by hand, same operations`: the library's network and its fused "
-        "loss, and Adam's kernel called directly. Both keep the losses, the KL and the norm of each step.",
+        "through `optimizer.step()`; it keeps the losses, the KL and the norm of each step.",
         f"{rllib}Lockstep {first['versions']['lockstep']}, PyTorch {first['torch']}. "
         f"{report.machine_line(record['machine'])}",
     ]
-    if "lstm" in parts:
-        notes.insert(
-            2,
-            "lstm: from episodes only. RLlib is not given states with them (each sequence begins with zeros, which "
-            "saves it work); ours computes them. Its minibatch of 256 steps is 13 sequences too.",
-        )
     sections = [render_work(work, part) for work, part in parts.items()]
     return "\n".join(["# The update of the learner\n", *sections, *notes, ""])
 

@@ -1,4 +1,4 @@
-"""Update Lockstep's PPO learner for ``learner_speed.py``, beside the same gradient steps as two loops written by hand.
+"""Update Lockstep's PPO learner for ``learner_speed.py``, beside the same steps written by hand.
 
 With ``remote`` for ``remote_learners.py``: groups of 1 and 2 learners in Ray actors, and building one.
 """
@@ -21,7 +21,6 @@ from torch import Tensor, nn  # noqa: E402
 from lockstep import LearnerGroup, PPOConfig, RolloutStore, SampleBatch, __version__  # noqa: E402
 from lockstep.data import SingleAgentEpisode  # noqa: E402
 from lockstep.learner.minibatches import gather  # noqa: E402
-from lockstep.ops.fused_losses import ppo_loss  # noqa: E402
 
 WORK = lw.WORKS[w.work]
 ROLLOUT = dict(np.load(w.rollout))
@@ -29,28 +28,14 @@ MODULE = "default_policy"
 SHUFFLE = WORK.num_epochs > 1 or w.remote
 PASSES = {"num_epochs": WORK.num_epochs, "minibatch_size": WORK.minibatch, "shuffle_batch_per_epoch": SHUFFLE}
 COLUMNS = ("obs", "actions", "action_logp", "advantages", "value_targets")
-
-
-def spaces() -> tuple[gym.Space, gym.Space]:
-    """Return the rollout's spaces."""
-    image = gym.spaces.Box(0, 255, lw.IMAGE, np.uint8)
-    return image if WORK.kind == "image" else gym.spaces.Box(-5.0, 5.0, (4,)), gym.spaces.Discrete(lw.NUM_ACTIONS)
-
-
-def model_config() -> dict[str, Any]:
-    """Return the network in our words."""
-    if WORK.kind == "image":
-        return {"conv_filters": lw.FILTERS, "image_hiddens": WORK.hiddens, "share_value_network": True}
-    memory = {"recurrent": "lstm", "recurrent_size": lw.MEMORY, "max_seq_len": lw.SEQUENCE}
-    return {"hiddens": WORK.hiddens, "activation": "tanh", **(memory if WORK.kind == "lstm" else {})}
+SPACES = (gym.spaces.Box(-5.0, 5.0, (4,)), gym.spaces.Discrete(lw.NUM_ACTIONS))
 
 
 def configured(**framework: Any) -> PPOConfig:
     """Return the common setting in Lockstep's words."""
-    observation_space, action_space = spaces()
     return (
         PPOConfig()
-        .environment(lambda: None, observation_space=observation_space, action_space=action_space)
+        .environment(lambda: None, observation_space=SPACES[0], action_space=SPACES[1])
         .training(
             lr=w.lr,
             gamma=w.gamma,
@@ -63,7 +48,7 @@ def configured(**framework: Any) -> PPOConfig:
             minibatch_size=WORK.minibatch,
             num_epochs=WORK.num_epochs,
         )
-        .rl_module(model_config=model_config())
+        .rl_module(model_config={"hiddens": WORK.hiddens, "activation": "tanh"})
         .framework(**framework)
     )
 
@@ -75,7 +60,6 @@ def build(compiled: bool) -> Any:
 
 def make_episodes() -> list[SingleAgentEpisode]:
     """Return episodes one after another, as a user hands them in."""
-    observation_space, action_space = spaces()
     return [
         SingleAgentEpisode(
             observations=piece.obs,
@@ -84,8 +68,8 @@ def make_episodes() -> list[SingleAgentEpisode]:
             terminated=piece.terminated,
             truncated=piece.truncated,
             extra_model_outputs={"action_dist_inputs": piece.inputs, "action_logp": piece.logp},
-            observation_space=observation_space,
-            action_space=action_space,
+            observation_space=SPACES[0],
+            action_space=SPACES[1],
         )
         for piece in lw.pieces_of(ROLLOUT)
     ]
@@ -94,7 +78,7 @@ def make_episodes() -> list[SingleAgentEpisode]:
 def make_rollout_episodes() -> Any:
     """Return the same as views on one store, as the collector hands them out."""
     data = ROLLOUT
-    store = RolloutStore(WORK.num_steps, WORK.num_envs, *spaces())
+    store = RolloutStore(WORK.num_steps, WORK.num_envs, *SPACES)
     for t in range(WORK.num_steps):
         store.write_obs(t, data["obs"][t])
         ones = np.ones(WORK.num_envs, np.float32)
@@ -204,39 +188,10 @@ def tanh_network(outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(inputs, outputs)).to(w.device)
 
 
-class ImageNetwork(nn.Module):
-    """Convolutions under both heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        channels, size = lw.IMAGE[2], lw.IMAGE[0]
-        for out_channels, kernel, stride in lw.FILTERS:
-            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
-            channels, size = out_channels, (size - kernel) // stride + 1
-        self.body = nn.Sequential(*layers, nn.Flatten())
-        flat = channels * size * size
-        self.policy, self.value = nn.Linear(flat, lw.NUM_ACTIONS), nn.Linear(flat, 1)
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits `[N, A]` and values `[N]` of images `[N, H, W, C]`."""
-        features = self.body(obs.permute(0, 3, 1, 2).float() * (1.0 / 255.0))
-        return self.policy(features), self.value(features).squeeze(-1)
-
-
 def plain_loop() -> protocol.Measured:
     """Loop over plain torch: `nn.Sequential`, the loss spelled out, flat parameters, fused Adam."""
-    if WORK.kind == "image":
-        network: Any = ImageNetwork().to(w.device)
-        module, forward = network, network
-    else:
-        actor, critic = tanh_network(lw.NUM_ACTIONS), tanh_network(1)
-        module = nn.ModuleList([actor, critic])
-
-        def forward(obs: Tensor) -> tuple[Tensor, Tensor]:
-            return actor(obs), critic(obs).squeeze(-1)
-
-    flat = Flat(module)
+    actor, critic = tanh_network(lw.NUM_ACTIONS), tanh_network(1)
+    flat = Flat(nn.ModuleList([actor, critic]))
     optimizer = torch.optim.Adam([flat.parameter], lr=w.lr, eps=1e-5, fused=True)
     columns = [make_batch()[name] for name in COLUMNS]
     rng = np.random.default_rng(0)
@@ -245,7 +200,7 @@ def plain_loop() -> protocol.Measured:
         kept = []
         for rows in minibatches(rng):
             obs, actions, old_logp, advantages, targets = (column.index_select(0, rows) for column in columns)
-            logits, values = forward(obs)
+            logits, values = actor(obs), critic(obs).squeeze(-1)
             all_logp = logits.log_softmax(-1)
             logp = all_logp.gather(1, actions[:, None]).squeeze(1)
             entropy = -(all_logp.exp() * all_logp).sum(-1).mean()
@@ -267,48 +222,6 @@ def plain_loop() -> protocol.Measured:
         return torch.stack([torch.stack(step) for step in kept]).mean(0).tolist()
 
     return protocol.Measured(update)
-
-
-def same_operations_loop() -> protocol.Measured:
-    """Call the library's own operations (network, fused loss, Adam's kernel) by hand, one after another."""
-    module: Any = build(False).module[MODULE]
-    flat = Flat(module)
-    averages = torch.zeros_like(flat.data), torch.zeros_like(flat.data), torch.zeros(())
-    columns = [make_batch()[name] for name in COLUMNS]
-    rng = np.random.default_rng(0)
-    clip_param, entropy_coeff = torch.tensor(w.clip), torch.tensor(w.entropy_coeff)
-
-    def update(_: Any) -> list[float]:
-        kept = []
-        for rows in minibatches(rng):
-            obs, actions, old_logp, advantages, targets = (column.index_select(0, rows) for column in columns)
-            out = module.forward_train({"obs": obs})
-            loss, terms = ppo_loss(
-                module.action_dist_cls.dist_class,
-                out["action_dist_inputs"],
-                out["vf_preds"],
-                (actions, old_logp, advantages, targets),
-                coefficients=(clip_param, w.value_coeff, entropy_coeff),
-                normalize=True,
-            )
-            flat.grad.zero_()
-            loss.backward()
-            norm = torch.linalg.vector_norm(flat.grad)
-            flat.grad.mul_((w.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-            fused_adam_(flat, *averages)
-            kept.append((loss.detach(), norm, terms))
-        losses, norms, terms = [torch.stack(values).mean(0) for values in zip(*kept)]
-        return [losses.item(), norms.item(), *terms.tolist()]
-
-    return protocol.Measured(update)
-
-
-def fused_adam_(flat: Flat, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor) -> None:
-    """Call Adam's kernel without `Optimizer.step` around it."""
-    step.add_(1.0)
-    lists: Any = ([flat.data], [flat.grad], [exp_avg], [exp_avg_sq], [], [step])
-    numbers: Any = {"lr": w.lr, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5}
-    torch._fused_adam_(*lists, **numbers, amsgrad=False, maximize=False)
 
 
 def minibatches(rng: np.random.Generator) -> list[Tensor]:
@@ -361,13 +274,11 @@ if w.remote:
         for source in SOURCES
     }
     ENTRIES["lockstep, building 2"] = lambda: protocol.Measured(*lw.building(lambda: build_group(2)))
-elif WORK.kind == "lstm":  # not compiled; from episodes only, where the sequences come from
-    ENTRIES = {f"lockstep eager, {source}": learner_entry(False, source) for source in SOURCES[:2]}
 else:
     ENTRIES = {
         f"lockstep {mode}, {source}": learner_entry(mode == "compiled", source)
         for mode in ("eager", *(("compiled",) if w.compile else ()))
         for source in SOURCES
     }
-    ENTRIES |= {"by hand, plain torch": plain_loop, "by hand, same operations": same_operations_loop}
+    ENTRIES["by hand, plain torch"] = plain_loop
 protocol.serve("lockstep", __version__, ENTRIES, w.device)

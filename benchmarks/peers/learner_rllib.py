@@ -30,31 +30,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: 
 logging.getLogger("ray").setLevel(logging.ERROR)
 WORK = lw.WORKS[w.work]
 ROLLOUT = dict(np.load(w.rollout))
-if WORK.kind == "image":  # its convolutions refuse bytes; its own wrappers scale images when they are collected
-    for column in ("obs", "finals", "batch/obs"):
-        ROLLOUT[column] = ROLLOUT[column].astype(np.float32) / 127.5 - 1.0
 MODULE = "default_policy"
-MINIBATCH = 256 if WORK.kind == "lstm" else WORK.minibatch  # here in steps: it takes 13 sequences for 256 of them
-
-
-def model_config() -> DefaultModelConfig:
-    """Return the network in RLlib's words."""
-    if WORK.kind == "image":
-        return DefaultModelConfig(
-            conv_filters=[[*layer, "valid"] for layer in lw.FILTERS],
-            conv_activation="relu",
-            vf_share_layers=True,
-        )
-    if WORK.kind == "lstm":
-        return DefaultModelConfig(
-            fcnet_hiddens=list(WORK.hiddens),
-            fcnet_activation="tanh",
-            vf_share_layers=True,
-            use_lstm=True,
-            lstm_cell_size=lw.MEMORY,
-            max_seq_len=lw.SEQUENCE,
-        )
-    return DefaultModelConfig(fcnet_hiddens=list(WORK.hiddens), fcnet_activation="tanh", vf_share_layers=False)
 
 
 def configured(num_learners: int, **learners: Any) -> PPOConfig:
@@ -75,15 +51,18 @@ def configured(num_learners: int, **learners: Any) -> PPOConfig:
             grad_clip=w.max_grad_norm,
             grad_clip_by="global_norm",
             train_batch_size_per_learner=WORK.rows // share,
-            minibatch_size=MINIBATCH // share,
+            minibatch_size=WORK.minibatch // share,
             num_epochs=WORK.num_epochs,
         )
-        .rl_module(model_config=model_config())
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=list(WORK.hiddens), fcnet_activation="tanh", vf_share_layers=False
+            )
+        )
     )
 
 
-SPACE = gym.spaces.Box(-1, 1, lw.IMAGE) if WORK.kind == "image" else gym.spaces.Box(-5, 5, (4,))
-SPACES = {MODULE: (SPACE, gym.spaces.Discrete(lw.NUM_ACTIONS))}
+SPACES = {MODULE: (gym.spaces.Box(-5, 5, (4,)), gym.spaces.Discrete(lw.NUM_ACTIONS))}
 
 
 def build() -> Any:
@@ -100,7 +79,7 @@ def build_group(num_learners: int) -> Any:
 def update(learner: Any, **data: Any) -> None:
     """Make one update call."""
     learner.update(
-        **data, num_epochs=WORK.num_epochs, minibatch_size=MINIBATCH, shuffle_batch_per_epoch=WORK.num_epochs > 1
+        **data, num_epochs=WORK.num_epochs, minibatch_size=WORK.minibatch, shuffle_batch_per_epoch=WORK.num_epochs > 1
     )
 
 
@@ -199,7 +178,5 @@ if w.remote:
     }
     ENTRIES["rllib, building 2"] = lambda: protocol.Measured(*lw.building(lambda: build_group(2)))
 else:
-    ENTRIES = {
-        f"rllib, {source}": learner_entry(source) for source in FRESH if (WORK.kind, source) != ("lstm", "batch")
-    }
+    ENTRIES = {f"rllib, {source}": learner_entry(source) for source in FRESH}
 protocol.serve("rllib", ray.__version__, ENTRIES, w.device)

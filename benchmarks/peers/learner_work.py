@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 NUM_ACTIONS = 2
-SEQUENCE = 20
-MEMORY = 64
 STAGES = ("pipeline", "gather", "forward", "loss", "backward", "reduce", "clip", "step", "rest")
 
 
@@ -24,14 +22,9 @@ class Work:
     """One network, its rollout and its minibatches."""
 
     hiddens: tuple[int, ...] = (64, 64)
-    kind: str = "vector"
-    """vector, image (84 x 84 x 4 bytes; policy and value are linear heads on the shared convolutions of Mnih et al.
-    2015, as RLlib's default network cannot put one dense layer under both) or lstm (a tanh layer and an LSTM of 64,
-    shared by policy and value)"""
     num_envs: int = 8
     num_steps: int = 500
     minibatch: int = 256
-    """rows, or with a memory sequences of at most `SEQUENCE` rows"""
     num_epochs: int = 4
     updates: int = 3
     """timed updates in a row for one round"""
@@ -45,31 +38,21 @@ class Work:
 WORKS = {
     "64x64": Work(),
     "256x256": Work(hiddens=(256, 256), updates=1),
-    "image": Work(kind="image", hiddens=(), num_envs=4, num_steps=64, minibatch=64, num_epochs=1, updates=1),
-    "lstm": Work(kind="lstm", hiddens=(64,), minibatch=13, updates=1),
     "1024x1024": Work(hiddens=(1024, 1024), minibatch=2000, num_epochs=2, updates=1),
     "2048x2048": Work(hiddens=(2048, 2048), minibatch=2000, num_epochs=1, updates=1),
 }
 """the last two are large enough for two learners to pay"""
-FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-IMAGE = (84, 84, 4)
 
 
 def make_rollout(work: Work, path: Path) -> dict[str, float]:
     """Write the rollout as a grid `[T, B]` (observations `[T + 1, B]`) and a train batch of its rows to one npz file.
 
-    CartPole with a controller that errs at random; for images random bytes with ends at random. Return what it is.
+    CartPole with a controller that errs at random. Return how many episodes it has.
     """
     rng = np.random.default_rng(5)
     steps, envs = work.num_steps, work.num_envs
     terminated, truncated = np.zeros((steps, envs), bool), np.zeros((steps, envs), bool)
-    if work.kind == "image":
-        obs = rng.integers(0, 256, (steps + 1, envs, *IMAGE), dtype=np.uint8)
-        actions = rng.integers(0, NUM_ACTIONS, (steps, envs))
-        terminated[:] = rng.random((steps, envs)) < 0.02
-        finals = obs[:1, 0].repeat(int(terminated.sum()), axis=0)
-    else:
-        obs, actions, finals = _play_cartpole(rng, terminated, truncated)
+    obs, actions, finals = _play_cartpole(rng, terminated, truncated)
     inputs = rng.normal(0.0, 0.1, (steps, envs, NUM_ACTIONS)).astype(np.float32)
     all_logp = inputs - np.log(np.exp(inputs).sum(axis=-1, keepdims=True))
     logp = np.take_along_axis(all_logp, actions[..., None], axis=-1)[..., 0].astype(np.float32)

@@ -100,41 +100,6 @@ def upward_imports(sources: Sources, floors: Mapping[str, int], free: Iterable[s
     return found
 
 
-def folder_graph(sources: Sources) -> dict[str, set[str]]:
-    """`{folder: folders it imports}`, without itself."""
-    graph: dict[str, set[str]] = {}
-    for path, text in sources.items():
-        own = folder_of(module_name(path))
-        if not own:
-            continue
-        targets = {folder_of(name) for _, name in imports_of(path, text)}
-        graph.setdefault(own, set()).update(t for t in targets if t and t != own)
-    return graph
-
-
-def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """One circle in a graph, its first node again at its end; empty where there is none."""
-    done: set[str] = set()
-
-    def visit(node: str, way: list[str]) -> list[str]:
-        if node in way:
-            return [*way[way.index(node) :], node]
-        if node in done:
-            return []
-        for following in sorted(graph.get(node, ())):
-            ring = visit(following, [*way, node])
-            if ring:
-                return ring
-        done.add(node)
-        return []
-
-    for start in sorted(graph):
-        ring = visit(start, [])
-        if ring:
-            return ring
-    return []
-
-
 def imports_matching(sources: Sources, prefixes: Iterable[str], *, within: str = "") -> list[Found]:
     """Imports of a module at or below one of `prefixes`, in files whose path begins with `within`."""
     wanted = tuple(prefixes)
@@ -333,16 +298,6 @@ def unsafe_loading(sources: Sources) -> list[Found]:
         found += [call for call in calls_of(sources, name) if call.what.startswith(f"torch.{name}(")]
     return found + [
         call for name in ("load", "loads") for call in calls_of(sources, name) if "allow_pickle=True" in call.what
-    ]
-
-
-def bare_excepts(sources: Sources) -> list[Found]:
-    """`except:` without a class."""
-    return [
-        Found(path, node.lineno, "bare except")
-        for path, text in sources.items()
-        for node in ast.walk(parsed(text))
-        if isinstance(node, ast.ExceptHandler) and node.type is None
     ]
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from architecture_checks import (
-    bare_excepts,
     calls_of,
     constant_asserts,
     long_files,
@@ -53,10 +52,6 @@ def test_nothing_is_pickled():
 
 def test_nothing_is_marked_unfinished():
     assert strings(unfinished_marks({**SOURCES, **EXAMPLES, **TESTS})) == []
-
-
-def test_no_except_is_bare():
-    assert strings(bare_excepts({**SOURCES, **EXAMPLES, **TESTS})) == []
 
 
 def test_every_public_name_is_documented():
