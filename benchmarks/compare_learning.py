@@ -29,18 +29,18 @@ STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 
 
 def student(degrees: float) -> float:
-    """The point for so many degrees of freedom, rounded down."""
+    """Return the point for so many degrees of freedom, rounded down."""
     return STUDENT_95[min(max(int(degrees), 1), len(STUDENT_95)) - 1]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval."""
+    """Return the mean, and half the width of its 95 % interval."""
     half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), half
 
 
 def difference(first: Sequence[float], second: Sequence[float], same_seeds: bool) -> tuple[float, float]:
-    """Mean of the second minus that of the first, and half the width of its 95 % interval."""
+    """Return the mean of the second minus that of the first, and half the width of its 95 % interval."""
     if same_seeds:
         return interval([there - here for here, there in zip(first, second)])
     parts = [statistics.variance(values) / len(values) for values in (first, second)]
@@ -50,7 +50,7 @@ def difference(first: Sequence[float], second: Sequence[float], same_seeds: bool
 
 
 def series(record: dict[str, Any]) -> dict[str, list[float]]:
-    """Returns over seeds: at each evaluation, of all after the first fifth, and after training."""
+    """Return the returns over seeds: at each evaluation, of all after the first fifth, and after training."""
     curves = [run["curve"] for run in record["runs"]]
     found = {f"{point[0][0]:,} steps": [step[1] for step in point] for point in zip(*curves)}
     found["mean of the evaluations after the first fifth"] = [
@@ -63,7 +63,7 @@ def series(record: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"section.option": value}`."""
+    """Return `{"section.option": value}`."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -71,7 +71,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """The options in which two configurations differ: `section.option`, here, there."""
+    """Return the options in which two configurations differ: `section.option`, here, there."""
     here, there = flat(first), flat(second)
     return "; ".join(
         f"`{name}` ({here.get(name)}, {there.get(name)})"
@@ -81,7 +81,7 @@ def differing(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 
 def render(names: Sequence[str]) -> str:
-    """The page's text."""
+    """Return the page's text."""
     records = [json.loads((report.RESULTS / f"{name}.json").read_text()) for name in names]
     seeds = [[run["seed"] for run in record["runs"]] for record in records]
     rows, unequal = [], []
@@ -112,7 +112,7 @@ def render(names: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Compares what the command line names."""
+    """Compare what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs=2, help="names in results/, without .json")
     parser.add_argument("--name", required=True, help="of the page that is written")

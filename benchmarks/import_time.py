@@ -22,7 +22,7 @@ GOAL = 0.5
 
 
 def seconds_of(statement: str) -> float:
-    """Wall time of a fresh interpreter that runs the statement."""
+    """Return the wall time of a fresh interpreter that runs the statement."""
     environment = report.thread_environment(1)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.perf_counter()
@@ -31,7 +31,7 @@ def seconds_of(statement: str) -> float:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The seconds of each statement in each round."""
+    """Measure the seconds of each statement in each round."""
     record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine()}
     seconds: dict[str, list[float]] = {name: [] for name in STATEMENTS}
     for number in range(options.rounds + 1):
@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     seconds = record["seconds"]
     lines = [[f"`{STATEMENTS[name]}`", report.spread(values, 3)] for name, values in seconds.items()]
     beyond = statistics.median(a - b for a, b in zip(seconds["lockstep"], seconds["torch"]))

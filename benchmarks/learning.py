@@ -31,7 +31,7 @@ FINAL_EPISODES = 50
 
 
 def recipe_config(options: argparse.Namespace) -> Any:
-    """The recipe's settings."""
+    """Return the recipe's settings."""
     from lockstep.recipes import find_recipe
 
     recipe = find_recipe(options.algorithm, options.env)
@@ -41,7 +41,7 @@ def recipe_config(options: argparse.Namespace) -> Any:
 
 
 def train_one(options: argparse.Namespace, config: Any) -> dict[str, Any]:
-    """One seed in this process; progress lines go to standard error."""
+    """Train one seed in this process; progress lines go to standard error."""
     import lockstep
 
     config.debugging(seed=options.seed).framework(compile=options.compile)
@@ -85,14 +85,14 @@ def train_one(options: argparse.Namespace, config: Any) -> dict[str, Any]:
 
 
 def versions(package: str) -> str:
-    """The installed version."""
+    """Return the installed version."""
     from importlib.metadata import version
 
     return version(package)
 
 
 def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int, script: str) -> dict[str, Any]:
-    """One seed in a process of its own, which runs the script."""
+    """Train one seed in a process of its own, which runs the script."""
     command = [report.lockstep_python(), script, algorithm, env, "--one", "--seed", str(seed)]
     command += ["--episodes", str(options.episodes)]
     command += [flag for flag, on in (("--compile", options.compile), ("--verbose", options.verbose)) if on]
@@ -106,7 +106,7 @@ def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int, s
 
 
 def run_seeds(options: argparse.Namespace, algorithm: str, env: str, script: str = __file__) -> None:
-    """All seeds of a recipe, or of what the script trains; the file is written after each."""
+    """Train all seeds of a recipe, or of what the script trains; write the file after each."""
     name = options.name or result_name(algorithm, env)
     facts, before, runs = report.machine(), earlier_record(options, name), []
     if before:
@@ -151,13 +151,13 @@ def run_seeds(options: argparse.Namespace, algorithm: str, env: str, script: str
 
 
 def earlier_record(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """With ``--add``, what the result's file says by now; empty without, or where there is no file."""
+    """Return, with ``--add``, what the result's file says by now; empty without it, or where there is no file."""
     file = report.RESULTS / f"{name}.json"
     return dict(json.loads(file.read_text())) if options.add and file.exists() else {}
 
 
 def check_same_settings(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Ends the program where seeds would come to stand beside others that learned with other settings.
+    """End the program where seeds would stand beside others that learned with other settings.
 
     Whether updates were compiled may differ (each run says it); options that came later stand at their defaults.
     """
@@ -173,14 +173,14 @@ def check_same_settings(name: str, before: dict[str, Any], now: dict[str, Any]) 
 
 
 def agrees(value: Any, now: Any) -> bool:
-    """Equal, apart from what a dictionary has more by now."""
+    """Return whether both are equal, apart from what a dictionary has more by now."""
     if isinstance(value, dict) and isinstance(now, dict):
         return all(key in now and now[key] == part for key, part in value.items())
     return bool(value == now)
 
 
 def render() -> str:
-    """The table of all committed results, written beside them."""
+    """Write the table of all committed results beside them, and return it."""
     sys.path.insert(0, str(report.ROOT))
     from lockstep.recipes import RECIPES
 
@@ -211,12 +211,12 @@ def render() -> str:
 
 
 def result_name(algorithm: str, env: str) -> str:
-    """Name of a recipe's result without its ending."""
+    """Return the name of a recipe's result without its ending."""
     return "learning_{}_{}".format(algorithm, re.sub(r"[^\w-]+", "-", env))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithm", nargs="?")
     parser.add_argument("env", nargs="?")
@@ -239,7 +239,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs what the command line says."""
+    """Run what the command line says."""
     options = parse()
     if options.one:
         print(json.dumps(train_one(options, recipe_config(options))))

@@ -19,13 +19,13 @@ OURS, OTHER, PUBLISHED = "#0072B2", "#D55E00", ("#D55E00", "#009E73")
 
 
 def results(name: str) -> list[dict[str, Any]]:
-    """The runs of a result; none where it is not there."""
+    """Return the runs of a result; none where it is not there."""
     file = report.RESULTS / f"{name}.json"
     return list(json.loads(file.read_text())["runs"]) if file.exists() else []
 
 
 def draw_seeds(axes: Any, runs: list[dict[str, Any]], label: str, colour: str, key: str = "curve") -> None:
-    """Each seed as a thin line, their median as a thick one."""
+    """Draw each seed as a thin line, their median as a thick one."""
     steps = [step for step, _ in runs[0][key]]
     for run in runs:
         axes.plot([step for step, _ in run[key]], [value for _, value in run[key]], color=colour, lw=0.7, alpha=0.45)
@@ -34,7 +34,7 @@ def draw_seeds(axes: Any, runs: list[dict[str, Any]], label: str, colour: str, k
 
 
 def draw_published(axes: Any, task: str, last_step: int) -> None:
-    """What others reached up to a step: a line with a band, or points with bars."""
+    """Draw what others reached up to a step: a line with a band, or points with bars."""
     published = json.loads((report.RESULTS / "published_curves.json").read_text())[task]
     for colour, entry in zip(PUBLISHED, published):
         points = [point for point in entry["points"] if point[0] <= last_step]
@@ -50,7 +50,7 @@ def draw_published(axes: Any, task: str, last_step: int) -> None:
 
 
 def picture(name: str, title: str, ylabel: str) -> tuple[Any, Any]:
-    """A figure's axes and what saves it."""
+    """Return a figure's axes and what saves it."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -46,14 +46,14 @@ class Task:
 
 
 def cartpole() -> DQNConfig:
-    """DQN as its recipe has it, with an evaluation every 1,000 steps."""
+    """Return DQN as its recipe has it, with an evaluation every 1,000 steps."""
     from lockstep.recipes import find_recipe
 
     return find_recipe("dqn", "CartPole-v1").config().reporting(steps_per_epoch=1_000)
 
 
 def pendulum() -> SACConfig:
-    """SAC with two layers of 64 units."""
+    """Return SAC with two layers of 64 units."""
     config = SACConfig().environment("Pendulum-v1").env_runners(num_envs_per_env_runner=4)
     config.training(lr=1e-3, train_batch_size=128).rl_module(model_config={"hiddens": (64, 64)})
     config.replay(capacity=100_000, learning_starts=500, update_per_step=0.5)
@@ -67,7 +67,7 @@ TASKS = {
 
 
 def collected(policy: Any, env: str, rows: int, seed: int, *, explore: bool = False, random: bool = False) -> Any:
-    """What a policy does: a batch with the environment's actions."""
+    """Return what a policy does: a batch with the environment's actions."""
     streams = RandomStreams(seed).child("offline_data")
     collector = Collector(policy, env, ReplayBuffer(2 * rows), exploration_noise=explore, streams=streams)
     with policy.within_training_step(explore):
@@ -77,14 +77,14 @@ def collected(policy: Any, env: str, rows: int, seed: int, *, explore: bool = Fa
 
 
 def returns_of(batch: SampleBatch) -> list[float]:
-    """Undiscounted returns of the episodes that ended."""
+    """Return undiscounted returns of the episodes that ended."""
     ends = batch["terminateds"] | batch["truncateds"]
     totals = np.bincount(batch["eps_id"], batch["rewards"].astype(np.float64))
     return totals[np.unique(batch["eps_id"][ends])].tolist()
 
 
 def make(env: str, seed: int) -> dict[str, SampleBatch]:
-    """The data sets of one environment by name."""
+    """Return the data sets of one environment by name."""
     task = TASKS[env]
     config = task.make().debugging(seed=seed).evaluation(evaluation_episodes=10)
     trainer = config.build_trainer()
@@ -101,7 +101,7 @@ def make(env: str, seed: int) -> dict[str, SampleBatch]:
 
 
 def dataset_id(env: str, name: str) -> str:
-    """`lockstep/cartpole/medium-v0`."""
+    """Return `lockstep/cartpole/medium-v0`."""
     return f"lockstep/{env.partition('-')[0].lower()}/{name}-v0"
 
 

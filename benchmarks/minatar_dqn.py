@@ -31,7 +31,7 @@ NUM_ENVS = 8
 
 
 def minatar_dqn(env: str, steps: int) -> Any:
-    """The settings for a game, by its id."""
+    """Return the settings for a game, by its id."""
     from lockstep import DQNConfig
 
     return (
@@ -62,7 +62,7 @@ def minatar_dqn(env: str, steps: int) -> Any:
 
 
 def register_games() -> None:
-    """Makes MinAtar's games known to gymnasium, which loads no package's by itself."""
+    """Register MinAtar's games with gymnasium, which loads no package's by itself."""
     try:
         from minatar.gym import register_envs
     except ImportError as error:
@@ -71,7 +71,7 @@ def register_games() -> None:
 
 
 def main() -> None:
-    """Runs what the command line says."""
+    """Run what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", choices=GAMES, default="Breakout")
     parser.add_argument("--steps", type=int, default=FRAMES, help="frames of a seed")

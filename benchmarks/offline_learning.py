@@ -46,7 +46,7 @@ CASES: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def config_of(algorithm: str, env: str, data: Any, seed: int) -> Any:
-    """The recipe, on given data."""
+    """Return the recipe, on given data."""
     recipe = find_recipe(algorithm, env)
     if recipe is None:
         raise SystemExit(f"there is no recipe of {algorithm!r} for {env!r}")
@@ -54,7 +54,7 @@ def config_of(algorithm: str, env: str, data: Any, seed: int) -> Any:
 
 
 def learn(env: str, data: SampleBatch, algorithm: str, seed: int) -> dict[str, Any]:
-    """One run in this process."""
+    """Make one run in this process."""
     trainer = config_of(algorithm, env, data, seed).build_trainer()
     started, curve = time.process_time(), []
     for epoch in trainer:
@@ -76,7 +76,7 @@ def learn(env: str, data: SampleBatch, algorithm: str, seed: int) -> dict[str, A
 
 
 def played(policy: Any, env: str, seed: int, *, explore: bool) -> list[float]:
-    """Returns of new episodes."""
+    """Play new episodes and return their returns."""
     streams = RandomStreams(seed).child("final")
     collector = Collector(policy, gym.make_vec(env, 10, "sync"), exploration_noise=explore, streams=streams)
     with policy.within_training_step(explore):
@@ -86,7 +86,7 @@ def played(policy: Any, env: str, seed: int, *, explore: bool) -> list[float]:
 
 
 def behaviour_of(data: SampleBatch) -> dict[str, float]:
-    """Mean return of the episodes that ended, each as often as it has transitions, and once; the best of them."""
+    """Return the mean of the episodes that ended, each as often as it has transitions, and once; the best of them."""
     ends = data["eps_id"][data["terminateds"] | data["truncateds"]]
     lengths = np.bincount(data["eps_id"])[np.unique(ends)]
     returns = returns_of(data)
@@ -98,7 +98,7 @@ def behaviour_of(data: SampleBatch) -> dict[str, float]:
 
 
 def result_of(env: str, name: str, data: SampleBatch, algorithm: str, seeds: int) -> dict[str, Any]:
-    """All seeds of one algorithm on one data set."""
+    """Train all seeds of one algorithm on one data set."""
     runs = [learn(env, data, algorithm, seed) for seed in range(seeds)]
     finals, drawn = ([run[key] for run in runs] for key in ("final_return", "drawn_return"))
     config = config_of(algorithm, env, dataset_id(env, name), 0).to_dict()
@@ -121,7 +121,7 @@ def result_of(env: str, name: str, data: SampleBatch, algorithm: str, seeds: int
 
 
 def verdicts(cases: list[dict[str, Any]]) -> list[str]:
-    """Does cloning do no better than the data, and everything else better?"""
+    """Return whether cloning does no better than the data, and everything else better."""
     lines = []
     for env, name in CASES:
         found = {case["algorithm"]: case for case in cases if (case["environment"], case["data"]) == (env, name)}
@@ -143,7 +143,7 @@ def verdicts(cases: list[dict[str, Any]]) -> list[str]:
 
 
 def render(record: dict[str, Any], name: str) -> None:
-    """The table of a result, written beside it."""
+    """Write the table of a result beside it."""
     lines = [
         f"# Offline learning: {record['seeds']} seeds",
         "",

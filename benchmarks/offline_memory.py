@@ -36,7 +36,7 @@ WAYS = {
 
 
 def rows(count: int) -> Iterator[Any]:
-    """Batches of a locomotion data set's shape: 522 bytes a row."""
+    """Yield batches of a locomotion data set's shape: 522 bytes a row."""
     import numpy as np
 
     from lockstep.data import SampleBatch
@@ -56,7 +56,7 @@ def rows(count: int) -> Iterator[Any]:
 
 
 def minibatches(way: str, folder: Path) -> Iterator[Any]:
-    """The minibatches of one pass."""
+    """Yield the minibatches of one pass."""
     import numpy as np
 
     from lockstep.data import OfflineDataset, SampleBatch, parquet_batches
@@ -82,13 +82,13 @@ def minibatches(way: str, folder: Path) -> Iterator[Any]:
 
 
 def bytes_of(name: str) -> int:
-    """A line of this process's status, such as ``VmHWM``."""
+    """Return a line of this process's status, such as ``VmHWM``."""
     text = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(name))
 
 
 def child(way: str, folder: Path, limit: int) -> dict[str, Any]:
-    """What one process finds; run under `limit` bytes beyond what it holds after its imports (0: no limit)."""
+    """Measure one way, under `limit` bytes beyond what the process holds after its imports (0: no limit)."""
     import numpy as np
 
     for _ in minibatches(way, folder / "small"):  # whatever is imported at first use
@@ -112,7 +112,7 @@ def child(way: str, folder: Path, limit: int) -> dict[str, Any]:
 
 
 def write_files(folder: Path, count: int) -> dict[str, Any]:
-    """The data set as rows and as Parquet, and a small one of each beside them."""
+    """Write the data set as rows and as Parquet, and a small one of each beside them."""
     from lockstep.data import concat_samples, write_rows
 
     clock: Callable[[], float] = time.perf_counter
@@ -130,7 +130,7 @@ def write_files(folder: Path, count: int) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All ways in each round, in files of a temporary directory."""
+    """Measure all ways in each round, in files of a temporary directory."""
     limit = options.limit_mib << 20
     record: dict[str, Any] = {"rows": options.rows, "limit": limit, "rounds": options.rounds}
     record["machine"] = report.machine()
@@ -148,7 +148,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     lines = []
     for way, (what, order) in WAYS.items():
         runs = record["runs"][way]

@@ -31,7 +31,7 @@ Rows = Callable[[int], dict[str, Any]]
 
 
 def vectors(obs_size: int, action_size: int) -> Rows:
-    """Rows of float32 observations."""
+    """Return the rows of float32 observations."""
     rng = np.random.default_rng(0)
 
     def make(number: int) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def vectors(obs_size: int, action_size: int) -> Rows:
 
 
 def frames(number: int) -> dict[str, Any]:
-    """Rows of single frames, each the next one's predecessor."""
+    """Return the rows of single frames, each the next one's predecessor."""
     rng = np.random.default_rng(number)
     seen = rng.integers(0, 256, (number + 1, 84, 84), dtype=np.uint8)
     done = np.arange(number) % 1000 == 999
@@ -76,13 +76,13 @@ ATARI: dict[str, tuple[Rows, dict[str, Any]]] = {
 
 
 def fill(buffer: ReplayBuffer, make: Rows, number: int) -> None:
-    """Adds so many rows, spread over the sub-buffers."""
+    """Add so many rows, spread over the sub-buffers."""
     for start in range(0, number, CHUNK):
         buffer.extend(make(min(CHUNK, number - start)))
 
 
 def measure(make: Rows, options: dict[str, Any], place: Path) -> dict[str, float]:
-    """Seconds of one buffer's checkpoints, and its size."""
+    """Measure the seconds of one buffer's checkpoints, and its size."""
     options = {"buffer_num": ENVS, **options}
     memory = {"directory": place / "columns"} if options.get("storage") else {}
     buffer = ReplayBuffer(ROWS, **options, **memory)
@@ -113,7 +113,7 @@ def measure(make: Rows, options: dict[str, Any], place: Path) -> dict[str, float
 
 
 def render(record: dict[str, Any]) -> str:
-    """The table."""
+    """Return the table."""
     rows = [
         [name, f"{f['megabytes']:,.0f} MB", *(f"{f[key]:.2f} s" for key in ("first", "later", "resume"))]
         for name, f in record["cases"].items()
@@ -130,7 +130,7 @@ def render(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--atari", action="store_true")
     parser.add_argument("--render", action="store_true")

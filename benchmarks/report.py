@@ -148,7 +148,7 @@ def lockstep_python() -> str:
 
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
-    """A command line whose help is the module's text."""
+    """Return a command line whose help is the module's text."""
     return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 

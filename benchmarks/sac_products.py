@@ -28,7 +28,7 @@ SETS = {"": 1, ", other matrices each time": 32}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of the processor for one product, the kinds in turn."""
+    """Measure the processor's microseconds for one product, the kinds in turn."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
     import torch
@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     rows = []
     for name, found in record["microseconds"].items():
         cells = [f"{count * found[kind] / 1e3:.2f}" for count in PRODUCTS.values() for kind in ("lowest", "median")]

@@ -39,7 +39,7 @@ LEARNERS = (1, 2, 4, 8, 16, 32)
 
 
 def gradient_steps(name: str) -> dict[str, Any]:
-    """Seconds of a gradient step by rows, and the straight line through them."""
+    """Measure the seconds of a gradient step by rows, and fit the straight line through them."""
     rng = np.random.default_rng(0)
     total = 4 * max(ROWS)
     batch = SampleBatch(
@@ -66,7 +66,7 @@ def gradient_steps(name: str) -> dict[str, Any]:
 
 
 def meet(rank: int, store: str, shares_memory: bool, sizes: list[int], pipe: Any) -> None:
-    """Seconds of a sum of two learners, with half a millisecond of work before each."""
+    """Send the seconds of a sum of two learners, with half a millisecond of work before each."""
     torch.set_num_threads(1)
     reducer = DistributedReducer(rank, 2, store, shares_memory=shares_memory)
     seconds = []
@@ -84,7 +84,7 @@ def meet(rank: int, store: str, shares_memory: bool, sizes: list[int], pipe: Any
 
 
 def meetings(sizes: list[int]) -> dict[str, list[float]]:
-    """By way and size."""
+    """Return the seconds of a meeting by way and size."""
     found, context = {}, multiprocessing.get_context("spawn")
     for way, shares_memory in (("shared memory", True), ("sockets", False)):
         with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def meetings(sizes: list[int]) -> dict[str, list[float]]:
 
 
 def rate(step: dict[str, Any], minibatch: int, learners: int, hop: float, bytes_per_s: float) -> float:
-    """Steps trained per second, one pass: rows / (gradient step + meetings + gradient + rows through the driver)."""
+    """Return steps trained per second: rows / (gradient step + meetings + gradient + rows through the driver)."""
     own = step["fixed"] + step["per_row"] * minibatch / learners
     small = MEETINGS * 2 * (learners - 1) * hop
     gradient = 2 * (learners - 1) / learners * step["num_bytes"] / bytes_per_s
@@ -110,7 +110,7 @@ def rate(step: dict[str, Any], minibatch: int, learners: int, hop: float, bytes_
 
 
 def render(record: dict[str, Any]) -> str:
-    """The page."""
+    """Return the page."""
     steps, found = record["steps"], record["meetings"]
     rows = [
         [name, f"{each['num_bytes'] / 1e6:.2f}", f"{1e3 * each['fixed']:.2f}", f"{1e6 * each['per_row']:.2f}"]

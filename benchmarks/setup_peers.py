@@ -28,29 +28,29 @@ ENVIRONMENTS = HERE.parent / ".bench"
 
 
 def environment_folder(peer: str) -> Path:
-    """Folder of the peer's virtual environment."""
+    """Return the folder of the peer's virtual environment."""
     return ENVIRONMENTS / peer
 
 
 def environment_python(peer: str) -> Path:
-    """Interpreter of the peer's virtual environment (which may not exist yet)."""
+    """Return the interpreter of the peer's virtual environment (which may not exist yet)."""
     return environment_folder(peer) / "bin" / "python"
 
 
 def requirements_file(peer: str) -> Path:
-    """The peer's pinned versions."""
+    """Return the peer's pinned versions."""
     return HERE / "requirements" / f"{peer}.txt"
 
 
 def wanted(peer: str) -> str:
-    """SHA-256 of everything that the peer's environment is made from."""
+    """Return the SHA-256 of everything that the peer's environment is made from."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     text = "\n".join((version, TORCH, requirements_file(peer).read_text(encoding="utf-8")))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_ready(peer: str) -> bool:
-    """Whether the peer's environment exists and was made from the present pins."""
+    """Return whether the peer's environment exists and was made from the present pins."""
     mark = environment_folder(peer) / ".ready"
     return mark.is_file() and mark.read_text(encoding="utf-8").strip() == wanted(peer)
 

@@ -27,7 +27,7 @@ GOAL_SECONDS = 15.0
 
 
 def command_of_make() -> list[str]:
-    """What ``make train`` runs once everything is installed."""
+    """Return what ``make train`` runs once everything is installed."""
     said = subprocess.run(["make", "-n", "train"], cwd=report.ROOT, capture_output=True, text=True, check=True)
     return shlex.split(said.stdout.strip().splitlines()[-1])
 
@@ -58,7 +58,7 @@ def one_run(command: list[str], seed: int, timeout: float) -> dict[str, Any]:
 
 
 def render(record: dict[str, Any]) -> str:
-    """The markdown page of a record."""
+    """Return the markdown page of a record."""
     good = [run for run in record["runs"] if "error" not in run]
     lines = [
         [str(run["seed"]), f"{run['seconds']:.2f}", f"{run['steps']:,}", f"{run['final_return']:.1f}"] for run in good

@@ -37,7 +37,7 @@ T, B = w.steps_per_env, w.num_envs
 
 
 def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
-    """Two tanh layers and a linear head, orthogonally initialised."""
+    """Return two tanh layers and a linear head, orthogonally initialised."""
     layers: list[nn.Module] = []
     for size in w.hiddens:
         layers += [nn.Linear(inputs, size), nn.Tanh()]
@@ -67,7 +67,7 @@ def ppo_loss(
     target: Tensor,
     old_value: Tensor,
 ) -> Tensor:
-    """The clipped objective with the clipped value loss and the entropy bonus; all arguments [N]."""
+    """Return the clipped objective with the clipped value loss and the entropy bonus; all arguments [N]."""
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     ratio = (new_logp - logp).exp()
     policy_loss = torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - w.clip, 1 + w.clip)).mean()
@@ -80,7 +80,7 @@ def ppo_loss(
 
 
 def plain(clock: protocol.Clock) -> None:
-    """The plain loop: clear before fast."""
+    """Train with the plain loop: clear before fast."""
 
     def make() -> gym.Env:
         return gym.wrappers.RecordEpisodeStatistics(gym.make(w.environment))
@@ -141,18 +141,18 @@ Updating = Callable[[Tensor, Tensor], None]
 
 
 def lean_steps(agent: Agent) -> tuple[Acting, Updating]:
-    """The two steps that the lean loop calls; compiled when asked."""
+    """Return the two steps that the lean loop calls; compiled when asked."""
     parameters = list(agent.parameters())
     optimizer = torch.optim.Adam(parameters, lr=w.lr, eps=w.adam_epsilon, fused=True)
 
     def act(obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Observations [B, 4] and Gumbel noise [B, 2] to actions, log-probabilities and values, [B] each."""
+        """Return actions, log-probabilities and values [B] of observations [B, 4] and Gumbel noise [B, 2]."""
         logp = functional.log_softmax(agent.actor(obs), dim=-1)
         action = (logp + noise).argmax(dim=-1)
         return action, logp.gather(1, action[:, None]).squeeze(1), agent.critic(obs).squeeze(1)
 
     def loss_of(obs: Tensor, rest: Tensor) -> Tensor:
-        """The loss of a minibatch: observations [N, 4]; action, logp, advantage, target, value as [N, 5]."""
+        """Return the loss of a minibatch: observations [N, 4]; action, logp, advantage, target, value as [N, 5]."""
         action, logp, advantage, target, old_value = rest.unbind(1)
         all_logp = functional.log_softmax(agent.actor(obs), dim=-1)
         new_logp = all_logp.gather(1, action.to(torch.int64)[:, None]).squeeze(1)
@@ -161,7 +161,7 @@ def lean_steps(agent: Agent) -> tuple[Acting, Updating]:
         return ppo_loss(new_logp, entropy, value, logp, advantage, target, old_value)
 
     def update(obs: Tensor, rest: Tensor) -> None:
-        """One gradient step."""
+        """Take one gradient step."""
         optimizer.zero_grad(set_to_none=True)
         loss_of(obs, rest).backward()
         nn.utils.clip_grad_norm_(parameters, w.max_grad_norm)
@@ -173,7 +173,7 @@ def lean_steps(agent: Agent) -> tuple[Acting, Updating]:
 
 
 def advantages_of(rewards: np.ndarray, values: np.ndarray, dones: np.ndarray, next_value: np.ndarray) -> np.ndarray:
-    """GAE over [T, B] columns; ``next_value`` [B] follows the last step."""
+    """Return GAE over [T, B] columns; ``next_value`` [B] follows the last step."""
     running = 1.0 - dones
     deltas = rewards + w.gamma * running * np.concatenate((values[1:], next_value[None])) - values
     running *= w.gamma * w.lambda_
@@ -186,7 +186,7 @@ def advantages_of(rewards: np.ndarray, values: np.ndarray, dones: np.ndarray, ne
 
 
 def lean(clock: protocol.Clock) -> None:
-    """The lean loop: tensors and arrays share memory, columns are written in place."""
+    """Train with the lean loop: tensors and arrays share memory, columns are written in place."""
     envs = SyncVectorEnv([lambda: gym.make(w.environment)] * B, autoreset_mode=AutoresetMode.SAME_STEP)
     agent = Agent(4, 2)
     act, update_step = lean_steps(agent)

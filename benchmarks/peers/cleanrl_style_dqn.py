@@ -21,7 +21,7 @@ B = w.num_envs
 
 
 def network() -> nn.Sequential:
-    """Rectified layers."""
+    """Return the rectified layers."""
     first, second = w.hiddens
     return nn.Sequential(nn.Linear(4, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 2))
 
@@ -36,14 +36,14 @@ class Memory:
         self.ended = np.zeros(size, np.float32)
 
     def add(self, *rows: np.ndarray) -> None:
-        """One transition of each environment."""
+        """Add one transition of each environment."""
         where = np.arange(self.count, self.count + B) % self.size
         for column, values in zip((self.obs, self.next_obs, self.actions, self.rewards, self.ended), rows):
             column[where] = values
         self.count += B
 
     def sample(self, rng: np.random.Generator) -> list[Tensor]:
-        """A batch as tensors."""
+        """Return a batch as tensors."""
         where = rng.integers(0, min(self.count, self.size), w.batch)
         columns = (self.obs, self.next_obs, self.actions, self.rewards, self.ended)
         return [torch.from_numpy(column[where]) for column in columns]

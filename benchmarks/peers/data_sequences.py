@@ -11,7 +11,7 @@ Random = np.random.Generator
 
 
 def sequences(seed: int, counts: dict[str, int]) -> list[dict[str, Any]]:
-    """``counts`` of each kind: ``batch``, ``sequence`` (with seq_lens), ``episode``, ``multi`` (several agents)."""
+    """Return ``counts`` of each kind: batch, sequence (with seq_lens), episode and multi (several agents)."""
     makers = {"batch": batch_sequence, "sequence": sequence_sequence, "episode": episode_sequence}
     makers["multi"] = multi_sequence
     made = []
@@ -27,7 +27,7 @@ def chance(rng: Random, share: float) -> bool:
 
 
 def some(rng: Random, items: Any) -> Any:
-    """One of the items."""
+    """Return one of the items."""
     return items[int(rng.integers(len(items)))]
 
 
@@ -36,7 +36,7 @@ def bound(rng: Random, low: int, high: int, missing: float = 0.25) -> int | None
 
 
 def array(rng: Random, dtype: str, *shape: int, kind: str = "array") -> dict[str, Any]:
-    """The description of an array."""
+    """Return the description of an array."""
     values: Any
     if dtype == "bool":
         values = (rng.random(shape) < 0.25).tolist()
@@ -95,7 +95,7 @@ class Form:
 
 
 def batch_sequence(rng: Random) -> list[Step]:
-    """Batches of plain rows."""
+    """Return batches of plain rows."""
     form = Form(rng)
     steps: list[Step] = []
     for _ in range(int(rng.integers(2, 4))):
@@ -112,7 +112,7 @@ def grad_updates(rng: Random) -> dict[str, Any]:
 
 
 def sequence_sequence(rng: Random) -> list[Step]:
-    """Batches with ``seq_lens`` and states."""
+    """Return batches with ``seq_lens`` and states."""
     form = Form(rng)
     steps: list[Step] = []
     for _ in range(int(rng.integers(1, 4))):
@@ -149,7 +149,7 @@ KEYS = [None, None, "eps_id", "dones", "t"]
 
 
 def batch_step(rng: Random, form: Form) -> Step:
-    """One random operation on batches."""
+    """Return one random operation on batches."""
     on = int(rng.integers(9))
     arguments: dict[str, Any] = {
         "sizes": dict,
@@ -207,7 +207,7 @@ def timeslices_arguments(rng: Random) -> Step:
 
 
 def broken_columns(rng: Random) -> Step:
-    """A batch with a fault: ragged, with a number for a column, with `seq_lens` that do not fit."""
+    """Return a batch with a fault: ragged, with a number for a column, with `seq_lens` that do not fit."""
     rows = int(rng.integers(2, 6))
     given = {"obs": array(rng, "float32", rows, 2), "rewards": array(rng, "float32", rows)}
     fault = some(rng, ["ragged", "number", "seq_lens"])
@@ -221,7 +221,7 @@ def broken_columns(rng: Random) -> Step:
 
 
 def multi_arguments(rng: Random) -> dict[str, Any]:
-    """Operations on `MultiAgentBatch`."""
+    """Return operations on `MultiAgentBatch`."""
 
     def modules() -> Step:
         names = some(rng, [["default_policy"], ["a", "b"], ["default_policy", "b"], ["a"]])
@@ -239,7 +239,7 @@ def multi_arguments(rng: Random) -> dict[str, Any]:
 
 
 def multi_timeslices_arguments(rng: Random) -> Step:
-    """Modules whose rows are steps of common episodes; each module takes part in some of the steps."""
+    """Return modules whose rows are steps of common episodes; each module takes part in some of the steps."""
     length = int(rng.integers(2, 6))
     order = [0, 1] if chance(rng, 0.7) else [1, 0]
     steps = [(episode, t) for episode in order for t in range(length)]
@@ -297,7 +297,7 @@ class EpisodeForm:
 
 
 def new_episode(form: EpisodeForm) -> Step:
-    """An episode of given data, now and then with data missing."""
+    """Return an episode of given data, now and then with data missing."""
     rng = form.rng
     steps = int(rng.integers(0, 8))
     made: Step = {"op": "new", "form": form.observations, "action_form": form.actions, "spaces": form.spaces}
@@ -320,7 +320,7 @@ def new_episode(form: EpisodeForm) -> Step:
 
 
 def episode_sequence(rng: Random) -> list[Step]:
-    """Episodes of given data and grown ones; then reading, writing, cutting and joining them."""
+    """Return episodes of given data and grown ones; then reading, writing, cutting and joining them."""
     form = EpisodeForm(rng)
     steps = [new_episode(form) for _ in range(int(rng.integers(1, 3)))]
     empty = {"observations": [], "actions": [], "rewards": [], "infos": [], "extras": {}, "id_": "g"}
@@ -380,7 +380,7 @@ def put_arguments(rng: Random, form: EpisodeForm) -> Step:
 
 
 def episode_step(rng: Random, form: EpisodeForm) -> Step:
-    """One random operation on episodes."""
+    """Return one random operation on episodes."""
     arguments: dict[str, Any] = {
         "read": lambda: read_arguments(rng, form),
         "read ": lambda: read_arguments(rng, form),
@@ -426,7 +426,7 @@ AGENTS = ("a", "b", "c")
 
 
 def schedule(rng: Random) -> Step:
-    """Agents that act together or in turns, appear late, finish early; the last step may end all."""
+    """Return agents that act together or in turns, appear late, finish early; the last step may end all."""
     first = [agent for agent in AGENTS if chance(rng, 0.6)] or ["a"]
     able, waiting, done = set(first), set(), set()
     turns = chance(rng, 0.4)
@@ -464,7 +464,7 @@ def schedule(rng: Random) -> Step:
 
 
 def multi_sequence(rng: Random) -> list[Step]:
-    """One schedule, read in every way."""
+    """Return one schedule, read in every way."""
     played = schedule(rng)
     length = len(played["steps"])
     steps = [

@@ -23,7 +23,7 @@ Distribution.set_default_validate_args(False)
 
 
 def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
-    """Two tanh layers and a linear head, orthogonally initialised."""
+    """Return two tanh layers and a linear head, orthogonally initialised."""
     layers: list[nn.Module] = []
     for size in w.hiddens:
         layers += [nn.Linear(inputs, size), nn.Tanh()]
@@ -44,7 +44,7 @@ class Agent(nn.Module):
         self.critic = network(inputs, 1, 1.0)
 
     def forward(self, obs: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Actions (drawn unless given), log-probabilities, entropies and values of observations [N, 4], [N] each."""
+        """Return actions (drawn unless given), log-probabilities, entropies and values [N] of observations [N, 4]."""
         distribution = Categorical(logits=self.actor(obs))
         if action is None:
             action = distribution.sample()
@@ -52,7 +52,7 @@ class Agent(nn.Module):
 
 
 def advantages_of(next_value: Tensor, rewards: Tensor, values: Tensor, dones: Tensor) -> tuple[Tensor, Tensor]:
-    """GAE and value targets [T, B]; ``dones`` end the step that they stand at, ``next_value`` [B] follows the last."""
+    """Return GAE and value targets [T, B]; ``dones`` end their step, ``next_value`` [B] follows the last."""
     running = (1.0 - dones).unbind(0)
     rewards_of, values_of = rewards.unbind(0), values.unbind(0)
     last, after, found = torch.zeros_like(next_value), next_value, []
@@ -77,7 +77,7 @@ def main() -> None:
         return action, logp, value
 
     def update(obs: Tensor, action: Tensor, logp: Tensor, advantage: Tensor, target: Tensor, value: Tensor) -> Tensor:
-        """One gradient step; the loss."""
+        """Take one gradient step and return the loss."""
         optimizer.zero_grad()
         _, new_logp, entropy, new_value = agent(obs, action)
         ratio = (new_logp - logp).exp()

@@ -45,7 +45,7 @@ class JoinedCatalog(SACCatalog):
 
 
 def module_options(hiddens: Sequence[int]) -> dict[str, Any]:
-    """What `config.rl_module` takes: rectified layers."""
+    """Return what `config.rl_module` takes: rectified layers."""
     return {
         "rl_module_spec": RLModuleSpec(module_class=DefaultSACTorchRLModule, catalog_class=JoinedCatalog),
         "model_config": DefaultModelConfig(fcnet_hiddens=list(hiddens), fcnet_activation="relu"),

@@ -53,7 +53,7 @@ def main() -> None:
     group = algorithm.env_runner_group
 
     def publish() -> None:
-        """Sent to all runners; what comes after in each runner's queue tells that they have it."""
+        """Send weights to all runners; what comes after in each runner's queue tells that they have them."""
         algorithm.learner_group._learner._weights_seq_no += 1  # else runners pass over weights that they have
         group.sync_weights(from_worker_or_learner_group=algorithm.learner_group, inference_only=True)
         group.foreach_env_runner(lambda runner: 0, local_env_runner=False)

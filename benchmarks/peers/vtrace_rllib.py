@@ -11,7 +11,7 @@ from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
 
 
 def main() -> None:
-    """Four cases `[T, B]`: terminated rows, and two limits of the importance weights."""
+    """Print four cases `[T, B]`: terminated rows, and two limits of the importance weights."""
     cases = []
     for seed, (rho, pg_rho) in enumerate([(1.0, 1.0), (1.0, None), (2.0, 0.5), (None, 1.5)]):
         rng = np.random.default_rng(seed)

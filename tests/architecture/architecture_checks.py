@@ -29,13 +29,13 @@ class Found:
 
 
 def read_sources(root: Path, folder: str) -> dict[str, str]:
-    """The Python files below `root / folder`, by their path relative to `root`."""
+    """Return the Python files below `root / folder`, by their path relative to `root`."""
     return {path.relative_to(root).as_posix(): path.read_text() for path in sorted((root / folder).rglob("*.py"))}
 
 
 @cache
 def parsed(text: str) -> ast.Module:
-    """The syntax tree of a source text."""
+    """Return the syntax tree of a source text."""
     return ast.parse(text)
 
 
@@ -43,13 +43,15 @@ def parsed(text: str) -> ast.Module:
 
 
 def module_name(path: str) -> str:
-    """`"lockstep/ops/__init__.py"` -> `"lockstep.ops"`."""
+    """Return `"lockstep/ops/__init__.py"` -> `"lockstep.ops"`."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def imports_of(path: str, text: str) -> list[tuple[int, str]]:
-    """`(line, absolute name)` of everything imported anywhere in a file: at the top, in functions, for type checking
-    only, relatively, and by `import_module("...")` with a written-out name. `from a import b` gives `a.b`.
+    """Return `(line, absolute name)` of all that is imported anywhere in a file.
+
+    At the top, in functions, for type checking only, relatively, and by `import_module("...")` with a written-out name.
+    `from a import b` gives `a.b`.
     """
     package = module_name(path).split(".")
     if not path.endswith("__init__.py"):
@@ -71,7 +73,7 @@ def imports_of(path: str, text: str) -> list[tuple[int, str]]:
 
 
 def folder_of(name: str) -> str | None:
-    """The folder of the package that a dotted name lies in; `""` for the package itself, None for another package."""
+    """Return the folder of a dotted name; `""` for the package itself, None for another package."""
     parts = name.split(".")
     if parts[0] != "lockstep":
         return None
@@ -79,7 +81,7 @@ def folder_of(name: str) -> str | None:
 
 
 def upward_imports(sources: Sources, floors: Mapping[str, int], free: Iterable[str] = ()) -> list[Found]:
-    """Imports that do not go down. `free`: modules outside the floors that all may import (`_version`)."""
+    """Find imports that do not go down. `free`: modules outside the floors that all may import (`_version`)."""
     found = []
     for path, text in sources.items():
         own = folder_of(module_name(path))
@@ -101,7 +103,7 @@ def upward_imports(sources: Sources, floors: Mapping[str, int], free: Iterable[s
 
 
 def imports_matching(sources: Sources, prefixes: Iterable[str], *, within: str = "") -> list[Found]:
-    """Imports of a module at or below one of `prefixes`, in files whose path begins with `within`."""
+    """Find imports of a module at or below one of `prefixes`, in files whose path begins with `within`."""
     wanted = tuple(prefixes)
     return [
         Found(path, line, f"imports {name}")
@@ -113,7 +115,7 @@ def imports_matching(sources: Sources, prefixes: Iterable[str], *, within: str =
 
 
 def uses_of(sources: Sources, names: Iterable[str], *, within: str = "") -> list[Found]:
-    """Uses of dotted or plain names (`"torch.optim"`, `"PPOConfig"`) in the code of files below `within`."""
+    """Find uses of dotted or plain names (`"torch.optim"`, `"PPOConfig"`) in the code of files below `within`."""
     wanted = set(names)
     return [
         Found(path, node.lineno, f"uses {ast.unparse(node)}")
@@ -135,7 +137,7 @@ def _called_name(call: ast.Call) -> str:
 
 
 def calls_of(sources: Sources, name: str) -> list[Found]:
-    """Calls of a function or method of this name, `name(...)` or `x.name(...)`; the call as it is written."""
+    """Find calls of a function or method of this name, `name(...)` or `x.name(...)`; the call as it is written."""
     return [
         Found(path, node.lineno, ast.unparse(node))
         for path, text in sources.items()
@@ -145,7 +147,7 @@ def calls_of(sources: Sources, name: str) -> list[Found]:
 
 
 def optimizer_steps(sources: Sources) -> list[Found]:
-    """Calls `x.step()` that step an optimizer: without arguments (environments are given actions), or on something
+    """Find calls `x.step()` that step an optimizer: without arguments (environments take actions), or on something
     whose name says so.
     """
     found = []
@@ -162,7 +164,7 @@ def optimizer_steps(sources: Sources) -> list[Found]:
 
 
 def functions_in(text: str) -> Iterator[tuple[str, Function]]:
-    """`(qualified name, function)` of all functions and methods, nested ones too."""
+    """Return `(qualified name, function)` of all functions and methods, nested ones too."""
 
     def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
         for child in ast.iter_child_nodes(node):
@@ -178,25 +180,25 @@ def functions_in(text: str) -> Iterator[tuple[str, Function]]:
 
 
 def num_lines(node: ast.AST) -> int:
-    """Lines of a definition, decorators, docstring and comments included."""
+    """Return the lines of a definition, decorators, docstring and comments included."""
     decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
     return int(node.end_lineno) - min([node.lineno, *decorators]) + 1  # type: ignore[attr-defined]
 
 
 def long_functions(sources: Sources, limit: int) -> dict[str, int]:
-    """`{"path:qualified name": lines}` of functions over the limit."""
+    """Return `{"path:qualified name": lines}` of functions over the limit."""
     sizes = {f"{p}:{name}": num_lines(node) for p, text in sources.items() for name, node in functions_in(text)}
     return {name: size for name, size in sizes.items() if size > limit}
 
 
 def long_files(sources: Sources, limit: int) -> dict[str, int]:
-    """`{path: lines}` of files over the limit."""
+    """Return `{path: lines}` of files over the limit."""
     sizes = {path: len(text.splitlines()) for path, text in sources.items()}
     return {path: size for path, size in sizes.items() if size > limit}
 
 
 def lines_of(text: str, name: str | None) -> int:
-    """Lines of a class or function, `"Class.method"`; `None`: of the whole file. `KeyError` where it is not there."""
+    """Count the lines of a class or function (`"Class.method"`), or of the file (`None`)."""
     if name is None:
         return len(text.splitlines())
     node: ast.AST = parsed(text)
@@ -212,7 +214,7 @@ def lines_of(text: str, name: str | None) -> int:
 
 
 def declared_names(text: str) -> list[str] | None:
-    """What `__all__` lists, or None where there is none."""
+    """Return what `__all__` lists, or None where there is none."""
     for node in parsed(text).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             return [str(name) for name in ast.literal_eval(node.value)]
@@ -220,7 +222,7 @@ def declared_names(text: str) -> list[str] | None:
 
 
 def undocumented(sources: Sources) -> list[Found]:
-    """Modules, public classes, functions and methods without a docstring.
+    """Find modules, public classes, functions and methods without a docstring.
 
     A method that overrides a documented one of a base class in the tree, or implements one of a Protocol in the same
     file, has that one's docstring; `forward` of a network has its class's.
@@ -277,7 +279,7 @@ UNFINISHED = ("TO" + "DO", "FIX" + "ME", "X" + "XX", "NotImplemented" + "Error")
 
 
 def unfinished_marks(sources: Sources) -> list[Found]:
-    """Lines with a mark of unfinished work."""
+    """Find lines with a mark of unfinished work."""
     return [
         Found(path, number, mark)
         for path, text in sources.items()
@@ -292,7 +294,7 @@ def _words(line: str) -> set[str]:
 
 
 def unsafe_loading(sources: Sources) -> list[Found]:
-    """Imports of pickle and its kin, `torch.load`/`torch.save`, and `numpy.load` that allows objects."""
+    """Find imports of pickle and its kin, `torch.load`/`torch.save`, and `numpy.load` that allows objects."""
     found = imports_matching(sources, UNSAFE_MODULES)
     for name in ("load", "save"):
         found += [call for call in calls_of(sources, name) if call.what.startswith(f"torch.{name}(")]
@@ -302,7 +304,7 @@ def unsafe_loading(sources: Sources) -> list[Found]:
 
 
 def unasserted_tests(sources: Sources) -> list[Found]:
-    """Test functions that can only fail by an unexpected exception.
+    """Return the test functions that can only fail by an unexpected exception.
 
     What counts: `assert` of something that is no constant, `pytest.raises/warns/fail`, a call of a function of the same
     file that contains one of these, a call `x(..., check=True)`, or of a helper named `assert...` or `check...`.
@@ -336,7 +338,7 @@ def _contains_assertion(function: Function, helpers: set[str]) -> bool:
 
 
 def constant_asserts(sources: Sources) -> list[Found]:
-    """`assert True` and the like."""
+    """Find `assert True` and the like."""
     return [
         Found(path, node.lineno, ast.unparse(node))
         for path, text in sources.items()

@@ -55,12 +55,12 @@ LOSS = ("lockstep/algorithms/ppo.py", "PPOLearner.compute_loss_for_module")
 
 
 def counted(entries: list[tuple[str, str | None]]) -> list[tuple[str, str, int]]:
-    """`(file, what of it, lines)`."""
+    """Return `(file, what of it, lines)`."""
     return [(path, name or "whole file", lines_of((ROOT / path).read_text(), name)) for path, name in entries]
 
 
 def table(entries: list[tuple[str, str | None]]) -> str:
-    """A Markdown table with a row for each entry and the sum."""
+    """Return a Markdown table with a row for each entry and the sum."""
     rows = counted(entries)
     lines = [f"| [`{path}`](../{path}) | {_code(what)} | {size} |" for path, what, size in rows]
     total = sum(size for _, _, size in rows)

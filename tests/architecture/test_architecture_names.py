@@ -71,7 +71,7 @@ def test_the_package_declares_all_that_its_init_imports():
 
 
 def fresh_import() -> tuple[float, list[str]]:
-    """Seconds of processor time that `import lockstep` takes after torch in a new process; heavy packages it loads.
+    """Return the processor's seconds of `import lockstep` after torch in a new process, and the heavy packages loaded.
 
     Bytecode is written: where that is forbidden (PYTHONDONTWRITEBYTECODE), each process would compile all our sources,
     which is done once for an installed package.

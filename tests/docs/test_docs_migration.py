@@ -24,7 +24,7 @@ SECTIONS = {heading.split("\n", 1)[0]: heading for heading in re.split(r"^## Fro
 
 
 def peer_of(block: Block) -> str:
-    """The one peer that a program imports."""
+    """Return the one peer that a program imports."""
     nodes = list(ast.walk(ast.parse(block.text)))
     modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

@@ -28,13 +28,13 @@ class Block:
 
 
 def blocks_of(page: str, *languages: str) -> list[Block]:
-    """The blocks in any of the languages."""
+    """Return the blocks in any of the languages."""
     found = [Block(m[1], m[2], page[: m.start()].count("\n") + 2) for m in FENCE.finditer(page)]
     return [block for block in found if block.language in languages]
 
 
 def shortened(code: str) -> str:
-    """The code with the lengths of its runs cut down (CONTRIBUTING.md, "Pages")."""
+    """Return the code with the lengths of its runs cut down (CONTRIBUTING.md, "Pages")."""
 
     def steps(match: re.Match[str]) -> str:
         return f"total_steps={4_096 if int(match[1]) >= 200_000 else 2_048}"
@@ -83,7 +83,7 @@ def test_the_readme_shows_the_own_loop_as_it_is():
 
 
 def commands_of(page: str) -> list[tuple[int, list[str]]]:
-    """`(line, words)` of every command in `sh` blocks and of every `lockstep ...` in backticks."""
+    """Return `(line, words)` of every command in `sh` blocks and of every `lockstep ...` in backticks."""
     found = []
     for block in blocks_of(page, "sh"):
         for offset, line in enumerate(block.text.splitlines()):
@@ -127,7 +127,7 @@ def makefile_targets() -> set[str]:
 
 
 def anchors_of(page: str) -> set[str]:
-    """Anchors of the headings of a page, as GitHub makes them."""
+    """Return the anchors of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
