@@ -99,7 +99,7 @@ class ActingPolicy:
 
     @torch.no_grad()
     def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
-        """[N] log-probability of `actions` [N, ...] as learned from, for raw observations [N, ...].
+        """Return the log-probability [N] of `actions` [N, ...] as learned from, for raw observations [N, ...].
 
         Not for a policy with memory.
         """
@@ -110,8 +110,9 @@ class ActingPolicy:
 
     @torch.no_grad()
     def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """As `act`, and how likely each action was, `[B]`: from one pass through the network, whose weights may change
-        at any time. Not for a policy with memory.
+        """Return actions as `act` does and how likely each was, `[B]`, from one pass through the network.
+
+        Its weights may change at any time. Not for a policy with memory.
         """
         batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
         dist = self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
@@ -129,7 +130,7 @@ class ActingPolicy:
         return self.is_training and bool(self.config.env_runners.explore)
 
     def compute_actions(self, obs: Any, state: Any = None, explore: bool | None = None) -> Any:
-        """Environment actions `[B, ...]` for raw observations `[B, ...]`.
+        """Return environment actions `[B, ...]` for raw observations `[B, ...]`.
 
         They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
         step (`policy_within_training_step`), else the most likely ones. A recurrent policy returns `(actions, state)`;
@@ -139,7 +140,7 @@ class ActingPolicy:
         return self.actions_of(*checked_observations(self._seen_space, obs, batched=True), state, explore)
 
     def compute_single_action(self, obs: Any, state: Any = None, explore: bool | None = False) -> Any:
-        """The environment's action for one observation (a plain int for a Discrete space).
+        """Return the environment's action for one observation (a plain int for a Discrete space).
 
         A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
         """
@@ -152,7 +153,7 @@ class ActingPolicy:
         return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
 
     def actions_of(self, obs: Any, rows: int, state: Any, explore: bool | None) -> Any:
-        """As `compute_actions`, for `rows` observations that are checked already."""
+        """Return what `compute_actions` does, for `rows` observations that are checked already."""
         explores = self.is_exploring if explore is None else explore
         noise = self.draw_noise(self.rng, (rows,)) if explores else None
         if not self.is_stateful:
@@ -161,13 +162,13 @@ class ActingPolicy:
         return self.to_env(actions).copy(), after
 
     def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
-        """A recurrent policy's state where episodes begin, `{name: [num_rows, ...]}`; empty for one without memory."""
+        """Return the state where episodes begin, `{name: [num_rows, ...]}`; empty for a policy without memory."""
         return self._actor.get_initial_state(num_rows) if isinstance(self._actor, RecurrentActor) else {}
 
     def act_with_state(
         self, obs: Any, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """As `act`, of a recurrent policy: actions as learned from, and the state after them."""
+        """Return a recurrent policy's actions as learned from, and the state after them."""
         actor = self._present_actor()
         if not isinstance(actor, RecurrentActor):
             raise TypeError(f"{type(self.module).__name__} has no memory; use act")
@@ -186,7 +187,7 @@ class ActingPolicy:
     def draw_noise(
         self, rng: np.random.Generator, leading_shape: tuple[int, ...], epsilon: float | None = None
     ) -> np.ndarray:
-        """Random numbers for `act`, for many steps at once; of action values with an `epsilon` other than training's.
+        """Draw random numbers for `act`, many steps at once; of action values with an `epsilon` of its own.
 
         Raises `ValueError` for an `epsilon` where actions do not come from action values.
         """
@@ -199,12 +200,12 @@ class ActingPolicy:
         return self._dist.draw_noise(rng, leading_shape)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as learned from -> actions as the environment takes them."""
+        """Return actions as the environment takes them, for actions as learned from."""
         actions = self._dist.to_env(actions)
         return actions if self.connectors.actions is None else self.connectors.actions(actions)
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse (for actions drawn from the action space)."""
+        """Return actions as learned from, for actions of the action space."""
         inverse = getattr(self.connectors.actions, "inverse", None)
         return self._dist.from_env(actions if inverse is None else inverse(actions))
 
@@ -219,18 +220,18 @@ class ActingPolicy:
 
     @property
     def action_form(self) -> ActionForm | None:
-        """What sets the actions that it learns from apart from the environment's; None: nothing."""
+        """How the actions that it learns from differ from the environment's; None: not at all."""
         return ActionForm.of(self.action_space, rescaled=isinstance(self.connectors.actions, RescaleActions))
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Raises `ValueError` with both where the environment's spaces are not the policy's."""
-        for name, own, given in (
+        """Raise `ValueError` with both where the environment's spaces are not the policy's."""
+        for name, space, other in (
             ("observation", self.observation_space, observation_space),
             ("action", self.action_space, action_space),
         ):
-            if own != given:
+            if space != other:
                 raise ValueError(
-                    f"the policy's {name} space is {own}, the environment's is {given}; use the environment that the "
+                    f"the policy's {name} space is {space}, the environment's is {other}; use the environment that the "
                     "policy was made for"
                 )
 

@@ -115,7 +115,7 @@ class BaseConfig:
         }
         if self.is_off_policy:
             sections["replay"] = ReplaySection()
-        self._take(sections)
+        self.join_sections(sections)
         object.__setattr__(self, "_frozen", False)
 
     sections: Mapping[str, Section]
@@ -306,13 +306,13 @@ class BaseConfig:
     def copy(self) -> Self:
         """Return an independent, unfrozen copy."""
         new = type(self)()
-        new._take({name: section.copy() for name, section in self.sections.items()})
+        new.join_sections({name: section.copy() for name, section in self.sections.items()})
         return new
 
     def with_sections(self, **sections: Any) -> Self:
         """Return a configuration with other sections in place of some, and the very objects that are options here."""
         new = type(self)()
-        new._take({name: replace(section) for name, section in {**self.sections, **sections}.items()})
+        new.join_sections({name: replace(section) for name, section in {**self.sections, **sections}.items()})
         return new
 
     def freeze(self) -> Self:
@@ -410,8 +410,8 @@ class BaseConfig:
                 f"rl_module.rl_module_spec is one built module for multi_agent.policies={list(policies)}; give an "
                 "RLModuleSpec (each gets a module of its own), or a MultiRLModule"
             )
-        own = policies if isinstance(policies, Mapping) else {}
-        return {module_id: own.get(module_id) or spec or RLModuleSpec() for module_id in policies}
+        specs = policies if isinstance(policies, Mapping) else {}
+        return {module_id: specs.get(module_id) or spec or RLModuleSpec() for module_id in policies}
 
     def declared_spaces(self) -> Spaces | None:
         """Return `({module_id: space}, {module_id: space})` where all modules bring their own, else None.
@@ -485,19 +485,19 @@ class BaseConfig:
             of_agents = {
                 agent: (made.observation_space(agent), made.action_space(agent)) for agent in made.possible_agents
             }
-            for agent, own in of_agents.items():
+            for agent, pair in of_agents.items():
                 module_id = episode.module_for(agent)
                 if module_id not in module_ids:
                     raise KeyError(
                         f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(module_ids)}"
                     )
-                for spaces, space in zip(found, own):
+                for spaces, space in zip(found, pair):
                     if spaces.setdefault(module_id, space) != space:
                         raise ValueError(
                             f"agent {agent!r} of module {module_id!r} has the space {space}, another agent of it "
                             f"{spaces[module_id]}; map them to different modules"
                         )
-            if all(own == of_agents[made.possible_agents[0]] for own in of_agents.values()):
+            if all(pair == of_agents[made.possible_agents[0]] for pair in of_agents.values()):
                 for module_id in module_ids:
                     for spaces, space in zip(found, of_agents[made.possible_agents[0]]):
                         spaces.setdefault(module_id, space)
@@ -516,15 +516,15 @@ class BaseConfig:
             return spaces
         if section.observation_space is not None and section.action_space is not None:
             return section.observation_space, section.action_space
-        given = section.env if env is None else env
-        by_module = self.spaces_of_agents(given)
+        chosen = section.env if env is None else env
+        by_module = self.spaces_of_agents(chosen)
         if by_module is not None:
             return by_module
         boundary = self.make_envs(1, env)
         try:
             return boundary.observation_space, boundary.action_space
         finally:
-            if isinstance(given, str) or callable(given):
+            if isinstance(chosen, str) or callable(chosen):
                 boundary.close()
 
     def make_envs(self, num_envs: int, env: Any = None, **env_config: Any) -> VectorBoundary:
@@ -767,9 +767,10 @@ class BaseConfig:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        self._take(self.sections)
+        self.join_sections(self.sections)
 
-    def _take(self, sections: Mapping[str, Section]) -> None:
+    def join_sections(self, sections: Mapping[str, Section]) -> None:
+        """Take these as the sections of this configuration."""
         object.__setattr__(self, "sections", {name: section.join(self) for name, section in sections.items()})
 
     def _check_not_frozen(self) -> None:

@@ -64,17 +64,17 @@ def open_data(section: OfflineDataSection) -> Any:
 
 
 def _is_here(path: Path) -> bool:
-    """Is it a file, or the folder of a buffer? One of Minari's may have the path that is its id."""
+    """Whether it is a file, or the folder of a buffer; Minari's data may lie under a path that is their id."""
     return path.is_file() or (path / MANIFEST).exists()
 
 
 def _minari_batch(dataset_id: str) -> SampleBatch:
-    """A local Minari dataset; `FileNotFoundError` that says how to get one."""
+    """Read a local Minari dataset; `FileNotFoundError` says how to get one."""
     try:
         return read_minari_batch(dataset_id)
     except FileNotFoundError as error:
-        own = dataset_id.startswith("lockstep/")
-        how = "python benchmarks/make_offline_data.py makes it; " if own else ""
+        is_ours = dataset_id.startswith("lockstep/")
+        how = "python benchmarks/make_offline_data.py makes it; " if is_ours else ""
         raise FileNotFoundError(
             f"{error}; {how}offline_data.input_ takes other data: an id or a path (--set offline_data.input_=PATH)"
         ) from None
@@ -167,7 +167,7 @@ def check_numbers(buffer: ReplayBuffer, what: str) -> None:
 
 
 def _check_finite(columns: Mapping[str, Any], what: str, before: int = 0) -> None:
-    """`before`: rows that were looked at before these."""
+    """Refuse NaN and infinity; `before`: rows that were looked at before these."""
     for name in REQUIRED:
         for path, leaf in named_leaves(name, columns[name]) if name in columns else ():
             where = first_not_finite(np.asarray(leaf))

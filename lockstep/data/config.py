@@ -38,29 +38,29 @@ class OfflineDataSection(Section[ConfigT]):
         return self.change(options)
 
     def validate(self) -> None:
-        """Raises `TypeError` or `ValueError` naming the option; the files are opened by `build` only."""
-        given = self.input_
-        paths = given if isinstance(given, list | tuple) else [given]
-        is_data = hasattr(given, "__getitem__") and hasattr(given, "__len__")
-        if not all(isinstance(path, str | Path) or (path is given and (is_data or path is None)) for path in paths):
+        """Refuse an `input_` that is no data; files are opened when they are read."""
+        data = self.input_
+        paths = data if isinstance(data, list | tuple) else [data]
+        is_data = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if not all(isinstance(path, str | Path) or (path is data and (is_data or path is None)) for path in paths):
             raise TypeError(
-                f"offline_data.input_={given!r} must be the path of a file, a list of paths, the id of a Minari "
+                f"offline_data.input_={data!r} must be the path of a file, a list of paths, the id of a Minari "
                 "dataset, a replay buffer or a batch, or None"
             )
         if not paths:
-            raise ValueError(f"offline_data.input_={given!r} names no file; give one path or several, or None")
+            raise ValueError(f"offline_data.input_={data!r} names no file; give one path or several, or None")
 
     def freeze(self) -> None:
-        """From now on setting an option raises; data that was given as it is stays the same object."""
-        given = self.input_
+        """Refuse changes from now on; data that are no list of paths stay the same object."""
+        data = self.input_
         super().freeze()
-        if not isinstance(given, list):
-            object.__setattr__(self, "input_", given)
+        if not isinstance(data, list):
+            object.__setattr__(self, "input_", data)
 
     def copy(self) -> Self:
-        """An independent section that is not frozen, of the same data."""
-        given = self.input_
+        """Return an independent section that is not frozen, of the same data."""
+        data = self.input_
         options = replace(self, input_=None)
         copied = Section.copy(options)
-        copied.input_ = list(given) if isinstance(given, list) else given
+        copied.input_ = list(data) if isinstance(data, list) else data
         return copied

@@ -400,7 +400,7 @@ def _checked_spec(module_id: str, spec: Any) -> RLModuleSpec | None:
     unknown = sorted(set(spec) - set(known))
     if unknown:
         raise ValueError(f"multi_agent.policies[{module_id!r}] has {unknown}; an RLModuleSpec has {known}")
-    given = dict(spec)
-    if given.get("model_config") is not None and given.get("module_class") in (None, *CONFIGURED_MODULES):
-        given["model_config"] = ModelConfig.of(given["model_config"])
-    return RLModuleSpec(**given)
+    options = dict(spec)
+    if options.get("model_config") is not None and options.get("module_class") in (None, *CONFIGURED_MODULES):
+        options["model_config"] = ModelConfig.of(options["model_config"])
+    return RLModuleSpec(**options)
