@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.soft_actor_critic import NOISE, SoftActorCriticLearner
+from lockstep.algorithms.families.soft_actor_critic import (
+    NOISE,
+    SoftActorCriticLearner,
+    SoftActorCriticOptions,
+    SoftActorCriticTraining,
+)
 from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
-from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule, ModelConfig
@@ -37,17 +41,9 @@ CQL_NOISE = "cql_noise"
 LARGEST_MULTIPLIER = 1e6
 
 
-class CQLOptions(TrainingOptions, total=False):
+class CQLOptions(SoftActorCriticOptions, total=False):
     """Options of `CQLTraining`."""
 
-    actor_lr: ScheduleLike | None
-    critic_lr: ScheduleLike | None
-    alpha_lr: ScheduleLike | None
-    tau: float
-    target_update_interval: int
-    alpha: float | Literal["auto"]
-    initial_alpha: float
-    target_entropy: float | Literal["auto"]
     min_q_weight: float
     num_actions: int
     temperature: float
@@ -58,28 +54,11 @@ class CQLOptions(TrainingOptions, total=False):
 
 
 @dataclass
-class CQLTraining(SampledTraining[ConfigT]):
+class CQLTraining(SoftActorCriticTraining[ConfigT]):
     """Options of `CQLConfig.training(...)`."""
 
-    lr: ScheduleLike = 3e-4
-    """learning rate of all optimizers that have none of their own"""
     actor_lr: ScheduleLike | None = option(1e-4, ge=0, finite=True)
     """of the policy; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the critics; `None`: `lr`"""
-    alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the temperature; `None`: `lr`"""
-    train_batch_size: int = 256
-    tau: float = option(0.005, gt=0, le=1)
-    """how far the target critics go towards those that learn, in each update of them"""
-    target_update_interval: int = option(1, ge=1)
-    """gradient steps between two updates of the target critics"""
-    alpha: float | Literal["auto"] = option("auto", ge=0)
-    """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
-    initial_alpha: float = option(1.0, gt=0)
-    """where a learned temperature begins"""
-    target_entropy: float | Literal["auto"] = option("auto", finite=True)
-    """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
     min_q_weight: float = option(5.0, ge=0)
     """how much the conservative term counts; 0: SAC on the data"""
     num_actions: int = option(10, ge=1)

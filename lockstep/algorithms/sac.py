@@ -13,61 +13,22 @@ dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Self
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.soft_actor_critic import SoftActorCriticLearner
+from lockstep.algorithms.families.soft_actor_critic import SoftActorCriticLearner, SoftActorCriticTraining
 from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
-from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
-
-
-class SACOptions(TrainingOptions, total=False):
-    """Options of `SACTraining`."""
-
-    actor_lr: ScheduleLike | None
-    critic_lr: ScheduleLike | None
-    alpha_lr: ScheduleLike | None
-    tau: float
-    target_update_interval: int
-    alpha: float | Literal["auto"]
-    initial_alpha: float
-    target_entropy: float | Literal["auto"]
+from lockstep.state.options import ConfigT
 
 
 @dataclass
-class SACTraining(SampledTraining[ConfigT]):
-    """Options of `SACConfig.training(...)`."""
-
-    lr: ScheduleLike = 3e-4
-    """learning rate of all three optimizers that have none of their own"""
-    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the policy; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the critics; `None`: `lr`"""
-    alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the temperature; `None`: `lr`"""
-    train_batch_size: int = 256
-    tau: float = option(0.005, gt=0, le=1)
-    """how far the target critics go towards those that learn, in each update of them"""
-    target_update_interval: int = option(1, ge=1)
-    """gradient steps between two updates of the target critics"""
-    alpha: float | Literal["auto"] = option("auto", ge=0)
-    """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
-    initial_alpha: float = option(1.0, gt=0)
-    """where a learned temperature begins"""
-    target_entropy: float | Literal["auto"] = option("auto", finite=True)
-    """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
-
-    def __call__(self, **options: Unpack[SACOptions]) -> ConfigT:
-        """Set options; return the configuration."""
-        return self.change(options)
+class SACTraining(SoftActorCriticTraining[ConfigT]):
+    """Options of `SACConfig.training(...)`: those of its family."""
 
 
 class SACLearner(SoftActorCriticLearner[SACTraining]):

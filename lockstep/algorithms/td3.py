@@ -19,10 +19,13 @@ from typing import Any, Self, Unpack
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.delayed_actor_critic import DelayedActorCriticLearner
+from lockstep.algorithms.families.delayed_actor_critic import (
+    DelayedActorCriticLearner,
+    DelayedActorCriticOptions,
+    DelayedActorCriticTraining,
+)
 from lockstep.algorithms.families.transitions import critic_loss, td_targets
 from lockstep.data.columns import Columns
-from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTD3Module, GaussianNoise
@@ -30,37 +33,16 @@ from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
-class TD3Options(TrainingOptions, total=False):
+class TD3Options(DelayedActorCriticOptions, total=False):
     """Options of `TD3Training`."""
 
-    actor_lr: ScheduleLike | None
-    critic_lr: ScheduleLike | None
-    tau: float
-    policy_delay: int
-    target_noise: float
-    noise_clip: float
     exploration_noise: ScheduleLike
 
 
 @dataclass
-class TD3Training(SampledTraining[ConfigT]):
+class TD3Training(DelayedActorCriticTraining[ConfigT]):
     """Options of `TD3Config.training(...)`."""
 
-    lr: ScheduleLike = 3e-4
-    """learning rate of both optimizers where they have none of their own"""
-    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the policy; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the critics; `None`: `lr`"""
-    train_batch_size: int = 256
-    tau: float = option(0.005, gt=0, le=1)
-    """how far the target networks go towards those that learn, in each update of them"""
-    policy_delay: int = option(2, ge=1)
-    """gradient steps of the critics for one of the policy and one update of the target networks"""
-    target_noise: float = option(0.2, ge=0)
-    """deviation of the noise on the target policy's action; 0: none"""
-    noise_clip: float = option(0.5, ge=0)
-    """limit of that noise"""
     exploration_noise: ScheduleLike = option(0.1, ge=0)
     """deviation of the noise on actions while collecting: a number, or a schedule over sampled steps"""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 from gymnasium import spaces
@@ -11,30 +12,72 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.families.transitions import COLUMNS, actor_and_critics
 from lockstep.data.columns import Columns
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
+from lockstep.state.options import ConfigT, option
+from lockstep.state.schedules import ScheduleLike
 
 NOISE, NEXT_NOISE = "action_noise", "next_action_noise"
 """columns: what draws the policy's actions at an observation, and at the one after it"""
 DISCRETE_ENTROPY = 0.98
 """share of the highest entropy that "auto" aims at where actions are discrete (Christodoulou 2019)"""
-Training = TypeVar("Training", bound=TrainingSection)
+
+
+class SoftActorCriticOptions(TrainingOptions, total=False):
+    """Options of `SoftActorCriticTraining`."""
+
+    actor_lr: ScheduleLike | None
+    critic_lr: ScheduleLike | None
+    alpha_lr: ScheduleLike | None
+    tau: float
+    target_update_interval: int
+    alpha: float | Literal["auto"]
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+
+
+@dataclass
+class SoftActorCriticTraining(SampledTraining[ConfigT]):
+    """Options that SAC and CQL have in common."""
+
+    lr: ScheduleLike = 3e-4
+    """learning rate of all optimizers that have none of their own"""
+    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
+    """of the policy; `None`: `lr`"""
+    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
+    """of the critics; `None`: `lr`"""
+    alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
+    """of the temperature; `None`: `lr`"""
+    train_batch_size: int = 256
+    tau: float = option(0.005, gt=0, le=1)
+    """how far the target critics go towards those that learn, in each update of them"""
+    target_update_interval: int = option(1, ge=1)
+    """gradient steps between two updates of the target critics"""
+    alpha: float | Literal["auto"] = option("auto", ge=0)
+    """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
+    initial_alpha: float = option(1.0, gt=0)
+    """where a learned temperature begins"""
+    target_entropy: float | Literal["auto"] = option("auto", finite=True)
+    """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
+
+    def __call__(self, **options: Unpack[SoftActorCriticOptions]) -> ConfigT:
+        """Set options; return the configuration."""
+        return self.change(options)
+
+
+Training = TypeVar("Training", bound=SoftActorCriticTraining[Any])
 
 
 class SoftActorCriticLearner(Learner[Training]):
-    """The family of SAC and CQL. Target critics and temperature are part of the learner's state.
-
-    Its options are SAC's: `tau`, `target_update_interval`, `alpha`, `initial_alpha`, `target_entropy` and the learning
-    rates `actor_lr`, `critic_lr`, `alpha_lr` (None: `lr`).
-    """
+    """The family of SAC and CQL. Target critics and temperature are part of the learner's state."""
 
     def setup_module(self, module_id: str) -> None:
         """Make the target critics, `<module id>/target`, and the temperature, `<module id>/log_alpha`."""
         parts = ["critics.is_discrete"] if self.is_discrete(module_id) else ["critics.is_discrete", "sample"]
         self.check_parts(module_id, *parts)
-        config: Any = self.config_of(module_id)
+        config = self.config_of(module_id)
         module: Any = self.module[module_id]
         self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
         first = config.initial_alpha if config.alpha == "auto" else config.alpha
@@ -43,12 +86,11 @@ class SoftActorCriticLearner(Learner[Training]):
 
     def configure_optimizers_for_module(self, module_id: str, config: Training) -> None:
         """Register "actor", "critic" and, where the temperature is learned, "alpha"."""
-        options: Any = config
         actor, critics = actor_and_critics(self.module[module_id])
-        for name, params, lr in (("actor", actor, options.actor_lr), ("critic", critics, options.critic_lr)):
+        for name, params, lr in (("actor", actor, config.actor_lr), ("critic", critics, config.critic_lr)):
             self.register_adam(module_id, name, params, config.lr if lr is None else lr, config.adam_epsilon)
-        if options.alpha == "auto":
-            lr = config.lr if options.alpha_lr is None else options.alpha_lr
+        if config.alpha == "auto":
+            lr = config.lr if config.alpha_lr is None else config.alpha_lr
             self.register_adam(module_id, "alpha", [self.registered[f"{module_id}/log_alpha"]], lr, config.adam_epsilon)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
@@ -64,7 +106,7 @@ class SoftActorCriticLearner(Learner[Training]):
     def after_gradient_step(self) -> None:
         """Let the target critics follow, as `target_update_interval` and `tau` say."""
         for module_id in self.optimizers.module_ids_with_loss():
-            config: Any = self.config_of(module_id)
+            config = self.config_of(module_id)
             target: TargetNetwork = self.registered[f"{module_id}/target"]
             target.after_gradient_step(self.optimizers, config.target_update_interval, config.tau)
 
@@ -114,7 +156,7 @@ class SoftActorCriticLearner(Learner[Training]):
 
     def temperature_loss(self, module_id: str, batch: TensorColumns, neg_entropy: Tensor) -> Tensor | float:
         """Return the loss of a learned temperature (equation 18), 0 of a fixed one; log entropy and temperature."""
-        config: Any = self.config_of(module_id)
+        config = self.config_of(module_id)
         log_alpha = self.registered[f"{module_id}/log_alpha"]
         entropy = -self.masked_mean(neg_entropy.detach(), batch)
         self.log(module_id, entropy=entropy, alpha=log_alpha.detach().exp())
@@ -127,7 +169,7 @@ class SoftActorCriticLearner(Learner[Training]):
 
     def target_entropy(self, module_id: str) -> float:
         """Return what the entropy is to be, in nats."""
-        config: Any = self.config_of(module_id)
+        config = self.config_of(module_id)
         if config.target_entropy != "auto":
             return float(config.target_entropy)
         space: Any = self.module[module_id].action_space
