@@ -249,8 +249,8 @@ def render(record: dict[str, Any]) -> str:
     first, last = n.WATCHED
     header = ["peer", "case", "Lockstep", f"losses 1-{last}", f"gradients {first}", f"gradients {last}"]
     header += [f"parameters {first}", f"parameters {last}"]
-    own = [f"- {text}" for text in EVERYWHERE]
-    own += [f"- {peer}: {text}" for peer, (*_, notes) in PEERS.items() for text in notes]
+    notes = [f"- {text}" for text in EVERYWHERE]
+    notes += [f"- {peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts]
     largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
     return "\n".join(
         [
@@ -266,7 +266,7 @@ def render(record: dict[str, Any]) -> str:
             "",
             "Switched off or set alike for the comparison:",
             "",
-            *own,
+            *notes,
             "",
             f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}",
             "",

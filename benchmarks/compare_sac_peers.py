@@ -119,13 +119,13 @@ def our_learner(epsilon: float, compiled: bool) -> Any:
     )
     learner: Any = config.build_learner()
     weights = n.sac_weights()
-    given = {name: weights[name] for name in neutral(named_parameters(learner)) if name != "log_alpha"}
+    initial = {name: weights[name] for name in neutral(named_parameters(learner)) if name != "log_alpha"}
     with torch.no_grad():
         target = learner.registered[f"{ppo.MODULE}/target"]
-        own = neutral(named_parameters(learner)) | neutral(target.views(), "target")
-        for name, array in own.items():  # views of the learner's own memory
+        arrays = neutral(named_parameters(learner)) | neutral(target.views(), "target")
+        for name, array in arrays.items():  # views of the learner's own memory
             if name != "log_alpha":
-                array[...] = given[name.replace("target", "critic")]
+                array[...] = initial[name.replace("target", "critic")]
     return learner
 
 
@@ -168,7 +168,7 @@ def render(record: dict[str, Any]) -> str:
         [f"{entry['peer']} {entry['peer_version']}", entry["lockstep"], *ppo.worst_of(entry, kinds)]
         for entry in record["entries"]
     ]
-    own = [f"- {peer}: {text}" for peer, (*_, notes) in PEERS.items() for text in notes]
+    notes = [f"- {peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts]
     largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
     return "\n".join(
         [
@@ -185,7 +185,7 @@ def render(record: dict[str, Any]) -> str:
             "",
             "Switched off or set alike for the comparison:",
             "",
-            *own,
+            *notes,
             "",
             f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}",
             "",

@@ -75,17 +75,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", choices=GAMES, default="Breakout")
     parser.add_argument("--steps", type=int, default=FRAMES, help="frames of a seed")
-    own, rest = parser.parse_known_args()
+    game_options, rest = parser.parse_known_args()
     if "--one" in rest:  # a seed's own process: algorithm and environment come first
         options = learning.parse(rest)
         register_games()
         config = minatar_dqn(options.env, FRAMES)
         print(json.dumps(learning.train_one(options, config)))
         return
-    env = f"MinAtar/{own.game}-v0"
+    env = f"MinAtar/{game_options.game}-v0"
     options = learning.parse(["dqn", env, *rest])
-    options.name = options.name or f"minatar_{own.game.lower()}"
-    options.set = [f"reporting.total_steps={own.steps}", *options.set]
+    options.name = options.name or f"minatar_{game_options.game.lower()}"
+    options.set = [f"reporting.total_steps={game_options.steps}", *options.set]
     learning.run_seeds(options, "dqn", env, __file__)
 
 

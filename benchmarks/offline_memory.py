@@ -150,12 +150,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def render(record: dict[str, Any]) -> str:
     """Return the markdown page of a record."""
     lines = []
-    for way, (what, order) in WAYS.items():
+    for way, (text, order) in WAYS.items():
         runs = record["runs"][way]
         fits = "yes" if all(run["fits"] for run in runs) else "no"
         lines.append(
             [
-                what,
+                text,
                 order,
                 report.spread([record["rows"] / run["cpu_seconds"] / 1000 for run in runs]),
                 report.spread([run["seconds"] for run in runs], 1),

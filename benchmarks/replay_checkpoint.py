@@ -129,23 +129,19 @@ def render(record: dict[str, Any]) -> str:
     return head + command + report.table(columns, rows) + note + report.machine_line(record["machine"]) + "\n"
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--atari", action="store_true")
-    parser.add_argument("--render", action="store_true")
-    options = parser.parse_args()
-    file = report.RESULTS / "replay_checkpoint.json"
+def measure_cases(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the cases; those that are there already and are not measured stay."""
+    file = report.RESULTS / f"{options.name}.json"
     record = json.loads(file.read_text()) if file.exists() else {"cases": {}}
-    if not options.render:
-        report.warn_if_busy()
-        record["machine"] = report.machine()
-        for name, (make, settings) in (ATARI if options.atari else CASES).items():
-            with tempfile.TemporaryDirectory() as place:
-                record["cases"][name] = measure(make, settings, Path(place))
-            print(name, {key: round(value, 3) for key, value in record["cases"][name].items()}, flush=True)
-    report.write("replay_checkpoint", record, render(record))
+    record["machine"] = report.machine()
+    for name, (make, settings) in (ATARI if options.atari else CASES).items():
+        with tempfile.TemporaryDirectory() as place:
+            record["cases"][name] = measure(make, settings, Path(place))
+        print(name, {key: round(value, 3) for key, value in record["cases"][name].items()}, flush=True)
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    command = report.parser_of(__doc__)
+    command.add_argument("--atari", action="store_true")
+    raise SystemExit(report.command(command, "replay_checkpoint", measure_cases, render))

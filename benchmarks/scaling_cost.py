@@ -102,11 +102,11 @@ def meetings(sizes: list[int]) -> dict[str, list[float]]:
 
 def rate(step: dict[str, Any], minibatch: int, learners: int, hop: float, bytes_per_s: float) -> float:
     """Return steps trained per second: rows / (gradient step + meetings + gradient + rows through the driver)."""
-    own = step["fixed"] + step["per_row"] * minibatch / learners
+    local = step["fixed"] + step["per_row"] * minibatch / learners
     small = MEETINGS * 2 * (learners - 1) * hop
     gradient = 2 * (learners - 1) / learners * step["num_bytes"] / bytes_per_s
     rows = 0.0 if learners == 1 else minibatch * ROW_BYTES / bytes_per_s
-    return float(minibatch / (own + small + gradient + rows))
+    return float(minibatch / (local + small + gradient + rows))
 
 
 def render(record: dict[str, Any]) -> str:

@@ -31,14 +31,14 @@ def has_tensors(parts: Any) -> bool:
 
 
 def construct(play: Play, _: Any, described: dict[str, Any], num_grad_updates: float | None = None) -> Any:
-    given = columns(described)
-    lengths = {name: len(part) for name, part in given.items() if not isinstance(part, dict | tuple | int | float)}
+    parts = columns(described)
+    lengths = {name: len(part) for name, part in parts.items() if not isinstance(part, dict | tuple | int | float)}
     plain_lengths = {size for name, size in lengths.items() if name not in ("seq_lens", "state_in_0")}
     play.mark("ragged_batch", len(plain_lengths) > 1)
-    play.mark("number_as_column", any(isinstance(part, int | float) for part in given.values()))
-    if "seq_lens" in given and plain_lengths:
-        play.mark("seq_lens_do_not_fit", sum(given["seq_lens"]) != min(plain_lengths))
-    batch = play.library.SampleBatch(given)
+    play.mark("number_as_column", any(isinstance(part, int | float) for part in parts.values()))
+    if "seq_lens" in parts and plain_lengths:
+        play.mark("seq_lens_do_not_fit", sum(parts["seq_lens"]) != min(plain_lengths))
+    batch = play.library.SampleBatch(parts)
     batch.num_grad_updates = num_grad_updates
     return batch
 
@@ -135,13 +135,13 @@ def getitem(play: Play, batch: Any, name: str) -> Any:
 
 
 def set_column(play: Play, batch: Any, name: str, column: dict[str, Any]) -> Any:
-    given = columns({"given": column})["given"]
-    length = len(given) if hasattr(given, "__len__") else 1
+    values = columns({name: column})[name]
+    length = len(values) if hasattr(values, "__len__") else 1
     ragged = num_rows(batch) > 0 and num_rows(batch) != length
     play.mark("set_ragged_column", ragged and not batch.zero_padded)
     play.mark("set_column_of_padded", bool(batch.zero_padded))
     play.mark("set_in_empty_batch", num_rows(batch) == 0)
-    batch[name] = given
+    batch[name] = values
     return batch
 
 
@@ -250,18 +250,18 @@ def single_step(play: Play, batch: Any, index: Any, names: list[str]) -> Any:
     return batch.get_single_step_input_dict({name: play.library.requirement(name) for name in names}, index)
 
 
-def read_padded(play: Play, _: Any, what: str, length: int) -> Any:
+def read_padded(play: Play, _: Any, reading: str, length: int) -> Any:
     """Read rows or ends of two sequences, padded; the last one ends."""
     flags = np.array([False, False, True])
     batch = play.library.SampleBatch({"a": np.arange(3), "terminateds": flags, "seq_lens": np.array([1, 2])})
     batch.right_zero_pad(length)
-    if what == "rows":
+    if reading == "rows":
         play.mark("rows_of_padded")
         return [int(row["a"]) for row in batch.rows()]
-    if what == "end":
+    if reading == "end":
         play.mark("end_of_padded", length > 2)
         return bool(batch.is_terminated_or_truncated())
-    if what == "single_step":
+    if reading == "single_step":
         play.mark("single_step_of_padded", length > 2)
         return batch.get_single_step_input_dict({"a": play.library.requirement("a")})["a"]
     play.mark("trajectory_of_padded", length > 2)

@@ -41,28 +41,28 @@ def new(
     spaces: bool,
     extras: dict[str, list[float]],
     len_lookback_buffer: int | None,
-    **given: Any,
+    **parts: Any,
 ) -> Any:
     """Return an episode of given data."""
-    steps = len(given["actions"])
-    given |= {name: [value(item) for item in given[name]] for name in ("observations", "actions")}
+    steps = len(parts["actions"])
+    parts |= {name: [value(item) for item in parts[name]] for name in ("observations", "actions")}
     for name in ("observations", "actions", "rewards", "infos"):
-        given[name] = list(given[name]) or None
+        parts[name] = list(parts[name]) or None
     if len_lookback_buffer is not None:
-        given["len_lookback_buffer"] = len_lookback_buffer
+        parts["len_lookback_buffer"] = len_lookback_buffer
         play.mark("lookback_too_long", len_lookback_buffer > steps)
     else:
         play.mark("default_lookback", steps > 0)
     if spaces:
-        given |= {"observation_space": SPACES[form], "action_space": SPACES[action_form]}
+        parts |= {"observation_space": SPACES[form], "action_space": SPACES[action_form]}
     outputs = {key: list(values) for key, values in extras.items()}
-    return play.library.SingleAgentEpisode(**given, extra_model_outputs=outputs or None)
+    return play.library.SingleAgentEpisode(**parts, extra_model_outputs=outputs or None)
 
 
 def small_episode(play: Play, observations: list[Any], **options: Any) -> Any:
     """Return an episode of two steps."""
-    given = {"actions": [1, 2], "rewards": [0.5, 0.5], "len_lookback_buffer": 0}
-    return play.library.SingleAgentEpisode(observations=observations, **given, **options)
+    parts = {"actions": [1, 2], "rewards": [0.5, 0.5], "len_lookback_buffer": 0}
+    return play.library.SingleAgentEpisode(observations=observations, **parts, **options)
 
 
 def add_reset(play: Play, episode: Any, observation: Any, info: Any) -> Any:

@@ -117,13 +117,13 @@ def sequence_sequence(rng: Random) -> list[Step]:
     steps: list[Step] = []
     for _ in range(int(rng.integers(1, 4))):
         lengths = rng.integers(1, 5, int(rng.integers(1, 5))).tolist()
-        given = form.columns(rng, sum(lengths))
-        given["seq_lens"] = {"kind": "array", "dtype": "int32", "shape": [len(lengths)], "values": lengths}
+        parts = form.columns(rng, sum(lengths))
+        parts["seq_lens"] = {"kind": "array", "dtype": "int32", "shape": [len(lengths)], "values": lengths}
         if form.has_states:
-            given["state_in_0"] = array(rng, "float32", len(lengths), 2, kind=form.kind)
+            parts["state_in_0"] = array(rng, "float32", len(lengths), 2, kind=form.kind)
         if form.kind == "torch":
-            given["seq_lens"]["kind"] = "torch"
-        steps.append({"op": "construct", "described": given, **grad_updates(rng)})
+            parts["seq_lens"]["kind"] = "torch"
+        steps.append({"op": "construct", "described": parts, **grad_updates(rng)})
     for _ in range(int(rng.integers(7, 12))):
         steps.append(batch_step(rng, form))
         if chance(rng, 0.25):
@@ -184,7 +184,7 @@ def batch_step(rng: Random, form: Form) -> Step:
             "index": some(rng, ["last", "last", 0, 1, -1, 12]),
             "names": ["obs", "prev_actions", "state_in_0"],
         },
-        "read_padded": lambda: {"what": some(rng, PADDED), "length": int(rng.integers(2, 5))},
+        "read_padded": lambda: {"reading": some(rng, PADDED), "length": int(rng.integers(2, 5))},
         "training": lambda: {"value": chance(rng, 0.5)},
         "compressed": lambda: {"bulk": chance(rng, 0.5)},
         "construct_with_wrong_key": lambda: {"key": some(rng, [3, None, "fine"])},
@@ -209,15 +209,15 @@ def timeslices_arguments(rng: Random) -> Step:
 def broken_columns(rng: Random) -> Step:
     """Return a batch with a fault: ragged, with a number for a column, with `seq_lens` that do not fit."""
     rows = int(rng.integers(2, 6))
-    given = {"obs": array(rng, "float32", rows, 2), "rewards": array(rng, "float32", rows)}
+    parts = {"obs": array(rng, "float32", rows, 2), "rewards": array(rng, "float32", rows)}
     fault = some(rng, ["ragged", "number", "seq_lens"])
     if fault == "ragged":
-        given["rewards"] = array(rng, "float32", rows + 1)
+        parts["rewards"] = array(rng, "float32", rows + 1)
     elif fault == "number":
-        given = {"rewards": {"kind": "number", "values": 3.5}}
+        parts = {"rewards": {"kind": "number", "values": 3.5}}
     else:
-        given["seq_lens"] = {"kind": "array", "dtype": "int32", "shape": [2], "values": [1, rows]}
-    return {"described": given}
+        parts["seq_lens"] = {"kind": "array", "dtype": "int32", "shape": [2], "values": [1, rows]}
+    return {"described": parts}
 
 
 def multi_arguments(rng: Random) -> dict[str, Any]:

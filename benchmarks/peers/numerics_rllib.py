@@ -144,9 +144,9 @@ class RecordingSAC(SACTorchLearner):
 
     def parameters(self) -> dict[str, Any]:
         """Return parameters by neutral name."""
-        own = dict(self.module[MODULE].named_parameters())
+        named = dict(self.module[MODULE].named_parameters())
         found = {
-            f"{neutral}.{layer}.{end}": own[f"{name}.{end}"]
+            f"{neutral}.{layer}.{end}": named[f"{name}.{end}"]
             for neutral, names in LAYERS.items()
             for layer, name in enumerate(names)
             for end in ("weight", "bias")

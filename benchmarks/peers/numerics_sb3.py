@@ -187,8 +187,8 @@ def run_sac(weights: n.Weights, rows: dict[str, np.ndarray]) -> n.Recording:
     model.actor.action_dist.epsilon = 0.0
     with torch.no_grad():
         for name, params in parts(model).items():
-            given = torch.from_numpy(weights[name.replace("target", "critic")])
-            for param, value in zip(params, given.chunk(len(params)), strict=True):
+            array = torch.from_numpy(weights[name.replace("target", "critic")])
+            for param, value in zip(params, array.chunk(len(params)), strict=True):
                 param.copy_(value)
     recording, noise = n.Recording(), []
     watch(model, recording)

@@ -80,8 +80,8 @@ def measure(
     """
     drawn = itertools.cycle(errors())
 
-    def add_all(buffer: Any, given: list[Any]) -> None:
-        for step in given:
+    def add_all(buffer: Any, rows: list[Any]) -> None:
+        for step in rows:
             buffer.add(step)
 
     def sample_and_update() -> None:

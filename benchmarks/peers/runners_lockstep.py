@@ -32,7 +32,12 @@ def main() -> None:
         collector.collect(n_step=BATCH)
         collector.store.clear()
 
-    entries = {"publish": lambda: collector.group.set_weights(policy.acting_weights(copy=False), wait=True)}
+    def publish() -> None:
+        """Publish weights; what comes after in each runner's queue tells that it acts with them."""
+        collector.group.set_weights(policy.acting_weights(copy=False))
+        collector.group.foreach_env_runner(lambda runner: runner.weights_seq_no)
+
+    entries = {"publish": publish}
     if w.work == "64x64":
         entries |= {"sample": sample, "iteration": lambda: next(iterator)}
     size = policy.acting_weights().num_bytes

@@ -17,9 +17,9 @@ def main() -> None:
         rng = np.random.default_rng(seed)
         shape = (7, 3)
         terminateds = rng.random(shape) < 0.2
-        given = {name: rng.normal(size=shape) for name in ("target_logp", "behaviour_logp", "rewards", "values")}
+        columns = {name: rng.normal(size=shape) for name in ("target_logp", "behaviour_logp", "rewards", "values")}
         bootstrap = rng.normal(size=shape[1])
-        tensors = {name: torch.from_numpy(value) for name, value in given.items()}
+        tensors = {name: torch.from_numpy(value) for name, value in columns.items()}
         vs, advantages = vtrace_torch(
             target_action_log_probs=tensors["target_logp"],
             behaviour_action_log_probs=tensors["behaviour_logp"],
@@ -35,7 +35,7 @@ def main() -> None:
                 "clip_rho": rho,
                 "clip_pg_rho": pg_rho,
                 "gamma": 0.9,
-                **{name: value.tolist() for name, value in given.items()},
+                **{name: value.tolist() for name, value in columns.items()},
                 "terminateds": terminateds.tolist(),
                 "bootstrap": bootstrap.tolist(),
                 "vs": vs.tolist(),
