@@ -10,12 +10,12 @@ process each piece of work is the least of many calls (processor time). Ratios a
 
 from __future__ import annotations
 
-import argparse
 import statistics
+from functools import partial
 from typing import Any
 
 import report
-from runner import Entry, check_installed, run_rounds
+from runner import Entry, run_programs, seconds_of
 
 ENTRIES = {
     "lockstep": Entry("data_classes.py", None, {"library": "lockstep"}),
@@ -47,20 +47,6 @@ WORK = {
     "slice_episode": "`episode[50:100]`",
 }
 LEAST_STEPS_PER_S = 900_000
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run all rounds."""
-    check_installed(list(ENTRIES.values()))
-    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine()}
-    variants = [({"entry": name}, entry, {}) for name, entry in ENTRIES.items()]
-    return run_rounds(options.name, record, variants, options, lambda line: f"{len(line['seconds'])} works")
-
-
-def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
-    """Return one figure for each round; empty where the library has no such thing."""
-    runs = [run["seconds"] for run in record["runs"] if run.get("name") == library]
-    return [seconds[work] for seconds in runs if work in seconds]
 
 
 def ratios(record: dict[str, Any], work: str, against: str) -> list[float]:
@@ -117,4 +103,4 @@ def render(record: dict[str, Any]) -> str:
 if __name__ == "__main__":
     command = report.parser_of(__doc__)
     command.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
-    raise SystemExit(report.command(command, "data_speed", measure, render, rounds=5))
+    raise SystemExit(report.command(command, "data_speed", partial(run_programs, ENTRIES), render, rounds=5))

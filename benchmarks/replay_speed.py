@@ -10,12 +10,12 @@ and ``.md``.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import report
-from runner import Entry, check_installed, run_rounds
+from runner import Entry, run_programs, seconds_of
 
 ENTRIES = {"lockstep": Entry("replay_lockstep.py"), "tianshou": Entry("replay_tianshou.py", "tianshou")}
 WORK = {
@@ -36,20 +36,6 @@ COLLECTED = 2_048
 """steps of one call, as in ``peers/replay_work.py``"""
 RATIOS = ("times as fast", "of the least")
 """columns: round by round, and of the least times of all rounds"""
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run all rounds."""
-    check_installed(list(ENTRIES.values()))
-    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine()}
-    variants = [({"entry": name}, entry, {}) for name, entry in ENTRIES.items()]
-    return run_rounds(options.name, record, variants, options, lambda line: f"{len(line['seconds'])} works")
-
-
-def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
-    """Return one figure for each round; empty where the library has no such thing."""
-    runs = [run["seconds"] for run in record["runs"] if run.get("name") == library]
-    return [seconds[work] for seconds in runs if work in seconds]
 
 
 def lines(record: dict[str, Any], works: dict[str, str], shown: Callable[[float], float], digits: int) -> list[Any]:
@@ -95,4 +81,4 @@ def render(record: dict[str, Any]) -> str:
 if __name__ == "__main__":
     command = report.parser_of(__doc__)
     command.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
-    raise SystemExit(report.command(command, "replay_speed", measure, render, rounds=5))
+    raise SystemExit(report.command(command, "replay_speed", partial(run_programs, ENTRIES), render, rounds=5))

@@ -99,6 +99,20 @@ def run_rounds(
     return record
 
 
+def run_programs(entries: Mapping[str, Entry], options: Any) -> dict[str, Any]:
+    """Run programs that time pieces of work, and return the record of all rounds."""
+    check_installed(list(entries.values()))
+    record: dict[str, Any] = {"rounds": options.rounds, "machine": report.machine()}
+    variants = [({"entry": name}, entry, dict[str, Any]()) for name, entry in entries.items()]
+    return run_rounds(options.name, record, variants, options, lambda line: f"{len(line['seconds'])} works")
+
+
+def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
+    """Return a program's figure of each round; empty where the library has no such thing."""
+    runs = [run["seconds"] for run in record["runs"] if run.get("name") == library]
+    return [seconds[work] for seconds in runs if work in seconds]
+
+
 class Resident:
     """A program that stays: it says which entries it has and measures them when asked."""
 
