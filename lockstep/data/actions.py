@@ -42,7 +42,7 @@ def _shape(space: Space[Any]) -> tuple[int, ...]:
 
 
 class RescaleActions:
-    """Maps actions in [-1, 1], `[..., A]` or in the space's own shape, linearly onto the bounds of a Box (beyond them
+    """Map actions in [-1, 1], `[..., A]` or in the space's own shape, linearly onto the bounds of a Box (beyond them
     they are limited).
 
     Raises:
@@ -73,8 +73,9 @@ class RescaleActions:
 
 @dataclass(frozen=True)
 class ActionForm:
-    """What sets the actions that a policy learns from apart from those of the environment: they are flat and begin at
-    0, and `rescaled` ones lie within [-1, 1] instead of the bounds of a Box.
+    """The form of the actions that a policy learns from, which sets them apart from those of the environment.
+
+    They are flat and begin at 0, and `rescaled` ones lie within [-1, 1] instead of the bounds of a Box.
     """
 
     action_space: Space[Any]

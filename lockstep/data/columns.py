@@ -55,7 +55,7 @@ class Columns:
 
 
 def is_state_column(name: str) -> bool:
-    """Whether `name` is a recurrent state: `state_in`, `state_out`, or one of their numbered parts."""
+    """Return whether `name` is a recurrent state: `state_in`, `state_out`, or one of their numbered parts."""
     return name.startswith((Columns.STATE_IN, Columns.STATE_OUT)) and (
         name in (Columns.STATE_IN, Columns.STATE_OUT) or name.startswith(("state_in_", "state_out_"))
     )

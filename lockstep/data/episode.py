@@ -66,7 +66,6 @@ class SingleAgentEpisode:
     """
 
     __slots__ = (
-        "_duration",
         "_extras",
         "_infos",
         "_last_obs",
@@ -88,6 +87,7 @@ class SingleAgentEpisode:
         "module_id",
         "multi_agent_episode_id",
         "observation_space",
+        "seconds_before",
         "source",
         "t",
         "t_started",
@@ -177,7 +177,9 @@ class SingleAgentEpisode:
         """columns with room to grow, of which the stored ones are views"""
         self.source: Any = None
         """the `RolloutEpisodes` of which this is a whole, unchanged item; else None"""
-        self._duration, self._start_time, self._last_time = 0.0, now, now
+        self.seconds_before = 0.0
+        """duration of the pieces that were joined to this one"""
+        self._start_time = self._last_time = now
 
     @classmethod
     def view(
@@ -367,7 +369,7 @@ class SingleAgentEpisode:
 
     def get_duration_s(self) -> float:
         """Return the seconds from the reset to the last added step; pieces joined together add up."""
-        return self._duration + self._last_time - self._start_time
+        return self.seconds_before + self._last_time - self._start_time
 
     def __repr__(self) -> str:
         end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "open"
@@ -687,7 +689,7 @@ class SingleAgentEpisode:
         self._last_obs, self._spare, self.source = None, {}, None
         self.t = other.t
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        self._duration += other.get_duration_s()
+        self.seconds_before += other.get_duration_s()
         self.custom_data.update(other.custom_data)
 
     # ---- other forms -------------------------------------------------------------------------------------
@@ -796,7 +798,7 @@ class SingleAgentEpisode:
             multi_agent_episode_id=state["multi_agent_episode_id"],
         )
         episode.custom_data = deepcopy(state["custom_data"])
-        episode._duration = state["duration_s"]
+        episode.seconds_before = state["duration_s"]
         return episode
 
 

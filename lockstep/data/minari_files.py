@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 
 from lockstep.data.codec import decode_object, encode_object
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.sample_batch import SampleBatch, concat_samples
-from lockstep.data.trees import zip_trees
+from lockstep.data.trees import Tree, zip_trees
 from lockstep.state.messages import install_hint
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 
@@ -31,7 +32,7 @@ _PYTHON = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 
 
 def packed_infos(infos: Sequence[Any], name: str) -> tuple[dict[str, Any] | None, Any]:
-    """Minari's infos, and what is needed to bring them back.
+    """Return Minari's infos, and what is needed to bring them back.
 
     Infos with the same numbers and arrays in each row become columns that other readers understand; all others one
     JSON text for each row. `TypeError` naming what JSON cannot say.
@@ -75,7 +76,7 @@ def _column_of(values: list[Any]) -> tuple[str, np.ndarray] | None:
 
 
 def unpacked_infos(found: Mapping[str, Any] | None, note: Any, count: int) -> list[Any] | None:
-    """One info for each of `count` observations; without a note, rows of whatever columns there are.
+    """Return one info for each of `count` observations; without a note, rows of whatever columns there are.
 
     `ValueError` naming a column that has other rows.
     """
@@ -91,7 +92,7 @@ def unpacked_infos(found: Mapping[str, Any] | None, note: Any, count: int) -> li
     return rows
 
 
-def _values_of(column: Any, kind: str, count: int, name: str) -> list[Any]:
+def _values_of(column: Tree, kind: str, count: int, name: str) -> list[Any]:
     if isinstance(column, Mapping):
         inside = {key: _values_of(part, "", count, f"{name}/{key}") for key, part in column.items()}
         return [{key: part[row] for key, part in inside.items()} for row in range(count)]
@@ -105,7 +106,7 @@ def _values_of(column: Any, kind: str, count: int, name: str) -> list[Any]:
 
 
 def hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
-    """The file's content, in Minari's layout: a group `episode_<n>` for each, tuples as groups of `_index_<n>`.
+    """Return the file's content, in Minari's layout: a group `episode_<n>` for each, tuples as groups of `_index_<n>`.
 
     An episode has `attributes`, and trees of arrays or lists of str by name (`observations`, ...).
     """
@@ -121,7 +122,7 @@ def hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
     return content.getbuffer()
 
 
-def _add(h5py: Any, group: Any, name: str, tree: Any) -> None:
+def _add(h5py: Any, group: Any, name: str, tree: Tree) -> None:
     if isinstance(tree, dict | tuple):
         inside = tree.items() if isinstance(tree, dict) else ((f"_index_{i}", part) for i, part in enumerate(tree))
         branch = group.create_group(name)
@@ -170,12 +171,12 @@ def write_minari(
     dataset_id: str,
     data: SampleBatch | Sequence[SingleAgentEpisode],
     *,
-    observation_space: Any = None,
-    action_space: Any = None,
+    observation_space: Space[Any] | None = None,
+    action_space: Space[Any] | None = None,
     overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes episodes, or the episodes of a batch, as the local dataset `dataset_id`; returns its directory.
+    """Write episodes, or the episodes of a batch, as the local dataset `dataset_id`; return its directory.
 
     The spaces are those of the first episode where they are not given. Lookback is not written. `metadata` are
     further entries for Minari (`algorithm_name`, `description`, ...). A batch needs the columns `obs, new_obs,
@@ -202,7 +203,7 @@ def write_minari(
     path = Path(minari.storage.get_dataset_path(dataset_id))
     if path.exists() and not overwrite:
         raise ValueError(f"there is a dataset {dataset_id!r} at {path} already; overwrite=True replaces it")
-    parts = [_parts_of(episode, number, observation_space, action_space) for number, episode in enumerate(episodes)]
+    parts = [_parts_of(number, episode, observation_space, action_space) for number, episode in enumerate(episodes)]
     content = hdf5_of(parts)
     if namespace is not None and namespace not in minari.namespace.list_local_namespaces():
         minari.namespace.create_namespace(namespace)
@@ -251,8 +252,8 @@ def _check_spaces(minari: Any, spaces: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {space}, which Minari cannot keep (it would be {kept})")
 
 
-def _parts_of(episode: SingleAgentEpisode, number: int, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """An episode as `hdf5_of` takes it; `ValueError` where Minari cannot hold it."""
+def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, action_space: Any) -> dict[str, Any]:
+    """Return an episode as `hdf5_of` takes it; `ValueError` where Minari cannot hold it."""
     where = f"episode {number} ({episode.id_!r})"
     if not isinstance(episode, SingleAgentEpisode):
         raise TypeError(f"episode {number} is a {type(episode).__name__}; SingleAgentEpisode is needed")
@@ -294,17 +295,17 @@ def _parts_of(episode: SingleAgentEpisode, number: int, observation_space: Any, 
     }
 
 
-def _check_fits(tree: Any, space: Any, name: str) -> None:
-    """`ValueError` unless the tree is built like the space, with rows of its shapes."""
+def _check_fits(tree: Tree, space: Any, name: str) -> None:
+    """Raise `ValueError` unless the tree is built like the space, with rows of its shapes."""
     parts = getattr(space, "spaces", None)
     if parts is not None:
         inside = dict(enumerate(parts)) if isinstance(parts, tuple) else dict(parts)
-        given = dict(enumerate(tree)) if isinstance(tree, tuple) else tree
-        if type(tree) is not type(parts) or set(given) != set(inside):
-            told = sorted(given) if isinstance(given, dict) else f"a {type(tree).__name__}"
-            raise ValueError(f"{name} have the parts {told}, the space has {sorted(inside)}")
+        present = dict(enumerate(tree)) if isinstance(tree, tuple) else tree
+        if type(tree) is not type(parts) or set(present) != set(inside):
+            shown = sorted(present) if isinstance(present, dict) else f"a {type(tree).__name__}"
+            raise ValueError(f"{name} have the parts {shown}, the space has {sorted(inside)}")
         for key, part in inside.items():
-            _check_fits(given[key], part, f"{name}/{key}")
+            _check_fits(present[key], part, f"{name}/{key}")
         return
     text = type(space).__name__ == "Text"
     shape = () if text else tuple(space.shape)
@@ -313,8 +314,8 @@ def _check_fits(tree: Any, space: Any, name: str) -> None:
         raise ValueError(f"{name} have rows {kind}, which do not fit the space {space}")
 
 
-def _skeleton(tree: Any) -> Any:
-    """Order of keys and types of leaves, which HDF5 and spaces do not keep."""
+def _skeleton(tree: Tree) -> Any:
+    """Return the order of keys and types of leaves, which HDF5 and spaces do not keep."""
     if isinstance(tree, dict):
         for key in tree:
             if not isinstance(key, str) or "/" in key or key in ("", "."):
@@ -325,12 +326,12 @@ def _skeleton(tree: Any) -> Any:
     return tree.dtype.str
 
 
-def _type_of(column: Any) -> str | None:
+def _type_of(column: Tree) -> str | None:
     return column.dtype.str if isinstance(column, np.ndarray) and column.dtype != object else None
 
 
 def _episodes_of(batch: SampleBatch) -> list[SingleAgentEpisode]:
-    """The episodes of a flat batch; `ValueError` where something in it would be lost."""
+    """Return the episodes of a flat batch; `ValueError` where something in it would be lost."""
     odd = [name for name in batch if name not in _BATCH_COLUMNS]
     missing = [name for name in _NEEDED if name not in batch]
     if odd or missing:
@@ -363,7 +364,7 @@ def _check_chain(pair: list[Any]) -> Any:
 
 
 def read_minari(dataset_id: str) -> list[SingleAgentEpisode]:
-    """All episodes of a local dataset, with its spaces.
+    """Return all episodes of a local dataset, with its spaces.
 
     Raises `FileNotFoundError` where there is no such dataset (nothing is downloaded), `ValueError` naming the
     dataset where it is damaged or has an end amid an episode.
@@ -372,7 +373,7 @@ def read_minari(dataset_id: str) -> list[SingleAgentEpisode]:
 
 
 def read_minari_batch(dataset_id: str) -> SampleBatch:
-    """All steps of a local dataset; as `read_minari`. The columns are those of the batch that was written, if any."""
+    """Return all steps of a local dataset, with the columns of the batch that was written, if any."""
     episodes, columns = [], None
     for episode, note in _read(dataset_id):
         episodes.append(episode.get_sample_batch())
@@ -394,16 +395,7 @@ def _read(dataset_id: str) -> Iterator[tuple[SingleAgentEpisode, Any]]:
         columns = storage.metadata.get(_COLUMNS_NOTE)
         for found, about in zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True):
             yield _episode_of(found, about, dataset), columns
-    except (
-        OSError,
-        KeyError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        AttributeError,
-        IndexError,
-        AssertionError,
-    ) as error:
+    except _DAMAGE as error:
         raise ValueError(f"the Minari dataset {dataset_id!r} at {path} cannot be read: {error!r}") from error
 
 
@@ -436,8 +428,8 @@ def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any
     return episode
 
 
-def _ordered(tree: Any, skeleton: Any, space: Any) -> Any:
-    """The tree with its keys in order: that of the note, else that of the space."""
+def _ordered(tree: Tree, skeleton: Any, space: Any) -> Any:
+    """Return the tree with its keys in order: that of the note, else that of the space."""
     parts = getattr(space, "spaces", None)
     if isinstance(tree, dict):
         inside = dict(skeleton["dict"]) if skeleton else dict.fromkeys(parts if parts is not None else tree)

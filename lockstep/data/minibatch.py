@@ -12,6 +12,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
+from lockstep.state.checks import check_whole
 
 EpisodeT = TypeVar("EpisodeT", SingleAgentEpisode, MultiAgentEpisode)
 
@@ -23,7 +24,7 @@ def minibatch_indices(
     shuffle: bool = False,
     rng: np.random.Generator | None = None,
 ) -> Iterator[np.ndarray]:
-    """Row numbers of each minibatch: int64 views on one array for each pass.
+    """Iterate over the row numbers of each minibatch: int64 views on one array for each pass.
 
     Each of `num_epochs` passes has `num_rows // minibatch_size` minibatches. Unshuffled, the rows left over in one
     pass come first in the next; shuffled, every pass has its own permutation (one call of `rng.permutation`) and a
@@ -51,7 +52,7 @@ def multi_minibatch_indices(
     shuffle: bool = False,
     rng: np.random.Generator | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Row numbers of each minibatch by module, as in `minibatch_indices`.
+    """Iterate over the row numbers of each minibatch by module, as in `minibatch_indices`.
 
     A minibatch holds `minibatch_size` rows of the largest module and of the others their proportion; modules
     without rows are left out.
@@ -89,10 +90,8 @@ def _check(
     shuffle: bool,
     rng: np.random.Generator | None,
 ) -> None:
-    if minibatch_size is not None and minibatch_size < 1:
-        raise ValueError(f"minibatch_size={minibatch_size}; it must be at least 1, or None for the whole batch")
-    if num_epochs < 1:
-        raise ValueError(f"num_epochs={num_epochs}; it must be at least 1")
+    check_whole("minibatch_size", minibatch_size, 1, optional=True)
+    check_whole("num_epochs", num_epochs, 1)
     if any(rows < 0 for rows in num_rows.values()):
         raise ValueError(f"numbers of rows cannot be negative: {dict(num_rows)}")
     if shuffle and rng is None:
@@ -143,13 +142,13 @@ class MiniBatchIterator:
 
 
 def num_units(batch: SampleBatch) -> int:
-    """What a minibatch counts: sequences where there are any, else rows."""
+    """Return what a minibatch counts: sequences where there are any, else rows."""
     seq_lens = batch.get(Columns.SEQ_LENS)
     return len(batch) if seq_lens is None else len(seq_lens)
 
 
 def take_units(batch: SampleBatch, index: np.ndarray) -> SampleBatch:
-    """Sequences or rows by number; a view where the numbers are consecutive."""
+    """Return sequences or rows by number; a view where the numbers are consecutive."""
     rows: slice | np.ndarray = index
     if len(index) and index[-1] - index[0] == len(index) - 1 and bool(np.all(np.diff(index) == 1)):
         rows = slice(int(index[0]), int(index[-1]) + 1)
@@ -161,13 +160,12 @@ def shard_batch(batch: SampleBatch, num_shards: int) -> list[SampleBatch]: ...
 @overload
 def shard_batch(batch: MultiAgentBatch, num_shards: int) -> list[MultiAgentBatch]: ...
 def shard_batch(batch: SampleBatch | MultiAgentBatch, num_shards: int) -> Any:
-    """`num_shards` views that together hold every row once, in order; sizes differ by at most one row.
+    """Return `num_shards` views that together hold every row once, in order; sizes differ by at most one row.
 
     Batches with `seq_lens` are cut between sequences, a `MultiAgentBatch` module by module (its environment steps
     are shared out likewise). A shard may be empty. `ValueError` for `num_shards < 1`.
     """
-    if num_shards < 1:
-        raise ValueError(f"num_shards={num_shards}; it must be at least 1")
+    check_whole("num_shards", num_shards, 1)
     if isinstance(batch, SampleBatch):
         cut = batch.take_sequences if Columns.SEQ_LENS in batch else batch.__getitem__
         return [cut(part) for part in _shares(num_units(batch), num_shards)]
@@ -179,7 +177,7 @@ def shard_batch(batch: SampleBatch | MultiAgentBatch, num_shards: int) -> Any:
 
 
 def _shares(total: int, num_shards: int) -> list[slice]:
-    """`range(total)` in consecutive runs whose lengths differ by at most one."""
+    """Return `range(total)` in consecutive runs whose lengths differ by at most one."""
     return [slice(i * total // num_shards, (i + 1) * total // num_shards) for i in range(num_shards)]
 
 
@@ -190,15 +188,14 @@ def shard_episodes(
     *,
     cut: bool = True,
 ) -> list[list[EpisodeT]]:
-    """Episodes shared out so that the shards' steps differ by at most one; the longer shards come last.
+    """Share episodes out so that the shards' steps differ by at most one; the longer shards come last.
 
     The longest episode goes to the shard with the fewest steps. One that would overshoot is cut there: both pieces
     are views, and the second looks back as far as the whole one did (or `len_lookback_buffer` steps). With `cut=False`
     episodes stay whole and the steps are balanced as far as that goes: a network with memory needs it, since its state
     at a cut is not known. The given episodes are not changed. `ValueError` for `num_shards < 1`.
     """
-    if num_shards < 1:
-        raise ValueError(f"num_shards={num_shards}; it must be at least 1")
+    check_whole("num_shards", num_shards, 1)
     share, longer = divmod(sum(len(episode) for episode in episodes), num_shards)
     room = [share + (shard >= num_shards - longer) for shard in range(num_shards)]
     loads = [0] * num_shards

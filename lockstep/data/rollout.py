@@ -71,19 +71,19 @@ class RolloutStore:
         """[T, B] log-probabilities under the policy that acted; None where it is the one that learns"""
 
     def __len__(self) -> int:
-        """Number of real transitions."""
+        """Return the number of real transitions."""
         if self.all_valid:
             return self.size * self.num_envs
         return int(np.count_nonzero(self.valid[: self.size]))
 
     def sampler_versions(self) -> np.ndarray:
-        """[N] version of the weights that acted, for each real transition."""
+        """Return the version [N] of the weights that acted, for each real transition."""
         if self.versions is None:
             return np.full(len(self), self.weights_seq_no)
         return np.broadcast_to(self.versions, (self.size, self.num_envs))[self.valid[: self.size]]
 
     def ensure_room(self, num_steps: int) -> None:
-        """Room for at least `num_steps` vector steps in all."""
+        """Make room for at least `num_steps` vector steps in all."""
         if num_steps <= self.num_steps:
             return
         old, self.num_steps = self.num_steps, max(num_steps, 2 * self.num_steps)
@@ -106,17 +106,17 @@ class RolloutStore:
             self.action_logp[old:] = np.nan
 
     def record_logp(self) -> None:
-        """Makes the column of log-probabilities, NaN where none is written."""
+        """Make the column of log-probabilities, NaN where none is written."""
         if self.action_logp is None:
             self.action_logp = np.full((self.num_steps, self.num_envs), np.nan, np.float32)
 
     def write_logp(self, t: int, logp: np.ndarray) -> None:
-        """`logp` `[B]` of the actions of vector step `t`, as the policy that acted gives them (after `record_logp`)."""
+        """Write `logp` `[B]` of the actions of vector step `t`, from the policy that acted (after `record_logp`)."""
         if self.action_logp is not None:
             self.action_logp[t] = logp
 
     def write_obs(self, t: int, obs: Tree) -> None:
-        """`obs` `[B, ...]` that vector step `t` begins with."""
+        """Write `obs` `[B, ...]` that vector step `t` begins with."""
         if type(self.obs) is np.ndarray:
             self.obs[t] = obs
         else:
@@ -126,7 +126,7 @@ class RolloutStore:
     def write_step(
         self, t: int, actions: np.ndarray, rewards: np.ndarray, terminateds: np.ndarray, truncateds: np.ndarray
     ) -> None:
-        """What happened in vector step `t`: `actions` `[B, ...]` as learned from, rewards and flags `[B]`."""
+        """Write vector step `t`: `actions` `[B, ...]` as learned from, rewards and flags `[B]`."""
         if self._needs_actions:
             self.make_actions(actions.shape[1:], actions.dtype)
         self.actions[t] = actions
@@ -135,42 +135,42 @@ class RolloutStore:
         self.truncateds[t] = truncateds
 
     def make_actions(self, shape: tuple[int, ...], dtype: Any) -> None:
-        """The column of actions, `shape` each."""
+        """Make the column of actions, of `shape` each."""
         self.actions = np.empty((self.num_steps, self.num_envs, *shape), dtype)
         self._needs_actions = False
 
     def end(self, size: int, obs: Tree) -> Tree:
-        """`size` vector steps are written, and `obs` follows the last one; returns it from the store's own memory."""
+        """End a collect of `size` vector steps, which `obs` follows; return it from the store's own memory."""
         self.size = size
         self.write_obs(size, obs)
         return rows_of(self.obs, size)
 
     def begin_collect(self, lengths: np.ndarray) -> None:
-        """`lengths` `[B]`: steps of each environment's episode before the row that comes next."""
+        """Note `lengths` `[B]`: the steps of each environment's episode before the row that comes next."""
         if self.size == 0:
             self.t_started[:] = lengths
         else:
             self.t_started_later[self.size] = lengths.copy()
 
     def mark_valid(self, t: int, valid: np.ndarray | None, counting: np.ndarray | None) -> None:
-        """Which rows of vector step `t` are transitions that count."""
+        """Note which rows of vector step `t` are transitions that count."""
         row = counting if valid is None else valid if counting is None else valid & counting
         if row is not None and not row.all():
             self.valid[t] = row
             self.all_valid = False
 
     def get_state(self) -> dict[str, Any]:
-        """Ids of the running episodes (the store is empty between updates)."""
+        """Return the ids of the running episodes (the store is empty between updates)."""
         return {"episode_ids": self.episode_ids.copy(), "next_episode_id": self.next_episode_id}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues the episodes of `get_state` with an empty store."""
+        """Continue the episodes of `get_state` with an empty store."""
         self._empty()
         self.episode_ids = state["episode_ids"].copy()
         self.next_episode_id = int(state["next_episode_id"])
 
     def clear(self) -> None:
-        """Empties the store; episodes that go on keep their ids."""
+        """Empty the store; episodes that go on keep their ids."""
         if self.size:
             self.episode_ids, self.next_episode_id = self._ids_after()
         self._empty()
@@ -183,7 +183,7 @@ class RolloutStore:
         self.valid[:] = True
 
     def drop_after(self, size: int) -> None:
-        """Forgets what was written after the first `size` vector steps (of a collect that failed)."""
+        """Forget what was written after the first `size` vector steps (of a collect that failed)."""
         kept = [(index, obs) for index, obs in zip(self.final_index, self.final_obs) if index[0] < size * self.num_envs]
         self.final_index, self.final_obs = [index for index, _ in kept], [obs for _, obs in kept]
         self.size = size
@@ -193,7 +193,7 @@ class RolloutStore:
             self.action_logp[size:] = np.nan
 
     def cut(self, envs: np.ndarray | None = None) -> None:
-        """Leaves the episodes under way after the last row: what follows are new ones, nothing reaches across.
+        """Leave the episodes under way after the last row: what follows are new ones, nothing reaches across.
 
         The left episodes are neither terminated nor truncated; their last observations are kept for bootstrapping.
         `envs`: in these environments only.
@@ -207,7 +207,7 @@ class RolloutStore:
                 self.final_obs.append(self._obs_at(self.size, open_envs))
 
     def lose(self, t: int, envs: np.ndarray) -> None:
-        """Leaves the episodes under way in these environments before row `t`, which is no transition of theirs.
+        """Leave the episodes under way in these environments before row `t`, which is no transition of theirs.
 
         What was written of them stays, cut after its last row.
         """
@@ -226,17 +226,17 @@ class RolloutStore:
             self.final_obs.append(self._obs_at(t, open_envs))
 
     def restart(self) -> None:
-        """Empties the store and begins a new episode in every environment."""
+        """Empty the store and begin a new episode in every environment."""
         self.clear()
         self.renew_episodes(np.arange(self.num_envs))
 
     def renew_episodes(self, envs: np.ndarray) -> None:
-        """Of an empty store: the next row begins a new episode in these environments."""
+        """Begin new episodes in these environments with the next row of an empty store."""
         self.episode_ids[envs] = np.arange(self.next_episode_id, self.next_episode_id + len(envs))
         self.next_episode_id += len(envs)
 
     def trajectories(self) -> Trajectories:
-        """What was collected, as views; only the bootstrap observations are gathered."""
+        """Return what was collected, as views; only the bootstrap observations are gathered."""
         size, num_envs = self.size, self.num_envs
         if size == 0:
             raise ValueError("the rollout store is empty: collect before learning")
@@ -267,26 +267,26 @@ class RolloutStore:
         )
 
     def episodes(self) -> RolloutEpisodes:
-        """The pieces of episodes in the store, as views made when they are asked for."""
+        """Return the pieces of episodes in the store, as views made when they are asked for."""
         return RolloutEpisodes(self)
 
     def _obs_at(self, t: int, envs: np.ndarray) -> Tree:
         return rows_of(self.obs, (t, envs))
 
     def ends(self) -> np.ndarray:
-        """[T, B] bool: an episode ended here, or was left by a reset."""
+        """Return [T, B] bool: an episode ended here, or was left by a reset."""
         ends = np.zeros((self.size, self.num_envs), bool)
         for index in self.final_index:
             ends.reshape(-1)[index] = True
         return ends
 
     def first_new_ids(self) -> np.ndarray:
-        """[B] id of the first episode that each environment began within the rollout (one for each that ended)."""
+        """Return the id [B] of the first episode that each environment began within the rollout."""
         num_ended = self.ends().sum(axis=0)
         return self.next_episode_id + np.cumsum(num_ended) - num_ended
 
     def _ids_after(self) -> tuple[np.ndarray, int]:
-        """Ids of the episodes that go on after the rollout, and the next free id."""
+        """Return the ids of the episodes that go on after the rollout, and the next free id."""
         num_ended = self.ends().sum(axis=0)
         ids = np.where(num_ended > 0, self.first_new_ids() + num_ended - 1, self.episode_ids)
         return ids, self.next_episode_id + int(num_ended.sum())
@@ -304,18 +304,18 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
         self._items: list[SingleAgentEpisode] | None = None
 
     def is_whole(self, episodes: Sequence[SingleAgentEpisode]) -> bool:
-        """Whether `episodes` are all of these, each once and unchanged, and the store still holds them."""
+        """Return whether `episodes` are all of these, each once and unchanged, and the store still holds them."""
         if self._written != (self.store.times_emptied, self.store.size) or len(episodes) != len(self):
             return False
         unchanged = all(episode.source is self and episode.is_numpy for episode in episodes)
         return unchanged and len(set(map(id, episodes))) == len(episodes)
 
     def trajectories(self) -> Trajectories:
-        """The columns behind all these episodes."""
+        """Return the columns behind all these episodes."""
         return self.store.trajectories()
 
     def num_steps(self) -> int:
-        """Number of transitions, without making an episode."""
+        """Return the number of transitions, without making an episode."""
         return len(self.store)
 
     def __len__(self) -> int:
@@ -381,7 +381,7 @@ class RolloutEpisodes(Sequence[SingleAgentEpisode]):
             yield episode
 
     def _steps_before(self, b: int, row: int, ends: np.ndarray) -> int:
-        """Steps of the environment's episode before `row`, which is the first of a piece."""
+        """Return the steps of the environment's episode before `row`, which is the first of a piece."""
         begun = {0: self.store.t_started} | self.store.t_started_later
         collect = max(first for first in begun if first <= row)
         return 0 if ends[collect:row].any() else int(begun[collect][b])
@@ -398,7 +398,7 @@ def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:
 
 
 def rows_of(tree: Tree, index: Any) -> Tree:
-    """`leaf[index]` of every leaf."""
+    """Return `leaf[index]` of every leaf."""
     return map_tree(lambda leaf: leaf[index], tree)
 
 
@@ -409,7 +409,7 @@ class EpisodeStore:
         self._episodes: list[MultiAgentEpisode] = []
 
     def __len__(self) -> int:
-        """Number of episodes or pieces."""
+        """Return the number of episodes or pieces."""
         return len(self._episodes)
 
     @property
@@ -418,24 +418,24 @@ class EpisodeStore:
         return sum(len(episode) for episode in self._episodes)
 
     def add(self, pieces: Sequence[tuple[MultiAgentEpisode, int]]) -> None:
-        """Keeps pieces, of whichever environments."""
+        """Keep pieces, of whichever environments."""
         self._episodes += [piece for piece, _ in pieces]
 
     def cut(self, env_index: int) -> None:
-        """The episode under way in this environment is left: nothing to do, pieces know where they end."""
+        """Leave the episode under way in this environment; pieces know where they end, so nothing is to do."""
 
     def episodes(self) -> list[MultiAgentEpisode]:
-        """What `update_from_episodes` takes."""
+        """Return what `update_from_episodes` takes."""
         return list(self._episodes)
 
     def reset(self) -> None:
-        """Empties it."""
+        """Empty the store."""
         self._episodes.clear()
 
     clear = reset
 
     def columns(self) -> dict[str, Any]:
-        """`{module_id: {column: [N, ...]}}` of all that is in it, numbers only."""
+        """Return `{module_id: {column: [N, ...]}}` of all that is in it, numbers only."""
         rows: dict[str, dict[str, list[Any]]] = {}
         for episode in self._episodes:
             for module_id, batch in episode.get_sample_batch().policy_batches.items():

@@ -57,15 +57,6 @@ def test_concat_skips_empty_batches_and_nothing_gives_an_empty_batch():
     assert list(concat_samples([SampleBatch(b=[])])) == ["b"]
 
 
-def test_concat_of_different_layouts_raises():
-    with pytest.raises(ValueError, match="zero_padded is False at position 0 and True at position 1"):
-        concat_samples([sequences(), sequences().right_zero_pad(5)])
-    with pytest.raises(ValueError, match="time_major"):
-        concat_samples([sequences(), time_major()])
-    with pytest.raises(ValueError, match="max_seq_len is 5 at position 0 and 6 at position 1; use"):
-        concat_samples([sequences().right_zero_pad(5), sequences().right_zero_pad(6)])
-
-
 def test_concat_takes_the_largest_max_seq_len():
     joined = concat_samples([sequences((3, 1)), sequences((5,))])
     assert joined.max_seq_len == 5
@@ -95,17 +86,6 @@ def test_concat_of_time_major_batches_joins_the_batch_axis():
     assert joined["a"].shape == (3, 4)
     assert joined["state_in"].shape == (4, 1)
     assert len(joined) == 10
-
-
-def test_concat_names_what_does_not_fit():
-    with pytest.raises(TypeError, match="position 1 is a dict"):
-        concat_samples([plain(), {}])
-    with pytest.raises(TypeError, match=r"'a' is a torch tensor in the batches at \[1\]"):
-        concat_samples([SampleBatch(a=[1]), SampleBatch(a=torch.ones(1))])
-    with pytest.raises(ValueError, match=r"'a' cannot be joined"):
-        concat_samples([SampleBatch(a=np.zeros((1, 2))), SampleBatch(a=np.zeros((1, 3)))])
-    with pytest.raises(ValueError, match=r"'obs' is a dict with .* at position 0 but"):
-        concat_samples([SampleBatch(obs={"x": [1]}), SampleBatch(obs={"y": [1]})])
 
 
 def test_concat_with_a_multi_agent_batch_gives_one():
@@ -146,18 +126,6 @@ def test_masks_and_indices_gather():
     assert rows(batch[[3, 0, -1]]) == [3, 0, 3]
     assert batch[torch.tensor([1, 2])]["obs"]["y"].tolist() == [1, 2]
     assert rows(batch[[]]) == []
-
-
-def test_indices_outside_and_wrong_keys_are_refused():
-    batch = plain(4)
-    with pytest.raises(IndexError, match="row 4 is outside of 4 rows"):
-        batch[[0, 4]]
-    with pytest.raises(IndexError, match="the mask has 3 entries"):
-        batch[np.array([True] * 3)]
-    with pytest.raises(TypeError, match="not by 3"):
-        batch[3]
-    with pytest.raises(TypeError, match="rows are picked by"):
-        batch[["a", "b"]]
 
 
 @pytest.mark.parametrize("pad", [False, True])
@@ -225,12 +193,6 @@ def test_timeslices_of_ten_rows_by_three():
     assert [len(part) for part in batch.timeslices(3)] == [3, 3, 3, 1]
     assert [rows(part) for part in batch.timeslices(num_slices=3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
     assert [len(part) for part in batch.timeslices(num_slices=4)] == [2, 2, 3, 3]
-
-
-@pytest.mark.parametrize("arguments", [{}, {"size": 3, "num_slices": 2}, {"size": 0}, {"num_slices": 0}])
-def test_timeslices_takes_exactly_one_positive_argument(arguments):
-    with pytest.raises(ValueError, match=r"size|num_slices"):
-        plain().timeslices(**arguments)
 
 
 def test_timeslices_of_sequences_lose_none():
@@ -378,13 +340,6 @@ def test_right_zero_pad_can_spread_states():
     assert batch["state_in"]["h"].tolist() == [0.0, 0.0, 0.0, 10.0, 0.0, 0.0]
     assert batch[3:4]["state_in"]["h"].tolist() == [10.0, 0.0, 0.0]
     assert batch.unpad()["state_in"]["h"].tolist() == [0.0, 10.0]
-
-
-def test_right_zero_pad_refuses_too_small_a_length_and_rows_without_sequences():
-    with pytest.raises(ValueError, match=r"max_seq_len=2 is less than the longest sequence \(3 rows\)"):
-        sequences((3, 1)).right_zero_pad(2)
-    with pytest.raises(ValueError, match="seq_lens"):
-        plain().right_zero_pad(4)
 
 
 def test_padding_can_be_widened_and_torch_is_padded_too():

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from lockstep.data import SingleAgentEpisode
@@ -369,3 +370,15 @@ def test_a_slice_that_stops_before_the_first_item_is_empty_with_fill_too():
     for arguments in ({"indices": slice(3, -12)}, {"indices": slice(3, -2), "neg_index_as_lookback": True}):
         assert len(episode.get_rewards(**arguments)) == len(episode.get_rewards(**arguments, fill=0.0)) == 0
         assert episode.get_infos(**arguments, fill={}) == []
+
+
+def test_a_view_episode_gives_its_columns_without_a_copy():
+    obs, actions, rewards = np.arange(6.0).reshape(6, 1), np.arange(5), np.arange(5.0)
+    episode = SingleAgentEpisode.view(observations=obs, actions=actions, rewards=rewards, len_lookback_buffer=1)
+    data = episode[1:3].get_data_dict()
+    for name, column in (("obs", obs), ("new_obs", obs), ("actions", actions), ("rewards", rewards)):
+        assert np.shares_memory(data[name], column), name
+    assert data["obs"].tolist() == [[2.0], [3.0]]
+    assert data["new_obs"].tolist() == [[3.0], [4.0]]
+    assert isinstance(episode.to_numpy().get_rewards(), np.ndarray)
+    assert not any(isinstance(leaf, torch.Tensor) for leaf in data.values())

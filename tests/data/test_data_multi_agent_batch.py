@@ -36,13 +36,6 @@ def test_reading_by_module_id():
         batch["r"]
 
 
-def test_values_that_are_no_sample_batch_raise_type_error():
-    with pytest.raises(TypeError, match="module 'p' has a dict"):
-        MultiAgentBatch({"p": {"a": np.zeros(2)}}, 2)
-    with pytest.raises(ValueError, match="env_steps=-1"):
-        MultiAgentBatch({}, -1)
-
-
 def test_timeslices_align_modules_on_episode_and_t():
     first = SampleBatch(a=np.arange(5), eps_id=["z", "z", "z", "b", "b"], t=[0, 1, 2, 0, 1])
     late = SampleBatch(a=np.arange(3) + 10, eps_id=["z", "z", "b"], t=[2, 3, 1])

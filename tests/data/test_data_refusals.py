@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.data import MultiAgentBatch, SampleBatch, SingleAgentEpisode
+from lockstep.data import MultiAgentBatch, SampleBatch, SingleAgentEpisode, concat_samples
 
 
 def batch(**changed: Any) -> SampleBatch:
@@ -25,6 +26,13 @@ def batch(**changed: Any) -> SampleBatch:
     return SampleBatch({**columns, **changed})
 
 
+def padded(length: int) -> SampleBatch:
+    return batch(seq_lens=[3, 1]).right_zero_pad(length)
+
+
+WINDOW = SimpleNamespace(data_col=None, shift_from=-3)
+
+
 def episode() -> SingleAgentEpisode:
     return SingleAgentEpisode.from_sample_batch(batch())
 
@@ -32,6 +40,47 @@ def episode() -> SingleAgentEpisode:
 @pytest.mark.parametrize(
     "call, error, words",
     [
+        (
+            lambda: SampleBatch(obs=np.zeros((3, 2)), actions=np.zeros(2)),
+            ValueError,
+            "'obs' and 'actions' have 3 and",
+        ),
+        (lambda: SampleBatch(obs={"x": np.zeros(3), "y": np.zeros(2)}), ValueError, "'obs/x' and 'obs/y' have 3 and 2"),
+        (lambda: SampleBatch(actions={1, 2}), TypeError, "'actions' is a set"),
+        (lambda: SampleBatch(actions=None), TypeError, "'actions' is a NoneType"),
+        (lambda: SampleBatch(obs=[[1, 2], [3]]), ValueError, "row 1 has shape (1,), row 0 has (2,)"),
+        (lambda: SampleBatch(obs=[np.zeros(2), np.zeros(2), np.zeros(3)]), ValueError, "row 2 has shape (3,)"),
+        (lambda: SampleBatch({1: np.zeros(2)}), TypeError, "column names are strings"),
+        (lambda: batch().__setitem__(1, np.zeros(4)), TypeError, "column names are strings"),
+        (lambda: batch().update({2: np.zeros(4)}), TypeError, "column names are strings"),
+        (lambda: batch()["values"], KeyError, "no column 'values'; columns are"),
+        (lambda: batch(seq_lens=[5, -1]), ValueError, "seq_lens must be one length"),
+        (lambda: batch(seq_lens=[1.5, 2.5]), ValueError, "seq_lens must be one length"),
+        (lambda: batch(seq_lens=[1, 2]), ValueError, "4 rows, seq_lens sum to 3"),
+        (lambda: concat_samples([batch(), {}]), TypeError, "position 1 is a dict"),
+        (
+            lambda: concat_samples([padded(4), padded(5)]),
+            ValueError,
+            "max_seq_len is 4 at position 0 and 5",
+        ),
+        (lambda: concat_samples([padded(4).unpad(), padded(4)]), ValueError, "zero_padded is False at position 0"),
+        (lambda: concat_samples([batch(), batch().to_torch()]), TypeError, "is a torch tensor in the batches at [1]"),
+        (lambda: concat_samples([batch(), batch(obs=np.zeros((4, 3)))]), ValueError, "'obs' cannot be joined"),
+        (lambda: concat_samples([batch(obs={"x": [1] * 4}), batch(obs={"y": [1] * 4})]), ValueError, "'obs' is a dict"),
+        (lambda: batch()[[0, 4]], IndexError, "row 4 is outside of 4 rows"),
+        (lambda: batch()[np.array([True] * 3)], IndexError, "the mask has 3 entries"),
+        (lambda: batch()[3], TypeError, "not by 3"),
+        (lambda: batch()[["a", "b"]], TypeError, "rows are picked by"),
+        (lambda: batch().timeslices(), ValueError, "exactly one of size and num_slices"),
+        (lambda: batch().timeslices(3, 2), ValueError, "exactly one of size and num_slices"),
+        (lambda: batch().timeslices(0), ValueError, "size=0"),
+        (lambda: padded(2), ValueError, "max_seq_len=2"),
+        (lambda: batch().right_zero_pad(4), ValueError, "no column 'seq_lens'"),
+        (lambda: batch().get_single_step_input_dict(index=4), IndexError, "row 4 is outside"),
+        (lambda: batch().get_single_step_input_dict({"nothing": None}), KeyError, "no column 'nothing'"),
+        (lambda: batch().get_single_step_input_dict({"obs": WINDOW}), ValueError, "several rows (shift_from=-3)"),
+        (lambda: MultiAgentBatch({"p": {}}, 4), TypeError, "module 'p' has a dict"),  # type: ignore[dict-item]
+        (lambda: MultiAgentBatch({"p": batch()}, -1), ValueError, "env_steps=-1"),
         (lambda: SampleBatch([1, 2]), TypeError, "cannot convert dictionary"),
         (lambda: SampleBatch(actions=[None, 1]), TypeError, "column 'actions', row 0: None does not go"),
         (lambda: SampleBatch(actions=["x", 1]), TypeError, "column 'actions', row 1: 1 does not go"),
