@@ -349,9 +349,9 @@ class TraceLogger(BaseLogger):
         """Keep one line."""
         self._note(step_type, step, flatten(data))
 
-    def _note(self, what: str, step: int, values: Mapping[str, Any]) -> None:
+    def _note(self, scope: str, step: int, values: Mapping[str, Any]) -> None:
         kept = {name: value for name, value in values.items() if not _TIMED.search(name)}
-        self.lines.append(f"{what} {step} {json.dumps(to_strict_json(kept), sort_keys=True)}")
+        self.lines.append(f"{scope} {step} {json.dumps(to_strict_json(kept), sort_keys=True)}")
 
     def digest(self) -> str:
         """Return the SHA-256 of all lines."""

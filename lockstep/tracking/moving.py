@@ -93,11 +93,11 @@ class RunningMeanStd:
 
         An empty list changes nothing.
         """
-        given = np.asarray(rows, dtype=np.float64)
-        if given.shape == (0,):
+        array = np.asarray(rows, dtype=np.float64)
+        if array.shape == (0,):
             return
-        self._take_shape(given.shape[1:])
-        self.moments.update(given)
+        self._take_shape(array.shape[1:])
+        self.moments.update(array)
 
     def merge(self, other: "RunningMeanStd") -> None:
         """Take in everything that `other` has seen; `other` is not changed. `ValueError` for another shape."""

@@ -66,9 +66,9 @@ def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
     far (`timing/...`) and `best_...` keep the last; all other are averaged.
     """
     group, name = _split(key)
-    for given in (key, name):
-        if reductions is not None and given in reductions:
-            return reductions[given]
+    for known in (key, name):
+        if reductions is not None and known in reductions:
+            return reductions[known]
     if name in ("max", "min"):
         return name
     if name.endswith("_lifetime") or name in _LAST or name.startswith("best_") or group == "timing/":

@@ -220,6 +220,16 @@ class RunFolder:
             raise RunFolderError(f"cannot write {self.summary_path}: {error.strerror or error}") from error
         return self.summary_path
 
+    def ended_at(self) -> tuple[int, int] | None:
+        """Return environment and gradient steps at the end that was noted; None for a run that may go on."""
+        try:
+            summary = self.read_summary()
+        except RunFolderError:
+            return None
+        if summary.get("stop_reason") in ("interrupted", "error"):
+            return None
+        return summary.get("train_step", 0), summary.get("gradient_step", 0)
+
     def read_summary(self) -> dict[str, Any]:
         """Return the content of summary.json.
 

@@ -204,7 +204,7 @@ class MLflowLogger(NumberedLogger):
             self._warn_lost(self.tracking_uri or "the tracking server")
             self.run_id = None
             return {"records": self._number or 0}  # the numbers go on; those before are not sent again
-        kept = max((_parsed(tags.get(name)) for name in _PROGRESS), key=lambda one: int(one.get("records", 0)))
+        kept = max((_parsed(tags.get(name)) for name in _PROGRESS), key=lambda tag: int(tag.get("records", 0)))
         self._last_time, self._may_be_cut = int(kept.get("time", 0)), True
         return kept
 

@@ -117,10 +117,10 @@ class CollectStats(CollectStatsBase):
     """None where no episode ended"""
 
     def __post_init__(self) -> None:
-        own = self.__dict__
-        own["collect_speed"] = self.n_collected_steps / self.collect_time if self.collect_time > 0 else 0.0
-        own["returns"], own["returns_stat"] = _of_episodes(self.returns, NO_RETURNS)
-        own["lens"], own["lens_stat"] = _of_episodes(self.lens, NO_LENS)
+        values = self.__dict__
+        values["collect_speed"] = self.n_collected_steps / self.collect_time if self.collect_time > 0 else 0.0
+        values["returns"], values["returns_stat"] = _of_episodes(self.returns, NO_RETURNS)
+        values["lens"], values["lens_stat"] = _of_episodes(self.lens, NO_LENS)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CollectStats) and asdict(self) == asdict(other)

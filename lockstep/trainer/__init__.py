@@ -2,7 +2,7 @@
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.trainer.base import BaseTrainer
-from lockstep.trainer.build import build_onpolicy_trainer, build_trainer
+from lockstep.trainer.build import build_trainer
 from lockstep.trainer.callbacks import Callback, CheckpointCallback, EarlyStop, LoggingCallback, Profiler
 from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.evaluation import gather_info, test_episode
@@ -43,7 +43,6 @@ __all__ = [
     "RunEnd",
     "RunStart",
     "UpdateEnd",
-    "build_onpolicy_trainer",
     "build_trainer",
     "gather_info",
     "restore_trainer",

@@ -771,8 +771,7 @@ class BaseTrainer:
                 return True
         self.epoch, self.env_step, self.gradient_step = self.logger.restore_data()
         if path is not None or any(self._where()):
-            told = f"resume_from_log: only the counters are restored, as {reason}"
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            warnings.warn(f"resume_from_log: only the counters are restored, as {reason}", RuntimeWarning, stacklevel=2)
         return False
 
     def _warn_of_cut_episodes(self) -> None:

@@ -155,16 +155,6 @@ def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int) -> None:
     trainer.save_checkpoint_fn, trainer.save_best_fn = save_checkpoint, save_best
 
 
-def build_onpolicy_trainer(config: AlgorithmConfig, **options: Any) -> OnpolicyTrainer:
-    """Build the trainer of an algorithm that learns from rollouts, as `build_trainer`; `ValueError` for another."""
-    if config.is_off_policy or config.is_offline:
-        source = "a replay buffer" if config.is_off_policy else "data that are there already"
-        raise ValueError(f"{config.algorithm} learns from {source}; use build_trainer")
-    trainer = build_trainer(config, **options)
-    assert isinstance(trainer, OnpolicyTrainer)
-    return trainer
-
-
 def stretched_schedules(
     options: Mapping[str, Any], factor: float, *, ended_at: int | None = None
 ) -> dict[str, list[list[float]]]:

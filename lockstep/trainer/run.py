@@ -324,7 +324,7 @@ def prepare_resume(
             f"total_steps={config.reporting.total_steps} is not allowed; the run in {folder.path} has {step} steps "
             "already, give as many or more"
         )
-    has_ended = _has_ended(folder, counters)
+    has_ended = folder.ended_at() == (counters["env_step"], counters["gradient_step"])
     if has_ended or reason in ("interrupted", "error", "max_epoch"):
         reason = None
     unasked = Changes({name: change for name, change in edited.items() if name in changes and name not in asked})
@@ -362,15 +362,3 @@ def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, asked: Mappin
     )
     after.set_section("training", stretched)
     return [f"training.{name}" for name in stretched]
-
-
-def _has_ended(folder: RunFolder, counters: Mapping[str, Any]) -> bool:
-    """Return whether the run's summary is that of its end, and of this checkpoint."""
-    try:
-        summary = folder.read_summary()
-    except ValueError:
-        return False
-    same = (
-        summary.get("train_step") == counters["env_step"] and summary.get("gradient_step") == counters["gradient_step"]
-    )
-    return same and summary.get("stop_reason") not in ("interrupted", "error")

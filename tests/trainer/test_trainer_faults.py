@@ -12,7 +12,7 @@ from trainer_tools import config_for, hashes, records_of, run_in
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.state.checkpoint import CheckpointError, verify_checkpoint
 from lockstep.tracking import RunFolder, read_metrics
-from lockstep.trainer import Callback, build_onpolicy_trainer, restore_trainer
+from lockstep.trainer import Callback, build_trainer, restore_trainer
 
 WHOLE = 512
 
@@ -106,7 +106,7 @@ def test_an_environment_that_raises_leaves_a_checkpoint_to_go_on_from(folder):
     config = config_for(env=Fragile, total_steps=WHOLE, evaluation={"evaluation_interval": 0})
     run = RunFolder.create(folder, algo="ppo", env="Fragile", seed=3, config=config_for().to_dict())
     Fragile.count, Fragile.broken_at = 0, 330
-    trainer = build_onpolicy_trainer(config, folder=run)
+    trainer = build_trainer(config, folder=run)
     with pytest.raises(EnvironmentStepError, match=r"environment 1 .* raised RuntimeError: motor 3 is stuck") as caught:
         trainer.run()
     assert caught.value.env_index == 329 % 4
@@ -126,7 +126,7 @@ def test_an_environment_that_raises_leaves_a_checkpoint_to_go_on_from(folder):
     }
 
     Fragile.broken_at = None
-    again = build_onpolicy_trainer(config, folder=run, resume=True)
+    again = build_trainer(config, folder=run, resume=True)
     restore_trainer(again, run.newest_checkpoint())
     info = again.run()
     assert (info.stop_reason, info.train_step, info.gradient_step) == ("max_epoch", WHOLE, 32)
@@ -139,7 +139,7 @@ def test_the_environments_of_evaluation_may_break_too(folder):
     config = config_for(env=Fragile, total_steps=WHOLE)
     run = RunFolder.create(folder, algo="ppo", env="Fragile", seed=3, config=config_for().to_dict())
     Fragile.count, Fragile.broken_at = 0, None
-    trainer = build_onpolicy_trainer(config, folder=run)
+    trainer = build_trainer(config, folder=run)
     before = trainer.test_step
 
     def evaluate():
@@ -151,11 +151,11 @@ def test_the_environments_of_evaluation_may_break_too(folder):
         trainer.run()
     assert_whole(run.path, [128, 256])
     Fragile.broken_at = None
-    again = build_onpolicy_trainer(config, folder=run, resume=True)
+    again = build_trainer(config, folder=run, resume=True)
     restore_trainer(again, run.newest_checkpoint())
     again.run()
     Fragile.count = 0
-    straight = build_onpolicy_trainer(config)
+    straight = build_trainer(config)
     straight.run()
     assert [s.test_collect_stat.n_collected_episodes for s in again.history] == [3, 3, 3, 3]
     assert hashes(again)[0] == hashes(straight)[0]  # training never noticed
@@ -165,7 +165,7 @@ def test_a_process_that_ends_between_a_checkpoint_and_its_record_loses_no_record
     config = config_for(total_steps=WHOLE)
     run = RunFolder.create(folder, algo="ppo", env="CartPole-v1", seed=3, config=config.to_dict())
     run.path.rename(folder / "run")
-    trainer = build_onpolicy_trainer(config, folder=RunFolder.open(folder / "run"))
+    trainer = build_trainer(config, folder=RunFolder.open(folder / "run"))
     save = trainer.save_checkpoint_fn
 
     def save_and_die(epoch, env_step, gradient_step):

@@ -23,7 +23,7 @@ from lockstep.tracking.statistics import (
     TimingStats,
     TrainingStats,
 )
-from lockstep.trainer import Callback, build_onpolicy_trainer, save_trainer
+from lockstep.trainer import Callback, build_trainer, save_trainer
 
 
 def train(train_env=None, *, evaluate=False, prepare=None, **options):
@@ -166,7 +166,7 @@ def test_a_run_with_both_loggers_can_be_read_back(folder):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     config = config_for(total_steps=384, reporting={"loggers": ["jsonl", "tensorboard"]})
     run = RunFolder.create(folder, algo="ppo", env="CartPole-v1", seed=3, config=config.to_dict())
-    trainer = build_onpolicy_trainer(config, folder=run)
+    trainer = build_trainer(config, folder=run)
     assert isinstance(trainer.logger.loggers[1], TensorboardLogger)
     info = trainer.run()
 

@@ -16,7 +16,6 @@ from lockstep.tracking.plots import read_curve
 from lockstep.trainer import (
     Callback,
     CheckpointCallback,
-    build_onpolicy_trainer,
     build_trainer,
     restore_trainer,
     save_trainer,
@@ -276,8 +275,6 @@ def test_build_trainer_makes_an_offline_trainer_without_an_environment(data):
     assert isinstance(trainer, OfflineTrainer)
     assert (trainer.batch_size, trainer.step_per_epoch, trainer.test_collector) == (16, 2, None)
     assert trainer.run().gradient_step == 20
-    with pytest.raises(ValueError, match="bc learns from data that are there already"):
-        build_onpolicy_trainer(config)
     with pytest.raises(ValueError, match=r"offline_data\.input_ is not set"):
         config_of(BCConfig).build_trainer()
 

@@ -16,7 +16,7 @@ from lockstep.algorithms import IQLConfig, SACConfig, TD3Config
 from lockstep.envs import make_vector
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
-from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, build_onpolicy_trainer, build_trainer
+from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, build_trainer
 from lockstep.trainer.video import VideoCallback
 
 EVERY = {
@@ -167,8 +167,6 @@ def test_a_policy_that_learns_from_something_else_is_refused_with_the_trainer_th
         OnpolicyTrainer(off.policy, train_collector=off.train_collector, repeat_per_collect=1, **COLLECT)
     with pytest.raises(ValueError, match=r"policy of 'a2c' learns from whole rollouts, .*; use OnpolicyTrainer"):
         OfflineTrainer(on.policy, buffer=off.buffer, **COMMON)
-    with pytest.raises(ValueError, match="dqn learns from a replay buffer; use build_trainer"):
-        build_onpolicy_trainer(DQNConfig().environment("CartPole-v1"))
 
 
 def test_a_part_that_is_none_or_of_another_policy_is_refused():
