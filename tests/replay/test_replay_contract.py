@@ -342,27 +342,27 @@ def reach(achieved, desired, info):
     return -(np.abs(achieved - desired).sum(-1) > 0).astype(np.float64)
 
 
+REFUSED = [
+    ({"size": 0}, "size=0"),
+    ({"stack_num": 0}, "stack_num=0 is not allowed"),
+    ({"n_step": 1.5}, "n_step=1.5 is not allowed"),
+    ({"gamma": "high"}, "gamma='high' is not allowed"),
+    ({"gamma": 1.1}, r"gamma=1.1 .* \[0, 1\]"),
+    ({"storage": "disk"}, "storage='disk'.*'memory', 'memmap'"),
+    ({"directory": "x"}, "for storage='memmap' only"),
+    ({"sample_avail": True}, "stack_num of at least 2"),
+    *(({name: 1, "stack_num": 2}, f"{name}=1") for name in ("ignore_obs_next", "save_only_last_obs", "sample_avail")),
+    ({"size": 2, "buffer_num": 3}, "size=2 is less than one row for each of buffer_num=3"),
+]
+
+
 @pytest.mark.parametrize("cls", [ReplayBuffer, VectorReplayBuffer, PrioritizedReplayBuffer, HERReplayBuffer])
-def test_options_that_are_not_allowed_are_refused(cls):
-    first = {VectorReplayBuffer: (2,), HERReplayBuffer: (reach,)}.get(cls, ())
-    for options, message in (
-        ({"stack_num": 0}, "stack_num=0 is not allowed"),
-        ({"n_step": 1.5}, "n_step=1.5 is not allowed"),
-        ({"gamma": "high"}, "gamma='high' is not allowed"),
-        ({"gamma": 1.1}, r"gamma=1.1 .* \[0, 1\]"),
-        ({"storage": "disk"}, "one of 'memory', 'memmap'"),
-        ({"directory": "x"}, "for storage='memmap' only"),
-        ({"sample_avail": True}, "stack_num of at least 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            cls(10, *first, **options)
-    with pytest.raises(ValueError, match="size=0"):
-        cls(0, *first)
-    for name in ("ignore_obs_next", "save_only_last_obs", "sample_avail"):
-        with pytest.raises(ValueError, match=f"{name}=1 is not allowed"):
-            cls(10, *first, **{name: 1}, stack_num=2)
-    with pytest.raises(ValueError, match="size=2 is less than one row for each of buffer_num=3"):
-        VectorReplayBuffer(2, 3)
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_options_that_are_not_allowed_are_refused(cls, options, words):
+    more = {VectorReplayBuffer: {"buffer_num": 2}, HERReplayBuffer: {"compute_reward": reach}}.get(cls, {})
+    given = {**more, "size": 10, **options}
+    with pytest.raises(ValueError, match=words):
+        cls(given.pop("size"), **given)
 
 
 def test_all_six_names_are_one_class_with_its_parts_chosen():

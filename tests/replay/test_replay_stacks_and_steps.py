@@ -12,7 +12,7 @@ from replay_tools import EPISODES, rows
 
 from lockstep.envs.counting import CountingEnv
 from lockstep.ops import n_step_returns
-from lockstep.replay import ReplayBuffer
+from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -119,3 +119,61 @@ def test_last_observations_of_overwritten_episodes_make_room_again():
         buffer.add(rows(1, 10 * step, ends=["terminated" if step % 2 else "truncated"]))
     assert len(buffer._next_obs.pool) == 16
     assert buffer.all()["new_obs"][:, 0].tolist() == [10 * step + 1 for step in range(588, 600)]
+
+
+# ---- rows of an episode that were left out: what comes after them lacks its earlier frames ---
+
+
+def stacking_buffer(**options):
+    return VectorReplayBuffer(40, 2, stack_num=3, **options)
+
+
+def add_steps(buffer, *firsts):
+    for first in firsts:
+        buffer.add(rows(2, first))
+
+
+def not_drawn(buffer):
+    """Return what is seen in rows that are stored and not drawn."""
+    rows_left = np.setdiff1d(buffer.ring.in_order(), buffer.indices())
+    return sorted(buffer.store.take("obs", rows_left)[:, 0].astype(int).tolist())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_that_lack_frames_are_those_after_a_gap_and_a_cut_takes_it_back(shared):
+    buffer = stacking_buffer(ignore_obs_next=shared)
+    add_steps(buffer, 0, 1)
+    buffer.cut([0], goes_on=True)
+    buffer.cut([1])
+    add_steps(buffer, 10, 11, 12)
+    assert not_drawn(buffer) == [10, 11]
+    buffer.cut([0], goes_on=True)
+    buffer.cut()
+    add_steps(buffer, 20, 21)
+    assert not_drawn(buffer) == [10, 11]
+
+
+def test_an_emptied_buffer_knows_which_episodes_go_on():
+    for keep, expected in ((True, [10, 11]), (False, [])):
+        buffer = stacking_buffer()
+        add_steps(buffer, 0)
+        buffer.cut([1])
+        buffer.reset(keep_statistics=keep)
+        buffer.reset(keep_statistics=keep)
+        add_steps(buffer, 10, 11, 12)
+        assert not_drawn(buffer) == expected
+
+
+def test_a_gap_outlives_a_state_and_rows_dropped_before_it():
+    buffer = stacking_buffer()
+    add_steps(buffer, 0, 1)
+    with_nan = rows(2, 2)
+    with_nan["rewards"][1] = np.nan
+    buffer.add(with_nan)
+    buffer.cut([0], goes_on=True)
+    assert buffer.dropnull() == 1
+    twin = stacking_buffer()
+    twin.set_state(buffer.get_state())
+    for each in (buffer, twin):
+        add_steps(each, 10, 11, 12)
+        assert not_drawn(each) == [10, 11, 11, 12]  # sub-buffer 1 sees one more; its newest row was dropped
