@@ -1,4 +1,4 @@
-"""What `AsyncCollector` shares with `Collector`: hooks, exploration, random actions, resets, NaN, amounts."""
+"""`AsyncCollector` in this process: hooks, exploration, random actions, resets, NaN, episodes, training."""
 
 import time
 from functools import partial
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from acting_tools import Acting, Exploring
 
-from lockstep import AsyncCollector
-from lockstep.envs import CountingEnv, WorkerVectorEnv
+from lockstep import AsyncCollector, DQNConfig, OffpolicyTrainer
+from lockstep.envs import CountingEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout import MalformedBufferError
@@ -86,15 +86,16 @@ class Poisoned(CountingEnv):
         return obs, float("nan") if self.step_number == 4 else reward, *rest
 
 
-def test_values_that_are_not_finite_are_stored_where_that_is_allowed():
+def test_async_collector_refuses_nan_in_a_new_row_by_name_unless_it_may_be_stored():
     with WorkerVectorEnv([partial(Poisoned, EPISODES)]) as env:
         collector = AsyncCollector(Acting(), env, ReplayBuffer(50), raise_on_nan_in_buffer=False)
         assert collector.collect(n_step=9).n_collected_steps == 9
         assert collector.buffer.hasnull()
         collector.raise_on_nan_in_buffer = True
         collector.reset()
-        with pytest.raises(MalformedBufferError, match="column 'rewards'"):
+        with pytest.raises(MalformedBufferError, match=r"environment 0 .* column 'rewards' at step 3"):
             collector.collect(n_step=9)
+        assert len(collector.buffer) == 3
 
 
 class Blinded(Poisoned):
@@ -155,3 +156,35 @@ def test_an_emptied_buffer_keeps_its_statistics_where_asked(keep, told):
         assert len(collector.buffer) == 0
         collector.collect(n_step=2)
     assert ended[-1] == told
+
+
+def test_async_collector_counts_the_first_episodes_that_start():
+    with make_vector(partial(CountingEnv, EPISODES), num_envs=3, mode="async") as env:
+        collector = AsyncCollector(Acting(), env, VectorReplayBuffer(90, 3))
+        stats = collector.collect(n_episode=4)
+        assert sorted(stats.lens) == [3, 5, 5, 5]
+        assert (stats.n_collected_steps, len(collector.buffer)) == (18, 18)
+        assert collector.collect(n_episode=1).lens.tolist() == [5]
+        assert collector.collect(n_step=5, random=True).n_collected_steps == 5
+
+
+def test_async_collector_tells_an_episode_that_never_ends(monkeypatch):
+    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 20)
+    told = pytest.raises(RuntimeError, match=r"an episode has not ended in 21 steps, and 20 are the limit; .*TimeLimit")
+    with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode="async") as env, told:
+        AsyncCollector(Acting(), env).collect(n_episode=1)
+
+
+def test_async_collector_trains_from_a_replay_buffer_goes_on_from_its_state_and_is_refused_for_evaluation():
+    config = DQNConfig().environment(partial(CountingEnv, EPISODES)).rl_module(model_config={"hiddens": (4,)})
+    policy = config.env_runners(num_envs_per_env_runner=2).build_policy()
+    with make_vector(partial(CountingEnv, EPISODES), num_envs=2, mode="async") as env:
+        collector = AsyncCollector(policy, env, VectorReplayBuffer(100, 2), exploration_noise=True)
+        common = {"max_epoch": 2, "batch_size": 4, "step_per_epoch": 20, "step_per_collect": 5}
+        with pytest.raises(ValueError, match="test_collector is an AsyncCollector, whose runs are not repeatable"):
+            OffpolicyTrainer(policy, train_collector=collector, test_collector=collector, episode_per_test=1, **common)
+        info = OffpolicyTrainer(policy, train_collector=collector, update_per_step=0.2, **common).run()
+        assert (info.train_step, info.gradient_step, len(collector.buffer)) == (40, 8, 40)
+        state = collector.get_state()
+        collector.set_state(state)
+        assert collector.collect(n_step=3).n_collected_steps == 3

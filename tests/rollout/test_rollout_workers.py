@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from acting_tools import Acting
 
-from lockstep import A2CConfig, AsyncCollector, Collector, DQNConfig, OffpolicyTrainer, RolloutStore
+from lockstep import A2CConfig, AsyncCollector, Collector, RolloutStore
 from lockstep.data.columns import Columns
 from lockstep.envs import CountingEnv, RestartLimits, WorkerVectorEnv, make_vector
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
-from lockstep.replay import ReplayBuffer, VectorReplayBuffer
-from lockstep.rollout import MalformedBufferError
+from lockstep.replay import VectorReplayBuffer
 
 EPISODES = ((5, "terminate"), (3, "truncate"))
 BAD = 1
@@ -213,16 +212,6 @@ def test_async_collector_waits_for_no_slow_environment_and_counts_exactly(tmp_pa
         )
 
 
-def test_async_collector_counts_the_first_episodes_that_start():
-    with make_vector(partial(CountingEnv, EPISODES), num_envs=3, mode="async") as env:
-        collector = AsyncCollector(Acting(), env, VectorReplayBuffer(90, 3))
-        stats = collector.collect(n_episode=4)
-        assert sorted(stats.lens) == [3, 5, 5, 5]
-        assert (stats.n_collected_steps, len(collector.buffer)) == (18, 18)
-        assert collector.collect(n_episode=1).lens.tolist() == [5]
-        assert collector.collect(n_step=5, random=True).n_collected_steps == 5
-
-
 @pytest.mark.parametrize("how", ["die", "hang"])
 def test_async_collector_restarts_workers_without_gluing_episodes(how, tmp_path):
     slow = 0.02 if how == "hang" else 0.002  # the others must not be done before the hang is noticed
@@ -236,38 +225,3 @@ def test_async_collector_restarts_workers_without_gluing_episodes(how, tmp_path)
     assert np.array_equal(first[:, 1], last[:, 1])
     np.testing.assert_array_equal(batch["discounts"], 0.5 ** (last[:, 0] - first[:, 0]))  # none goes back to a start
     assert set(zip(stats.lens, stats.returns)) == {(5, 150.0), (3, 60.0)}
-
-
-def test_async_collector_refuses_nan_in_a_new_row_by_name():
-    class Poisoned(CountingEnv):
-        def step(self, action):
-            obs, reward, *rest = super().step(action)
-            return obs, float("nan") if self.step_number == 4 else reward, *rest
-
-    with make_vector(partial(Poisoned, EPISODES), num_envs=1, mode="async") as env:
-        collector = AsyncCollector(Acting(), env, ReplayBuffer(50))
-        with pytest.raises(MalformedBufferError, match=r"environment 0 .* column 'rewards' at step 3"):
-            collector.collect(n_step=9)
-        assert len(collector.buffer) == 3
-
-
-def test_async_collector_tells_an_episode_that_never_ends(monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 20)
-    told = pytest.raises(RuntimeError, match=r"an episode has not ended in 21 steps, and 20 are the limit; .*TimeLimit")
-    with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode="async") as env, told:
-        AsyncCollector(Acting(), env).collect(n_episode=1)
-
-
-def test_async_collector_trains_from_a_replay_buffer_goes_on_from_its_state_and_is_refused_for_evaluation():
-    config = DQNConfig().environment(partial(CountingEnv, EPISODES)).rl_module(model_config={"hiddens": (4,)})
-    policy = config.env_runners(num_envs_per_env_runner=2).build_policy()
-    with make_vector(partial(CountingEnv, EPISODES), num_envs=2, mode="async") as env:
-        collector = AsyncCollector(policy, env, VectorReplayBuffer(100, 2), exploration_noise=True)
-        common = {"max_epoch": 2, "batch_size": 4, "step_per_epoch": 20, "step_per_collect": 5}
-        with pytest.raises(ValueError, match="test_collector is an AsyncCollector, whose runs are not repeatable"):
-            OffpolicyTrainer(policy, train_collector=collector, test_collector=collector, episode_per_test=1, **common)
-        info = OffpolicyTrainer(policy, train_collector=collector, update_per_step=0.2, **common).run()
-        assert (info.train_step, info.gradient_step, len(collector.buffer)) == (40, 8, 40)
-        state = collector.get_state()
-        collector.set_state(state)
-        assert collector.collect(n_step=3).n_collected_steps == 3

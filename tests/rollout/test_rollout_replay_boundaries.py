@@ -1,4 +1,4 @@
-"""Transitions that do not count are not stored; nothing that is drawn reaches over the gap where they were."""
+"""Boundaries in a replay buffer: nothing that is drawn reaches over rows left out, resets, or other buffers."""
 
 from functools import partial
 from itertools import count
