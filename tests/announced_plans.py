@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer, Policy
+from lockstep import BaseTrainer, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.cli.plan import Plan, size_text
 from lockstep.data.trees import leaves
 from lockstep.trainer import Callback
@@ -162,7 +162,7 @@ class PlanWatch(Callback):
         trainer = self.trainer
         self.announced = None
         plain = isinstance(trainer, OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer)
-        if not plain or not isinstance(trainer.policy, Policy) or getattr(trainer, "episode_per_collect", None):
+        if not plain or trainer.policy.is_multi_agent or getattr(trainer, "episode_per_collect", None):
             return  # a plan is of one agent, and of collects whose steps are known
         self.announced = read_plan(Plan(trainer, trainer.policy.config).facts(["a trainer"]))
         self.before = event.gradient_step, event.position
