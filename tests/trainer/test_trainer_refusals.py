@@ -76,7 +76,7 @@ def refused():
     yield from OTHERS
 
 
-@pytest.mark.parametrize("kind, options, words", refused())
+@pytest.mark.parametrize("kind, options, words", refused(), ids=lambda part: str(part).partition(" at 0x")[0])
 def test_a_wrong_value_is_refused_with_name_and_value(kind, options, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         trainer_of(kind, **options)
