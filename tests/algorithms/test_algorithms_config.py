@@ -1,4 +1,4 @@
-"""`AlgorithmConfig`: names, copies, JSON, checks across sections, schedules."""
+"""`AlgorithmConfig`: names, sections, copies, JSON, several modules, checks across sections, schedules."""
 
 import json
 
@@ -7,22 +7,46 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep import A2CConfig, ModelConfig, PPOConfig, get_config
+from lockstep import A2CConfig, ModelConfig, PPOConfig, SampleBatch, get_config
 from lockstep.algorithms.ppo import PPOLearner
+from lockstep.data import write_rows
+from lockstep.data.sample_batch import MultiAgentBatch
+from lockstep.modules import DefaultActorCriticModule, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.state.restarts import RestartLimits
 
-BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-TWO = spaces.Discrete(2)
+BOX, TWO = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(2)
+SPEC = RLModuleSpec(DefaultActorCriticModule, BOX, TWO, model_config=ModelConfig(hiddens=(4,)))
 
 
-def small() -> PPOConfig:
+def small(cls=PPOConfig):
     """A configuration that builds without making an environment."""
-    return (
-        PPOConfig()
-        .environment(observation_space=BOX, action_space=TWO)
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size=8, minibatch_size=4, num_epochs=1)
-        .rl_module(model_config={"hiddens": (4,)})
-    )
+    config = cls().environment(observation_space=BOX, action_space=TWO).rl_module(model_config={"hiddens": (4,)})
+    config.env_runners(num_envs_per_env_runner=2).training(train_batch_size=16)
+    return config.training(minibatch_size=4, num_epochs=1) if cls is PPOConfig else config
+
+
+def two():
+    """A spec of two modules, `b` with layers of its own."""
+    return MultiRLModuleSpec({"a": RLModuleSpec(), "b": RLModuleSpec(model_config=ModelConfig(hiddens=(6,)))})
+
+
+def batch_of_two(rows=16):
+    rng = np.random.default_rng(0)
+
+    def batch():
+        return SampleBatch(
+            obs=rng.normal(size=(rows, 3)).astype(np.float32),
+            actions=rng.integers(2, size=rows),
+            **{name: rng.normal(size=rows).astype(np.float32) for name in ("advantages", "value_targets")},
+            action_logp=np.log(rng.uniform(0.3, 0.7, size=rows)).astype(np.float32),
+        )
+
+    return MultiAgentBatch({"a": batch(), "b": batch()}, rows)
+
+
+def again(config):
+    """The configuration after it went through JSON."""
+    return PPOConfig().update_from_dict(json.loads(config.to_json()))
 
 
 def halving(step: int) -> float:
@@ -30,70 +54,83 @@ def halving(step: int) -> float:
     return 0.5 ** (step / 100)
 
 
+def mapped(agent_id, episode):
+    """A mapping that JSON can name."""
+    return "a"
+
+
+class FromTheScript(PPOLearner):
+    """As one that is defined in the script that runs."""
+
+
+FromTheScript.__module__ = "__main__"
+
+
+def inside(base):
+    class Inside(base):
+        pass
+
+    return Inside
+
+
 # -- names ---
 
 
-def test_unknown_keyword_of_a_section_raises_with_did_you_mean():
-    with pytest.raises(ValueError, match=r"training has no option 'gama'; did you mean 'gamma'"):
-        PPOConfig().training(gama=0.9)
-    with pytest.raises(ValueError, match=r"learners has no option 'num_learner'; did you mean 'num_learners'"):
-        PPOConfig().learners(num_learner=1)
+@pytest.mark.parametrize(
+    "attempt, words",
+    [
+        (lambda: A2CConfig().training(target_kl=0.01), "training has no option 'target_kl'"),
+        (lambda: get_config("pop"), "unknown algorithm 'pop'; did you mean 'ppo'"),
+        (lambda: PPOConfig().set_path("trainig.lr", 1), "unknown option 'trainig.lr'; did you mean 'training'"),
+        (lambda: PPOConfig().set_path("training.learning_rat", 1), "training has no option 'learning_rat'"),
+        (lambda: PPOConfig().set_path("rl_module.model_config.hidens", [8]), "did you mean 'hiddens'"),
+        (lambda: PPOConfig().set_path("lr", 1), "write section.option, e.g. training.lr"),
+        (lambda: PPOConfig().update_from_dict(A2CConfig().to_dict()), "is for 'a2c', this one for 'ppo'"),
+        (lambda: PPOConfig().update_from_dict({"trainig": {}}), "unknown section 'trainig'; did you mean 'training'"),
+        (lambda: PPOConfig().update_from_dict({"training": {"gama": 0.1}}), "no option 'gama'; did you mean 'gamma'"),
+        (lambda: PPOConfig.overrides(clip=0.1), "no option 'clip' to override for a module; did you mean"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_may_be_meant(attempt, words):
+    with pytest.raises(ValueError) as refused:
+        attempt()
+    assert words in str(refused.value)
 
 
-def test_unknown_keyword_changes_nothing_else_of_the_same_call():
+@pytest.mark.parametrize("options", [{"gama": 0.9}, {"lambda_": 2.0}])
+def test_a_refused_call_changes_none_of_its_other_options(options):
     config = PPOConfig()
-    with pytest.raises(ValueError):
-        config.training(gamma=0.5, gama=0.9)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        config.training(gamma=0.5, **options)
     assert config == PPOConfig()
 
 
-def test_unknown_attribute_read_or_set_raises_with_did_you_mean():
+@pytest.mark.parametrize(
+    "wrong, right", [("trainign", "training"), ("build_lerner", "build_learner"), ("gama", "gamma")]
+)
+def test_unknown_attribute_read_or_set_suggests_options_sections_and_methods(wrong, right):
+    message = f"PPOConfig has no option '{wrong}'; did you mean .*'{right}'"
+    with pytest.raises(AttributeError, match=message):
+        getattr(PPOConfig(), wrong)
+    with pytest.raises(AttributeError, match=f"PPOConfig has no option '{wrong}'"):
+        setattr(PPOConfig(), wrong, 0.9)
+
+
+def test_options_are_set_by_assignment_by_path_and_by_fields_of_the_model():
     config = PPOConfig()
-    with pytest.raises(AttributeError, match=r"PPOConfig has no option 'gama'; did you mean 'gamma'"):
-        config.gama
-    with pytest.raises(AttributeError, match=r"PPOConfig has no option 'gama'; did you mean 'gamma'"):
-        config.gama = 0.9
-
-
-def test_option_of_another_algorithm_is_unknown():
-    with pytest.raises(ValueError, match="training has no option 'target_kl'"):
-        A2CConfig().training(target_kl=0.01)
-
-
-def test_unknown_algorithm_raises_with_did_you_mean():
-    with pytest.raises(ValueError, match=r"unknown algorithm 'pop'; did you mean 'ppo'"):
-        get_config("pop")
+    config.lr = 0.2
+    assert config.sections["training"].lr == 0.2
+    config.set_path("training.lr", 0.25).set_path("rl_module.model_config.hiddens", [8, 4])
+    config.rl_module(model_config={"activation": "relu"})
+    assert config.lr == 0.25
+    assert config.model_config == ModelConfig(activation="relu", hiddens=(8, 4))
+    config.model_config = {"hiddens": (3,)}
+    config.environment(observation_space=BOX, action_space=TWO).freeze().validate()
+    assert config.model_config.hiddens == (3,)
     assert get_config("a2c") == A2CConfig()
 
 
-def test_section_methods_chain_and_options_read_as_attributes():
-    config = PPOConfig()
-    assert config.environment("CartPole-v1").training(lr=0.1).debugging(seed=4) is config
-    assert (config.env, config.lr, config.seed) == ("CartPole-v1", 0.1, 4)
-    config.lr = 0.2
-    assert config.sections["training"].lr == 0.2
-
-
-def test_set_path_sets_one_option_and_names_what_is_unknown():
-    config = PPOConfig().set_path("training.lr", 0.25).set_path("rl_module.model_config.hiddens", [8, 4])
-    assert config.lr == 0.25
-    assert config.model_config == ModelConfig(hiddens=(8, 4))
-    with pytest.raises(ValueError, match=r"unknown option 'trainig.lr'; did you mean 'training'"):
-        config.set_path("trainig.lr", 1)
-    with pytest.raises(ValueError, match=r"training has no option 'learning_rat'"):
-        config.set_path("training.learning_rat", 1)
-    with pytest.raises(ValueError, match=r"unknown model_config key 'hidens'; did you mean 'hiddens'"):
-        config.set_path("rl_module.model_config.hidens", [8])
-    with pytest.raises(ValueError, match=r"write section.option, e.g. training.lr"):
-        config.set_path("lr", 1)
-
-
-def test_dict_of_model_config_changes_those_fields_only():
-    config = PPOConfig().rl_module(model_config={"activation": "relu"}).rl_module(model_config={"hiddens": (8,)})
-    assert config.model_config == ModelConfig(activation="relu", hiddens=(8,))
-
-
-# -- copies and files ---
+# -- copies, prints, files ---
 
 
 def test_copy_is_independent_and_equal():
@@ -125,17 +162,16 @@ def test_frozen_config_refuses_every_way_of_setting_and_its_copy_is_free():
     with pytest.raises(TypeError):
         config.sections["training"] = None
     assert config == before
-    assert config.copy().training(lr=1.0).lr == 1.0
-    free = config.copy()
+    free = config.copy().training(lr=1.0)
     free.env_config["sizes"].append(3)
-    assert free.env_config == {"sizes": [1, 2, 3]}
+    assert (free.lr, free.env_config) == (1.0, {"sizes": [1, 2, 3]})
 
 
 def test_frozen_config_validates_builds_and_is_written_like_any_other():
     config = small().multi_agent(policies=["default_policy"]).freeze()
     config.validate()
     assert set(config.build_learner().module) == {"default_policy"}
-    assert PPOConfig().update_from_dict(json.loads(config.to_json())) == config
+    assert again(config) == config
 
 
 def test_configs_of_different_algorithms_are_never_equal():
@@ -144,9 +180,14 @@ def test_configs_of_different_algorithms_are_never_equal():
     assert PPOConfig().training(lr=0.1) != PPOConfig()
 
 
-def test_repr_shows_only_what_differs_from_the_defaults():
+def test_prints_show_only_what_differs_from_the_defaults_or_all():
     assert repr(PPOConfig()) == "PPOConfig()"
-    assert repr(PPOConfig().training(gamma=0.9).debugging(seed=3)) == "PPOConfig(training.gamma=0.9, debugging.seed=3)"
+    config = PPOConfig().training(gamma=0.9).learners(num_cpus_per_learner=2)
+    assert repr(config) == "PPOConfig(learners.num_cpus_per_learner=2, training.gamma=0.9)"
+    assert config.describe() == "PPOConfig\nlearners.num_cpus_per_learner = 2\ntraining.gamma = 0.9"
+    everything = config.describe(all_options=True).splitlines()
+    assert len(everything) == 1 + len(config._all_options())
+    assert "training.lr = 0.0003" in everything
 
 
 def test_to_dict_has_every_option_of_every_section():
@@ -166,50 +207,223 @@ def test_json_round_trip_gives_back_an_equal_config(tmp_path):
         .environment("CartPole-v1", observation_space=nested, normalize_observations=True, env_config={"a": [1, None]})
         .training(lr=[[0, 1e-3], [1000, 0.0]], entropy_coeff=halving, vf_clip_param=0.5, target_kl=0.02)
         .rl_module(model_config={"conv_filters": ((8, 4, 2),), "squash_actions": False})
+        .rl_module(algorithm_config_overrides_per_module={"default_policy": {"lr": [[0, 0.1], [9, 0.0]]}})
         .multi_agent(policies_to_train=["default_policy"])
+        .learners(num_cpus_per_learner=2, custom_resources_per_learner={"fast_disk": 0.5})
+        .resources(num_cpus_for_main_process=3, placement_strategy="SPREAD")
     )
     text = config.to_json(tmp_path / "config.json")
     assert (tmp_path / "config.json").read_text() == text + "\n"
-    restored = PPOConfig().update_from_dict(json.loads(text))
-    assert restored == config
+    restored = again(config)
+    assert restored == config == config.copy()
     assert restored.entropy_coeff is halving
+    assert (restored.custom_resources_per_learner, restored.placement_strategy) == ({"fast_disk": 0.5}, "SPREAD")
 
 
-def test_what_json_cannot_hold_is_refused_by_its_path():
-    with pytest.raises(ValueError, match=r"training\.lr=.*cannot be written to JSON"):
-        PPOConfig().training(lr=lambda step: 0.1).to_dict()
+@pytest.mark.parametrize(
+    "section, options",
+    [
+        ("rl_module", {"rl_module_spec": SPEC}),
+        ("rl_module", {"rl_module_spec": RLModuleSpec(model_config={"hiddens": [8]})}),
+        ("rl_module", {"rl_module_spec": MultiRLModuleSpec({"a": SPEC, "b": RLModuleSpec()})}),
+        ("multi_agent", {"policies": {"a": SPEC, "b": None}, "policy_mapping_fn": mapped}),
+        ("multi_agent", {"policies_to_train": {"default_policy"}}),
+        ("training", {"learner_class": PPOLearner, "learner_config_dict": {"limit": [1, 2.5, None]}}),
+    ],
+    ids=["spec", "spec-without-spaces", "two-specs", "policies", "set", "class"],
+)
+def test_json_round_trip_keeps_specs_sets_and_classes(section, options):
+    given = getattr(small(), section)(**options)
+    restored = again(given)
+    assert restored == given
+    assert type(restored.model_config) is ModelConfig
+    for option, value in options.items():
+        assert type(getattr(restored, option)) is type(value)
 
 
-class FromTheScript(PPOLearner):
-    """As one that is defined in the script that runs."""
+@pytest.mark.parametrize(
+    "section, options, words",
+    [
+        ("training", {"lr": lambda step: 0.1}, ["training.lr=", "a lambda has no name; use points"]),
+        ("training", {"learner_class": FromTheScript}, ["the script that runs (`__main__`); move it to a file"]),
+        ("training", {"learner_class": inside(PPOLearner)}, ["inside of a function; define it at the top of a module"]),
+        ("rl_module", {"rl_module_spec": RLModuleSpec(inside(RLModule))}, ["rl_module.rl_module_spec.module_class="]),
+    ],
+    ids=["lambda", "script", "function", "spec"],
+)
+def test_what_json_cannot_hold_is_refused_by_its_path_with_the_reason(section, options, words):
+    with pytest.raises(ValueError) as refused:
+        getattr(PPOConfig(), section)(**options).to_json()
+    for word in ["cannot be written to JSON", *words]:
+        assert word in str(refused.value)
 
 
-FromTheScript.__module__ = "__main__"
+def test_numbers_of_numpy_are_written_as_those_of_python():
+    given = small().debugging(seed=np.int64(3)).training(lr=np.float32(0.5), train_batch_size=np.int64(16))
+    given.rl_module(model_config={"hiddens": (np.int64(8),), "max_seq_len": np.int32(5)})
+    plain = small().debugging(seed=3).training(lr=0.5, train_batch_size=16)
+    plain.rl_module(model_config={"hiddens": (8,), "max_seq_len": 5})
+    assert given.to_json() == plain.to_json()
+    given.build_learner()
 
 
-def test_what_json_cannot_hold_is_told_why_and_what_to_do():
-    class Inside(PPOLearner):
-        pass
-
-    for options, why in (
-        ({"lr": lambda step: 0.1}, "a lambda has no name; use points"),
-        ({"learner_class": FromTheScript}, r"defined in the script that runs \(`__main__`\); move it to a file"),
-        ({"learner_class": Inside}, "it is defined inside of a function; define it at the top of a module"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            PPOConfig().training(**options).to_json()
+# -- several modules ---
 
 
-def test_update_from_dict_refuses_other_algorithms_and_unknown_names():
-    with pytest.raises(ValueError, match="is for 'a2c', this one for 'ppo'"):
-        PPOConfig().update_from_dict(A2CConfig().to_dict())
-    with pytest.raises(ValueError, match="unknown section 'trainig'; did you mean 'training'"):
-        PPOConfig().update_from_dict({"trainig": {}})
-    with pytest.raises(ValueError, match="training has no option 'gama'; did you mean 'gamma'"):
-        PPOConfig().update_from_dict({"training": {"gama": 0.1}})
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+def test_spec_of_several_modules_is_filled_built_and_trained(config):
+    learner = small(config).rl_module(rl_module_spec=two()).build_learner()
+    assert list(learner.module) == ["a", "b"]
+    assert learner.module["a"].model_config.hiddens == (4,)  # the section's
+    assert learner.module["b"].model_config.hiddens == (6,)  # its own
+    assert learner.connectors["a"] is not learner.connectors["b"]
+    assert {"a", "b"} <= learner.update_from_batch(batch_of_two()).keys()
 
 
-# -- checks ---
+def test_modules_of_one_spec_start_from_different_weights_that_depend_on_the_seed_only():
+    spec = MultiRLModuleSpec({"a": RLModuleSpec(), "b": RLModuleSpec()})
+    first, second = (small().rl_module(rl_module_spec=spec).build_learner().module for _ in range(2))
+    assert not torch.equal(first["a"].policy_head.weight, first["b"].policy_head.weight)
+    assert torch.equal(first["a"].policy_head.weight, second["a"].policy_head.weight)
+
+
+def test_built_modules_are_kept():
+    modules = MultiRLModule({"a": SPEC.build(seed=1)})
+    assert small().rl_module(rl_module_spec=modules).build_learner().module is modules
+
+
+def test_group_and_learner_are_built_from_an_environment_from_spaces_and_from_a_spec():
+    config = PPOConfig().rl_module(model_config={"hiddens": (4,)})
+    assert list(config.build_learner("CartPole-v1").module) == ["default_policy"]
+    assert config.build_learner(spaces=(BOX, TWO)).module["default_policy"].action_space == TWO
+    group = config.build_learner_group(spaces=(BOX, TWO), rl_module_spec=two())
+    assert list(group.learner.module) == ["a", "b"]
+    assert config.rl_module_spec is None  # the configuration is as it was
+    assert list(config.build_learner_group("CartPole-v1").learner.module) == ["default_policy"]
+
+
+def test_group_is_built_from_a_spec_with_its_spaces_alone_also_after_json():
+    given = PPOConfig().rl_module(rl_module_spec=SPEC)
+    first, second = (each.build_learner_group() for each in (given, again(given)))
+    assert first.learner.module["default_policy"].action_space == TWO
+    for mine, theirs in zip(first.learner.module.parameters(), second.learner.module.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    for config, spec in ((PPOConfig(), RLModuleSpec()), (PPOConfig().environment(frame_stack=2), SPEC)):
+        with pytest.raises(ValueError, match=r"environment\.env is not set"):
+            config.build_learner_group(rl_module_spec=spec)
+
+
+def test_overrides_hold_for_their_module_only_and_schedules_too():
+    overrides = {"b": {"lr": [[0, 0.5], [100, 0.0]], "entropy_coeff": 0.25, "grad_clip": None}}
+    config = small().training(lr=0.01, grad_clip=0.5)
+    learner = config.rl_module(rl_module_spec=two(), algorithm_config_overrides_per_module=overrides).build_learner()
+    assert (learner.config_of("a").lr, learner.config_of("a").grad_clip) == (0.01, 0.5)
+    assert learner.config_of("b").grad_clip is None
+    assert [float(learner.coefficient(name, "entropy_coeff")) for name in "ab"] == [0.0, 0.25]
+    results = learner.update_from_batch(batch_of_two(), timesteps={"num_env_steps_sampled_lifetime": 50})
+    assert [results[name]["default_optimizer_learning_rate"] for name in "ab"] == [0.01, 0.25]
+
+
+def test_overrides_can_be_made_by_the_algorithms_config_or_be_one():
+    assert PPOConfig.overrides(lr=0.5, clip_param=0.1) == {"lr": 0.5, "clip_param": 0.1}
+    whole = PPOConfig().training(lr=0.5)
+    config = small().rl_module(rl_module_spec=two(), algorithm_config_overrides_per_module={"a": whole})
+    assert config.algorithm_config_overrides_per_module == {"a": {"lr": 0.5}}
+    learner = config.build_learner()
+    assert (learner.config_of("a").lr, learner.config_of("a").train_batch_size) == (0.5, 16)
+
+
+@pytest.mark.parametrize(
+    "overrides, error, message",
+    [
+        ({"c": {"lr": 0.1}}, ValueError, r"names \['c'\]; the modules are \['a', 'b'\]"),
+        ({"a": {"learning_rte": 0.1}}, ValueError, r"per_module\['a'\]: training has no option 'learning_rte'"),
+        ({"a": {"num_epochs": 3}}, ValueError, r"training.num_epochs holds for the whole update.* own lr, gamma"),
+        ({"a": {"minibatch_size": 3}}, ValueError, r"training.minibatch_size holds for the whole update"),
+        ({"a": {"grad_clip": 0}}, ValueError, r"per_module\['a'\]: training.grad_clip=0 is not allowed"),
+        ({"a": 0.1}, TypeError, r"per_module\['a'\]: .*must be a dict of training options"),
+    ],
+)
+def test_overrides_that_cannot_be_are_refused_by_module(overrides, error, message):
+    config = small().rl_module(rl_module_spec=two(), algorithm_config_overrides_per_module=overrides)
+    with pytest.raises(error, match=message):
+        config.build_learner()
+
+
+# -- faults, offline data, whole episodes ---
+
+
+@pytest.fixture
+def rows(tmp_path):
+    batch = SampleBatch({"observation": np.arange(12.0).reshape(6, 2), "rewards": np.arange(6.0)})
+    return write_rows(tmp_path / "data.rows", batch)
+
+
+def test_fault_tolerance_gives_the_limits_of_restarts_to_learners_env_runners_and_environments():
+    section = PPOConfig().sections["fault_tolerance"]
+    assert section.learner_limits == section.env_runner_limits == section.env_limits == RestartLimits(10, 1, 60.0)
+    limits = {"max_learner_restarts": 5, "max_env_restarts": 6, "max_restarts_in_window": 4, "restart_window_s": 2.0}
+    section = PPOConfig().fault_tolerance(**limits, restart_failed_env_runners=False).sections["fault_tolerance"]
+    assert section.learner_limits == RestartLimits(5, 4, 2.0)
+    assert section.env_limits == RestartLimits(6, 4, 2.0)
+    assert section.env_runner_limits.in_run == 0
+
+
+def test_offline_data_names_the_rows_that_build_offline_data_opens(rows):
+    config = PPOConfig().offline_data(input_=rows)
+    dataset = config.build_offline_data()
+    assert (dataset.columns, len(dataset)) == (("observation", "rewards"), 6)
+    assert again(config) == config
+    config = PPOConfig().offline_data(input_=[str(rows)] * 2, columns={"obs": "observation"}, max_memory_bytes=0)
+    dataset = config.build_offline_data()
+    assert dataset.columns == ("obs",)
+    np.testing.assert_array_equal(dataset[[0, 11]]["obs"], [[0.0, 1.0], [10.0, 11.0]])
+    assert again(config) == config
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({}, ValueError, "offline_data.input_ is not set"),
+        ({"input_": []}, ValueError, r"offline_data.input_=\[\] names no file"),
+        ({"input_": [3]}, TypeError, r"offline_data.input_=\[3\] must be the path of a file"),
+        ({"input_": "nowhere.rows"}, FileNotFoundError, "nowhere.rows"),
+        ({"columns": {"x": "obs"}}, KeyError, "has no column 'obs'; columns are"),
+    ],
+)
+def test_offline_data_refuses_with_the_option_named(options, error, message, rows):
+    with pytest.raises(error, match=message):
+        PPOConfig().offline_data(
+            **({"input_": rows, **options} if "columns" in options else options)
+        ).build_offline_data()
+
+
+def test_batch_mode_complete_episodes_trains_on_whole_episodes_only():
+    config = (
+        small()
+        .environment("CartPole-v1", observation_space=None, action_space=None)
+        .env_runners(num_envs_per_env_runner=3, batch_mode="complete_episodes")
+        .training(train_batch_size=60, minibatch_size=20)
+        .reporting(total_steps=120, steps_per_epoch=60)
+        .evaluation(evaluation_interval=0)
+    )
+    trainer = config.build_trainer()
+    collects, collect = [], trainer.collector.collect
+
+    def watched(**amount):
+        collects.append(collect(**amount))
+        return collects[-1]
+
+    trainer.collector.collect = watched
+    info = trainer.run()
+    assert len(collects) >= 1
+    for stats in collects:
+        assert stats.n_collected_steps == sum(stats.lens) >= 60
+        assert stats.n_collected_episodes % 3 == 0
+    assert info.train_step == sum(stats.n_collected_steps for stats in collects)
+
+
+# -- checks when it is built ---
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -218,33 +432,38 @@ def test_validate_refuses_a_gpu_that_is_not_there():
         small().framework(device="cuda").validate()
 
 
-def test_an_environment_must_be_named():
-    with pytest.raises(ValueError, match=r'environment\.env is not set; give an id such as "CartPole-v1"'):
-        PPOConfig().validate()
+@pytest.mark.parametrize(
+    "build, error, message",
+    [
+        (lambda: PPOConfig().validate(), ValueError, r'environment\.env is not set; give an id such as "CartPole-v1"'),
+        (lambda: PPOConfig().build_learner("CartPol-v1"), ValueError, "CartPole-v1"),
+        (lambda: PPOConfig().build_learner(spaces=(spaces.Text(3), TWO)), ValueError, "no network for .* space Text"),
+        (lambda: PPOConfig().build_learner_group(spaces=(BOX,)), TypeError, r"\(observation space, action space\)"),
+        (
+            lambda: small().multi_agent(policies_to_train=["default_policy", "other"]).build_learner(),
+            ValueError,
+            r"policies_to_train=.*'other'.*the modules are \['default_policy'\]",
+        ),
+        (
+            lambda: small().rl_module(rl_module_spec=MultiRLModuleSpec({})).build_learner(),
+            ValueError,
+            "no modules; a learner needs at least one",
+        ),
+    ],
+    ids=["no-environment", "unknown-environment", "observation-space", "no-pair", "unknown-policy", "no-modules"],
+)
+def test_what_cannot_be_built_is_refused_with_what_is_missing(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
 
 
-def test_unknown_environment_id_is_refused_with_did_you_mean():
-    with pytest.raises(ValueError, match="CartPole-v1"):
-        PPOConfig().environment("CartPol-v1").build_learner()
-
-
-def test_build_refuses_an_unknown_id_in_policies_to_train():
-    with pytest.raises(ValueError, match=r"policies_to_train=.*'other'.*the modules are \['default_policy'\]"):
-        small().multi_agent(policies_to_train=["default_policy", "other"]).build_learner()
-
-
-@pytest.mark.parametrize("config", [PPOConfig(), A2CConfig()])
-@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=TWO)])
+@pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=TWO)], ids=["text", "dict"])
 def test_action_space_that_cannot_be_taken_is_refused_with_algorithm_and_space(config, space):
     with pytest.raises(ValueError) as refused:
-        config.environment(observation_space=BOX, action_space=space).build_learner()
+        config().build_learner(spaces=(BOX, space))
     assert f"{config.algorithm} cannot act in {space}" in str(refused.value)
     assert "Discrete, MultiDiscrete, MultiBinary" in str(refused.value)
-
-
-def test_observation_space_that_cannot_be_taken_is_refused():
-    with pytest.raises(ValueError, match="no network for observation space Text"):
-        PPOConfig().environment(observation_space=spaces.Text(3), action_space=TWO).build_learner()
 
 
 # -- schedules ---

@@ -8,13 +8,7 @@ import pytest
 import torch
 from agent_games import CountingGame, game_config, to_module
 
-from lockstep import (
-    DQNConfig,
-    MultiAgentCollector,
-    Policy,
-    load_policy,
-    policy_within_training_step,
-)
+from lockstep import DQNConfig, MultiAgentCollector, Policy, load_policy, policy_within_training_step
 from lockstep.data.rollout import EpisodeStore
 
 OBSERVATIONS = {agent: np.array([3.0, 1 + i], np.float32) for i, agent in enumerate("abc")}
@@ -151,12 +145,7 @@ def drawn(policy):
 def test_a_saved_policy_of_several_agents_is_restored_and_goes_on_drawing_where_it_was(policy, tmp_path):
     drawn(policy)
     path = policy.save_to_path(tmp_path / "saved")
-    others = [
-        Policy.from_checkpoint(path),
-        load_policy(path),
-        copy.deepcopy(policy),
-        game_config().build_policy(),
-    ]
+    others = [Policy.from_checkpoint(path), load_policy(path), copy.deepcopy(policy), game_config().build_policy()]
     others[3].restore_from_path(path)
     further = game_config().debugging(seed=99).build_policy()
     further.set_state(policy.get_state())

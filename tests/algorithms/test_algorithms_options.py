@@ -11,22 +11,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from lockstep import (
-    AlgorithmConfig,
-    APPOConfig,
-    BCConfig,
-    C51Config,
-    CQLConfig,
-    DQNConfig,
-    IMPALAConfig,
-    IQLConfig,
-    MARWILConfig,
-    PPOConfig,
-    QRDQNConfig,
-    SACConfig,
-    TD3BCConfig,
-    TD3Config,
-)
+from lockstep import AlgorithmConfig, PPOConfig, get_config
 from lockstep.algorithms import ALGORITHMS
 
 NAN, INF = math.nan, math.inf
@@ -108,10 +93,7 @@ OF_ACTION_VALUES: list[Row] = [
     ("replay.her_strategy", "past", "'future', 'final'"),
     ("replay.storage", "tape", "'memory', 'memmap'"),
 ]
-OF_SAMPLES: list[Row] = [
-    ("training.minibatch_size", 8, "it must be None"),
-    ("training.num_epochs", 2, "it must be 1"),
-]
+OF_SAMPLES: list[Row] = [("training.minibatch_size", 8, "it must be None"), ("training.num_epochs", 2, "it must be 1")]
 OF_VTRACE: list[Row] = [
     ("training.vtrace_clip_rho_threshold", 0.0, "above 0, or None"),
     ("training.vtrace_clip_pg_rho_threshold", -1.0, "above 0, or None"),
@@ -138,8 +120,8 @@ OF_DELAYED_POLICIES: list[Row] = [
     ("training.policy_freq", 2, "did you mean 'policy_delay'?"),
     ("training.target_policy_noise", 2, "did you mean 'target_noise'?"),
 ]
-ROWS: dict[type[AlgorithmConfig], list[Row]] = {
-    PPOConfig: [
+ROWS: dict[str, list[Row]] = {
+    "ppo": [
         ("training.lambda_", -0.1, "between 0 and 1"),
         ("training.clip_param", 0.0, "above 0"),
         ("training.clip_param", [[0, 0.2], [10, 0]], "above 0"),
@@ -155,8 +137,8 @@ ROWS: dict[type[AlgorithmConfig], list[Row]] = {
         ("learners.num_gpus_per_learner", 1, "framework.device='cpu'"),
         ("reporting.logger_config", {"jsonl": {"interval": 1}}, "JsonlLogger has no argument 'interval'"),
     ],
-    IMPALAConfig: OF_VTRACE,
-    APPOConfig: [
+    "impala": OF_VTRACE,
+    "appo": [
         *OF_VTRACE,
         ("training.clip_param", 0.0, "above 0"),
         ("training.target_worker_clipping", 0.5, "at least 1"),
@@ -165,8 +147,8 @@ ROWS: dict[type[AlgorithmConfig], list[Row]] = {
         ("training.target_network_update_freq", 0, "at least 1"),
         ("training.tau", 0.0, "above 0 and at most 1"),
     ],
-    DQNConfig: [*OF_ACTION_VALUES, *OF_SAMPLES, ("training.huber_delta", 0.0, "above 0, or None")],
-    C51Config: [
+    "dqn": [*OF_ACTION_VALUES, *OF_SAMPLES, ("training.huber_delta", 0.0, "above 0, or None")],
+    "c51": [
         *OF_ACTION_VALUES,
         *OF_SAMPLES,
         ("training.num_atoms", 1, "at least 2"),
@@ -176,7 +158,7 @@ ROWS: dict[type[AlgorithmConfig], list[Row]] = {
         ("training.num_quantiles", 8, "no option 'num_quantiles'"),
         ("training.huber_delta", 1.0, "no option 'huber_delta'"),
     ],
-    QRDQNConfig: [
+    "qrdqn": [
         *OF_ACTION_VALUES,
         *OF_SAMPLES,
         ("training.num_quantiles", 1, "at least 2"),
@@ -184,25 +166,25 @@ ROWS: dict[type[AlgorithmConfig], list[Row]] = {
         ("training.kappa", NAN, "at least 0"),
         ("training.num_atoms", 51, "no option 'num_atoms'"),
     ],
-    SACConfig: [
+    "sac": [
         *OF_SOFT_CRITICS,
         *OF_SAMPLES,
         ("training.policy_lr", 2, "did you mean 'actor_lr'?"),
         ("training.ent_coef", 2, "did you mean 'alpha'?"),
     ],
-    TD3Config: [
+    "td3": [
         *OF_DELAYED_POLICIES,
         ("training.exploration_noise", -0.1, "at least 0"),
         ("training.q_lr", 2, "did you mean 'critic_lr'?"),
     ],
-    BCConfig: [
+    "bc": [
         *OF_SAMPLES,
         ("training.loss", "l1", "'log_prob', 'mse'"),
         ("environment.normalize_rewards", True, "is not allowed for bc"),
         ("environment.frame_stack", 2, "is not allowed for bc"),
         ("framework.compile", True, "is not allowed for bc"),
     ],
-    MARWILConfig: [
+    "marwil": [
         *OF_SAMPLES,
         ("training.beta", -1.0, "at least 0"),
         ("training.vf_coeff", -1.0, "at least 0"),
@@ -211,7 +193,7 @@ ROWS: dict[type[AlgorithmConfig], list[Row]] = {
         ("training.moving_average_sqd_adv_norm_start", 0.0, "above 0"),
         ("training.moving_average_sqd_adv_norm_update_rate", 2.0, "between 0 and 1"),
     ],
-    CQLConfig: [
+    "cql": [
         *OF_SOFT_CRITICS,
         *OF_SAMPLES,
         ("training.min_q_weight", -1.0, "at least 0"),
@@ -219,48 +201,48 @@ ROWS: dict[type[AlgorithmConfig], list[Row]] = {
         ("training.temperature", 0.0, "above 0"),
         ("training.bc_iters", -1, "at least 0"),
     ],
-    IQLConfig: [
+    "iql": [
         *OF_SAMPLES,
         ("training.expectile", 1.0, "above 0 and below 1"),
         ("training.beta", -1.0, "at least 0"),
         ("training.exp_adv_max", 0.0, "above 0"),
         ("training.tau", 2.0, "above 0 and at most 1"),
     ],
-    TD3BCConfig: [*OF_DELAYED_POLICIES, *OF_SAMPLES, ("training.alpha", -1.0, "at least 0")],
+    "td3_bc": [*OF_DELAYED_POLICIES, *OF_SAMPLES, ("training.alpha", -1.0, "at least 0")],
 }
-WRONG_TYPES: list[tuple[type[AlgorithmConfig], str, Any, str]] = [
-    (PPOConfig, "training.lr", "abc", "a function of the step"),
-    (PPOConfig, "training.lr", True, "a finite number"),
-    (PPOConfig, "training.gamma", "0.9", "a number"),
-    (PPOConfig, "training.num_epochs", 2.5, "a whole number"),
-    (PPOConfig, "training.num_epochs", None, "a whole number"),
-    (PPOConfig, "training.minibatch_size", "64", "a whole number, at least 1, or None"),
-    (PPOConfig, "training.shuffle_batch_per_epoch", "yes", "True or False"),
-    (PPOConfig, "training.grad_clip", [0.5], "a number, above 0, or None"),
-    (PPOConfig, "training.learner_class", "x", "a class, or None"),
-    (PPOConfig, "training.learner_config_dict", 3, "a dict"),
-    (PPOConfig, "env_runners.num_envs_per_env_runner", None, "a whole number"),
-    (PPOConfig, "reporting.total_steps", "100", "a whole number"),
-    (PPOConfig, "debugging.seed", "a", "a whole number"),
-    (PPOConfig, "framework.compile", 1, "True or False"),
-    (PPOConfig, "fault_tolerance.restart_failed_envs", 1, "True or False"),
-    (PPOConfig, "fault_tolerance.max_learner_restarts", 1.5, "a whole number"),
-    (PPOConfig, "learners.custom_resources_per_learner", ["a"], "a dict"),
-    (PPOConfig, "learners.custom_resources_per_learner", {"a": "b"}, "a number"),
-    (PPOConfig, "multi_agent.policies_to_train", 3, "a list"),
-    (PPOConfig, "multi_agent.policies_to_train", "a", "a list"),
-    (PPOConfig, "multi_agent.policy_mapping_fn", "a", "a function"),
-    (PPOConfig, "rl_module.algorithm_config_overrides_per_module", [("a", {})], "a dict"),
-    (PPOConfig, "rl_module.rl_module_spec", np.zeros(2), "wrap_module() takes a plain nn.Module"),
-    (PPOConfig, "offline_data.input_", 3, "the path of a file"),
-    (PPOConfig, "offline_data.columns", "obs", "a list"),
-    (PPOConfig, "offline_data.columns", {"obs": 3}, "a dict"),
-    (PPOConfig, "callbacks.callbacks_class", 3, "a subclass of lockstep.trainer.Callback"),
-    (IMPALAConfig, "training.vtrace", "no", "True or False"),
-    (C51Config, "training.num_atoms", 5.5, "a whole number"),
-    (C51Config, "training.v_min", None, "a finite number"),
-    (QRDQNConfig, "training.kappa", "one", "a number"),
-    (QRDQNConfig, "training.double_q", "maybe", "True or False"),
+WRONG_TYPES: list[tuple[str, str, Any, str]] = [
+    ("ppo", "training.lr", "abc", "a function of the step"),
+    ("ppo", "training.lr", True, "a finite number"),
+    ("ppo", "training.gamma", "0.9", "a number"),
+    ("ppo", "training.num_epochs", 2.5, "a whole number"),
+    ("ppo", "training.num_epochs", None, "a whole number"),
+    ("ppo", "training.minibatch_size", "64", "a whole number, at least 1, or None"),
+    ("ppo", "training.shuffle_batch_per_epoch", "yes", "True or False"),
+    ("ppo", "training.grad_clip", [0.5], "a number, above 0, or None"),
+    ("ppo", "training.learner_class", "x", "a class, or None"),
+    ("ppo", "training.learner_config_dict", 3, "a dict"),
+    ("ppo", "env_runners.num_envs_per_env_runner", None, "a whole number"),
+    ("ppo", "reporting.total_steps", "100", "a whole number"),
+    ("ppo", "debugging.seed", "a", "a whole number"),
+    ("ppo", "framework.compile", 1, "True or False"),
+    ("ppo", "fault_tolerance.restart_failed_envs", 1, "True or False"),
+    ("ppo", "fault_tolerance.max_learner_restarts", 1.5, "a whole number"),
+    ("ppo", "learners.custom_resources_per_learner", ["a"], "a dict"),
+    ("ppo", "learners.custom_resources_per_learner", {"a": "b"}, "a number"),
+    ("ppo", "multi_agent.policies_to_train", 3, "a list"),
+    ("ppo", "multi_agent.policies_to_train", "a", "a list"),
+    ("ppo", "multi_agent.policy_mapping_fn", "a", "a function"),
+    ("ppo", "rl_module.algorithm_config_overrides_per_module", [("a", {})], "a dict"),
+    ("ppo", "rl_module.rl_module_spec", np.zeros(2), "wrap_module() takes a plain nn.Module"),
+    ("ppo", "offline_data.input_", 3, "the path of a file"),
+    ("ppo", "offline_data.columns", "obs", "a list"),
+    ("ppo", "offline_data.columns", {"obs": 3}, "a dict"),
+    ("ppo", "callbacks.callbacks_class", 3, "a subclass of lockstep.trainer.Callback"),
+    ("impala", "training.vtrace", "no", "True or False"),
+    ("c51", "training.num_atoms", 5.5, "a whole number"),
+    ("c51", "training.v_min", None, "a finite number"),
+    ("qrdqn", "training.kappa", "one", "a number"),
+    ("qrdqn", "training.double_q", "maybe", "True or False"),
 ]
 
 
@@ -289,55 +271,34 @@ def test_a_section_is_read_by_its_path_and_its_call_returns_the_configuration() 
     assert alone == config.training
 
 
-def set_and_validate(kind: type[AlgorithmConfig], option: str, value: Any) -> None:
+def check_refused(algorithm: str, option: str, value: Any, words: str, error: type[Exception] = ValueError) -> None:
+    """The option is refused in the call or by `validate`, by its name and with the words."""
     section, _, name = option.partition(".")
-    config = kind().environment("CartPole-v1").env_runners(num_envs_per_env_runner=4)
-    if kind is PPOConfig:
+    config = get_config(algorithm).environment("CartPole-v1").env_runners(num_envs_per_env_runner=4)
+    if algorithm == "ppo":
         config.training(train_batch_size=8, minibatch_size=1)
-    getattr(config, section)(**{name: value}).validate()
+    with pytest.raises(error) as refused:
+        getattr(config, section)(**{name: value}).validate()
+    assert name in str(refused.value)
+    assert words in str(refused.value), option
 
 
-@pytest.mark.parametrize("kind", ALGORITHMS, ids=lambda kind: kind.algorithm)
-def test_every_algorithm_refuses_wrong_values_of_the_options_that_all_have(kind: type[AlgorithmConfig]) -> None:
+@pytest.mark.parametrize("algorithm", [kind.algorithm for kind in ALGORITHMS])
+def test_every_algorithm_refuses_wrong_values_of_the_options_that_all_have(algorithm: str) -> None:
     for option, value, words in OF_EVERY_ALGORITHM:
-        with pytest.raises(ValueError) as refused:
-            set_and_validate(kind, option, value)
-        message = str(refused.value)
-        assert option.partition(".")[2] in message
-        assert words in message, option
+        check_refused(algorithm, option, value, words)
 
 
 @pytest.mark.parametrize(
-    "kind, option, value, words",
-    [(kind, *row) for kind, rows in ROWS.items() for row in rows],
-    ids=lambda part: part.algorithm if isinstance(part, type) else str(part),
+    "algorithm, option, value, words", [(name, *row) for name, rows in ROWS.items() for row in rows], ids=str
 )
-def test_a_value_that_cannot_be_is_refused_by_name(
-    kind: type[AlgorithmConfig], option: str, value: Any, words: str
-) -> None:
-    with pytest.raises(ValueError) as refused:
-        set_and_validate(kind, option, value)
-    message = str(refused.value)
-    assert option.partition(".")[2] in message
-    assert words in message
+def test_a_value_that_cannot_be_is_refused_by_name(algorithm: str, option: str, value: Any, words: str) -> None:
+    check_refused(algorithm, option, value, words)
 
 
-@pytest.mark.parametrize("kind, option, value, words", WRONG_TYPES)
-def test_a_value_of_the_wrong_type_is_refused_by_name(
-    kind: type[AlgorithmConfig], option: str, value: Any, words: str
-) -> None:
-    with pytest.raises(TypeError) as refused:
-        set_and_validate(kind, option, value)
-    message = str(refused.value)
-    assert option.partition(".")[2] in message
-    assert words in message
-
-
-def test_a_refused_value_leaves_the_other_options_of_the_call_alone() -> None:
-    config = PPOConfig()
-    with pytest.raises(ValueError):
-        config.training(gamma=0.5, lambda_=2.0)
-    assert config == PPOConfig()
+@pytest.mark.parametrize("algorithm, option, value, words", WRONG_TYPES)
+def test_a_value_of_the_wrong_type_is_refused_by_name(algorithm: str, option: str, value: Any, words: str) -> None:
+    check_refused(algorithm, option, value, words, TypeError)
 
 
 def test_what_means_the_same_number_is_taken() -> None:
@@ -354,27 +315,27 @@ def test_what_means_the_same_number_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "config, section, theirs, ours",
+    "algorithm, section, theirs, ours",
     [
-        (PPOConfig, "training", "clip_range", "'clip_param'"),
-        (PPOConfig, "training", "gae_lambda", "'lambda_'"),
-        (PPOConfig, "training", "n_epochs", "'num_epochs'"),
-        (PPOConfig, "training", "n_steps", "'train_batch_size'"),
-        (PPOConfig, "env_runners", "n_steps", "'rollout_fragment_length'"),
-        (DQNConfig, "training", "batch_size", "'minibatch_size' or 'train_batch_size'"),
-        (DQNConfig, "training", "exploration_fraction", "'epsilon'"),
-        (DQNConfig, "training", "learning_starts", "'replay.learning_starts'"),
-        (DQNConfig, "training", "buffer_size", "'replay.capacity'"),
-        (PPOConfig, "training", "policy_kwargs", "'rl_module.model_config'"),
-        (PPOConfig, "training", "total_timesteps", "'reporting.total_steps'"),
-        (PPOConfig, "evaluation", "evaluation_duration", "'evaluation_episodes'"),
+        ("ppo", "training", "clip_range", "'clip_param'"),
+        ("ppo", "training", "gae_lambda", "'lambda_'"),
+        ("ppo", "training", "n_epochs", "'num_epochs'"),
+        ("ppo", "training", "n_steps", "'train_batch_size'"),
+        ("ppo", "env_runners", "n_steps", "'rollout_fragment_length'"),
+        ("dqn", "training", "batch_size", "'minibatch_size' or 'train_batch_size'"),
+        ("dqn", "training", "exploration_fraction", "'epsilon'"),
+        ("dqn", "training", "learning_starts", "'replay.learning_starts'"),
+        ("dqn", "training", "buffer_size", "'replay.capacity'"),
+        ("ppo", "training", "policy_kwargs", "'rl_module.model_config'"),
+        ("ppo", "training", "total_timesteps", "'reporting.total_steps'"),
+        ("ppo", "evaluation", "evaluation_duration", "'evaluation_episodes'"),
     ],
 )
 def test_a_name_leads_to_the_option_of_its_own_section_or_of_another(
-    config: type[AlgorithmConfig], section: str, theirs: str, ours: str
+    algorithm: str, section: str, theirs: str, ours: str
 ) -> None:
     with pytest.raises(ValueError) as error:
-        getattr(config(), section)(**{theirs: 1})
+        getattr(get_config(algorithm), section)(**{theirs: 1})
     assert str(error.value) == f"{section} has no option {theirs!r}; did you mean {ours}?"
 
 

@@ -24,16 +24,7 @@ def test_vtrace_written_out():
 
 def test_vtrace_written_out_with_three_different_limits():
     vs, pg_advantages = vtrace(
-        LOG_RATIOS,
-        REWARDS,
-        VALUES,
-        NEXT_VALUES,
-        NONE,
-        NONE,
-        gamma=0.5,
-        clip_rho=1.5,
-        clip_c=1.0,
-        clip_pg_rho=3.0,
+        LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5, clip_rho=1.5, clip_c=1.0, clip_pg_rho=3.0
     )
     np.testing.assert_allclose(vs, [2.4375, 3.75, 4.0], rtol=1e-15)
     np.testing.assert_allclose(pg_advantages, [0.4375, 4.0, 1.0], rtol=1e-15)
