@@ -22,13 +22,15 @@ def grown(steps=5, terminated=False, **options):
 
 
 def given(steps=5, lookback=0, **options):
+    """Observation i of those stored is i, action i is i, reward i is i / 2, extra v is 10 i."""
     total = steps + lookback
     return SingleAgentEpisode(
         "e",
-        observations=np.arange(total + 1.0),
+        observations=np.arange(total + 1),
         actions=np.arange(total),
         rewards=np.arange(total) / 2,
-        extra_model_outputs={"v": np.arange(total) * 100.0},
+        infos=[{"i": i} for i in range(total + 1)],
+        extra_model_outputs={"v": np.arange(total) * 10},
         len_lookback_buffer=lookback,
         **options,
     )

@@ -268,24 +268,6 @@ def test_an_episode_travels(duplicate):
         same(episode, duplicate(episode))
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf])),
-        spaces.Box(0, 255, (2, 3), np.uint8),
-        spaces.Discrete(3, start=-1),
-        spaces.MultiDiscrete([2, 3], start=[1, 0]),
-        spaces.MultiBinary([2, 2]),
-        spaces.MultiBinary(3),
-        spaces.Text(5, charset="abc"),
-        spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(2)])}),
-    ],
-)
-def test_the_spaces_in_a_state_come_back(space):
-    episode = SingleAgentEpisode.from_state(SingleAgentEpisode(observation_space=space).get_state())
-    assert episode.observation_space == space
-
-
 def test_from_sample_batch_gives_the_episode_back():
     episode = grown(4, terminated=True)
     back = SingleAgentEpisode.from_sample_batch(episode.get_sample_batch())

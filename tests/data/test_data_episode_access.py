@@ -1,28 +1,17 @@
 """Contract, section 4: getters, setters, and episodes that are views on a rollout store."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from episode_makers import given as make_given
 from gymnasium import spaces
 
 from lockstep.data import SingleAgentEpisode
 
-
-def given(steps=4, lookback=3, **options):
-    """Stored observations 0 .. L + T; index 0 is observation L."""
-    total = steps + lookback
-    return SingleAgentEpisode(
-        "e",
-        observations=np.arange(total + 1),
-        actions=np.arange(total),
-        rewards=np.arange(total) / 2,
-        infos=[{"i": i} for i in range(total + 1)],
-        extra_model_outputs={"v": np.arange(total) * 10},
-        len_lookback_buffer=lookback,
-        **options,
-    )
+given = partial(make_given, 4, 3)  # stored observations 0 .. 7, of which 3 are looked back at: index 0 is observation 3
 
 
 def value(items):
@@ -167,7 +156,7 @@ def test_nested_observations_are_read_and_filled_as_trees():
 
 
 def test_one_hot_discrete_follows_the_space():
-    episode = given(2, 0, observation_space=spaces.Discrete(3), action_space=spaces.Discrete(2))
+    episode = make_given(2, 0, observation_space=spaces.Discrete(3), action_space=spaces.Discrete(2))
     assert episode.get_observations(one_hot_discrete=True).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert episode.get_actions(1, one_hot_discrete=True).tolist() == [0, 1]
     assert episode.get_actions([1, 2], one_hot_discrete=True, fill=0).tolist() == [[0, 1], [0, 0]]
@@ -287,8 +276,9 @@ def test_a_view_copies_nothing():
     for got, column in ((episode.get_observations(), obs), (episode.get_actions(), actions)):
         assert np.shares_memory(got, column)
     data = episode[1:4].get_data_dict()
-    assert np.shares_memory(data["obs"], obs)
-    assert np.shares_memory(data["new_obs"], obs)
+    for name, column in (("obs", obs), ("new_obs", obs), ("actions", actions), ("rewards", rewards)):
+        assert np.shares_memory(data[name], column), name
+    assert not any(isinstance(leaf, torch.Tensor) for leaf in data.values())
     np.testing.assert_array_equal(data["new_obs"], obs[2:5, 1])
     rewards[2, 1] = 100
     assert episode.get_rewards(2) == 100
@@ -370,15 +360,3 @@ def test_a_slice_that_stops_before_the_first_item_is_empty_with_fill_too():
     for arguments in ({"indices": slice(3, -12)}, {"indices": slice(3, -2), "neg_index_as_lookback": True}):
         assert len(episode.get_rewards(**arguments)) == len(episode.get_rewards(**arguments, fill=0.0)) == 0
         assert episode.get_infos(**arguments, fill={}) == []
-
-
-def test_a_view_episode_gives_its_columns_without_a_copy():
-    obs, actions, rewards = np.arange(6.0).reshape(6, 1), np.arange(5), np.arange(5.0)
-    episode = SingleAgentEpisode.view(observations=obs, actions=actions, rewards=rewards, len_lookback_buffer=1)
-    data = episode[1:3].get_data_dict()
-    for name, column in (("obs", obs), ("new_obs", obs), ("actions", actions), ("rewards", rewards)):
-        assert np.shares_memory(data[name], column), name
-    assert data["obs"].tolist() == [[2.0], [3.0]]
-    assert data["new_obs"].tolist() == [[3.0], [4.0]]
-    assert isinstance(episode.to_numpy().get_rewards(), np.ndarray)
-    assert not any(isinstance(leaf, torch.Tensor) for leaf in data.values())

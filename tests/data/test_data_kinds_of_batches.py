@@ -6,13 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lockstep.data import (
-    MiniBatchIterator,
-    MultiAgentBatch,
-    SampleBatch,
-    concat_samples,
-    shard_batch,
-)
+from lockstep.data import MiniBatchIterator, MultiAgentBatch, SampleBatch, concat_samples, shard_batch
 
 
 def rows_batch(kind, n=12, first=0):

@@ -6,14 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from lockstep.data import (
-    SampleBatch,
-    SingleAgentEpisode,
-    concat_samples,
-    read_minari,
-    read_minari_batch,
-    write_minari,
-)
+from lockstep.data import SampleBatch, SingleAgentEpisode, concat_samples, read_minari, read_minari_batch, write_minari
 from lockstep.data.trees import named_leaves, trees_equal
 
 IMAGE = gym.spaces.Box(0, 255, (36, 33, 3), np.uint8)  # large enough that Minari would make a JPEG of it

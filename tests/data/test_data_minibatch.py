@@ -1,4 +1,4 @@
-"""Contract, section 6 and learner section 2: minibatches and shards."""
+"""Contract, section 6 and learner section 2: minibatches, shards and sequences."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ from lockstep.data import (
     MultiAgentBatch,
     SampleBatch,
     SingleAgentEpisode,
-    concat_samples,
     minibatch_indices,
     multi_minibatch_indices,
     shard_batch,
     shard_episodes,
 )
+from lockstep.data.indices import cut_into_sequences
 
 
 def lists(indices):
@@ -35,11 +35,6 @@ def episode(length, lookback=0, t_started=0):
 
 def test_leftover_rows_come_first_in_the_next_pass():
     assert lists(minibatch_indices(5, 2, 3)) == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
-
-
-def test_a_pass_has_len_floor_divided_by_size_minibatches():
-    assert len(lists(minibatch_indices(1030, 256, 4))) == 16
-    assert lists(minibatch_indices(6, 3)) == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_small_batch_is_one_minibatch_and_none_means_the_whole():
@@ -76,17 +71,21 @@ def test_indices_are_int64_views_of_one_array():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    ("call", "words"),
     [
-        ((4, 0), "minibatch_size=0"),
-        ((4, 2, 0), "num_epochs=0"),
-        ((4, 2, 1, True), "random generator"),
-        ((-1, 2), "cannot be negative"),
+        (lambda: list(minibatch_indices(4, 0)), "minibatch_size=0"),
+        (lambda: list(minibatch_indices(4, 2, 0)), "num_epochs=0"),
+        (lambda: list(minibatch_indices(4, 2, 1, True)), "random generator"),
+        (lambda: list(minibatch_indices(-1, 2)), "cannot be negative"),
+        (lambda: MiniBatchIterator({}), "got a dict"),
+        (lambda: MiniBatchIterator(SampleBatch(a=[1]), minibatch_size=0), "minibatch_size=0"),
+        (lambda: shard_batch(SampleBatch(a=[1]), 0), "num_shards=0"),
+        (lambda: cut_into_sequences(np.zeros((2, 2), bool), 0), "max_seq_len=0"),
     ],
 )
-def test_minibatch_indices_refuse_bad_arguments(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        list(minibatch_indices(*arguments))
+def test_bad_arguments_are_refused(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
 
 
 @settings(deadline=None)
@@ -94,7 +93,8 @@ def test_minibatch_indices_refuse_bad_arguments(arguments, match):
 def test_unshuffled_rows_are_visited_in_turn(rows, size, epochs):
     got = [row for index in minibatch_indices(rows, size, epochs) for row in index.tolist()]
     assert got == [i % rows for i in range(len(got))]
-    assert len(got) == epochs * (rows // min(size, rows)) * min(size, rows)
+    sizes = [len(index) for index in minibatch_indices(rows, size, epochs)]
+    assert sizes == [min(size, rows)] * (epochs * (rows // min(size, rows)))
 
 
 @settings(deadline=None)
@@ -163,13 +163,6 @@ def test_iterator_over_modules_keeps_their_proportion():
     assert [part.env_steps() for part in got] == [4, 4]
 
 
-def test_iterator_refuses_other_things():
-    with pytest.raises(TypeError, match="got a dict"):
-        MiniBatchIterator({})
-    with pytest.raises(ValueError, match="minibatch_size=0"):
-        MiniBatchIterator(SampleBatch(a=[1]), minibatch_size=0)
-
-
 # ---- shards ----
 
 
@@ -190,8 +183,6 @@ def test_shard_batch_cuts_between_sequences_and_module_by_module():
     whole = MultiAgentBatch({"p": SampleBatch(a=np.arange(5)), "q": SampleBatch(a=np.arange(2))}, 5)
     parts = shard_batch(whole, 2)
     assert [(part.env_steps(), len(part["p"]), len(part["q"])) for part in parts] == [(2, 2, 1), (3, 3, 1)]
-    with pytest.raises(ValueError, match="num_shards=0"):
-        shard_batch(batch, 0)
 
 
 def test_shard_episodes_of_the_contract_gives_59_59_60():
@@ -236,7 +227,35 @@ def test_shard_episodes_keeps_every_step_once_and_changes_no_episode(lengths, sh
         assert {key: str(value) for key, value in now.items()} == {key: str(value) for key, value in state.items()}
 
 
-def test_shards_joined_are_the_batch():
-    batch = SampleBatch(a=np.arange(11), obs={"x": np.arange(22).reshape(11, 2)})
-    joined = concat_samples(shard_batch(batch, 4))
-    np.testing.assert_array_equal(joined["obs"]["x"], batch["obs"]["x"])
+# ---- sequences ----
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    starts=st.integers(1, 9).flatmap(
+        lambda t: st.integers(1, 4).flatmap(
+            lambda b: st.lists(st.lists(st.booleans(), min_size=b, max_size=b), min_size=t, max_size=t)
+        )
+    ),
+    max_seq_len=st.integers(1, 6),
+)
+def test_cut_into_sequences_and_back_is_identity(starts, max_seq_len):
+    starts = np.array(starts)
+    num_steps, num_columns = starts.shape
+    first, lengths, number = cut_into_sequences(starts, max_seq_len)
+    assert lengths.min() >= 1
+    assert lengths.max() <= max_seq_len
+    rows = [row + np.arange(length) * num_columns for row, length in zip(first, lengths)]
+    together = np.concatenate(rows)
+    assert sorted(together.tolist()) == list(range(starts.size))
+    in_time = np.arange(starts.size).reshape(num_steps, num_columns).T.reshape(-1)
+    assert np.array_equal(together, in_time)  # column by column, in the order of time
+    flat = starts.reshape(-1)
+    for k, sequence in enumerate(rows):
+        assert not flat[sequence[1:]].any()
+        assert len(set((sequence % num_columns).tolist())) == 1
+        begins = flat[sequence[0]] or sequence[0] < num_columns
+        assert (number[k] == 0) == begins
+        if number[k]:
+            assert lengths[k - 1] == max_seq_len
+            assert rows[k - 1][-1] + num_columns == sequence[0]

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import (
-    MultiAgentBatch,
-    SampleBatch,
-    concat_samples_into_ma_batch,
-    convert_ma_batch_to_sample_batch,
-)
+from lockstep.data import MultiAgentBatch, SampleBatch, concat_samples_into_ma_batch, convert_ma_batch_to_sample_batch
 
 
 def part(rows, offset=0):

@@ -66,20 +66,14 @@ CASES = {
     ),
     "early: an agent terminates, the others go on": (
         {"a": 0, "b": 10},
-        [
-            ({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"b": True}),
-            ({"a": 2}, {"a": 1}, {"a": 1}),
-        ],
+        [({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"b": True}), ({"a": 2}, {"a": 1}, {"a": 1})],
         {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([10, 11], [1], [1], True, False)},
         (False, False),
         {"a"},
     ),
     "early: a terminated agent whose action waits repeats its last observation": (
         {"a": 0, "b": 10},
-        [
-            ({"a": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 1}),
-            ({"a": 2}, {"a": 1}, {"a": 1, "b": 2}, {"b": True}),
-        ],
+        [({"a": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 1}), ({"a": 2}, {"a": 1}, {"a": 1, "b": 2}, {"b": True})],
         {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([10, 10], [1], [3], True, False)},
         (False, False),
         {"a"},
@@ -145,20 +139,14 @@ CASES = {
     ),
     "__all__ False keeps an episode open for agents still to come": (
         {"a": 0},
-        [
-            ({"a": 1}, {"a": 0}, {"a": 1}, {"a": True, "__all__": False}),
-            ({"b": 7}, {}, {}, {"__all__": False}),
-        ],
+        [({"a": 1}, {"a": 0}, {"a": 1}, {"a": True, "__all__": False}), ({"b": 7}, {}, {}, {"__all__": False})],
         {"a": ([0, 1], [0], [1], True, False), "b": ([7], [], [], False, False)},
         (False, False),
         {"b"},
     ),
     "an agent may answer later than at once": (
         {"a": 0, "b": 10},
-        [
-            ({"b": 11}, {"b": 1}, {"a": 1, "b": 1}),
-            ({"a": 2}, {"a": 4}, {"a": 2}),
-        ],
+        [({"b": 11}, {"b": 1}, {"a": 1, "b": 1}), ({"a": 2}, {"a": 4}, {"a": 2})],
         {"a": ([0, 2], [4], [3], False, False), "b": ([10, 11], [1], [1], False, False)},
         (False, False),
         {"a", "b"},
@@ -431,29 +419,6 @@ def test_get_sample_batch_is_by_module_with_env_times():
     }
 
 
-def test_get_sample_batch_slices_by_env_step_over_modules():
-    episode = grown(
-        {"a": 0, "b": 10},
-        *[({"a": t + 1, "b": 11 + t}, {"a": t, "b": t}, {"a": 1, "b": 1}) for t in range(4)],
-        agent_to_module_mapping_fn=lambda agent, _: agent,
-    )
-    parts = episode.get_sample_batch().timeslices(2)
-    assert [(part.env_steps(), plain(part["a"]["t"]), plain(part["b"]["t"])) for part in parts] == [
-        (2, [0, 1], [0, 1]),
-        (2, [2, 3], [2, 3]),
-    ]
-
-
-def test_get_agents_that_stepped_have_an_observation_now():
-    episode = grown(
-        {"a": 0, "b": 10},
-        ({"a": 1}, {"a": 0, "b": 1}, {"a": 1}),
-        ({"b": 11}, {"a": 1}, {"a": 1}, {"b": True}),
-    )
-    assert episode.get_agents_that_stepped() == {"b"}
-    assert episode.get_agents_to_act() == set()
-
-
 def test_print_is_a_time_line(capsys):
     episode = grown(
         {"a": 0},
@@ -476,8 +441,7 @@ def test_env_t_to_agent_t_maps_times_to_own_steps():
 
 def test_get_sample_batch_splits_by_agent_into_single_trajectories():
     episode = grown(
-        {"a": 0, "b": 10},
-        *[({"a": t + 1, "b": 11 + t}, {"a": t, "b": t}, {"a": 1, "b": 1}) for t in range(3)],
+        {"a": 0, "b": 10}, *[({"a": t + 1, "b": 11 + t}, {"a": t, "b": t}, {"a": 1, "b": 1}) for t in range(3)]
     )
     rows = episode.get_sample_batch()["default_policy"]
     assert not rows.is_single_trajectory()

@@ -17,13 +17,10 @@ from lockstep.data import MultiAgentEpisode, SingleAgentEpisode
 
 
 def test_cut_in_the_middle_of_a_hanging_action_carries_action_and_rewards():
-    episode = grown(
-        {"a": 0},
-        ({"b": 1}, {"a": 100}, {"a": 0.5}),
-        ({"b": 2}, {"b": 101}, {"a": 0.25, "b": 1.0}),
-    )
+    episode = grown({"a": 0}, ({"b": 1}, {"a": 100}, {"a": 0.5}), ({"b": 2}, {"b": 101}, {"a": 0.25, "b": 1.0}))
     successor = episode.cut()
     assert (successor.id_, successor.env_t_started, successor.env_t, len(successor)) == ("e", 2, 2, 0)
+    assert successor.agent_t_started == {"a": 0, "b": 1}
     assert successor.get_agents_to_act() == {"b"}
     assert plain(successor.get_observations()) == {"b": [2]}  # a's last one is older than the piece
     assert plain(successor.get_actions(env_steps=False)) == {"a": [100]}  # and waits
@@ -35,27 +32,6 @@ def test_cut_in_the_middle_of_a_hanging_action_carries_action_and_rewards():
     assert (episode.get_return(), successor.get_return()) == (1.0, 0.875)
     with pytest.raises(ValueError, match=r"acted again"):
         episode.cut().add_env_step({}, {"a": 1}, {})
-
-
-CUTS = {  # lookback -> observations, actions that can be looked back at, and each agent's own lookback
-    0: ({"c": [4]}, {}, {"a": 0, "b": 0, "c": 0}),
-    1: ({"a": [3], "c": [4]}, {"a": [103]}, {"a": 0, "b": 0, "c": 0}),
-    3: ({"a": [3], "b": [1, 2], "c": [4]}, {"a": [103], "b": [101, 102]}, {"a": 0, "b": 1, "c": 0}),
-    9: ({"a": [0, 3], "b": [1, 2], "c": [4]}, {"a": [100, 103], "b": [101, 102]}, {"a": 1, "b": 1, "c": 0}),
-}
-
-
-@pytest.mark.parametrize("lookback", CUTS)
-def test_cut_lookback_case(lookback):
-    observations, actions, own = CUTS[lookback]
-    successor = in_turns().cut(lookback)
-    successor.validate()
-    assert successor.len_lookback_buffer == min(lookback, 4)
-    back = {"indices": slice(-9, None), "neg_index_as_lookback": True}
-    assert plain(successor.get_observations(**back)) == observations
-    assert plain(successor.get_actions(**back)) == actions
-    assert {agent: single.len_lookback_buffer for agent, single in successor.agent_episodes.items()} == own
-    assert successor.agent_t_started == {"a": 1, "b": 1, "c": 0}
 
 
 def test_cut_knows_the_agents_that_were_done_before():
@@ -128,15 +104,6 @@ def test_fill_that_an_agents_column_cannot_hold_is_refused_with_value_and_dtype(
     assert plain(episode.get_observations([0, 1], fill=9.0)) == {"a": [0, 1], "b": [9, 5]}
 
 
-def test_slice_in_the_middle_of_a_step_holds_the_rewards_that_had_come():
-    part = in_turns()[:2]
-    assert plain(part.get_rewards()) == {"a": [0.75], "b": [1.0]}
-    assert plain(part.get_actions()) == {"a": [100], "b": [101]}
-    assert part.get_return() == 1.0
-    rest = in_turns()[2:]
-    assert plain(rest.agent_episodes["a"].get_rewards()) == [0.875]  # the step lies where it is closed
-
-
 def test_slice_is_done_only_at_the_end_of_a_done_episode():
     episode = grown(
         {"a": 0, "b": 10},
@@ -166,10 +133,7 @@ def edited(episode, **changes):
 UNFIT = {
     "another id": (lambda e: edited(e[2:], id_="f"), r"different ids, 'e' and 'f'"),
     "another time": (lambda e: e[3:], r"ends at t=2, the second begins at t=3"),
-    "an agent is missing": (
-        lambda e: _without(e[2:], "a"),
-        r"agent 'a' is alive at t=2 and missing",
-    ),
+    "an agent is missing": (lambda e: _without(e[2:], "a"), r"agent 'a' is alive at t=2 and missing"),
     "another observation": (lambda e: _with(e[2:], "observations", "b", 99), r"agent 'b'.*ends with observation"),
     "another action than the one that waits": (
         lambda e: _with(e[2:], "actions", "a", 99),

@@ -156,6 +156,7 @@ def test_cut_then_concat_is_the_same_episode(log, data):
 def test_cut_piece_reads_as_the_reference(log, data):
     cut, lookback = data.draw(st.integers(0, len(log) - 1)), data.draw(st.integers(0, 4))
     part = play(log, cuts={cut}, lookback=lookback)[-1]
+    assert part.len_lookback_buffer == min(lookback, cut)
     check(part, Reference(log, cut, len(log), min(lookback, cut)), np.random.default_rng(cut))
 
 

@@ -163,10 +163,7 @@ def test_write_rows_names_batch_and_column_that_do_not_fit(tmp_path):
             r"column 'obs/x' of batch 1 differs.*float32\[4\]",
         ),
         (SampleBatch(obs={"x": np.zeros((1, 3), np.float32)}, name=["abc"]), "column 'name' of batch 1 differs.*U3"),
-        (
-            SampleBatch(obs={"x": np.zeros((1, 3), np.float32)}),
-            "column 'name' of batch 1 differs",
-        ),
+        (SampleBatch(obs={"x": np.zeros((1, 3), np.float32)}), "column 'name' of batch 1 differs"),
         (SampleBatch(first, t=[1, 2]), "column 't' of batch 1 differs"),
         (SampleBatch(first, seq_lens=[2]), "batch 1 .* sequences"),
     ):

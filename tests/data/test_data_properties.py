@@ -59,6 +59,7 @@ def test_slices_partition_the_batch(batch, data):
 def test_a_slice_has_the_rows_that_numpy_takes(batch, key):
     expected = np.arange(len(batch))[key]
     part = batch[key]
+    assert list(part) == list(batch)
     assert part["a"].tolist() == expected.tolist()
     assert [info["i"] for info in part["infos"]] == expected.tolist()
     assert part["obs"]["y"][0].tolist() == (expected * 3.0 + 1).tolist()

@@ -40,11 +40,7 @@ def episode() -> SingleAgentEpisode:
 @pytest.mark.parametrize(
     "call, error, words",
     [
-        (
-            lambda: SampleBatch(obs=np.zeros((3, 2)), actions=np.zeros(2)),
-            ValueError,
-            "'obs' and 'actions' have 3 and",
-        ),
+        (lambda: SampleBatch(obs=np.zeros((3, 2)), actions=np.zeros(2)), ValueError, "'obs' and 'actions' have 3 and"),
         (lambda: SampleBatch(obs={"x": np.zeros(3), "y": np.zeros(2)}), ValueError, "'obs/x' and 'obs/y' have 3 and 2"),
         (lambda: SampleBatch(actions={1, 2}), TypeError, "'actions' is a set"),
         (lambda: SampleBatch(actions=None), TypeError, "'actions' is a NoneType"),
@@ -58,11 +54,7 @@ def episode() -> SingleAgentEpisode:
         (lambda: batch(seq_lens=[1.5, 2.5]), ValueError, "seq_lens must be one length"),
         (lambda: batch(seq_lens=[1, 2]), ValueError, "4 rows, seq_lens sum to 3"),
         (lambda: concat_samples([batch(), {}]), TypeError, "position 1 is a dict"),
-        (
-            lambda: concat_samples([padded(4), padded(5)]),
-            ValueError,
-            "max_seq_len is 4 at position 0 and 5",
-        ),
+        (lambda: concat_samples([padded(4), padded(5)]), ValueError, "max_seq_len is 4 at position 0 and 5"),
         (lambda: concat_samples([padded(4).unpad(), padded(4)]), ValueError, "zero_padded is False at position 0"),
         (lambda: concat_samples([batch(), batch().to_torch()]), TypeError, "is a torch tensor in the batches at [1]"),
         (lambda: concat_samples([batch(), batch(obs=np.zeros((4, 3)))]), ValueError, "'obs' cannot be joined"),

@@ -11,6 +11,7 @@ from lockstep.data.space_codec import describe_space, space_from
 SPACES = {
     "box": spaces.Box(-np.inf, np.inf, (4,), np.float32),
     "box_scalar": spaces.Box(-1, 1, (), np.float32),
+    "box_half_open": spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf])),
     "box_bounds": spaces.Box(np.array([-1.5, 0.1], np.float32), np.array([np.inf, 0.2], np.float32)),
     "image": spaces.Box(0, 255, (84, 84, 4), np.uint8),
     "discrete": spaces.Discrete(3, start=-2),
