@@ -6,7 +6,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,7 +217,12 @@ class StageSeconds:
 
     def results(self) -> dict[str, float]:
         """Return what results say of it."""
-        return {f"seconds_{name}": seconds for name, seconds in asdict(self).items()}
+        return {
+            "seconds_pipeline": self.pipeline,
+            "seconds_forward_backward": self.forward_backward,
+            "seconds_reduction": self.reduction,
+            "seconds_step": self.step,
+        }
 
 
 class FirstValues:

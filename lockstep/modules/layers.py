@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,8 @@ def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
 
 hooks_of = operator.attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """The hooks of a module, which torch has no public name for."""
+parameters_of = operator.attrgetter("_parameters")
+"""The parameters of one layer by name; `layer.weight` searches for them each time."""
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -140,8 +142,8 @@ def _plain_parameters(
         if type(layer) is not (activation if number % 2 else nn.Linear) or is_watched(layer):
             return None
         if number % 2 == 0:
-            weight: Any = layer.weight
-            bias: Any = layer.bias
+            parameters = parameters_of(layer)
+            weight, bias = parameters["weight"], parameters["bias"]
             if weight is None or bias is None or weight.dtype is not dtype:
                 return None
             if type(weight) not in _PLAIN_TENSORS or type(bias) not in _PLAIN_TENSORS:

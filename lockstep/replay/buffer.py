@@ -203,7 +203,7 @@ class ReplayBuffer:
     def add_steps(self, batch: Mapping[str, Any]) -> None:
         """Add T vector steps, columns [T, buffer_num, ...], as `add` would one after another. Errors as `add`."""
         num_steps, number = len(batch[Columns.REWARDS]), self.buffer_num
-        if self.options.ignore_obs_next or type(self).add is not ReplayBuffer.add:
+        if num_steps == 1 or self.options.ignore_obs_next or type(self).add is not ReplayBuffer.add:
             for t in range(num_steps):
                 self.add(map_tree(operator.itemgetter(t), dict(batch)))
             return
