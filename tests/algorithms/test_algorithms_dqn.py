@@ -61,45 +61,36 @@ def batch_of(**more):
     )
 
 
-def loss_and_errors(learner, batch):
-    results = learner.update_from_batch(batch)
-    return results[MODULE]["total_loss"], learner.row_errors[MODULE].numpy()
-
-
 @both_forms
-def test_double_q_picks_by_the_network_that_learns_and_asks_the_target_network(form):
-    # next states 1, 2: ONLINE prefers actions 0, 0, which TARGET gives 30 and 5
-    loss, errors = loss_and_errors(learner_of({"learner_class": form}), batch_of())
-    np.testing.assert_allclose(errors, [1.0 - (1 + 0.9 * 30), 3.0 - (2 + 0.9 * 5), 0.5 - 3.0])
-    assert loss == pytest.approx(np.mean(0.5 * errors**2))
-
-
-@both_forms
-def test_without_double_q_the_target_network_picks_itself(form):
-    _, errors = loss_and_errors(learner_of({"learner_class": form, "double_q": False}), batch_of())
-    np.testing.assert_allclose(errors, [1.0 - (1 + 0.9 * 40), 3.0 - (2 + 0.9 * 7), 0.5 - 3.0])
-
-
-@both_forms
-def test_n_step_discounts_of_the_buffer_take_the_place_of_gamma(form):
-    _, errors = loss_and_errors(learner_of({"learner_class": form}), batch_of(discounts=np.array([0.729, 0.81, 0.9])))
-    np.testing.assert_allclose(errors, [1.0 - (1 + 0.729 * 30), 3.0 - (2 + 0.81 * 5), 0.5 - 3.0])
+@pytest.mark.parametrize(
+    "training, discounts, following",
+    [
+        # next states 1, 2: ONLINE prefers actions 0, 0, which TARGET gives 30 and 5; the third state has ended
+        ({}, None, [0.9 * 30, 0.9 * 5, 0]),
+        ({"double_q": False}, None, [0.9 * 40, 0.9 * 7, 0]),  # the target network picks itself
+        ({}, [0.729, 0.81, 0.9], [0.729 * 30, 0.81 * 5, 0]),  # of n steps, from the buffer
+    ],
+    ids=["double", "single", "n-step"],
+)
+def test_errors_are_those_of_the_network_that_picks_and_the_target_network_that_is_asked(
+    form, training, discounts, following
+):
+    batch = batch_of() if discounts is None else batch_of(discounts=np.array(discounts))
+    learner = learner_of({"learner_class": form, **training})
+    results, errors = learner.update_from_batch(batch)[MODULE], learner.row_errors[MODULE].numpy()
+    np.testing.assert_allclose(errors, np.array([1.0, 3.0, 0.5]) - np.array([1, 2, 3]) - following)
+    assert results["total_loss"] == pytest.approx(np.mean(0.5 * errors**2))
+    assert results["q_mean"] == pytest.approx((1.0 + 3.0 + 0.5) / 3)
+    assert results["td_error_mean"] == pytest.approx(np.abs(errors).mean())
 
 
 @both_forms
 def test_errors_beyond_delta_count_linearly_and_rows_by_their_weights(form):
     weights = np.array([0.5, 1.0, 0.25])
-    loss, errors = loss_and_errors(learner_of({"learner_class": form, "huber_delta": 1.0}), batch_of(weights=weights))
-    each = np.abs(errors) - 0.5  # all are beyond 1
-    assert loss == pytest.approx(np.mean(weights * each))
-
-
-@both_forms
-def test_the_mean_value_of_the_actions_taken_and_of_the_errors_is_reported(form):
-    learner = learner_of({"learner_class": form})
-    results = learner.update_from_batch(batch_of())[MODULE]
-    assert results["q_mean"] == pytest.approx((1.0 + 3.0 + 0.5) / 3)
-    assert results["td_error_mean"] == pytest.approx(np.abs(learner.row_errors[MODULE].numpy()).mean())
+    learner = learner_of({"learner_class": form, "huber_delta": 1.0})
+    results = learner.update_from_batch(batch_of(weights=weights))[MODULE]
+    each = learner.row_errors[MODULE].abs().numpy() - 0.5  # all are beyond 1
+    assert results["total_loss"] == pytest.approx(np.mean(weights * each))
 
 
 def test_dueling_values_are_value_plus_advantages_without_their_mean():
@@ -236,16 +227,24 @@ def test_evaluation_takes_chance_actions_with_an_epsilon_of_its_own(cls):
         assert config.epsilon == 1.0  # that of training
 
 
-def test_an_epsilon_for_evaluation_needs_action_values_and_a_probability():
-    with pytest.raises(ValueError, match=r"evaluation\.epsilon=0\.1 is not allowed for ppo.*evaluation_explore"):
-        PPOConfig().environment("CartPole-v1").evaluation(epsilon=0.1).validate()
-    with pytest.raises(ValueError, match=r"evaluation\.epsilon=1\.5 is not allowed; it must be .*between 0 and 1"):
-        DQNConfig().environment("CartPole-v1").evaluation(epsilon=1.5).validate()
-    with pytest.raises(ValueError, match=r"epsilon=-1 is not allowed; it must be .*between 0 and 1"):
-        Collector(policy_and_buffer()[0], SpaceEnv(action_space=SPACES[1]), epsilon=-1)
-    ppo = PPOConfig().environment("CartPole-v1").build_policy()
-    with pytest.raises(ValueError, match=r"epsilon=0\.1: ppo has no action values"):
-        Collector(ppo, "CartPole-v1", epsilon=0.1).collect(n_episode=1)
+@pytest.mark.parametrize(
+    "attempt, message",
+    [
+        (
+            lambda: PPOConfig().environment("CartPole-v1").evaluation(epsilon=0.1).validate(),
+            r"evaluation\.epsilon=0\.1 is not allowed for ppo.*evaluation_explore",
+        ),
+        (lambda: Collector(policy_and_buffer()[0], SpaceEnv(action_space=SPACES[1]), epsilon=-1), "between 0 and 1"),
+        (
+            lambda: Collector(PPOConfig().build_policy("CartPole-v1"), "CartPole-v1", epsilon=0.1).collect(n_episode=1),
+            r"epsilon=0\.1: ppo has no action values",
+        ),
+    ],
+    ids=["option", "value", "collector"],
+)
+def test_an_epsilon_for_evaluation_needs_action_values_and_a_probability(attempt, message):
+    with pytest.raises(ValueError, match=message):
+        attempt()
 
 
 def test_forbidden_actions_are_never_taken():

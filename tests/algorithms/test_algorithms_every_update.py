@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from algorithm_tools import MODULE, transitions
 from gymnasium import spaces
 from space_envs import BOX, SpaceEnv
 
-from lockstep import SampleBatch, get_config
+from lockstep import get_config
 
-MODULE = "default_policy"
 ACTIONS = {
     "discrete": spaces.Discrete(3),
     "box": spaces.Box(-1.0, 1.0, (2,), np.float32),
@@ -19,20 +19,6 @@ ACTIONS = {
 VALUES_OF_CHOICES = ("dqn", "c51", "qrdqn")
 IN_A_BOX = ("td3", "td3_bc")
 ANY = ("bc", "marwil")
-
-
-def batch_of(space, rows=64, seed=0):
-    """Random transitions; actions as the environment takes them."""
-    rng = np.random.default_rng(seed)
-    space.seed(seed)
-    return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        new_obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=np.stack([space.sample() for _ in range(rows)]),
-        rewards=rng.normal(size=rows).astype(np.float32),
-        terminateds=np.arange(rows) % 10 == 9,
-        truncateds=np.zeros(rows, bool),
-    )
 
 
 def learner_of(algorithm, space, mixed=False, **training):
@@ -58,13 +44,13 @@ def test_boxes_of_any_shape_are_collected_and_learned_from(algorithm, space):
 )
 def test_recorded_actions_of_every_space_are_learned_from(algorithm, space):
     config = get_config(algorithm).environment(observation_space=BOX, action_space=ACTIONS[space])
-    config.offline_data(input_=batch_of(ACTIONS[space])).reporting(total_steps=2)
+    config.offline_data(input_=transitions(ACTIONS[space], rows=64)).reporting(total_steps=2)
     trainer = config.rl_module(model_config={"hiddens": (8,)}).build_trainer()
     assert trainer.run().gradient_step == 2
 
 
 def test_an_action_out_of_range_of_a_table_of_choices_is_refused():
-    batch = batch_of(ACTIONS["multi_discrete_2d"])
+    batch = transitions(ACTIONS["multi_discrete_2d"], rows=64)
     batch["actions"] = batch["actions"].reshape(64, -1)
     batch["actions"][5, 1] = 3
     with pytest.raises(ValueError, match=r"column 'actions' has .* at row 5; allowed are whole numbers"):
@@ -78,7 +64,7 @@ def test_an_action_out_of_range_of_a_table_of_choices_is_refused():
 )
 def test_mixed_precision_changes_what_is_learned_by_the_precision_of_bfloat16(algorithm, space):
     results = [
-        learner_of(algorithm, ACTIONS[space], mixed).update_from_batch(batch_of(ACTIONS[space]))[MODULE]
+        learner_of(algorithm, ACTIONS[space], mixed).update_from_batch(transitions(ACTIONS[space], rows=64))[MODULE]
         for mixed in (False, True)
     ]
     for name, exact in results[0].items():
@@ -89,8 +75,8 @@ def test_mixed_precision_changes_what_is_learned_by_the_precision_of_bfloat16(al
 
 def test_marwil_goes_on_after_a_batch_that_is_not_finite():
     learner = learner_of("marwil", ACTIONS["discrete"], nan_policy="skip")
-    bad = batch_of(ACTIONS["discrete"])
+    bad = transitions(ACTIONS["discrete"], rows=64)
     bad["rewards"][0] = np.nan
     with pytest.warns(RuntimeWarning, match="not finite"):
         learner.update_from_batch(bad)
-    assert np.isfinite(learner.update_from_batch(batch_of(ACTIONS["discrete"]))[MODULE]["total_loss"])
+    assert np.isfinite(learner.update_from_batch(transitions(ACTIONS["discrete"], rows=64))[MODULE]["total_loss"])

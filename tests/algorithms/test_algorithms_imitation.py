@@ -119,7 +119,7 @@ def test_the_gradient_of_marwil_does_not_reach_the_weights():
     torch.testing.assert_close(module.value_head.weight.grad[0], values.grad)
 
 
-def transitions(probe, rows=400, seed=0, noise=None):
+def one_step_rows(probe, rows=400, seed=0, noise=None):
     """Random actions in a probe of one step; `noise`: near the best action instead."""
     env, rng = probe(), np.random.default_rng(seed)
     columns = {name: [] for name in ("obs", "new_obs", "actions", "rewards")}
@@ -146,7 +146,7 @@ def trained(kind, probe, data, steps=300, **training):
 
 
 def test_marwil_with_beta_0_is_bc_to_the_last_bit():
-    data = transitions(ObservationActionProbe)
+    data = one_step_rows(ObservationActionProbe)
     one = trained(BCConfig, ObservationActionProbe, data, 50)
     other = trained(MARWILConfig, ObservationActionProbe, data, 50, beta=0.0)
     own = one.module.state_dict()
@@ -157,7 +157,7 @@ def test_marwil_with_beta_0_is_bc_to_the_last_bit():
 
 @pytest.mark.parametrize("probe", [ObservationActionProbe, ObservationActionProbeContinuous])
 def test_marwil_finds_the_best_action_in_random_data_where_bc_imitates_chance(probe):
-    data, obs = transitions(probe), np.array(probe.observations, np.float32)
+    data, obs = one_step_rows(probe), np.array(probe.observations, np.float32)
     best = np.array([probe().best_action(row) for row in obs], np.float32)
     limits = {"moving_average_sqd_adv_norm_start": 1.0, "max_weight": 20.0}
     policy = trained(MARWILConfig, probe, data, beta=4.0, **limits)
@@ -174,7 +174,7 @@ def test_marwil_finds_the_best_action_in_random_data_where_bc_imitates_chance(pr
 
 def test_bc_imitates_an_expert_and_reads_normalised_observations_where_that_is_asked():
     probe, obs = ObservationActionProbeContinuous, np.array([[-1.0], [1.0]], np.float32)
-    data = transitions(probe, noise=0.1)
+    data = one_step_rows(probe, noise=0.1)
     config = BCConfig().environment(probe, normalize_observations=True).offline_data(input_=data)
     config.training(lr=1e-2, train_batch_size=128, loss="mse").reporting(total_steps=200, steps_per_epoch=200)
     trainer = config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0).build_trainer()

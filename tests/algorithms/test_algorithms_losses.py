@@ -6,18 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from algorithm_tools import MODULE, exact_learner, loss_and_gradients, some_episodes
 from gymnasium import spaces
 from torch import tensor
 from torch.distributions import Categorical, Normal, kl_divergence
 
-from lockstep import A2CConfig, PPOConfig, SampleBatch
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
 
-MODULE = "default_policy"
-BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-THREE = spaces.Discrete(3)
 F64 = torch.float64
 
 # Written out: probabilities of three actions, old probabilities of the action taken, values, advantages. The ratios
@@ -30,19 +27,6 @@ VALUES = tensor([1.0, -0.5, 3.0, 0.25], dtype=F64)
 OLD_VALUES = tensor([0.0, -0.4, 0.5, 0.25], dtype=F64)
 TARGETS = tensor([2.0, 0.5, 0.0, 1.25], dtype=F64)
 OLD_INPUTS = tensor([[0.3, -0.1, 0.2], [1.0, 0.0, -1.0], [0.0, 2.0, 0.1], [0.5, 0.5, 0.5]], dtype=F64)
-
-
-def learner_for(config, action_space=THREE, **training):
-    config = config.environment(observation_space=BOX, action_space=action_space).framework(dtype="float64")
-    return config.training(**training).rl_module(model_config={"hiddens": (4,)}).build_learner()
-
-
-def loss_and_gradients(learner, inputs, values, batch):
-    """The learner's loss for given network outputs, and its gradients with respect to both."""
-    inputs, values = inputs.clone().requires_grad_(), values.clone().requires_grad_()
-    fwd_out = {"action_dist_inputs": inputs, "vf_preds": values}
-    loss = learner.compute_losses(fwd_out={MODULE: fwd_out}, batch={MODULE: batch})[MODULE]
-    return loss.detach(), torch.autograd.grad(loss, (inputs, values))
 
 
 def ppo_reference(inputs, values, batch, *, clip=0.2, vf_clip=None, vf_coeff=0.5, entropy_coeff=0.0, dual=None,
@@ -103,7 +87,7 @@ def written_out_batch():
     ],
 )
 def test_ppo_loss_and_its_gradients_equal_a_plain_torch_computation(training, reference, fused, monkeypatch):
-    learner = learner_for(PPOConfig().framework(fused_losses=fused), **training)
+    learner = exact_learner(PPOConfig().framework(fused_losses=fused), **training)
     written_out = []
     original = PPOLearner.compute_loss_for_module
     monkeypatch.setattr(
@@ -132,14 +116,14 @@ class Summed(PPOLearner):
 @pytest.mark.parametrize("learner_class, factor", [(Doubled, 2.0), (Summed, 4.0)])
 def test_what_a_subclass_writes_is_what_runs_and_not_the_kernel(learner_class, factor):
     plain, changed = (
-        learner_for(PPOConfig(), learner_class=c, normalize_advantages=None) for c in (None, learner_class)
+        exact_learner(PPOConfig(), learner_class=c, normalize_advantages=None) for c in (None, learner_class)
     )
     losses = [loss_and_gradients(x, PROBABILITIES.log(), VALUES, written_out_batch())[0] for x in (plain, changed)]
     torch.testing.assert_close(losses[1], factor * losses[0], rtol=0, atol=1e-12)
 
 
 def test_ppo_terms_equal_numbers_worked_out_by_hand():
-    learner = learner_for(PPOConfig(), normalize_advantages=None, grad_clip=None)
+    learner = exact_learner(PPOConfig(), normalize_advantages=None, grad_clip=None)
     loss, _ = loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
     logged = {name: float(values[-1][0]) for (_, name), values in learner.metrics.items()}
     # ratios 1.25, 0.5, 3, 1 with clip 0.2: min(2.5, 2.4), min(-0.5, -0.8), min(-9, -3.6), 0.5
@@ -155,14 +139,14 @@ def test_ppo_terms_equal_numbers_worked_out_by_hand():
 
 
 def test_ppo_gradient_vanishes_exactly_where_the_clip_holds():
-    learner = learner_for(PPOConfig(), normalize_advantages=None)
+    learner = exact_learner(PPOConfig(), normalize_advantages=None)
     _, (inputs_gradient, _) = loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
     # ratio 1.25 with A > 0 and 0.5 with A < 0 are clipped; 3.0 with A < 0 and 1.0 are not
     assert inputs_gradient.abs().sum(1).gt(0).tolist() == [False, False, True, True]
 
 
 def test_kl_penalty_logs_the_exact_divergence_and_is_weighted_by_its_coefficient():
-    learner = learner_for(PPOConfig(), kl_coeff=0.7)
+    learner = exact_learner(PPOConfig(), kl_coeff=0.7)
     loss_and_gradients(learner, PROBABILITIES.log(), VALUES, written_out_batch())
     logged = {name: float(values[-1][0]) for (_, name), values in learner.metrics.items()}
     exact = kl_divergence(Categorical(logits=OLD_INPUTS), Categorical(probs=PROBABILITIES)).mean()
@@ -170,7 +154,7 @@ def test_kl_penalty_logs_the_exact_divergence_and_is_weighted_by_its_coefficient
 
 
 def test_ppo_masked_rows_count_nowhere():
-    learner = learner_for(PPOConfig(), entropy_coeff=0.25)
+    learner = exact_learner(PPOConfig(), entropy_coeff=0.25)
     full = written_out_batch()
     kept = {name: column[:3] for name, column in full.items()}
     expected, (expected_inputs, _) = loss_and_gradients(learner, PROBABILITIES[:3].log(), VALUES[:3], kept)
@@ -185,7 +169,7 @@ def test_ppo_masked_rows_count_nowhere():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a2c_loss_and_its_gradients_equal_a_plain_torch_computation(normalize):
     box = spaces.Box(-1, 1, (2,), np.float32)
-    learner = learner_for(A2CConfig(), box, vf_loss_coeff=0.7, entropy_coeff=0.2, normalize_advantages=normalize)
+    learner = exact_learner(A2CConfig(), box, vf_loss_coeff=0.7, entropy_coeff=0.2, normalize_advantages=normalize)
     rng = torch.Generator().manual_seed(1)
     inputs = torch.randn(4, 4, dtype=F64, generator=rng)
     actions = torch.randn(4, 2, dtype=F64, generator=rng)
@@ -211,22 +195,6 @@ def test_a2c_loss_and_its_gradients_equal_a_plain_torch_computation(normalize):
 # -- what a rollout becomes ---
 
 
-def some_episodes(logp=False, seed=0):
-    """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps. With `logp` an older policy acted."""
-    rng = np.random.default_rng(seed)
-    return [
-        SingleAgentEpisode(
-            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
-            actions=rng.integers(3, size=length),
-            rewards=rng.normal(size=length).astype(np.float32),
-            terminated=end == "terminated",
-            truncated=end == "truncated",
-            extra_model_outputs={"action_logp": np.log(rng.uniform(0.1, 0.9, length))} if logp else None,
-        )
-        for length, end in ((3, "terminated"), (3, "open"), (4, "truncated"), (2, "open"))
-    ]
-
-
 def advantages_by_hand(learner, episodes, gamma, lambda_):
     """GAE in plain Python: a terminated end is worth nothing, any other one the value of its last observation."""
     module = learner.module[MODULE]
@@ -249,7 +217,7 @@ def advantages_by_hand(learner, episodes, gamma, lambda_):
 
 @pytest.mark.parametrize("config, lambda_", [(PPOConfig(), 0.8), (A2CConfig(), 1.0)])
 def test_truncated_ends_bootstrap_from_their_own_last_observation_and_terminated_ends_do_not(config, lambda_):
-    learner, episodes = learner_for(config, gamma=0.9, lambda_=lambda_), some_episodes()
+    learner, episodes = exact_learner(config, gamma=0.9, lambda_=lambda_), some_episodes()
     columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
     advantages, targets = advantages_by_hand(learner, episodes, 0.9, lambda_)
     np.testing.assert_allclose(columns["advantages"].numpy(), advantages, atol=1e-6)
@@ -258,7 +226,7 @@ def test_truncated_ends_bootstrap_from_their_own_last_observation_and_terminated
 
 def test_advantages_are_normalised_over_the_whole_batch_where_that_is_asked():
     plain, whole = (
-        learner_for(PPOConfig(), normalize_advantages=option).prepare_batch(
+        exact_learner(PPOConfig(), normalize_advantages=option).prepare_batch(
             trajectories_from_episodes(some_episodes()), module_id=MODULE
         )["advantages"]
         for option in (None, "batch")
@@ -267,7 +235,7 @@ def test_advantages_are_normalised_over_the_whole_batch_where_that_is_asked():
 
 
 def test_old_log_probabilities_are_those_of_the_weights_that_acted():
-    learner, episodes = learner_for(PPOConfig()), some_episodes()
+    learner, episodes = exact_learner(PPOConfig()), some_episodes()
     columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
     with torch.no_grad():
         inputs = learner.module[MODULE].forward_train({"obs": columns["obs"]})["action_dist_inputs"]
@@ -278,20 +246,18 @@ def test_old_log_probabilities_are_those_of_the_weights_that_acted():
 # -- coefficients and stops ---
 
 
-def train_on(learner, num_epochs, minibatch_size=4, timesteps=None):
-    return learner.update_from_episodes(
-        some_episodes(), num_epochs=num_epochs, minibatch_size=minibatch_size, timesteps=timesteps
-    )
+def train_on(learner, num_epochs, **options):
+    return learner.update_from_episodes(some_episodes(), num_epochs=num_epochs, **{"minibatch_size": 4, **options})
 
 
 def test_kl_stop_ends_the_passes_after_the_pass_that_went_too_far():
     options = {"lr": 0.05, "grad_clip": None}
-    free = learner_for(PPOConfig(), **options)
+    free = exact_learner(PPOConfig(), **options)
     train_on(free, 6)
     kls = free.last_series[MODULE, "mean_kl_loss"]
     means = [sum(kls[3 * i : 3 * i + 3]) / 3 for i in range(6)]
     assert all(earlier < later for earlier, later in pairwise(means[:3]))
-    stopped = learner_for(PPOConfig(), target_kl=(means[1] + means[2]) / 2, **options)
+    stopped = exact_learner(PPOConfig(), target_kl=(means[1] + means[2]) / 2, **options)
     results = train_on(stopped, 6)["__all_modules__"]
     assert (results["num_passes"], results["num_minibatches"]) == (3, 9)
     assert results["num_env_steps_trained"] == 36
@@ -300,7 +266,7 @@ def test_kl_stop_ends_the_passes_after_the_pass_that_went_too_far():
 
 @pytest.mark.parametrize("lr, factor", [(0.05, 2.0), (1e-5, 0.5)])
 def test_kl_penalty_doubles_above_its_target_and_halves_below_it(lr, factor):
-    learner = learner_for(PPOConfig(), lr=lr, kl_coeff=0.3, kl_target=0.001, grad_clip=None)
+    learner = exact_learner(PPOConfig(), lr=lr, kl_coeff=0.3, kl_target=0.001, grad_clip=None)
     train_on(learner, 4)
     assert float(learner.registered[f"{MODULE}/kl_coeff"]) == pytest.approx(0.3 * factor)
     train_on(learner, 4)
@@ -308,26 +274,28 @@ def test_kl_penalty_doubles_above_its_target_and_halves_below_it(lr, factor):
 
 
 def test_kl_penalty_stays_within_its_band():
-    probe = learner_for(PPOConfig(), lr=0.01, kl_coeff=0.3, grad_clip=None)
+    probe = exact_learner(PPOConfig(), lr=0.01, kl_coeff=0.3, grad_clip=None)
     train_on(probe, 1)
     reached = float(np.mean(probe.last_series[MODULE, "mean_kl_loss"]))
-    learner = learner_for(PPOConfig(), lr=0.01, kl_coeff=0.3, kl_target=reached, grad_clip=None)
+    learner = exact_learner(PPOConfig(), lr=0.01, kl_coeff=0.3, kl_target=reached, grad_clip=None)
     train_on(learner, 1)
     assert float(learner.registered[f"{MODULE}/kl_coeff"]) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("config", [PPOConfig(), A2CConfig()])
 def test_entropy_schedule_weighs_the_bonus_with_its_value_at_t(config):
-    learner = learner_for(config, entropy_coeff=[[0, 0.5], [100, 0.1]], vf_loss_coeff=0.0)
+    learner = exact_learner(config, entropy_coeff=[[0, 0.5], [100, 0.1]], vf_loss_coeff=0.0)
     for step, coefficient in ((0, 0.5), (50, 0.3), (200, 0.1)):
         results = train_on(learner, 1, minibatch_size=None, timesteps={"num_env_steps_sampled_lifetime": step})[MODULE]
         assert results["total_loss"] == pytest.approx(results["policy_loss"] - coefficient * results["entropy"])
 
 
-def test_batch_needs_the_columns_of_the_loss():
-    learner = learner_for(PPOConfig())
+@pytest.mark.parametrize("config", [PPOConfig, IMPALAConfig, APPOConfig])
+def test_batch_needs_the_columns_of_the_loss(config):
     batch = SampleBatch(obs=np.zeros((4, 3), np.float32), actions=np.zeros(4, np.int64))
+    learner = exact_learner(config())
     with pytest.raises(KeyError) as refused:
         learner.update_from_batch(batch)
-    for word in (MODULE, "action_logp", "advantages", "value_targets", "PPOLearner.compute_loss_for_module"):
+    where = f"{type(learner).__name__}.compute_loss_for_module"
+    for word in (MODULE, "action_logp", "advantages", "value_targets", where):
         assert word in str(refused.value)

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from algorithm_tools import MODULE, transitions
 from gymnasium import spaces
-from test_algorithms_imitation import transitions
+from test_algorithms_imitation import one_step_rows
 
 from lockstep import CQLConfig, IQLConfig, MARWILConfig, SampleBatch, TD3BCConfig
 from lockstep.envs.probes import (
@@ -20,7 +21,6 @@ from lockstep.envs.probes import (
 )
 from lockstep.ops import expectile_loss, exponential_weights
 
-MODULE = "default_policy"
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
 ROWS, GAMMA = 12, 0.9
 
@@ -42,16 +42,10 @@ def learner_of(kind, action_space=BOX, **training):
     return learner
 
 
-def batch_of(action_space=BOX, seed=0, rows=ROWS):
-    rng = np.random.default_rng(seed)
-    discrete = isinstance(action_space, spaces.Discrete)
-    return SampleBatch(
-        obs=rng.normal(size=(rows, 3)),
-        new_obs=rng.normal(size=(rows, 3)),
-        actions=rng.integers(3, size=rows) if discrete else rng.uniform(-0.9, 0.9, (rows, 2)),
-        rewards=rng.normal(size=rows),
-        terminateds=rng.random(rows) < 0.3,
-    )
+def batch_of(action_space=BOX, seed=0, rows=ROWS, **more):
+    """Actions of a Box as they are learned from: within one."""
+    within_one = spaces.Box(-1, 1, (2,), np.float32)
+    return transitions(within_one if action_space is BOX else action_space, seed, rows, **more)
 
 
 def step(kind, action_space=BOX, **training):
@@ -135,7 +129,6 @@ def test_the_target_critics_of_iql_follow_after_the_gradient_step_so_compiled_on
 
 
 def gradients_by_part(learner):
-    """Which optimizers' parameters each part of IQL's loss reaches is seen by leaving the others out."""
     return {entry.name: entry.flat.grad.clone() for entry in learner.optimizers}
 
 
@@ -295,17 +288,26 @@ LEARN = {
 }
 
 
-@pytest.mark.parametrize("probe", [ObservationActionProbe, ObservationActionProbeContinuous])
-@pytest.mark.parametrize("kind", list(LEARN))
+@pytest.mark.parametrize(
+    "kind, space", [*((kind, spaces.MultiDiscrete([2, 2])) for kind in LEARN), (TD3BCConfig, DISCRETE)]
+)
+def test_other_action_spaces_are_refused(kind, space):
+    with pytest.raises(ValueError, match="needs a Box"):
+        kind().build_learner(spaces=(OBS, space))
+
+
+@pytest.mark.parametrize(
+    "kind, probe",
+    [(kind, ObservationActionProbeContinuous) for kind in LEARN]
+    + [(kind, ObservationActionProbe) for kind in (CQLConfig, IQLConfig)],
+)
 def test_the_best_action_is_found_in_random_data(kind, probe):
-    if kind is TD3BCConfig and probe is ObservationActionProbe:
-        with pytest.raises(ValueError, match="deterministic policy needs a Box"):
-            kind().environment(probe).build_policy()
-        return
     settings = LEARN[kind]
     if probe is ObservationActionProbe and kind is CQLConfig:
         settings = {**settings, "target_entropy": 0.1}
-    config = kind().environment(probe).offline_data(input_=transitions(probe)).training(train_batch_size=64, **settings)
+    config = (
+        kind().environment(probe).offline_data(input_=one_step_rows(probe)).training(train_batch_size=64, **settings)
+    )
     config.rl_module(model_config={"hiddens": (16,), "activation": "tanh"}).reporting(total_steps=400)
     trainer = config.evaluation(evaluation_interval=0).build_trainer()
     trainer.run()
@@ -314,18 +316,12 @@ def test_the_best_action_is_found_in_random_data(kind, probe):
     np.testing.assert_allclose(trainer.policy.compute_actions(obs), best, atol=0.2)
 
 
+SLOW = {"tau": 0.2, "actor_lr": 3e-3}
 VALUED = {
     MARWILConfig: {},
-    CQLConfig: {
-        "tau": 0.2,
-        "actor_lr": 3e-3,
-        "num_actions": 2,
-        "min_q_weight": 1e-3,
-        "deterministic_backup": True,
-        "alpha": 1e-3,
-    },
-    IQLConfig: {"tau": 0.2, "actor_lr": 3e-3},
-    TD3BCConfig: {"tau": 0.2, "actor_lr": 3e-3},
+    CQLConfig: {**SLOW, "num_actions": 2, "min_q_weight": 1e-3, "deterministic_backup": True, "alpha": 1e-3},
+    IQLConfig: SLOW,
+    TD3BCConfig: SLOW,
 }
 
 
@@ -358,9 +354,3 @@ def test_values_are_discounted_and_go_on_where_an_episode_was_truncated(kind, pr
     with torch.no_grad():
         values = trainer.policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
     np.testing.assert_allclose(values, [probe().exact_value(row, 0.5) for row in obs], atol=0.1)
-
-
-@pytest.mark.parametrize("kind", list(LEARN))
-def test_other_action_spaces_are_refused(kind):
-    with pytest.raises(ValueError, match=r"needs a Box"):
-        kind().build_learner(spaces=(OBS, spaces.MultiDiscrete([2, 2])))

@@ -1,4 +1,4 @@
-"""SAC, TD3 and DDPG: each update against a plain torch implementation with separate losses, probes, options."""
+"""SAC, TD3 and DDPG: each update against a plain torch implementation with separate losses, options."""
 
 import copy
 import math
@@ -6,14 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from algorithm_tools import MODULE, transitions
 from gymnasium import spaces
 
 from lockstep import SACConfig, SampleBatch, TD3Config, policy_within_training_step
 from lockstep.algorithms import SACLearner, TD3Learner
-from lockstep.envs.probes import PROBES
 from lockstep.modules import ActionCritics, DefaultSACModule, DefaultTD3Module, GaussianNoise, ModelConfig
 
-MODULE = "default_policy"
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
 ROWS, GAMMA, TAU, LR = 12, 0.9, 0.1, {"actor_lr": 1e-3, "critic_lr": 3e-3}
 
@@ -42,17 +41,9 @@ def learner_of(config, action_space=BOX, **training):
 
 
 def batch_of(action_space=BOX, seed=0, rows=ROWS, **more):
-    rng = np.random.default_rng(seed)
-    discrete = isinstance(action_space, spaces.Discrete)
-    return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        new_obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.integers(3, size=rows) if discrete else rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
-        rewards=rng.normal(size=rows),
-        terminateds=rng.random(rows) < 0.3,
-        truncateds=rng.random(rows) < 0.3,
-        **more,
-    )
+    """Actions of a Box as they are learned from: within one."""
+    within_one = spaces.Box(-1, 1, (2,), np.float32)
+    return transitions(within_one if action_space is BOX else action_space, seed, rows, **more)
 
 
 # -- plain references: one network after another, one loss after another ---
@@ -384,56 +375,33 @@ def test_what_a_deterministic_policy_cannot_say_is_refused():
             ask()
 
 
-# -- probes ---
+# -- compiled ---
 
 
-def trained_on(probe, config, steps):
-    config.environment(probe).env_runners(num_envs_per_env_runner=4)
-    config.replay(learning_starts=100, capacity=1_000, update_per_step=1.0)
-    config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0).reporting(total_steps=steps)
-    trainer = config.training(gamma=0.5, lr=[[0, 1e-2], [steps, 1e-3]], tau=0.05).build_trainer()
-    trainer.run()
-    return trainer.policy
+def state_of(learner):
+    parts = [*learner.module.parameters(), learner.registered[f"{MODULE}/target"].flat]
+    parts += [value for value in learner.registered.values() if isinstance(value, torch.Tensor)]
+    return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
-def check_probe(policy, probe, tolerance):
-    env, obs = probe(), np.array(probe.observations, np.float32)
-    with torch.no_grad():
-        values = policy.module.compute_values({"obs": torch.from_numpy(obs)}).numpy()
-    np.testing.assert_allclose(values, [env.exact_value(row, 0.5) for row in obs], atol=tolerance)
-    if env.best_action(obs[0]) is not None:
-        best = [env.best_action(row) for row in obs]
-        actions = policy.compute_actions(obs, explore=False)
-        np.testing.assert_allclose(
-            actions, best, atol=0.0 if actions.dtype.kind == "i" else 0.2
-        )  # kinks of a small network
-
-
-def fast_and_slow(probes, fast):
-    """The probes named `fast`, in which all that can be learned is in, in each run of the tests; the others marked."""
-    marks = [() if probe.__name__ in fast else pytest.mark.learning for probe in probes]
-    return [pytest.param(probe, marks=mark, id=probe.__name__) for probe, mark in zip(probes, marks)]
-
-
-@pytest.mark.parametrize("probe", fast_and_slow(PROBES, ["TruncationProbe", "ObservationActionProbeContinuous"]))
-def test_sac_learns_every_probe_with_discrete_and_continuous_actions(probe):
-    config = SACConfig().training(initial_alpha=0.02, target_entropy=-2.0 if probe.continuous else 0.02, alpha_lr=1e-3)
-    check_probe(trained_on(probe, config, 900), probe, 0.1)
-
-
-def with_a_box(probe):
-    """The probe with continuous actions, which do not matter."""
-    return probe if probe.continuous else type(probe.__name__, (probe,), {"continuous": True})
-
-
-IN_A_BOX = [with_a_box(probe) for probe in PROBES if probe.continuous or probe().best_action((0.0,)) is None]
-
-
-@pytest.mark.parametrize("probe", fast_and_slow(IN_A_BOX, ["ObservationActionProbeContinuous"]))
-@pytest.mark.parametrize("kind", ["td3", "ddpg"])
-def test_td3_and_ddpg_learn_every_probe_with_continuous_actions(probe, kind):
-    config = TD3Config() if kind == "td3" else TD3Config.ddpg()
-    config.training(
-        actor_lr=[[0, 3e-3], [900, 3e-4]], exploration_noise=0.3, target_noise=0.05 if kind == "td3" else 0.0
+@pytest.mark.learning
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+@pytest.mark.parametrize("half", [False, True])
+def test_compiled_gradient_steps_are_the_eager_ones(config, half):
+    """Parameters, temperature, targets, metrics and row errors; TD3's policy waits in every second step."""
+    eager, compiled = (
+        config()
+        .framework(compile=on, mixed_precision=half)
+        .rl_module(model_config={"hiddens": (16, 16)})
+        .build_learner(spaces=(OBS, BOX))
+        for on in (False, True)
     )
-    check_probe(trained_on(probe, config, 900), probe, 0.1)
+    tolerance = 5e-3 if half else 1e-5
+    for seed in range(6):
+        results = [learner.update_from_batch(batch_of(seed=seed, rows=16))[MODULE] for learner in (eager, compiled)]
+        assert results[0].keys() == results[1].keys()
+        torch.testing.assert_close(state_of(compiled), state_of(eager), atol=tolerance, rtol=0)
+        errors = [learner.row_errors[MODULE] for learner in (eager, compiled)]
+        torch.testing.assert_close(*errors, atol=5 * tolerance, rtol=0)
+    assert compiled.compiled._steps
+    assert None not in compiled.compiled._steps.values()

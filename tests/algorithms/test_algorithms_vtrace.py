@@ -5,22 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from test_algorithms_losses import some_episodes
+from algorithm_tools import MODULE, exact_learner, loss_and_gradients, some_episodes
 from torch.distributions import Categorical, kl_divergence
 
-from lockstep import A2CConfig, APPOConfig, IMPALAConfig, SampleBatch
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig
 from lockstep.data.trajectories import trajectories_from_episodes
 
-MODULE = "default_policy"
-BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-THREE = spaces.Discrete(3)
 F64 = torch.float64
-
-
-def learner_for(config, **training):
-    config = config.environment(observation_space=BOX, action_space=THREE).framework(dtype="float64")
-    return config.training(**training).rl_module(model_config={"hiddens": (4,)}).build_learner()
 
 
 def rows(number=8, seed=0):
@@ -43,17 +34,6 @@ def rows(number=8, seed=0):
     return inputs, normal(number), batch
 
 
-def loss_and_gradients(learner, inputs, values, batch):
-    inputs, values = inputs.clone().requires_grad_(), values.clone().requires_grad_()
-    loss = learner.compute_loss_for_module(
-        module_id=MODULE,
-        config=learner.config_of(MODULE),
-        batch=batch,
-        fwd_out={"action_dist_inputs": inputs, "vf_preds": values},
-    )
-    return loss.detach(), torch.autograd.grad(loss, (inputs, values))
-
-
 def written_out(inputs, values, batch, policy_term, *, vf_coeff=0.5, entropy_coeff=0.01, kl_coeff=0.0):
     """The mean over rows of `policy_term(ratio, logp, advantage)` and the other terms, row by row."""
     inputs, values = inputs.clone().requires_grad_(), values.clone().requires_grad_()
@@ -73,7 +53,7 @@ def written_out(inputs, values, batch, policy_term, *, vf_coeff=0.5, entropy_coe
 
 @pytest.mark.parametrize("limit", [1.0, 1.7, None])
 def test_impala_loss_and_its_gradients_equal_a_plain_torch_computation(limit):
-    learner = learner_for(IMPALAConfig(), vtrace_clip_pg_rho_threshold=limit, vf_loss_coeff=0.7, entropy_coeff=0.2)
+    learner = exact_learner(IMPALAConfig(), vtrace_clip_pg_rho_threshold=limit, vf_loss_coeff=0.7, entropy_coeff=0.2)
     most = math.inf if limit is None else limit
     expected = written_out(
         *rows(),
@@ -87,15 +67,15 @@ def test_impala_loss_and_its_gradients_equal_a_plain_torch_computation(limit):
 def test_impala_without_vtrace_is_a_plain_policy_gradient():
     inputs, values, batch = rows()
     del batch["action_logp"]
-    learner = learner_for(IMPALAConfig(), vtrace=False)
-    plain = learner_for(A2CConfig(), entropy_coeff=0.01, vf_loss_coeff=0.5)
+    learner = exact_learner(IMPALAConfig(), vtrace=False)
+    plain = exact_learner(A2CConfig(), entropy_coeff=0.01, vf_loss_coeff=0.5)
     expected = loss_and_gradients(plain, inputs, values, batch)
     torch.testing.assert_close(loss_and_gradients(learner, inputs, values, batch), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6])
 def test_appo_loss_and_its_gradients_equal_a_plain_torch_computation(penalty):
-    learner = learner_for(APPOConfig(), clip_param=0.3, use_kl_loss=penalty > 0, kl_coeff=penalty, entropy_coeff=0.2)
+    learner = exact_learner(APPOConfig(), clip_param=0.3, use_kl_loss=penalty > 0, kl_coeff=penalty, entropy_coeff=0.2)
 
     def surrogate(ratio, logp, advantage):
         return min(ratio * advantage, ratio.clamp(0.7, 1.3) * advantage)
@@ -138,7 +118,7 @@ def by_hand(learner, target, episodes, gamma, rho=1.0):
 
 
 def test_impala_targets_and_advantages_are_those_of_the_paper():
-    learner = learner_for(IMPALAConfig(), gamma=0.9, vtrace_clip_rho_threshold=1.5)
+    learner = exact_learner(IMPALAConfig(), gamma=0.9, vtrace_clip_rho_threshold=1.5)
     columns = learner.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
     targets, advantages, acted, _ = by_hand(learner, learner.module[MODULE], some_episodes(logp=True), 0.9, rho=1.5)
     np.testing.assert_allclose(columns["value_targets"].numpy(), targets, atol=1e-12)
@@ -147,7 +127,7 @@ def test_impala_targets_and_advantages_are_those_of_the_paper():
 
 
 def test_appo_corrects_towards_its_target_network_and_compares_with_it():
-    learner = learner_for(APPOConfig(), gamma=0.9, target_worker_clipping=1.2, lr=0.1, target_network_update_freq=9)
+    learner = exact_learner(APPOConfig(), gamma=0.9, target_worker_clipping=1.2, lr=0.1, target_network_update_freq=9)
     learner.update_from_episodes(some_episodes(logp=True, seed=1))  # from here on the target network is another one
     target = learner.registered[f"{MODULE}/target"].module
     columns = learner.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
@@ -163,9 +143,9 @@ def test_appo_corrects_towards_its_target_network_and_compares_with_it():
 
 @pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
 def test_steps_without_a_log_probability_count_as_those_of_the_policy_that_learns(config):
-    learner, episodes = learner_for(config(), lambda_=0.8), some_episodes()
+    learner, episodes = exact_learner(config(), lambda_=0.8), some_episodes()
     columns = learner.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
-    plain = learner_for(A2CConfig(), lambda_=0.8)
+    plain = exact_learner(A2CConfig(), lambda_=0.8)
     expected = plain.prepare_batch(trajectories_from_episodes(episodes), module_id=MODULE)
     for name in ("advantages", "value_targets"):
         torch.testing.assert_close(columns[name], expected[name], rtol=0, atol=1e-12)
@@ -175,7 +155,7 @@ def test_steps_without_a_log_probability_count_as_those_of_the_policy_that_learn
 
 
 def test_pieces_with_and_without_a_log_probability_may_be_mixed():
-    learner, episodes = learner_for(IMPALAConfig()), some_episodes(logp=True)
+    learner, episodes = exact_learner(IMPALAConfig()), some_episodes(logp=True)
     mixed = trajectories_from_episodes([*episodes[:2], *some_episodes()[2:]])
     assert np.isnan(mixed.action_logp[:, 0]).tolist() == [False] * 6 + [True] * 6
     columns = learner.prepare_batch(mixed, module_id=MODULE)
@@ -186,9 +166,9 @@ def test_pieces_with_and_without_a_log_probability_may_be_mixed():
 
 @pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
 def test_without_vtrace_older_policies_are_not_corrected_for(config):
-    learner = learner_for(config(), vtrace=False, lambda_=0.8)
+    learner = exact_learner(config(), vtrace=False, lambda_=0.8)
     columns = learner.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
-    plain = learner_for(A2CConfig(), lambda_=0.8)
+    plain = exact_learner(A2CConfig(), lambda_=0.8)
     expected = plain.prepare_batch(trajectories_from_episodes(some_episodes(logp=True)), module_id=MODULE)
     torch.testing.assert_close(columns["advantages"], expected["advantages"], rtol=0, atol=1e-12)
 
@@ -205,7 +185,7 @@ def test_shards_carry_the_log_probabilities_of_their_own_rows():
 
 
 def test_target_network_follows_at_every_nth_update_and_is_part_of_the_state():
-    learner = learner_for(APPOConfig(), lr=0.1, target_network_update_freq=3, tau=0.5)
+    learner = exact_learner(APPOConfig(), lr=0.1, target_network_update_freq=3, tau=0.5)
     target = learner.registered[f"{MODULE}/target"]
     start, distances = target.flat.clone(), []
     for _ in range(6):
@@ -214,7 +194,7 @@ def test_target_network_follows_at_every_nth_update_and_is_part_of_the_state():
         distances.append(float((target.flat - before).abs().max()))
     assert [distance > 0 for distance in distances] == [False, False, True, False, False, True]
     saved = learner.get_state()
-    other = learner_for(APPOConfig(), lr=0.1, target_network_update_freq=3, tau=0.5)
+    other = exact_learner(APPOConfig(), lr=0.1, target_network_update_freq=3, tau=0.5)
     other.set_state(saved)
     torch.testing.assert_close(other.registered[f"{MODULE}/target"].flat, target.flat, rtol=0, atol=0)
     assert not torch.equal(start, target.flat)
@@ -222,22 +202,10 @@ def test_target_network_follows_at_every_nth_update_and_is_part_of_the_state():
 
 @pytest.mark.parametrize(("target", "factor"), [(1e-9, 2.0), (1e9, 0.5)])
 def test_kl_penalty_adapts(target, factor):
-    learner = learner_for(
+    learner = exact_learner(
         APPOConfig(), use_kl_loss=True, kl_coeff=0.4, kl_target=target, lr=0.1, target_network_update_freq=9
     )
     for number in range(1, 3):
         learner.update_from_episodes(some_episodes(logp=True), num_epochs=2)
         coefficient = float(learner.registered[f"{MODULE}/kl_coeff"])
         assert coefficient == pytest.approx(0.4 * factor**number)
-
-
-# -- options ---
-
-
-@pytest.mark.parametrize("config", [IMPALAConfig, APPOConfig])
-def test_batch_needs_the_columns_of_the_loss(config):
-    batch = SampleBatch(obs=np.zeros((4, 3), np.float32), actions=np.zeros(4, np.int64))
-    with pytest.raises(KeyError) as refused:
-        learner_for(config()).update_from_batch(batch)
-    for word in ("action_logp", "advantages", "value_targets"):
-        assert word in str(refused.value)

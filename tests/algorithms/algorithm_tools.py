@@ -1,0 +1,65 @@
+"""What several files here need: learners and their losses alone, episodes, transitions, policies."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from lockstep import PPOConfig, SampleBatch
+from lockstep.data.episode import SingleAgentEpisode
+
+MODULE = "default_policy"
+BOX, THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(3)
+
+
+def make_policy(config=None, action_space=THREE, seed=0, observation_space=BOX, **environment):
+    """A policy with small networks whose actions differ from one observation to the next."""
+    config = (config or PPOConfig()).debugging(seed=seed).rl_module(model_config={"hiddens": (8,), "policy_gain": 1.0})
+    spaces_given = {"observation_space": observation_space, "action_space": action_space}
+    return config.environment(**spaces_given, **environment).build_policy()
+
+
+def exact_learner(config, action_space=THREE, **training):
+    """A small learner that computes in float64."""
+    config = config.environment(observation_space=BOX, action_space=action_space).framework(dtype="float64")
+    return config.training(**training).rl_module(model_config={"hiddens": (4,)}).build_learner()
+
+
+def loss_and_gradients(learner, inputs, values, batch):
+    """The learner's loss for given network outputs, and its gradients with respect to both."""
+    inputs, values = inputs.clone().requires_grad_(), values.clone().requires_grad_()
+    fwd_out = {"action_dist_inputs": inputs, "vf_preds": values}
+    loss = learner.compute_losses(fwd_out={MODULE: fwd_out}, batch={MODULE: batch})[MODULE]
+    return loss.detach(), torch.autograd.grad(loss, (inputs, values))
+
+
+def some_episodes(logp=False, seed=0):
+    """Pieces that end terminated, open, truncated and open: 3 + 3 + 4 + 2 steps. With `logp` an older policy acted."""
+    rng = np.random.default_rng(seed)
+    return [
+        SingleAgentEpisode(
+            observations=rng.normal(size=(length + 1, 3)).astype(np.float32),
+            actions=rng.integers(3, size=length),
+            rewards=rng.normal(size=length).astype(np.float32),
+            terminated=end == "terminated",
+            truncated=end == "truncated",
+            extra_model_outputs={"action_logp": np.log(rng.uniform(0.1, 0.9, length))} if logp else None,
+        )
+        for length, end in ((3, "terminated"), (3, "open"), (4, "truncated"), (2, "open"))
+    ]
+
+
+def transitions(action_space, seed=0, rows=12, **more):
+    """Random transitions with actions as the environment takes them; three in ten end."""
+    rng = np.random.default_rng(seed)
+    action_space.seed(seed)
+    obs, new_obs = rng.normal(size=(2, rows, 3)).astype(np.float32)
+    terminateds, truncateds = rng.random((2, rows)) < 0.3
+    return SampleBatch(
+        obs=obs,
+        new_obs=new_obs,
+        actions=np.stack([action_space.sample() for _ in range(rows)]),
+        rewards=rng.normal(size=rows).astype(np.float32),
+        terminateds=terminateds,
+        truncateds=truncateds & ~terminateds,
+        **more,
+    )
