@@ -63,8 +63,7 @@ def value_learner(
 def value_batch(rows=10, seed=0):
     rng = np.random.default_rng(seed)
     return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        value_targets=rng.normal(size=rows).astype(np.float32),
+        obs=rng.normal(size=(rows, 3)).astype(np.float32), value_targets=rng.normal(size=rows).astype(np.float32)
     )
 
 

@@ -1,17 +1,12 @@
 """Learning from episodes: one's own, and the views that a collector hands out."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
-from learner_parts import (
-    ALL,
-    MODULE,
-    assert_same,
-    differs,
-    episodes,
-    parameters,
-    ppo_config,
-)
+from learner_parts import ALL, MODULE, assert_same, differs, episodes, parameters, ppo_config
 
 from lockstep import A2CConfig, BCConfig, MARWILConfig, PPOConfig, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
@@ -23,9 +18,9 @@ from lockstep.learner.learner import Learner
 OPTIONS = {"num_epochs": 2, "minibatch_size": None}
 
 
-def collected(config, num_steps=40):
+def collected(config, num_steps=40, num_envs=2):
     """A rollout of a real environment, with the policy that collected it."""
-    policy = config.build_policy()
+    policy = config.env_runners(num_envs_per_env_runner=num_envs).build_policy()
     collector = config.build_collector(policy)
     spaces = collector.observation_space, policy.action_space
     collector.buffer = RolloutStore(num_steps // collector.num_envs, collector.num_envs, *spaces)
@@ -36,7 +31,7 @@ def collected(config, num_steps=40):
 
 
 def cartpole(config=None):
-    config = (config or PPOConfig()).environment("CartPole-v1").env_runners(num_envs_per_env_runner=2)
+    config = (config or PPOConfig()).environment("CartPole-v1")
     return config.rl_module(model_config={"hiddens": (8,)}).framework(dtype="float64")
 
 
@@ -113,14 +108,6 @@ def test_episodes_without_steps_are_nothing_to_train_on():
     assert learner.update_from_episodes([empty])[ALL]["num_updates_skipped"] == 1
     results = learner.update_from_episodes([empty, *episodes((4,), ("open",))])
     assert results[ALL]["num_env_steps_trained"] == 4
-
-
-def test_counts_are_environment_steps_for_each_pass():
-    learner = ppo_config().build_learner()
-    results = learner.update_from_episodes(episodes(), num_epochs=3, minibatch_size=5)
-    assert results[ALL]["num_env_steps_trained"] == 36
-    assert results[MODULE]["num_module_steps_trained"] == 30
-    assert results[ALL]["num_minibatches"] == 6
 
 
 class RecordingLearner(Learner):
@@ -221,3 +208,84 @@ def test_statistics_of_observations_move_after_the_gradient_steps_only():
     raw = np.concatenate([np.asarray(piece.get_observations())[:-1] for piece in pieces])
     np.testing.assert_allclose(first.numpy(), raw, atol=1e-5)  # no statistics yet
     np.testing.assert_allclose(second.numpy(), (raw - raw.mean(0)) / raw.std(0), atol=1e-5)
+
+
+@pytest.fixture
+def filled():
+    """A learner, and the store that its policy filled: 3 environments, 40 steps each."""
+    policy, store = collected(cartpole().framework(dtype="float32"), 120, num_envs=3)
+    return policy.learner_group.learner, store
+
+
+# -- `update_from_episodes` on views makes no copy before the minibatch gather: data.md, section 7 ---
+
+
+@pytest.mark.parametrize("given", [lambda views: views, list, lambda views: list(views)[::-1]])
+def test_update_from_episodes_on_views_copies_nothing_before_the_minibatch_gather(filled, given):
+    learner, store = filled
+    seen = []
+    prepare = learner.prepare_batch
+
+    def watched(trajectories, **options):
+        seen.append((trajectories, prepare(trajectories, **options)))
+        return seen[-1][1]
+
+    learner.prepare_batch = watched
+    learner.update_from_episodes(given(store.episodes()), num_epochs=1, minibatch_size=32)
+    ((trajectories, columns),) = seen
+    for name in ("obs", "actions", "rewards", "terminateds"):
+        assert np.shares_memory(getattr(trajectories, name), getattr(store, name)), name
+    assert len(columns["obs"]) == 120
+    for name in ("obs", "actions"):
+        assert np.shares_memory(columns[name].numpy(), getattr(store, name)), name
+
+
+def is_copied(store, episodes):
+    trajectories = trajectories_from_episodes(episodes)
+    assert trajectories.num_rows == sum(map(len, episodes))
+    return not np.shares_memory(trajectories.obs, store.obs)
+
+
+def test_episodes_that_are_not_just_the_rollout_are_read_one_by_one(filled):
+    _, store = filled
+    episodes = list(store.episodes())
+    assert not is_copied(store, episodes)
+    assert is_copied(store, episodes[1:])
+    assert is_copied(store, [*episodes[1:], episodes[1]])
+    assert is_copied(store, [*episodes[1:], episodes[0][:]])
+
+
+def test_changed_episodes_are_learned_from_as_they_are(filled):
+    _, store = filled
+    for change in (
+        lambda episode: episode.set_rewards(new_data=np.full(len(episode), 7.0)),
+        lambda episode: episode.set_extra_model_outputs(key="w", new_data=np.zeros(len(episode))),
+    ):
+        episodes = list(store.episodes())
+        change(episodes[0])
+        assert is_copied(store, episodes)
+    episodes = list(store.episodes())
+    open_one = next(episode for episode in episodes if not episode.is_done)
+    open_one.add_env_step(store.obs[0, 0], 1, 1.0)
+    assert is_copied(store, episodes)
+
+
+def test_views_of_an_emptied_store_are_not_taken_for_its_next_rollout(filled):
+    _, store = filled
+    episodes = list(store.episodes())
+    size = store.size
+    store.clear()
+    store.size = size
+    store.final_index = []
+    assert is_copied(store, episodes)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_a_view_travels_without_the_rollout_it_lies_in(filled, duplicate):
+    _, store = filled
+    episode = store.episodes()[0]
+    other = duplicate(episode)
+    assert other.source is None
+    assert episode.source is not None
+    np.testing.assert_array_equal(other.get_observations(), episode.get_observations())
+    assert len(pickle.dumps(other)) < 6_000

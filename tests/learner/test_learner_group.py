@@ -1,4 +1,7 @@
-"""`LearnerGroup` of one learner in process: updates, state, checkpoints."""
+"""`LearnerGroup` of one learner in process: updates, results, modules, state, checkpoints."""
+
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +16,15 @@ from learner_parts import (
     parameters,
     ppo_batch,
     ppo_config,
+    spec,
     value_batch,
     value_learner,
 )
 
 from lockstep import LearnerGroup, PPOConfig
+from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.learner import Learner
-from lockstep.modules import DefaultActorCriticModule, MultiRLModule, RLModule, RLModuleSpec
+from lockstep.modules import DefaultActorCriticModule, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 
 
 def ppo_group(seed=0, **learners):
@@ -81,10 +86,7 @@ def test_empty_list_of_episodes_is_a_counted_no_op():
 def test_nothing_to_train_is_a_counted_no_op_too():
     group = LearnerGroup(value_learner(policies_to_train=[]))
     assert group.update_from_batch(value_batch())[ALL]["num_updates_skipped"] == 1
-    stats = group.get_stats()
-    assert {name: stats[name] for name in ("num_in_flight", "num_dropped", "num_restarts", "num_updates_skipped")} == {
-        "num_in_flight": 0, "num_dropped": 0, "num_restarts": 0, "num_updates_skipped": 1
-    }  # fmt: skip
+    assert group.get_stats()["num_updates_skipped"] == 1
 
 
 # -- state ---
@@ -218,3 +220,103 @@ def test_spaces_can_be_given_instead_of_an_environment():
     group = config.build_learner_group(spaces=(source.observation_space, source.action_space))
     group.update_from_batch(ppo_batch(8))
     assert group.learner.module[MODULE].observation_space == source.observation_space
+
+
+def test_weights_of_one_module_may_be_asked_for_by_its_id():
+    group = ppo_config().build_learner_group()
+    assert list(group.get_weights(MODULE)) == [MODULE]
+
+
+def test_save_to_path_without_a_path_takes_a_new_temporary_folder():
+    group = ppo_config().build_learner_group()
+    saved = [group.save_to_path(), group.learner.save_to_path(), group.learner.module[MODULE].save_to_path()]
+    try:
+        assert len(set(saved)) == 3
+        assert_same(parameters(LearnerGroup.from_checkpoint(saved[0]).learner), parameters(group.learner))
+        assert_same(parameters(Learner.from_checkpoint(saved[1])), parameters(group.learner))
+        one = RLModule.from_checkpoint(saved[2])
+        assert_same(dict(one.named_parameters()), dict(group.learner.module[MODULE].named_parameters()))
+    finally:
+        for path in saved:
+            shutil.rmtree(Path(path).parent)
+
+
+def both(seed=0):
+    return MultiAgentBatch({"a": value_batch(6, seed), "b": value_batch(4, seed + 1)}, 6)
+
+
+# -- results ---
+
+
+def test_results_are_one_dict_or_with_reduce_results_false_a_list_of_one_for_each_learner():
+    group = ppo_group()
+    reduced = group.update_from_episodes(episodes())
+    (single,) = group.update_from_episodes(episodes(), reduce_results=False)
+    assert reduced.keys() == single.keys() == {ALL, MODULE, "call_id"}
+    assert (reduced["call_id"], single["call_id"]) == (1, 2)
+    batch = group.update_from_batch(ppo_batch(), minibatch_size=8, shuffle_batch_per_epoch=True)
+    values = [value for results in (reduced, batch) for part in (ALL, MODULE) for value in results[part].values()]
+    assert {type(value) for value in values} <= {int, float}  # plain numbers
+
+
+def test_update_takes_timesteps_for_schedules():
+    group = ppo_config(lr=[[0, 1e-2], [100, 0.0]]).build_learner_group()
+    for update in (group.update_from_batch, group.update_from_episodes):
+        given = ppo_batch() if update == group.update_from_batch else episodes()
+        results = update(given, timesteps={"num_env_steps_sampled_lifetime": 50})
+        assert results[MODULE]["default_optimizer_learning_rate"] == pytest.approx(5e-3)
+
+
+def test_stats_tell_calls_queue_drops_restarts_and_skips():
+    group = ppo_group()
+    group.update_from_batch(ppo_batch(24))
+    group.update_from_episodes([])
+    assert group.get_stats() == {
+        "num_in_flight": 0, "num_waiting": 0, "last_call_id": 2, "num_calls": 2, "num_dropped": 0, "num_failed": 0,
+        "num_steps_submitted": 24, "num_steps_trained": 24, "num_steps_dropped": 0, "num_restarts": 0,
+        "num_updates_skipped": 1,
+    }  # fmt: skip
+
+
+# -- modules ---
+
+
+def test_add_module_on_the_group_returns_the_new_spec_and_the_module_learns():
+    group = LearnerGroup(value_learner(modules=("a",)))
+    made = group.add_module(
+        module_id="b", module_spec=spec(), config_overrides={"lr": 0.5}, new_should_module_be_updated=["b"]
+    )
+    assert isinstance(made, MultiRLModuleSpec)
+    assert set(made.rl_module_specs) == {"a", "b"}
+    before = parameters(group.learner)
+    results = group.update_from_batch(both())
+    assert results["b"]["default_optimizer_learning_rate"] == 0.5
+    assert {name.split(".")[1] for name in differs(before, parameters(group.learner))} == {"b"}
+
+
+def test_remove_module_on_the_group_returns_the_new_spec_of_the_others():
+    group = LearnerGroup(value_learner(modules=("a", "b")))
+    made = group.remove_module("b", new_should_module_be_updated=["a"])
+    assert set(made.rl_module_specs) == set(group.get_weights()) == {"a"}
+    with pytest.raises(KeyError, match="there are rows for"):
+        group.update_from_batch(both())
+
+
+# -- state ---
+
+
+def test_inference_only_weights_and_state_leave_out_what_acting_does_not_need():
+    group = ppo_group()
+    whole, acting = group.get_weights()[MODULE], group.get_weights(inference_only=True)[MODULE]
+    assert set(acting) < set(whole)
+    assert any(name.startswith("value") for name in set(whole) - set(acting))
+    assert not any(name.startswith("value") for name in acting)
+    assert group.get_state(inference_only=True)["learner"]["rl_module"][MODULE].keys() == acting.keys()
+
+
+def test_not_components_leaves_out_one_module_or_everything():
+    group = LearnerGroup(value_learner(modules=("a", "b")))
+    state = group.get_state(not_components="learner/rl_module/a")["learner"]
+    assert state["rl_module"].keys() == {"b"}
+    assert "optimizer" in state
+    assert group.get_state(not_components="learner") == {}

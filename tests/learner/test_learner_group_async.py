@@ -284,6 +284,23 @@ def test_async_empty_list_is_a_counted_no_op_or_an_error_with_never_skip_update(
         strict.drain()
 
 
+@pytest.mark.parametrize(
+    "options, kind",
+    [
+        ({"timesteps": 5}, TypeError),
+        ({"timesteps": {"num_env_steps_sampled_lifetime": "x"}}, TypeError),
+        ({"num_epochs": 0}, ValueError),
+        ({"minibatch_size": 2.5}, ValueError),
+    ],
+)
+def test_wrong_options_of_an_asynchronous_update_are_refused_in_the_call_itself(options, kind):
+    group = ppo_config().build_learner_group()
+    with pytest.raises(kind, match=next(iter(options))):
+        group.update_from_batch(ppo_batch(), async_update=True, **options)
+    assert group.drain() == []
+    assert group.get_stats()["num_steps_submitted"] == 0
+
+
 def test_steps_with_nothing_to_train_are_counted_as_dropped():
     group = LearnerGroup(value_learner(policies_to_train=[]))
     group.update_from_batch(value_batch(7))
@@ -333,11 +350,7 @@ def test_no_thread_is_left_when_nothing_is_under_way():
     group, _ = gated_group(is_open=True)
     group.update_from_batch(value_batch(), async_update=True)
     group.drain()
-    for _ in range(2000):
-        if not update_threads():
-            break
-        time.sleep(0.005)
-    assert update_threads() == []
+    wait_until(lambda: not update_threads())
 
 
 def test_weights_and_state_are_taken_between_updates():

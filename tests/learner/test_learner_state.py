@@ -18,8 +18,6 @@ from learner_parts import (
     value_learner,
 )
 
-from lockstep.data.sample_batch import MultiAgentBatch
-
 COMPONENTS = [
     "rl_module", "optimizer", "connectors", "coefficients", "registered", "should_module_be_updated",
     "weights_seq_no", "lifetime", "random",
@@ -92,14 +90,6 @@ def test_components_can_be_taken_and_left_out_by_path():
     assert set(learner.get_state(not_components=["rl_module/a"])["rl_module"]) == {"b"}
 
 
-def test_setting_one_component_leaves_the_others():
-    learner, other = trained_ppo(), trained_ppo(seed=1)
-    rest = other.get_state(not_components="rl_module")
-    other.set_state(learner.get_state("rl_module"))
-    assert_same(parameters(other), parameters(learner))
-    assert_same_state(other.get_state(not_components="rl_module"), rest)
-
-
 def broken(state, path, value):
     """`state` with `value` at a path of keys (removed where it is None)."""
     *way, last = path
@@ -136,6 +126,12 @@ ADAM = ("optimizer", f"{MODULE}.default_optimizer")
         (("connectors", MODULE), {}, "obs"),
         (("lifetime",), {"env_steps": "many"}, "many"),
         (("random", "root_seed"), None, "random streams"),
+        # of wrong types
+        (("rl_module", MODULE), [1, 2], "its weights must be a dict by name, not list"),
+        (("optimizer",), 3, "optimizer must be a dict, not int"),
+        (("registered",), [1], "registered must be a dict, not list"),
+        (("should_module_be_updated",), 3, "must be None or a list of ids, not 3"),
+        (("weights_seq_no",), "many", "many"),
     ],
 )
 def test_state_that_does_not_fit_is_refused_and_nothing_is_changed(path, value, message):
@@ -188,32 +184,6 @@ def test_coefficient_is_a_tensor_that_follows_its_schedule():
         learner.update_from_batch(value_batch(), timesteps={"num_env_steps_sampled_lifetime": step})
         assert float(tensor) == pytest.approx(value)
         assert learner.coefficient(MODULE, "share") is tensor
-
-
-# -- checkpoints ---
-
-
-def test_checkpoint_keeps_the_optimizers_of_two_modules_apart(tmp_path):
-    learner, other = value_learner(modules=("a", "b")), value_learner(modules=("a", "b"), seed=1)
-    batch = MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10)
-    learner.update_from_batch(batch)
-    other.restore_from_path(learner.save_to_path(tmp_path / "checkpoint"))
-    for each in (learner, other):
-        each.update_from_batch(batch)
-    assert_same(parameters(other), parameters(learner))
-
-
-NEXT_UPDATE = """
-import sys
-sys.path[:0] = {path!r}
-import torch
-from learner_parts import episodes, parameters
-from test_learner_state import OPTIONS, trained_ppo
-learner = trained_ppo(seed=7)
-learner.restore_from_path(sys.argv[1])
-learner.update_from_episodes(episodes((9, 7), seed=9), **OPTIONS)
-print(" ".join(tensor.numpy().tobytes().hex() for tensor in parameters(learner).values()))
-"""
 
 
 def test_batches_and_episodes_can_alternate_without_losing_counts():

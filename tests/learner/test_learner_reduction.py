@@ -1,4 +1,4 @@
-"""Learners of one machine meet in shared memory, and over sockets, with the same outcome."""
+"""Learners of one machine meet in shared memory and over sockets, with one outcome; and how often they meet."""
 
 import multiprocessing
 import os
@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from learner_parts import episodes, ppo_batch, ppo_config
 
 from lockstep.learner import shared_memory
 from lockstep.learner.reduction import DistributedReducer, LearnerError
+from lockstep.learner.sharding import shards_of
 
 LARGE = 3 * shared_memory.PIECE // 4 + 5  # more than one piece in any dtype
 
@@ -158,3 +160,52 @@ def test_where_memory_cannot_be_shared_all_learners_meet_over_sockets(tmp_path, 
     members = reducers(tmp_path, 2)
     assert [member._memory for member in members] == [None, None]
     assert on_all(members, lambda member: float(member.sum_(torch.ones(1)))) == [2.0, 2.0]
+
+
+# -- how often learners meet in an update, and how much they say: docs/scaling.md, "What it costs" ---
+
+
+class Counting(DistributedReducer):
+    """Remembers the bytes of each sum."""
+
+    def __init__(self, *args):
+        self.sums = []
+        super().__init__(*args)
+
+    def sum_(self, tensor):
+        self.sums.append(tensor.numel() * tensor.element_size())
+        return super().sum_(tensor)
+
+
+@pytest.fixture(scope="module")
+def learners(tmp_path_factory):
+    config = ppo_config().framework(dtype="float32")
+    store = tmp_path_factory.mktemp("meetings") / "store"
+    with ThreadPoolExecutor(2) as pool:
+        reducers = [each.result() for each in [pool.submit(Counting, rank, 2, store) for rank in range(2)]]
+        yield pool, [config.build_learner(reducer=reducer) for reducer in reducers]
+
+
+def update(learners, method, data, **options):
+    """Meetings of one update, and the bytes of its sums."""
+    pool, both = learners
+    before = both[0].reducer.num_calls
+    both[0].reducer.sums.clear()
+    shards = shards_of(data, 2, {"default_policy": False})
+    for each in [pool.submit(getattr(one, method), shard, **options) for one, shard in zip(both, shards)]:
+        each.result()
+    return both[0].reducer.num_calls - before, both[0].reducer.sums
+
+
+@pytest.mark.parametrize(("passes", "rows"), [(1, 48), (1, 12), (3, 12), (2, 6)])
+def test_ppo_meets_9_times_and_once_between_passes_and_3_times_for_each_gradient_step(learners, passes, rows):
+    steps = passes * 48 // rows
+    options = {"num_epochs": passes, "minibatch_size": rows, "shuffle_batch_per_epoch": True}
+    count, sums = update(learners, "update_from_episodes", episodes((20, 20, 8), ("terminated",) * 3), **options)
+    assert count == 9 + (passes - 1) + 3 * steps
+    gradient = 4 * sum(p.numel() for p in learners[1][0].module.parameters())
+    assert sums.count(gradient) == steps
+    assert sums.count(2 * 3 * 8) == steps  # moments of the advantages
+    assert sums.count(16) == steps  # what the loss is made of
+    assert sum(sums) == steps * (48 + 16 + gradient) + 4 * (passes - 1) + 8
+    assert update(learners, "update_from_batch", ppo_batch(48), **options)[0] == count

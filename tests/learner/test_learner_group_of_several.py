@@ -1,4 +1,4 @@
-"""The rest of a group's methods: results, modules, state, number of learners; and several learners behind a group."""
+"""Several learners behind the methods of a group: they train what one trains."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,14 +9,11 @@ from learner_parts import (
     BOX,
     MODULE,
     THREE,
-    differs,
     episodes,
-    parameters,
     ppo_batch,
     ppo_config,
     spec,
     value_batch,
-    value_learner,
 )
 
 from lockstep import LearnerGroup, RolloutStore
@@ -26,99 +23,6 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer
 from lockstep.learner.request_queue import frozen_data
 from lockstep.learner.sharding import shards_of
-from lockstep.modules import MultiRLModuleSpec
-
-
-def ppo_group(seed=0, **learners):
-    return ppo_config().debugging(seed=seed).learners(**learners).build_learner_group()
-
-
-def both(seed=0):
-    return MultiAgentBatch({"a": value_batch(6, seed), "b": value_batch(4, seed + 1)}, 6)
-
-
-# -- results ---
-
-
-def test_results_are_one_dict_or_with_reduce_results_false_a_list_of_one_for_each_learner():
-    group = ppo_group()
-    reduced = group.update_from_episodes(episodes())
-    (single,) = group.update_from_episodes(episodes(), reduce_results=False)
-    assert reduced.keys() == single.keys() == {ALL, MODULE, "call_id"}
-    assert (reduced["call_id"], single["call_id"]) == (1, 2)
-
-
-def test_results_are_plain_python_numbers():
-    results = ppo_group().update_from_batch(ppo_batch(), minibatch_size=8, shuffle_batch_per_epoch=True)
-    values = [value for module_id in (ALL, MODULE) for value in results[module_id].values()]
-    assert values
-    assert {type(value) for value in values} <= {int, float}
-
-
-def test_update_takes_timesteps_for_schedules():
-    group = ppo_config(lr=[[0, 1e-2], [100, 0.0]]).build_learner_group()
-    for update in (group.update_from_batch, group.update_from_episodes):
-        given = ppo_batch() if update == group.update_from_batch else episodes()
-        results = update(given, timesteps={"num_env_steps_sampled_lifetime": 50})
-        assert results[MODULE]["default_optimizer_learning_rate"] == pytest.approx(5e-3)
-
-
-def test_stats_tell_calls_queue_drops_restarts_and_skips():
-    group = ppo_group()
-    group.update_from_batch(ppo_batch(24))
-    group.update_from_episodes([])
-    assert group.get_stats() == {
-        "num_in_flight": 0, "num_waiting": 0, "last_call_id": 2, "num_calls": 2, "num_dropped": 0, "num_failed": 0,
-        "num_steps_submitted": 24, "num_steps_trained": 24, "num_steps_dropped": 0, "num_restarts": 0,
-        "num_updates_skipped": 1,
-    }  # fmt: skip
-
-
-# -- modules ---
-
-
-def test_add_module_on_the_group_returns_the_new_spec_and_the_module_learns():
-    group = LearnerGroup(value_learner(modules=("a",)))
-    made = group.add_module(
-        module_id="b", module_spec=spec(), config_overrides={"lr": 0.5}, new_should_module_be_updated=["b"]
-    )
-    assert isinstance(made, MultiRLModuleSpec)
-    assert set(made.rl_module_specs) == {"a", "b"}
-    before = parameters(group.learner)
-    results = group.update_from_batch(both())
-    assert results["b"]["default_optimizer_learning_rate"] == 0.5
-    assert {name.split(".")[1] for name in differs(before, parameters(group.learner))} == {"b"}
-
-
-def test_remove_module_on_the_group_returns_the_new_spec_of_the_others():
-    group = LearnerGroup(value_learner(modules=("a", "b")))
-    made = group.remove_module("b", new_should_module_be_updated=["a"])
-    assert set(made.rl_module_specs) == set(group.get_weights()) == {"a"}
-    with pytest.raises(KeyError, match="there are rows for"):
-        group.update_from_batch(both())
-
-
-# -- state ---
-
-
-def test_inference_only_weights_and_state_leave_out_what_acting_does_not_need():
-    group = ppo_group()
-    whole, acting = group.get_weights()[MODULE], group.get_weights(inference_only=True)[MODULE]
-    assert set(acting) < set(whole)
-    assert any(name.startswith("value") for name in set(whole) - set(acting))
-    assert not any(name.startswith("value") for name in acting)
-    assert group.get_state(inference_only=True)["learner"]["rl_module"][MODULE].keys() == acting.keys()
-
-
-def test_not_components_leaves_out_one_module_or_everything():
-    group = LearnerGroup(value_learner(modules=("a", "b")))
-    state = group.get_state(not_components="learner/rl_module/a")["learner"]
-    assert state["rl_module"].keys() == {"b"}
-    assert "optimizer" in state
-    assert group.get_state(not_components="learner") == {}
-
-
-# -- several learners behind the same methods ---
 
 
 class ThreadBackend:
@@ -177,6 +81,11 @@ def three(tmp_path):
         yield group
 
 
+def weights_near(group, other):
+    for name, array in other.get_weights()[MODULE].items():
+        np.testing.assert_allclose(group.get_weights()[MODULE][name], array, rtol=0, atol=1e-12, err_msg=name)
+
+
 def assert_trains_as_one(folder, config, size, updates, data, *, atol=1e-12, **options):
     """A group of `size` learners and one learner, handed the same `data(update)`, end with the same parameters."""
     one = config.build_learner_group()
@@ -230,13 +139,8 @@ def test_group_trains_a_whole_rollout_as_one_learner_does(tmp_path, size, num_en
     assert_trains_as_one(tmp_path / "store", config, size, 20, given)
 
 
-def weights_near(group, other):
-    for name, array in other.get_weights()[MODULE].items():
-        np.testing.assert_allclose(group.get_weights()[MODULE][name], array, rtol=0, atol=1e-12, err_msg=name)
-
-
 def test_group_of_three_learners_trains_a_batch_as_one_learner_does(three):
-    one = ppo_group()
+    one = ppo_config().debugging(seed=0).build_learner_group()
     for seed in range(4):
         options = {"minibatch_size": 8, "num_epochs": 2, "shuffle_batch_per_epoch": bool(seed % 2)}
         results = three.update_from_batch(ppo_batch(23, seed), **options)
@@ -254,7 +158,7 @@ def test_group_of_three_learners_answers_every_method(three):
     assert three.foreach_learner(lambda learner: learner.reducer.rank) == [0, 1, 2]
     three.update_from_episodes(episodes(seed=1), async_update=True)
     assert [part["call_id"] for part in three.drain()] == [2]
-    other = ppo_group(seed=1)
+    other = ppo_config().debugging(seed=1).build_learner_group()
     three.set_state(other.get_state())
     weights_near(three, other)
     three.add_module(module_id="more", module_spec=spec((4,)), new_should_module_be_updated=[MODULE])
@@ -274,7 +178,8 @@ def test_shards_hold_every_step_once_and_leave_the_data_unchanged():
     assert owned == [shard.env_steps for shard in shards] == [2, 2, 3, 2, 3]
     assert np.concatenate([shard.trajectories[MODULE].positions for shard in shards]).tolist() == list(range(12))
     assert [len(part) for part in shards_of(value_batch(7), 3, {})] == [2, 2, 3]
-    assert [part.env_steps() for part in shards_of(both(), 2, {})] == [3, 3]
+    both = MultiAgentBatch({"a": value_batch(6), "b": value_batch(4)}, 6)
+    assert [part.env_steps() for part in shards_of(both, 2, {})] == [3, 3]
 
 
 def test_learner_of_a_configuration_can_be_one_of_several(tmp_path):
