@@ -351,6 +351,7 @@ def test_no_thread_is_left_when_nothing_is_under_way():
     group.update_from_batch(value_batch(), async_update=True)
     group.drain()
     wait_until(lambda: not update_threads())
+    assert update_threads() == []
 
 
 def test_weights_and_state_are_taken_between_updates():
