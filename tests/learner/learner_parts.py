@@ -116,6 +116,12 @@ def assert_same(first, second):
         assert torch.equal(value, second[name]), name
 
 
+def assert_near(first, second, atol=1e-5):
+    """The parameters of two learners."""
+    for (name, own), other in zip(parameters(first).items(), parameters(second).values(), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=atol, msg=name)
+
+
 def differs(first, second):
     """Names of the parameters that differ."""
     return [name for name, value in first.items() if not torch.equal(value, second[name])]

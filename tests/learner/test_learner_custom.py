@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_same, parameters, ppo_batch, ppo_config
+from learner_parts import ALL, MODULE, assert_near, assert_same, parameters, ppo_batch, ppo_config
 
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.learner import optimizers
@@ -71,11 +71,6 @@ def pair(compiled):
     return compiled, eager
 
 
-def assert_close(first, second):
-    for (name, own), other in zip(parameters(first).items(), parameters(second).values()):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-5, msg=name)
-
-
 def test_loss_of_ones_own_takes_ten_lines_and_shows_in_results_and_gradients():
     mine, plain = build(MyLearner), build(PPOLearner)
     assert_same(parameters(mine), parameters(plain))
@@ -93,7 +88,7 @@ def test_compiled_update_equals_the_eager_one_over_twenty_minibatches(compiled):
     results = [learner.update_from_batch(batch(seed=1), timesteps=NOW, **STEPS) for learner in (compiled, eager)]
     assert results[0][ALL]["num_minibatches"] == 20
     assert (compiled.eager_steps, eager.eager_steps) == (0, 24)
-    assert_close(compiled, eager)
+    assert_near(compiled, eager)
     for name, value in results[1][MODULE].items():
         assert results[0][MODULE][name] == pytest.approx(value, abs=1e-4), name
     for key, series in eager.last_series.items():
@@ -107,7 +102,7 @@ def test_compiled_update_takes_batches_of_about_one_size_with_one_graph(compiled
     for rows in (31, 30, 29, 27, 26, 25, 24):
         for learner in (compiled, eager):
             learner.update_from_batch(batch(seed=rows)[:rows], **STEPS)
-        assert_close(compiled, eager)
+        assert_near(compiled, eager)
     assert compiled.eager_steps == steps
 
 
@@ -119,7 +114,7 @@ def test_compiled_update_takes_columns_however_they_lie_in_memory(compiled):
             turned["obs"] = np.asfortranarray(turned["obs"])
             turned["advantages"] = np.repeat(turned["advantages"], 2)[::2]
             learner.update_from_batch(turned, **STEPS)
-    assert_close(compiled, eager)
+    assert_near(compiled, eager)
 
 
 def test_compiled_update_has_the_hooks_of_a_subclass_in_it(compiled):
@@ -130,7 +125,7 @@ def test_compiled_update_has_the_hooks_of_a_subclass_in_it(compiled):
         learner.get_optimizer(MODULE).param_groups[0]["eps"] = 1e-5
         learner.update_from_batch(batch(seed=2), **STEPS)
     assert "penalty" in {name for _, name in compiled.last_series}
-    assert_close(compiled, eager)
+    assert_near(compiled, eager)
     heads = [learner.module[MODULE].value_head.weight.detach() for learner in (compiled, plain)]
     assert float((heads[0] - heads[1]).abs().max()) > 1e-4  # the hook changed what the plain learner does
 
@@ -146,7 +141,7 @@ def test_compiled_update_follows_schedules_between_updates(compiled):
         rates = [result["default_optimizer_learning_rate"] for result in results]
         assert rates[0] == rates[1] == pytest.approx(max(0.005, 0.01 - step * 5e-5))
         assert results[0]["total_loss"] == pytest.approx(results[1]["total_loss"], abs=1e-5)
-    assert_close(compiled, eager)
+    assert_near(compiled, eager)
 
 
 def test_compiled_update_skips_gradients_that_are_not_finite(compiled):
@@ -195,7 +190,7 @@ def test_compiled_and_eager_optimizer_states_are_interchangeable(compiled):
     eager.set_state(compiled.get_state())
     for learner in (compiled, eager):
         learner.update_from_batch(batch(seed=4), minibatch_size=8)
-    assert_close(compiled, eager)
+    assert_near(compiled, eager)
 
 
 class SgdLearner(MyLearner):

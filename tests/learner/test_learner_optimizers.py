@@ -1,8 +1,21 @@
 """Flat parameters, registered optimizers, clipping, gradients that are not finite."""
 
+import re
+import warnings
+
 import pytest
 import torch
-from learner_parts import ALL, MODULE, ValueLearner, assert_same, differs, parameters, spec, value_batch, value_learner
+from learner_parts import (
+    ALL,
+    MODULE,
+    ValueLearner,
+    assert_same,
+    differs,
+    parameters,
+    spec,
+    value_batch,
+    value_learner,
+)
 from torch import nn
 
 from lockstep.data.sample_batch import MultiAgentBatch
@@ -158,12 +171,42 @@ def test_optimizer_that_needs_a_closure_is_refused_when_it_is_registered():
         )
 
 
-class SharedOptimizer(ValueLearner):
-    """One optimizer over all modules."""
+def test_filter_param_dict_for_optimizer_gives_its_part_only():
+    learner = value_learner(TwoOptimizers)
+    gradients = {param: index for index, param in enumerate(learner.module.parameters())}
+    module = learner.module[MODULE]
+    value = [*module.value_encoder.parameters(), *module.value_head.parameters()]
+    part = learner.filter_param_dict_for_optimizer(gradients, learner.get_optimizer(MODULE, "value"))
+    assert part == {param: gradients[param] for param in value}
+    assert learner.filter_param_dict_for_optimizer({value[0]: 1}, learner.get_optimizer(MODULE, "policy")) == {}
 
-    def configure_optimizers(self):
-        params = [param for module in self.module.values() for param in module.parameters()]
-        self.register_optimizer(optimizer=torch.optim.SGD(params, lr=0.1), params=params)
+
+def test_learning_rate_of_an_optimizer_can_be_read_and_set():
+    learner = value_learner(TwoOptimizers, lr=0.1)
+    optimizer = learner.get_optimizer(MODULE, "policy")
+    assert learner._get_optimizer_lr(optimizer) == 0.1
+    learner._set_optimizer_lr(optimizer, 0.025)
+    assert learner._get_optimizer_lr(optimizer) == optimizer.param_groups[0]["lr"] == 0.025
+    assert learner._get_optimizer_lr(learner.get_optimizer(MODULE, "value")) == 0.1
+    results = learner.update_from_batch(value_batch())
+    assert results[MODULE]["policy_learning_rate"] == 0.025
+
+
+@pytest.mark.parametrize("cls", [ValueLearner, TwoOptimizers])
+def test_optimizer_state_makes_an_exact_round_trip(cls):
+    learner, other = value_learner(cls), value_learner(cls)
+    for number in range(3):
+        learner.update_from_batch(value_batch(seed=number))
+    other.set_state(learner.get_state("rl_module"))
+    other._set_optimizer_state(learner._get_optimizer_state())
+    for each in (learner, other):
+        each.update_from_batch(value_batch(seed=9))
+    assert_same(parameters(learner), parameters(other))
+    state = learner._get_optimizer_state()
+    key = next(iter(state))
+    del state[key]
+    with pytest.raises(ValueError, match=re.escape(f"missing [{key!r}]")):
+        other._set_optimizer_state(state)
 
 
 # -- clipping ---
@@ -178,6 +221,13 @@ class GradientLearner(ValueLearner):
         return self.clipped
 
 
+def clipped_by_hand(raw, limit, by, total):
+    """One gradient, where `total` is the norm of all."""
+    if by == "value":
+        return raw.clamp(-limit, limit)
+    return raw * min(1.0, limit / (float(raw.norm() if by == "norm" else total) + 1e-6))
+
+
 @pytest.mark.parametrize("by", ["value", "norm", "global_norm"])
 def test_clipping_by_value_norm_and_global_norm(by):
     limit = 0.05
@@ -189,12 +239,7 @@ def test_clipping_by_value_norm_and_global_norm(by):
     assert set(learner.clipped) == set(params)
     for param in params:
         raw = learner.raw[param]
-        expected = {
-            "value": raw.clamp(-limit, limit),
-            "norm": raw * min(1.0, limit / (float(raw.norm()) + 1e-6)),
-            "global_norm": raw * (limit / (float(total) + 1e-6)),
-        }[by]
-        torch.testing.assert_close(learner.clipped[param], expected)
+        torch.testing.assert_close(learner.clipped[param], clipped_by_hand(raw, limit, by, total))
     large = max(params, key=lambda param: learner.raw[param].abs().max())
     assert differs({"": learner.raw[large]}, {"": learner.clipped[large]}) == [""]
 
@@ -237,6 +282,90 @@ def test_gradients_that_a_hook_replaces_are_the_ones_applied():
         torch.testing.assert_close(tensor, before[name] - 0.25, rtol=0, atol=1e-6)  # Adam's first step is lr * sign
 
 
+class PerModule(ValueLearner):
+    """Notes for which modules gradients are postprocessed, and doubles those of one."""
+
+    def build(self):
+        self.calls = []
+        return super().build()
+
+    def postprocess_gradients_for_module(self, *, module_id, config, module_gradients_dict):
+        self.calls.append((module_id, config.grad_clip, len(module_gradients_dict)))
+        clipped = super().postprocess_gradients_for_module(
+            module_id=module_id, config=config, module_gradients_dict=module_gradients_dict
+        )
+        return {param: 2 * gradient for param, gradient in clipped.items()} if module_id == "b" else clipped
+
+
+def test_gradients_are_postprocessed_module_by_module_with_its_own_config():
+    sections = {"b": TrainingSection(grad_clip=0.5)}
+    learner = value_learner(PerModule, modules=("a", "b"), module_configs=sections)
+    plain = value_learner(modules=("a", "b"), module_configs=sections)
+    batch = MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10)
+    for each in (learner, plain):
+        each.update_from_batch(batch)
+    assert learner.calls == [("a", None, 8), ("b", 0.5, 8)]
+    own = dict(zip(learner.module["b"].parameters(), plain.module["b"].parameters()))
+    for param, other in own.items():
+        torch.testing.assert_close(param.grad, 2 * other.grad)
+    assert_same(dict(learner.module["a"].state_dict()), dict(plain.module["a"].state_dict()))
+
+
+class AllTogether(PerModule):
+    """One optimizer over all modules."""
+
+    def configure_optimizers(self):
+        params = list(self.module.parameters())
+        self.register_optimizer(optimizer=torch.optim.SGD(params, lr=1.0), params=params)
+
+
+@pytest.mark.parametrize("by", ["value", "norm", "global_norm"])
+def test_three_kinds_of_clipping_hold_for_an_optimizer_under_all_modules_too(by):
+    limit = 0.05
+    learners = [
+        value_learner(AllTogether, modules=("a", "b"), grad_clip=clip, grad_clip_by=by) for clip in (None, limit)
+    ]
+    before = parameters(learners[0])
+    batch = MultiAgentBatch({"a": value_batch(), "b": value_batch(seed=1)}, 10)
+    for learner in learners:
+        learner.update_from_batch(batch)
+        assert learner.calls == [(ALL, learner.config.grad_clip, 16)]
+    raw, clipped = (
+        {name: before[name] - tensor for name, tensor in parameters(learner).items()} for learner in learners
+    )  # lr 1: the step is the gradient
+    total = torch.cat([gradient.reshape(-1) for gradient in raw.values()]).norm()
+    assert total > limit
+    for name, gradient in raw.items():
+        expected = clipped_by_hand(gradient, limit, by, total)
+        torch.testing.assert_close(clipped[name], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_clip_function_of_ones_own_is_used():
+    class SignClip(ValueLearner):
+        def _get_clip_function(self):
+            def clip(tensors, limit, by, norm):
+                for tensor in tensors:
+                    tensor.sign_().mul_(limit)
+
+            return clip
+
+    learner = value_learner(SignClip, grad_clip=0.125)
+    learner.update_from_batch(value_batch())
+    assert {abs(value) for param in learner.module.parameters() for value in param.grad.unique().tolist()} <= {0, 0.125}
+
+
+def test_postprocessing_that_loses_a_gradient_is_refused_with_its_shape():
+    class Loses(ValueLearner):
+        def postprocess_gradients(self, gradients):
+            return dict(list(gradients.items())[1:])
+
+    learner = value_learner(Loses)
+    before = parameters(learner)
+    with pytest.raises(ValueError, match=r"lack a parameter of shape \(4, 3\) of optimizer 'default_policy\."):
+        learner.update_from_batch(value_batch())
+    assert_same(parameters(learner), before)
+
+
 # -- gradients that are not finite ---
 
 
@@ -248,7 +377,7 @@ class NanLearner(ValueLearner):
         return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
 
 
-def poisoned(rows, at, value=NAN):
+def poisoned(rows=6, at=0, value=NAN):
     batch = value_batch(rows)
     batch["value_targets"][at] = value
     return batch
@@ -299,7 +428,7 @@ def test_nan_policy_stop_raises_with_the_first_bad_tensor_and_moves_nothing(grad
     learner = value_learner(NanLearner, nan_policy="stop", grad_clip=grad_clip)
     before = parameters(learner)
     with pytest.raises(FloatingPointError) as stopped:
-        learner.update_from_batch(poisoned(6, 0))
+        learner.update_from_batch(poisoned())
     assert f"rl_modules.{MODULE}.value_encoder.mlp.0.weight" in str(stopped.value)
     assert "nan_policy='skip'" in str(stopped.value)
     assert_same(parameters(learner), before)
@@ -309,7 +438,7 @@ def test_nan_policy_stop_raises_with_the_first_bad_tensor_and_moves_nothing(grad
 def test_nan_policy_zero_steps_on_with_the_finite_part(grad_clip):
     learner = value_learner(NanLearner, nan_policy="zero", grad_clip=grad_clip)
     before = parameters(learner)
-    results = learner.update_from_batch(poisoned(6, 0))
+    results = learner.update_from_batch(poisoned())
     assert results[ALL]["num_bad_gradients"] == 1
     changed = differs(before, parameters(learner))
     assert changed
@@ -322,3 +451,59 @@ def test_several_modules_can_be_passed_in_as_one_multi_module():
     learner = ValueLearner(config=TrainingSection(), module_spec=modules).build()
     assert learner.module is modules
     assert [entry.key for entry in learner.optimizers] == ["a.default_optimizer", "b.default_optimizer"]
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+@pytest.mark.parametrize("cls", [ValueLearner, TwoOptimizers])
+def test_first_bad_tensor_is_named_though_later_gradients_are_sound(policy, cls):
+    learner = value_learner(cls, nan_policy=policy)
+    with pytest.warns(RuntimeWarning, match=r"1 gradient steps had .*first bad tensor: rl_modules\.default_policy"):
+        results = learner.update_from_batch(poisoned(12), minibatch_size=4)  # the first of three minibatches
+    assert results[ALL]["num_bad_gradients"] == 1
+    assert learner.first_bad_tensor == f"rl_modules.{MODULE}.value_encoder.mlp.0.weight"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert learner.update_from_batch(value_batch())[ALL]["num_bad_gradients"] == 0
+
+
+def test_bad_gradient_under_all_modules_is_named_by_module():
+    learner = value_learner(AllTogether, modules=("a", "b"))
+    before = parameters(learner)
+    with pytest.warns(RuntimeWarning, match=r"first bad tensor: rl_modules\.b\.value_encoder"):
+        learner.update_from_batch(MultiAgentBatch({"a": value_batch(6), "b": poisoned()}, 6))
+    assert_same(parameters(learner), before)
+
+
+def test_nan_policy_can_be_each_modules_own():
+    sections = {"b": TrainingSection(nan_policy="stop")}
+    learner = value_learner(modules=("a", "b"), module_configs=sections)
+    with pytest.warns(RuntimeWarning, match=r"first bad tensor: rl_modules\.a"):
+        learner.update_from_batch(MultiAgentBatch({"a": poisoned(), "b": value_batch(6)}, 6))
+    with pytest.raises(FloatingPointError, match=r"first bad tensor: rl_modules\.b"):
+        learner.update_from_batch(MultiAgentBatch({"a": value_batch(6), "b": poisoned()}, 6))
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_step_where_the_host_must_not_wait_follows_the_same_policy(policy, monkeypatch):
+    """The form of the step for a GPU, on the CPU: what is bad is found, counted and named without asking the device."""
+    learner = value_learner()
+    learner.update_from_batch(value_batch())
+    (entry,) = learner.optimizers
+    before, moments = parameters(learner), [tensor.clone() for tensor in entry.adam_state()]
+    for bad in (False, True):
+        entry.flat.grad.fill_(0.5)
+        if bad:
+            entry.flat.grad_views[2][0, 0] = float("inf")
+        skip = entry._look_on_device(policy)
+        assert (skip is None) == (policy == "zero")
+        if bad:
+            monkeypatch.setattr(entry, "on_host", False)
+            monkeypatch.setattr(type(entry), "_look_on_device", lambda self, policy, skip=skip: skip)
+            entry.step(policy)
+            assert differs(before, parameters(learner)) == ([] if policy == "skip" else list(before))
+            same = [torch.equal(*pair) for pair in zip(moments, entry.adam_state())]
+            assert same == [policy == "skip"] * 3
+    assert float(entry.bad_steps) == 1
+    assert entry.flat.grad.isfinite().all() == (policy == "zero")
+    assert entry.take_bad_parameter() is entry.flat.params[2]
+    assert entry.take_bad_parameter() is None

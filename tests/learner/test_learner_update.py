@@ -11,16 +11,21 @@ from learner_parts import (
     ValueLearner,
     assert_same,
     differs,
+    episodes,
     parameters,
     ppo_batch,
     ppo_config,
+    spec,
     value_batch,
     value_learner,
 )
 from torch import nn
 
-from lockstep import SampleBatch
+from lockstep import PPOConfig, SampleBatch, policy_within_training_step
+from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import MultiAgentBatch
+from lockstep.learner.config import TrainingSection
 
 # -- the loop by hand ---
 
@@ -99,6 +104,59 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others():
     first, second, third = (ppo_config().debugging(seed=seed).build_learner() for seed in (3, 3, 4))
     assert_same(parameters(first), parameters(second))
     assert differs(parameters(first), parameters(third))
+
+
+def test_single_and_several_specs_modules_and_nothing_else_are_taken():
+    section, framework = TrainingSection(), value_learner(build=False).framework
+    for given in (spec(), spec().build(seed=0)):
+        learner = ValueLearner(config=section, module_spec=given, framework=framework).build()
+        assert list(learner.module) == [MODULE]
+    with pytest.raises(TypeError, match=r"a MultiRLModuleSpec or a built module, not Linear; wrap_module\(\)"):
+        ValueLearner(config=section, module_spec=nn.Linear(3, 3), framework=framework).build()
+    assert differs(parameters(learner), parameters(value_learner(seed=4)))
+
+
+@pytest.mark.parametrize(
+    "value, dtype",
+    [
+        (1.5, torch.float32),
+        ([1.0, 2.0], torch.float32),
+        (np.zeros(2), torch.float32),
+        (torch.zeros(2, dtype=torch.float64), torch.float32),
+        (3, torch.int64),
+        (np.zeros(2, np.int32), torch.int32),
+        (True, torch.bool),
+        (np.zeros(2, np.uint8), torch.uint8),
+    ],
+)
+def test_tensor_variable_is_float32_for_floats_and_keeps_the_kind_of_the_rest(value, dtype):
+    tensor = value_learner(build=False)._get_tensor_variable(value)
+    assert (tensor.dtype, tensor.requires_grad) == (dtype, False)
+    np.testing.assert_array_equal(np.asarray(tensor), np.asarray(value))
+
+
+def test_tensor_variable_is_a_copy_and_a_parameter_where_it_is_to_be_trained():
+    learner, source = value_learner(build=False), torch.zeros(2)
+    variable = learner._get_tensor_variable(source, dtype=torch.float64, trainable=True)
+    assert isinstance(variable, nn.Parameter)
+    assert (variable.dtype, variable.requires_grad) == (torch.float64, True)
+    source.fill_(7.0)
+    assert variable.tolist() == [0.0, 0.0]
+
+
+def test_apply_calls_a_function_with_the_learner():
+    learner = value_learner()
+    assert learner.apply(lambda each, add: each.weights_seq_no + add, 5) == 5
+
+
+def test_learner_can_go_on_after_shutdown():
+    learner, other = value_learner(), value_learner()
+    learner.update_from_batch(value_batch())
+    other.update_from_batch(value_batch())
+    learner.shutdown()
+    for each in (learner, other):
+        each.update_from_batch(value_batch(seed=1))
+    assert_same(parameters(learner), parameters(other))
 
 
 # -- minibatches ---
@@ -290,14 +348,6 @@ def test_schedule_value_at_t_is_used_for_the_update_at_t():
     assert_same(parameters(scheduled), parameters(constant))
 
 
-def test_update_at_the_end_of_a_schedule_to_zero_moves_nothing():
-    learner = value_learner(lr=[[0, 0.1], [100, 0.0]])
-    before = parameters(learner)
-    results = learner.update_from_batch(value_batch(), timesteps={"num_env_steps_sampled_lifetime": 100})
-    assert results[MODULE]["default_optimizer_learning_rate"] == 0.0
-    assert_same(parameters(learner), before)
-
-
 # -- results ---
 
 
@@ -370,3 +420,61 @@ def test_share_of_the_variance_that_values_explain_is_reported_for_batches_as_fo
     assert results[MODULE]["vf_explained_var"] == pytest.approx(expected, rel=1e-6)
     results = learner.update_from_batch(ppo_batch(12), minibatch_size=4, num_epochs=2)
     assert np.isfinite(results[MODULE]["vf_explained_var"])
+
+
+def test_results_have_every_name_of_the_contract():
+    learner = ppo_config().build_learner()
+    results = learner.update_from_episodes(episodes((9, 7, 8)), minibatch_size=8, num_epochs=2)
+    assert {
+        "total_loss", "policy_loss", "vf_loss", "vf_explained_var", "entropy", "mean_kl_loss",
+        "gradients_default_optimizer_global_norm", "default_optimizer_learning_rate", "num_module_steps_trained",
+        "num_module_steps_trained_lifetime", "module_train_batch_size_mean", "weights_seq_no",
+        "diff_num_grad_updates_vs_sampler_policy", "num_trainable_parameters",
+    } <= results[MODULE].keys()  # fmt: skip
+    assert {
+        "num_env_steps_trained", "num_env_steps_trained_lifetime", "num_minibatches", "num_updates_skipped",
+        "seconds_pipeline", "seconds_forward_backward", "seconds_reduction", "seconds_step",
+    } <= results[ALL].keys()  # fmt: skip
+    assert {type(value) for part in results.values() for value in part.values()} <= {int, float}
+
+
+def test_seconds_of_the_stages_add_up_to_those_of_the_gradient_steps():
+    learner = ppo_config().build_learner()
+    results = learner.update_from_batch(ppo_batch(200), minibatch_size=8, num_epochs=2)[ALL]
+    stages = [results[f"seconds_{name}"] for name in ("forward_backward", "reduction", "step")]
+    assert min(stages) > 0
+    assert 0.5 * results["seconds_gradient_steps"] < sum(stages) < results["seconds_gradient_steps"]
+    again = learner.update_from_batch(ppo_batch(8))[ALL]
+    assert again["seconds_step"] < results["seconds_step"]  # each update's own, not the sum
+
+
+def test_results_say_how_old_the_weights_were_that_acted():
+    learner = value_learner()
+    for lag in (0, 1, 2):
+        batch = value_batch()
+        batch["weights_seq_no"] = np.zeros(len(batch), np.int64)
+        assert learner.update_from_batch(batch)[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == lag
+    batch["weights_seq_no"] = np.array([3, 2] * 5)
+    assert learner.update_from_batch(batch)[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == 0.5
+    assert learner.update_from_batch(value_batch())[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == 0
+
+
+def test_lag_is_read_from_a_rollout_store_and_from_episodes():
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)})
+    policy = config.env_runners(num_envs_per_env_runner=2).build_policy()
+    learner, collector = policy.learner_group.learner, config.build_collector(policy)
+    collector.buffer = RolloutStore(8, 2, collector.observation_space, policy.action_space)
+    with policy_within_training_step(policy):
+        collector.collect(n_step=16)
+    collector.close()
+    for lag in (0, 1):
+        results = learner.update_from_episodes(collector.buffer.episodes())
+        assert results[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == lag
+    episode = SingleAgentEpisode(
+        observations=np.zeros((4, 4), np.float32),
+        actions=np.zeros(3, np.int64),
+        rewards=np.zeros(3),
+        extra_model_outputs={"weights_seq_no": np.array([1, 1, 1])},
+    )
+    results = learner.update_from_episodes([episode])
+    assert results[MODULE]["diff_num_grad_updates_vs_sampler_policy"] == 1

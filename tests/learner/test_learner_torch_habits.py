@@ -15,6 +15,7 @@ from learner_parts import (
     MODULE,
     THREE,
     ValueLearner,
+    assert_near,
     assert_same,
     differs,
     parameters,
@@ -72,54 +73,18 @@ def assert_go_on_alike(learner, other):
         assert len(differs(before, parameters(learner))) == len(before)
 
 
-# -- gradients set to None ---
+# -- gradients, memory and objects replaced ---
 
 
-@KINDS
-def test_part_of_a_module_whose_gradients_were_zeroed_by_torch_learns_on(cls):
-    learner, other = pair(cls)
-    learner.module[MODULE].policy_head.zero_grad()
-    assert learner.module[MODULE].policy_head.weight.grad is None
-    assert_go_on_alike(learner, other)
+def zeroed_in_part(module):
+    module.policy_head.zero_grad()
+    assert module.policy_head.weight.grad is None
 
 
-@KINDS
-def test_single_gradient_set_to_none_or_replaced_is_bound_again(cls):
-    learner, other = pair(cls)
-    learner.module[MODULE].value_head.bias.grad = None
-    learner.module[MODULE].value_head.weight.grad = torch.ones(1, 4, dtype=torch.float64)
-    learner.module[MODULE].policy_head.bias.grad.data = torch.ones(3, dtype=torch.float64)
-    assert_go_on_alike(learner, other)
-
-
-def test_gradients_zeroed_in_the_midst_of_an_update_are_bound_again():
-    class Zeroing(WholeLearner):
-        def compute_losses(self, *, fwd_out, batch):
-            self.module[MODULE].policy_head.zero_grad()
-            return super().compute_losses(fwd_out=fwd_out, batch=batch)
-
-    learners = [value_learner(cls) for cls in (Zeroing, WholeLearner)]
-    for learner in learners:
-        learner.update_from_batch(value_batch(), minibatch_size=2)
-    assert_same(*map(parameters, learners))
-
-
-# -- memory and objects replaced ---
-
-
-class Moving(WholeLearner):
-    """Its networks lie elsewhere after each forward pass, as `LSTM.flatten_parameters` does on CUDA."""
-
-    def forward_train(self, batch):
-        replace_all(self.module[MODULE])
-        return super().forward_train(batch)
-
-
-def test_parameters_moved_within_an_update_learn():
-    learners = [value_learner(cls) for cls in (Moving, WholeLearner)]
-    for learner in learners:
-        learner.update_from_batch(value_batch(), minibatch_size=2)
-    assert_same(*map(parameters, learners))
+def other_gradients(module):
+    module.value_head.bias.grad = None
+    module.value_head.weight.grad = torch.ones(1, 4, dtype=torch.float64)
+    module.policy_head.bias.grad.data = torch.ones(3, dtype=torch.float64)
 
 
 def replace_one(module):
@@ -170,20 +135,12 @@ def swapped(module):
 
 
 HABITS = [
-    replace_one,
-    replace_all,
-    through_a_vector,
-    there_and_back,
-    assign,
-    assign_a_part,
-    new_layer,
-    turned_around,
-    swapped,
-]
+    replace_one, replace_all, through_a_vector, there_and_back, assign, assign_a_part, new_layer, turned_around, swapped
+]  # fmt: skip
 
 
 @KINDS
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("habit", [zeroed_in_part, other_gradients, *HABITS])
 def test_network_learns_on_with_what_was_replaced_and_optimizers_keep_their_moments(habit, cls):
     learner, other = pair(cls)
     habit(learner.module[MODULE])
@@ -192,6 +149,25 @@ def test_network_learns_on_with_what_was_replaced_and_optimizers_keep_their_mome
     assert_go_on_alike(learner, other)
     flat = {p.untyped_storage().data_ptr() for p in learner.module.parameters()}
     assert len(flat) == 1  # clipping and reducing are one operation again
+
+
+class WithinUpdates(WholeLearner):
+    """Its gradients are zeroed, and its networks lie elsewhere after each forward pass, as on CUDA after
+    `LSTM.flatten_parameters`.
+    """
+
+    def forward_train(self, batch):
+        self.habit(self.module[MODULE])
+        return super().forward_train(batch)
+
+
+@pytest.mark.parametrize("habit", [replace_all, zeroed_in_part])
+def test_what_is_replaced_in_the_midst_of_an_update_is_bound_again(habit):
+    learner, other = value_learner(WithinUpdates), value_learner(WholeLearner)
+    learner.habit = habit
+    for each in (learner, other):
+        each.update_from_batch(value_batch(), minibatch_size=2)
+    assert_same(parameters(learner), parameters(other))
 
 
 @pytest.mark.parametrize("habit", HABITS)
@@ -360,8 +336,7 @@ def test_compiled_update_goes_on_with_what_was_replaced(habit, monkeypatch):
             learner.update_from_batch(value_batch(seed=seed))
         if seed == 0:
             habit(learners[0].module[MODULE])
-    for (name, own), other in zip(parameters(learners[0]).items(), parameters(learners[1]).values()):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-5, msg=name)
+    assert_near(*learners)
 
 
 def test_compiled_update_leaves_frozen_parameters_as_they_are(monkeypatch):
@@ -376,8 +351,7 @@ def test_compiled_update_leaves_frozen_parameters_as_they_are(monkeypatch):
         learner.module[MODULE].policy_head.requires_grad_(True)
         learner.update_from_batch(value_batch(seed=2))
         assert not torch.equal(learner.module[MODULE].policy_head.weight, head)
-    for (name, own), other in zip(parameters(learners[0]).items(), parameters(learners[1]).values()):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-5, msg=name)
+    assert_near(*learners)
 
 
 # -- what is told ---
@@ -463,8 +437,7 @@ def test_one_loss_for_all_modules_trains_every_module_in_it_and_no_other(compile
             each.update_from_batch(batch)
         moved = {name.split(".")[1] for name in differs(before, parameters(learner))}
         assert moved == set(learning)
-    for (name, own), expected in zip(parameters(learner).items(), parameters(other).values()):
-        torch.testing.assert_close(own, expected, rtol=0, atol=1e-5 if compile_it else 0, msg=name)
+    assert_near(learner, other, 1e-5 if compile_it else 0)
 
 
 class BuildsSilently(PPOLearner):
