@@ -67,19 +67,6 @@ def test_random_actions_are_drawn_from_the_space_and_the_policy_is_not_asked(env
     assert set(np.unique(actions)) == {0, 1, 2, 3}
 
 
-def test_a_reset_in_the_middle_of_an_episode_writes_a_boundary():
-    with WorkerVectorEnv([partial(CountingEnv, ((50, "terminate"),))] * ENVS) as env:
-        collector = AsyncCollector(Acting(), env, buffer_of(n_step=5, gamma=0.5))
-        collector.collect(n_step=21)
-        collector.reset_env()
-        assert not len(collector.buffer.unfinished_index())
-        collector.collect(n_step=21)
-        batch = collector.buffer.all()
-    steps = batch["new_obs"][:, 0] - batch["obs"][:, 0]
-    assert len(steps) == 42
-    np.testing.assert_array_equal(batch["discounts"], 0.5**steps)
-
-
 class Poisoned(CountingEnv):
     def step(self, action):
         obs, reward, *rest = super().step(action)
@@ -137,25 +124,6 @@ def test_after_an_error_in_a_step_that_was_under_way_all_environments_begin_new_
         batch = collector.buffer.all()
     np.testing.assert_array_equal(batch["new_obs"][:, 0] - batch["obs"][:, 0], 1)  # the broken step is in no row
     assert len(batch) == 23
-
-
-@pytest.mark.parametrize("keep, told", [(True, (10.0 * 15, 5)), (False, (10.0 * 9, 2))])
-def test_an_emptied_buffer_keeps_its_statistics_where_asked(keep, told):
-    ended = []
-
-    class Noting(ReplayBuffer):
-        def add(self, batch, buffer_ids=None):
-            placed = super().add(batch, buffer_ids)
-            ended.extend(zip(placed.episode_return.tolist(), placed.episode_length.tolist()))
-            return placed
-
-    with WorkerVectorEnv([partial(CountingEnv, ((5, "terminate"),))]) as env:
-        collector = AsyncCollector(Acting(), env, Noting(40))
-        collector.collect(n_step=3)
-        collector.reset_buffer(keep_statistics=keep)
-        assert len(collector.buffer) == 0
-        collector.collect(n_step=2)
-    assert ended[-1] == told
 
 
 def test_async_collector_counts_the_first_episodes_that_start():

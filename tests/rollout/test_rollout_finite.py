@@ -64,22 +64,12 @@ def collector_of(policy, in_replay, *wrong):
 
 
 @pytest.mark.parametrize("in_replay", [False, True])
+@pytest.mark.parametrize(("at", "column", "step"), [(AT, "obs", AT), (LENGTH, "final_obs", LENGTH - 1)])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_every_leaf_of_nested_observations_is_looked_at_and_named(leaf, value, in_replay):
-    collector = collector_of(Pushing(), in_replay, leaf, value)
-    with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column 'obs/{leaf}' at step {AT} "):
-        collector.collect(n_step=60)
-    assert len(collector.buffer) == 0
-
-
-@pytest.mark.parametrize("in_replay", [False, True])
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_every_leaf_of_the_last_observations_of_an_episode_is_looked_at_and_named(leaf, in_replay):
-    collector = collector_of(Pushing(), in_replay, leaf, np.nan, LENGTH)
-    with pytest.raises(
-        MalformedBufferError, match=rf"environment 1 .* column 'final_obs/{leaf}' at step {LENGTH - 1} "
-    ):
+def test_every_leaf_of_nested_observations_is_looked_at_and_named(leaf, value, at, column, step, in_replay):
+    collector = collector_of(Pushing(), in_replay, leaf, value, at)
+    with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column '{column}/{leaf}' at step {step} "):
         collector.collect(n_step=60)
     assert len(collector.buffer) == 0
 

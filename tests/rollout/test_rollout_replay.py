@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from acting_tools import Exploring, NotingBuffer
-from gymnasium.vector import SyncVectorEnv
 from test_rollout_transitions import (
     BACKENDS,
     CASES,
@@ -82,20 +81,6 @@ def test_nested_observations_and_stacks_are_stored():
         assert (frames[:, :, 1] == frames[:, -1:, 1]).all()
 
 
-def test_a_reset_in_the_middle_of_an_episode_writes_a_boundary():
-    collector = collector_of(SyncVectorEnv([lambda: CountingEnv(((50, "terminate"),))] * NUM_ENVS), n_step=5)
-    with collector.env:
-        collector.collect(n_step=7 * NUM_ENVS, random=True)
-        collector.reset(reset_buffer=False)
-        collector.collect(n_step=6 * NUM_ENVS)
-        batch = collector.buffer.all()
-    assert len(collector.buffer) == 13 * NUM_ENVS
-    steps = batch["new_obs"][:, 0] - batch["obs"][:, 0]
-    assert (steps >= 1).all()  # a window that crossed the boundary would go back to the first steps
-    assert not batch["terminateds"].any()
-    np.testing.assert_allclose(batch["discounts"], 0.99**steps, rtol=1e-6)
-
-
 def test_random_actions_first_and_the_policy_after_them_glue_no_episodes():
     collector = collector_of(BACKENDS["light"]("SameStep"))
     collector.collect(n_step=36, random=True)
@@ -148,23 +133,6 @@ def test_the_collectors_buffer_is_the_one_given_and_may_be_replaced():
     assert (len(first), len(second)) == (8, 0)
     collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, collector.env.action_space)
     assert isinstance(collector.buffer, RolloutStore)
-
-
-@pytest.mark.parametrize("keep, told", [(True, [(10.0 * 15, 5)] * NUM_ENVS), (False, [(10.0 * 9, 2)] * NUM_ENVS)])
-def test_an_emptied_buffer_keeps_its_statistics_where_asked_and_close_ends_the_environments(keep, told):
-    policy = Exploring()
-    policy.act = lambda obs, noise: np.zeros(len(obs), np.int64)
-    vector = LightSyncVectorEnv([lambda: CountingEnv(((5, "terminate"),))] * NUM_ENVS)
-    collector = Collector(policy, vector, NotingBuffer(400, NUM_ENVS))
-    collector.collect(n_step=3 * NUM_ENVS)
-    collector.reset_buffer(keep_statistics=keep)
-    assert len(collector.buffer) == 0
-    collector.collect(n_step=2 * NUM_ENVS)
-    assert collector.buffer.told[-NUM_ENVS:] == told
-    closed = []
-    vector.close = lambda: closed.append(1)
-    collector.close()
-    assert closed == [1]
 
 
 def test_a_collector_continues_bit_by_bit_with_its_buffer_saved_beside():

@@ -1,17 +1,18 @@
 """Boundaries in a replay buffer: nothing that is drawn reaches over rows left out, resets, or other buffers."""
 
+from contextlib import closing
 from functools import partial
 from itertools import count
 
 import numpy as np
 import pytest
-from acting_tools import Acting
+from acting_tools import Acting, NotingBuffer
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 from runner_tools import ManyRunners
 
 from lockstep import AsyncCollector, Collector, DQNConfig, RolloutStore
-from lockstep.envs import CountingEnv, WorkerVectorEnv, make_vector
+from lockstep.envs import CountingEnv, WorkerVectorEnv
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup
 from lockstep.rollout.group_collector import GroupCollector
@@ -28,8 +29,31 @@ def stack_buffer(num_envs):
     return VectorReplayBuffer(200 * num_envs, num_envs, stack_num=FRAMES, save_only_last_obs=True)
 
 
-def n_step_buffer(num_envs, **options):
-    return VectorReplayBuffer(300 * num_envs, num_envs, n_step=3, gamma=0.5, **options)
+def n_step_buffer(num_envs, n_step=3, **options):
+    return VectorReplayBuffer(300 * num_envs, num_envs, n_step=n_step, gamma=0.5, **options)
+
+
+def collector_of(kind, makers, buffer):
+    if kind is AsyncCollector:
+        return AsyncCollector(Acting(), WorkerVectorEnv(makers), buffer)
+    return Collector(Acting(), SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP), buffer)
+
+
+def long_collector(kind, num_envs, **options):
+    return collector_of(kind, [partial(CountingEnv, LONG)] * num_envs, n_step_buffer(num_envs, **options))
+
+
+def stack_collector(*lengths, kind=Collector):
+    return collector_of(kind, [partial(stacking, episodes) for episodes in lengths], stack_buffer(len(lengths)))
+
+
+def group_collector():
+    made = count()
+    config = DQNConfig().environment(lambda: stacking(((20, "terminate"), (50, "terminate")), next(made)))
+    config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"hiddens": (4,)})
+    build = partial(config.build_env_runner, config.find_spaces(), False)
+    group = EnvRunnerGroup(ManyRunners(build, 2), config.sections["env_runners"])
+    return GroupCollector(config.build_policy(), group, stack_buffer(4))
 
 
 def check_windows(buffer):
@@ -75,11 +99,6 @@ def test_windows_of_an_async_collector_do_not_reach_over_steps_that_did_not_coun
         assert set(stats.returns) == {10.0 * sum(range(1, 26))}
 
 
-def stack_collector(*lengths):
-    env = SyncVectorEnv([partial(stacking, episodes) for episodes in lengths], autoreset_mode=AutoresetMode.SAME_STEP)
-    return Collector(Acting(), env, stack_buffer(len(lengths)))
-
-
 def test_rows_after_steps_that_did_not_count_are_not_drawn_where_their_frames_are_gone():
     collector = stack_collector(SHORT, LONG, LONG)
     collector.collect(n_episode=1)  # environments 1 and 2 go on to their step 7; none of theirs is stored
@@ -98,39 +117,6 @@ def test_episodes_that_begin_after_steps_that_did_not_count_are_whole():
     check_stacks(collector.buffer, lost=FRAMES - 1)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_rows_after_the_buffer_was_emptied_in_an_episode_are_not_drawn_where_their_frames_are_gone(keep):
-    collector = stack_collector(SHORT, LONG)
-    collector.collect(n_step=28)  # 0 has just ended its second episode, 1 is in the middle
-    collector.reset_buffer(keep_statistics=keep)
-    collector.reset_buffer(keep_statistics=keep)
-    collector.collect(n_step=10)
-    check_stacks(collector.buffer, lost=FRAMES - 1)
-    collector.reset()
-    collector.collect(n_step=10)
-    check_stacks(collector.buffer, lost=0)
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_rows_of_an_async_collector_after_its_buffer_was_emptied_are_not_drawn_where_frames_are_gone(keep):
-    with WorkerVectorEnv([partial(stacking, LONG)]) as env:
-        buffer = stack_buffer(1)
-        collector = AsyncCollector(Acting(), env, buffer)
-        collector.collect(n_step=9)
-        collector.reset_buffer(keep_statistics=keep)
-        collector.collect(n_step=9)
-        check_stacks(buffer, lost=FRAMES - 1)
-
-
-def group_collector():
-    made = count()
-    config = DQNConfig().environment(lambda: stacking(((20, "terminate"), (50, "terminate")), next(made)))
-    config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"hiddens": (4,)})
-    build = partial(config.build_env_runner, config.find_spaces(), False)
-    group = EnvRunnerGroup(ManyRunners(build, 2), config.sections["env_runners"])
-    return GroupCollector(config.build_policy(), group, stack_buffer(4))
-
-
 def test_a_group_of_runners_begins_new_episodes_after_a_collect_by_episodes():
     collector = group_collector()
     buffer = collector.buffer
@@ -146,16 +132,53 @@ def test_a_group_of_runners_begins_new_episodes_after_a_collect_by_episodes():
     collector.close()
 
 
-def test_rows_of_a_group_of_runners_after_its_buffer_was_emptied_in_episodes_are_not_drawn_where_frames_are_gone():
-    collector = group_collector()
-    collector.collect(n_step=4 * 20)  # 0 and 2 have just ended their first episode, 1 and 3 are in the middle
-    collector.reset_buffer()
-    collector.collect(n_step=4 * 9)
-    check_stacks(collector.buffer, lost=2 * (FRAMES - 1))
-    collector.reset()
-    collector.collect(n_step=4 * 9)
-    check_stacks(collector.buffer, lost=0)
-    collector.close()
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("make", "steps", "in_the_middle"),
+    [
+        (partial(stack_collector, SHORT, LONG), 14, 1),  # 0 has just ended its second episode
+        (partial(stack_collector, LONG, kind=AsyncCollector), 9, 1),
+        (group_collector, 20, 2),  # 0 and 2 have just ended their first episode
+    ],
+    ids=["Collector", "AsyncCollector", "GroupCollector"],
+)
+def test_rows_after_the_buffer_was_emptied_in_an_episode_are_not_drawn_where_their_frames_are_gone(
+    make, steps, in_the_middle, keep
+):
+    with closing(make()) as collector:
+        collector.collect(n_step=steps * collector.num_envs)
+        for _ in range(2):
+            collector.reset_buffer(keep_statistics=keep)
+        collector.collect(n_step=5 * collector.num_envs)
+        check_stacks(collector.buffer, lost=in_the_middle * (FRAMES - 1))
+        collector.reset()
+        collector.collect(n_step=5 * collector.num_envs)
+        check_stacks(collector.buffer, lost=0)
+
+
+@pytest.mark.parametrize(("kind", "num_envs"), [(Collector, 4), (AsyncCollector, 1)])
+@pytest.mark.parametrize(("keep", "told"), [(True, (10.0 * 15, 5)), (False, (10.0 * 9, 2))])
+def test_an_emptied_buffer_keeps_its_statistics_where_asked(kind, num_envs, keep, told):
+    buffer = NotingBuffer(40 * num_envs, num_envs)
+    with closing(collector_of(kind, [partial(CountingEnv, ((5, "terminate"),))] * num_envs, buffer)) as collector:
+        collector.collect(n_step=3 * num_envs)
+        collector.reset_buffer(keep_statistics=keep)
+        assert len(buffer) == 0
+        collector.collect(n_step=2 * num_envs)
+    assert buffer.told[-num_envs:] == [told] * num_envs
+
+
+@pytest.mark.parametrize("kind", [Collector, AsyncCollector])
+def test_a_reset_in_the_middle_of_an_episode_writes_a_boundary(kind):
+    with closing(long_collector(kind, 2, n_step=5)) as collector:
+        collector.collect(n_step=22)
+        collector.reset(reset_buffer=False)
+        assert not len(collector.buffer.unfinished_index())
+        collector.collect(n_step=22)
+        check_windows(collector.buffer)
+        batch = collector.buffer.all()
+    assert len(batch["obs"]) == 44
+    assert not batch["terminateds"].any()
 
 
 def rows_of_others(buffer):
@@ -180,30 +203,19 @@ def test_rows_after_those_of_others_are_not_drawn_where_frames_are_of_before(mak
     collector.close()
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_windows_do_not_reach_over_from_a_buffer_that_is_put_back_to_what_is_collected_then(number):
-    collector = Collector(Acting(), SyncVectorEnv([partial(CountingEnv, LONG)] * number), n_step_buffer(number))
-    collector.collect(n_step=8 * number)
-    before = collector.buffer.get_state()
-    collector.collect(n_step=5 * number)
-    collector.buffer.set_state(before)
-    collector.collect(n_step=5 * number)
-    check_windows(collector.buffer)
-
-
-def test_windows_of_an_async_collector_do_not_reach_over_from_a_buffer_that_is_put_back():
-    with WorkerVectorEnv([partial(CountingEnv, LONG)] * 2) as env:
-        collector = AsyncCollector(Acting(), env, n_step_buffer(2))
-        collector.collect(n_step=8)
+@pytest.mark.parametrize(("kind", "num_envs"), [(Collector, 1), (Collector, 3), (AsyncCollector, 2)])
+def test_windows_do_not_reach_over_from_a_buffer_that_is_put_back_to_what_is_collected_then(kind, num_envs):
+    with closing(long_collector(kind, num_envs)) as collector:
+        collector.collect(n_step=8 * num_envs)
         before = collector.buffer.get_state()
-        collector.collect(n_step=10)
+        collector.collect(n_step=5 * num_envs)
         collector.buffer.set_state(before)
-        collector.collect(n_step=10)
+        collector.collect(n_step=5 * num_envs)
         check_windows(collector.buffer)
 
 
 def test_windows_of_environments_that_are_put_back_do_not_begin_before():
-    collector = Collector(Acting(), make_vector(partial(CountingEnv, LONG)), n_step_buffer(1))
+    collector = long_collector(Collector, 1)
     collector.collect(n_step=8)
     before = collector.get_state()
     collector.collect(n_step=5)
@@ -214,7 +226,7 @@ def test_windows_of_environments_that_are_put_back_do_not_begin_before():
 
 
 def test_windows_of_a_collector_that_goes_on_with_its_buffer_reach_over():
-    collectors = [Collector(Acting(), make_vector(partial(CountingEnv, LONG)), n_step_buffer(1)) for _ in range(2)]
+    collectors = [long_collector(Collector, 1) for _ in range(2)]
     collectors[0].collect(n_step=8)
     collectors[1].set_state(collectors[0].get_state())
     collectors[1].buffer.set_state(collectors[0].buffer.get_state())
@@ -225,40 +237,33 @@ def test_windows_of_a_collector_that_goes_on_with_its_buffer_reach_over():
     assert (drawn[0]["discounts"] == 0.5**3).sum() == 11
 
 
-def check_another_buffer(collector, lost):
-    """What comes after a change of buffers lacks its first frames, and goes on with nothing that was there."""
-    first = collector.buffer
-    collector.buffer = second = stack_buffer(first.buffer_num)
-    collector.collect(n_step=40)
-    check_stacks(second, lost)
-    collector.buffer = second  # the same: nothing is lost
-    collector.collect(n_step=8)
-    check_stacks(second, lost)
-    collector.buffer = first
-    collector.collect(n_step=8)
-    check_stacks(first, first.buffer_num * (FRAMES - 1))  # by now all are in the middle
+ENDLESS = ((90, "terminate"),)
 
 
-def test_rows_after_another_buffer_was_given_in_an_episode_are_not_drawn_where_their_frames_are_gone():
-    collector = stack_collector(((14, "terminate"), (50, "terminate")), ((90, "terminate"),))
-    collector.collect(n_step=28)
-    check_another_buffer(collector, lost=FRAMES - 1)
-
-
-def test_rows_of_an_async_collector_after_another_buffer_was_given_are_not_drawn_where_frames_are_gone():
-    with WorkerVectorEnv([partial(stacking, ((90, "terminate"),))]) as env:
-        collector = AsyncCollector(Acting(), env, stack_buffer(1))
-        collector.collect(n_step=9)
-        check_another_buffer(collector, lost=FRAMES - 1)
-
-
-def test_rows_of_a_group_of_runners_after_another_buffer_was_given_are_not_drawn_where_frames_are_gone():
-    collector = group_collector()
-    collector.collect(n_step=4 * 10)
-    collector.buffer = stack_buffer(4)
-    collector.collect(n_step=4 * 9)
-    check_stacks(collector.buffer, lost=4 * (FRAMES - 1))
-    collector.close()
+@pytest.mark.parametrize(
+    ("make", "steps", "in_the_middle"),
+    [
+        (partial(stack_collector, ((14, "terminate"), (50, "terminate")), ENDLESS), 14, 1),
+        (partial(stack_collector, ENDLESS, kind=AsyncCollector), 9, 1),
+        (group_collector, 10, 4),
+    ],
+    ids=["Collector", "AsyncCollector", "GroupCollector"],
+)
+def test_rows_after_another_buffer_was_given_in_an_episode_are_not_drawn_where_their_frames_are_gone(
+    make, steps, in_the_middle
+):
+    with closing(make()) as collector:
+        collector.collect(n_step=steps * collector.num_envs)
+        first = collector.buffer
+        collector.buffer = second = stack_buffer(first.buffer_num)
+        collector.collect(n_step=40)
+        check_stacks(second, lost=in_the_middle * (FRAMES - 1))
+        collector.buffer = second  # the same: nothing is lost
+        collector.collect(n_step=8)
+        check_stacks(second, lost=in_the_middle * (FRAMES - 1))
+        collector.buffer = first
+        collector.collect(n_step=8)
+        check_stacks(first, lost=first.buffer_num * (FRAMES - 1))  # by now all are in the middle
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
