@@ -34,3 +34,17 @@ def given(steps=5, lookback=0, **options):
         len_lookback_buffer=lookback,
         **options,
     )
+
+
+def readable(episode):
+    """All that a user can read, lookback included."""
+    back = {"indices": slice(-episode.len_lookback_buffer, None), "neg_index_as_lookback": True}
+    marks = ("id_", "t", "t_started", "is_terminated", "is_truncated", "len_lookback_buffer", "agent_id", "module_id")
+    return {
+        "marks": str([getattr(episode, name) for name in (*marks, "custom_data")]),
+        "obs": episode.get_observations(**back),
+        "actions": episode.get_actions(**back),
+        "rewards": episode.get_rewards(**back),
+        "extra": {key: episode.get_extra_model_outputs(key, **back) for key in episode._extras},
+        "infos": [str(info) for info in episode.get_infos(**back)],
+    }

@@ -6,26 +6,15 @@ import threading
 
 import numpy as np
 import pytest
-from episode_makers import given, grown
+from episode_makers import given, grown, readable
 from gymnasium import spaces
 
 from lockstep.data import SampleBatch, SingleAgentEpisode
 from lockstep.data.trees import trees_equal
 
 
-def same(first, second):
-    """All that a user can read is equal."""
-    names = ("id_", "t", "t_started", "is_terminated", "is_truncated", "len_lookback_buffer", "agent_id", "module_id")
-    assert {name: getattr(first, name) for name in names} == {name: getattr(second, name) for name in names}
-    back = slice(-first.len_lookback_buffer, None)
-    for read in ("get_observations", "get_actions", "get_rewards", "get_infos"):
-        a = getattr(first, read)(back, neg_index_as_lookback=True)
-        b = getattr(second, read)(back, neg_index_as_lookback=True)
-        assert trees_equal(a, b) if read != "get_infos" else a == b
-    assert first._extras.keys() == second._extras.keys()
-    for key in first._extras:
-        assert trees_equal(first.get_extra_model_outputs(key), second.get_extra_model_outputs(key))
-    assert first.custom_data == second.custom_data
+def assert_same(first, second):
+    assert trees_equal(readable(first), readable(second))
 
 
 # ---- pieces ----
@@ -140,7 +129,7 @@ def test_concat_episode_joins_in_place():
     whole, first = grown(5, terminated=True), grown(5, terminated=True)[:2]
     second = grown(5, terminated=True).slice(slice(2, 5), len_lookback_buffer=2)
     assert first.concat_episode(second) is None
-    same(first, whole)
+    assert_same(first, whole)
     assert first.is_terminated
 
 
@@ -245,7 +234,7 @@ def test_state_round_trip_is_exact():
     episode.custom_data["k"] = [1]
     state = episode.get_state()
     back = SingleAgentEpisode.from_state(state)
-    same(episode, back)
+    assert_same(episode, back)
     assert back.observation_space == episode.observation_space
     assert back.action_space == episode.action_space
     assert back.multi_agent_episode_id == "w"
@@ -257,7 +246,7 @@ def test_state_round_trip_is_exact():
     again.add_env_step(np.zeros(2, np.float32), 0, 0.0, extra_model_outputs={"v": 1.0})
     assert len(again) == 4
     empty = SingleAgentEpisode("x")
-    same(empty, SingleAgentEpisode.from_state(empty.get_state()))
+    assert_same(empty, SingleAgentEpisode.from_state(empty.get_state()))
     with pytest.raises(KeyError, match="no state of an episode"):
         SingleAgentEpisode.from_state({})
 
@@ -265,7 +254,7 @@ def test_state_round_trip_is_exact():
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda episode: pickle.loads(pickle.dumps(episode))])
 def test_an_episode_travels(duplicate):
     for episode in (grown(3), grown(4, terminated=True).to_numpy()[1:], given(3, lookback=1)):
-        same(episode, duplicate(episode))
+        assert_same(episode, duplicate(episode))
 
 
 def test_from_sample_batch_gives_the_episode_back():
@@ -273,7 +262,7 @@ def test_from_sample_batch_gives_the_episode_back():
     back = SingleAgentEpisode.from_sample_batch(episode.get_sample_batch())
     assert back.get_infos() == [{}, *episode.get_infos(slice(1, None))]
     back._infos = episode.get_infos()
-    same(episode, back)
+    assert_same(episode, back)
     part = SingleAgentEpisode.from_sample_batch(episode.get_sample_batch().to_torch()[1:3])
     assert (part.t_started, part.t, part.is_done) == (1, 3, False)
     with pytest.raises(ValueError, match="more than one"):

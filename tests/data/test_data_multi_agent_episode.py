@@ -1,8 +1,8 @@
 """Contract, section 5: how a `MultiAgentEpisode` grows, in tables of cases, and what it refuses."""
 
-import numpy as np
 import pytest
 from gymnasium import spaces
+from multi_agent_reference import plain
 
 from lockstep.data import MultiAgentBatch, MultiAgentEnvError, MultiAgentEpisode, SampleBatch, SingleAgentEpisode
 
@@ -17,17 +17,8 @@ def grown(reset, *steps, id_="e", **options):
     return episode
 
 
-def plain(value):
-    """Arrays as lists, all the way down."""
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [plain(part) for part in value]
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
-
 # Each case: reset observations, steps, then what each agent's own episode holds:
-# agent -> (observations, actions, rewards, terminated, truncated), and (episode terminated, truncated), agents to act.
+# agent -> (observations, actions, rewards, terminated, truncated), and how the episode stands, agents to act.
 CASES = {
     "all act at every step": (
         {"a": 0, "b": 10},
@@ -36,8 +27,7 @@ CASES = {
             ({"a": 2, "b": 12}, {"a": 1, "b": 6}, {"a": 3, "b": 4}),
         ],
         {"a": ([0, 1, 2], [0, 1], [1, 3], False, False), "b": ([10, 11, 12], [5, 6], [2, 4], False, False)},
-        (False, False),
-        {"a", "b"},
+        ("open", {"a", "b"}),
     ),
     "turns: rewards are summed until the next observation": (
         {"a": 0},
@@ -47,78 +37,67 @@ CASES = {
             ({"b": 3}, {"a": 2}, {"a": 8.0, "b": 16.0}),
         ],
         {"a": ([0, 2], [0], [3], False, False), "b": ([1, 3], [1], [20], False, False)},
-        (False, False),
-        {"b"},
+        ("open", {"b"}),
     ),
     "late: an agent appears after the reset": (
         {"a": 0},
         [({"a": 1}, {"a": 0}, {"a": 1}), ({"a": 2, "b": 7}, {"a": 1}, {"a": 1}), ({"b": 8}, {"b": 3}, {"b": 2})],
         {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([7, 8], [3], [2], False, False)},
-        (False, False),
-        {"a", "b"},
+        ("open", {"a", "b"}),
     ),
     "late: rewards before the first observation are no step's": (
         {"a": 0},
         [({"a": 1}, {"a": 0}, {"a": 1, "b": 50}), ({"b": 7}, {}, {"b": 60}), ({"b": 8}, {"b": 3}, {"b": 2})],
         {"a": ([0, 1], [0], [1], False, False), "b": ([7, 8], [3], [2], False, False)},
-        (False, False),
-        {"a", "b"},
+        ("open", {"a", "b"}),
     ),
     "early: an agent terminates, the others go on": (
         {"a": 0, "b": 10},
         [({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"b": True}), ({"a": 2}, {"a": 1}, {"a": 1})],
         {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([10, 11], [1], [1], True, False)},
-        (False, False),
-        {"a"},
+        ("open", {"a"}),
     ),
     "early: a terminated agent whose action waits repeats its last observation": (
         {"a": 0, "b": 10},
         [({"a": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 1}), ({"a": 2}, {"a": 1}, {"a": 1, "b": 2}, {"b": True})],
         {"a": ([0, 1, 2], [0, 1], [1, 1], False, False), "b": ([10, 10], [1], [3], True, False)},
-        (False, False),
-        {"a"},
+        ("open", {"a"}),
     ),
     "early: an agent that terminates in the step of its action": (
         {"a": 0, "b": 10},
         [({"a": 1}, {"a": 0, "b": 1}, {"a": 1, "b": 5}, {"b": True})],
         {"a": ([0, 1], [0], [1], False, False), "b": ([10, 10], [1], [5], True, False)},
-        (False, False),
-        {"a"},
+        ("open", {"a"}),
     ),
     "__all__ terminated: who holds an observation is done without a step": (
         {"a": 0, "b": 10},
         [({"a": 1}, {"a": 0}, {"a": 1}), ({"a": 2}, {"a": 1}, {"a": 1}, {"__all__": True})],
         {"a": ([0, 1, 2], [0, 1], [1, 1], True, False), "b": ([10], [], [], True, False)},
-        (True, False),
-        set(),
+        ("terminated", set()),
     ),
     "__all__ terminated: who waits closes the step": (
         {"a": 0},
         [({"b": 1}, {"a": 0}, {"a": 1}), ({}, {"b": 3}, {"a": -1, "b": 1}, {"__all__": True})],
         {"a": ([0, 0], [0], [0], True, False), "b": ([1, 1], [3], [1], True, False)},
-        (True, False),
-        set(),
+        ("terminated", set()),
     ),
     "__all__ truncated: with the last observations": (
         {"a": 0},
         [({"b": 1}, {"a": 0}, {"a": 1}), ({"a": 2, "b": 3}, {"b": 3}, {"b": 1}, {}, {"__all__": True})],
         {"a": ([0, 2], [0], [1], False, True), "b": ([1, 3], [3], [1], False, True)},
-        (False, True),
-        set(),
+        ("truncated", set()),
     ),
     "__all__ truncated: an agent's own flag goes before": (
         {"a": 0, "b": 10},
         [({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"a": True, "__all__": False}, {"__all__": True})],
         {"a": ([0, 1], [0], [1], True, False), "b": ([10, 11], [1], [1], False, True)},
-        (False, True),
-        set(),
+        ("truncated", set()),
     ),
     "__all__ for an agent that appears in the last step": (
         {"a": 0},
         [({"a": 1, "b": 7}, {"a": 0}, {"a": 1}, {}, {"__all__": True})],
         {"a": ([0, 1], [0], [1], False, True), "b": ([7], [], [], False, True)},
-        (False, True),
-        set(),
+        ("truncated", set()),
     ),
     "no __all__: truncated where all that end last are": (
         {"a": 0, "b": 10},
@@ -127,36 +106,33 @@ CASES = {
             ({"a": 2}, {"a": 1}, {"a": 1}, {"a": False}, {"a": True}),
         ],
         {"a": ([0, 1, 2], [0, 1], [1, 1], False, True), "b": ([10, 11], [1], [1], True, False)},
-        (False, True),
-        set(),
+        ("truncated", set()),
     ),
     "no __all__: terminated with the last agent": (
         {"a": 0, "b": 10},
         [({"a": 1, "b": 11}, {"a": 0, "b": 1}, {"a": 1, "b": 1}, {"a": True}, {"b": True})],
         {"a": ([0, 1], [0], [1], True, False), "b": ([10, 11], [1], [1], False, True)},
-        (True, False),
-        set(),
+        ("terminated", set()),
     ),
     "__all__ False keeps an episode open for agents still to come": (
         {"a": 0},
         [({"a": 1}, {"a": 0}, {"a": 1}, {"a": True, "__all__": False}), ({"b": 7}, {}, {}, {"__all__": False})],
         {"a": ([0, 1], [0], [1], True, False), "b": ([7], [], [], False, False)},
-        (False, False),
-        {"b"},
+        ("open", {"b"}),
     ),
     "an agent may answer later than at once": (
         {"a": 0, "b": 10},
         [({"b": 11}, {"b": 1}, {"a": 1, "b": 1}), ({"a": 2}, {"a": 4}, {"a": 2})],
         {"a": ([0, 2], [4], [3], False, False), "b": ([10, 11], [1], [1], False, False)},
-        (False, False),
-        {"a", "b"},
+        ("open", {"a", "b"}),
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_add_env_step_case(name):
-    reset, steps, agents, ends, to_act = CASES[name]
+    reset, steps, agents, (stands, to_act) = CASES[name]
+    ends = stands == "terminated", stands == "truncated"
     episode = grown(reset, *steps)
     episode.validate()
     held = {
@@ -328,14 +304,14 @@ def test_add_env_step_refuses_wrong_types():
     episode = grown({"a": 0})
     with pytest.raises(TypeError, match="observations is a list"):
         episode.add_env_step([1], {"a": 0}, {"a": 1})
-    with pytest.raises(MultiAgentEnvError, match=r"agent 'a' in env step 0 .* the reward 'x' is a str"):
-        episode.add_env_step({"a": 1}, {"a": 0}, {"a": "x"})
-    with pytest.raises(MultiAgentEnvError, match=r"agent 'a' .* extra model outputs are a int"):
-        episode.add_env_step({"a": 1}, {"a": 0}, {"a": 1}, extra_model_outputs={"a": 3})
-    with pytest.raises(MultiAgentEnvError, match="info came without an observation"):
-        episode.add_env_step({}, {"a": 0}, {}, {"a": {}})
-    with pytest.raises(MultiAgentEnvError, match="model outputs came without an action"):
-        episode.add_env_step({}, {}, {}, extra_model_outputs={"a": {"v": 1}})
+    for step, extra, words in (
+        (({"a": 1}, {"a": 0}, {"a": "x"}), {}, r"agent 'a' in env step 0 .* the reward 'x' is a str"),
+        (({"a": 1}, {"a": 0}, {"a": 1}), {"a": 3}, r"agent 'a' .* extra model outputs are a int"),
+        (({}, {"a": 0}, {}, {"a": {}}), {}, "info came without an observation"),
+        (({}, {}, {}), {"a": {"v": 1}}, "model outputs came without an action"),
+    ):
+        with pytest.raises(MultiAgentEnvError, match=words):
+            episode.add_env_step(*step, extra_model_outputs=extra)
 
 
 def test_add_env_step_refuses_before_the_reset_and_after_the_end():

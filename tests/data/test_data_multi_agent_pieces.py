@@ -174,38 +174,30 @@ def test_concat_refuses_after_the_end():
 # ---- setters ----
 
 
-SETS = {  # what, arguments, and what is read afterwards
-    "one env step": ("observations", {"new_data": {"b": 50}, "at_indices": 1}, {"a": [0, 3], "b": [50, 2], "c": [4]}),
+def setting(what="actions", **arguments):
+    return what, arguments
+
+
+OWN, LIST = {"env_steps": False}, {"return_list": True}
+SETS = {  # what is set, and what is read afterwards
+    "one env step": (setting("observations", new_data={"b": 50}, at_indices=1), {"a": [0, 3], "b": [50, 2], "c": [4]}),
     "several": (
-        "observations",
-        {"new_data": {"b": [50, 60]}, "at_indices": [2, 1]},
+        setting("observations", new_data={"b": [50, 60]}, at_indices=[2, 1]),
         {"a": [0, 3], "b": [60, 50], "c": [4]},
     ),
-    "all": ("observations", {"new_data": {"a": [7, 8], "c": [9]}}, {"a": [7, 8], "b": [1, 2], "c": [9]}),
-    "from the end": ("actions", {"new_data": {"a": 7}, "at_indices": -1}, {"a": [100, 7], "b": [101, 102]}),
-    "what waits": ("actions", {"new_data": {"b": [7, 8]}}, {"a": [100, 103], "b": [7, 8]}),
-    "own steps": (
-        "actions",
-        {"new_data": {"a": 7, "b": 8}, "at_indices": -1, "env_steps": False},
-        {"a": [100, 7], "b": [101, 8]},
-    ),
-    "a list": (
-        "actions",
-        {"new_data": [{"b": 5}, {}], "at_indices": slice(1, 3), "return_list": True},
-        {"a": [100, 103], "b": [5, 102]},
-    ),
-    "agent_ids": (
-        "actions",
-        {"new_data": {"a": [1, 2], "b": [3, 4]}, "agent_ids": "a"},
-        {"a": [1, 2], "b": [101, 102]},
-    ),
-    "rewards that wait": ("rewards", {"new_data": {"b": 32.0}, "at_indices": 2}, {"a": [0.875, 0.0], "b": [1.0, 32.0]}),
+    "all": (setting("observations", new_data={"a": [7, 8], "c": [9]}), {"a": [7, 8], "b": [1, 2], "c": [9]}),
+    "from the end": (setting(new_data={"a": 7}, at_indices=-1), {"a": [100, 7], "b": [101, 102]}),
+    "what waits": (setting(new_data={"b": [7, 8]}), {"a": [100, 103], "b": [7, 8]}),
+    "own steps": (setting(new_data={"a": 7, "b": 8}, at_indices=-1, **OWN), {"a": [100, 7], "b": [101, 8]}),
+    "a list": (setting(new_data=[{"b": 5}, {}], at_indices=slice(1, 3), **LIST), {"a": [100, 103], "b": [5, 102]}),
+    "agent_ids": (setting(new_data={"a": [1, 2], "b": [3, 4]}, agent_ids="a"), {"a": [1, 2], "b": [101, 102]}),
+    "rewards that wait": (setting("rewards", new_data={"b": 32.0}, at_indices=2), {"a": [0.875, 0], "b": [1, 32]}),
 }
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_setter_case(name):
-    what, arguments, expected = SETS[name]
+    (what, arguments), expected = SETS[name]
     episode = in_turns()
     getattr(episode, f"set_{what}")(**arguments)
     assert plain(getattr(episode, f"get_{what}")()) == expected
@@ -233,48 +225,23 @@ def test_setter_of_extra_model_outputs_sets_and_adds():
 
 
 UNSETTABLE = {
-    "outside the space": (
-        "actions",
-        {"new_data": {"a": [100, 500], "b": [1, 1]}},
-        ValueError,
-        r"agent 'a'.*500.*Discrete",
-    ),
-    "waiting, outside the space": (
-        "actions",
-        {"new_data": {"b": 500}, "at_indices": 2},
-        ValueError,
-        r"agent 'b'.*500.*space",
-    ),
-    "too many": ("actions", {"new_data": {"a": [1, 2, 3]}}, IndexError, r"agent 'a': 3 new actions for 2 places"),
-    "not there": ("actions", {"new_data": {"a": 1}, "at_indices": 1}, IndexError, r"agent 'a' has no actions at t=1"),
-    "unknown agent": ("actions", {"new_data": {"z": [1]}}, KeyError, r"no agent 'z'.*'a', 'b', 'c'"),
-    "agent without data": (
-        "actions",
-        {"new_data": {"b": [1, 1]}, "agent_ids": ["a"]},
-        KeyError,
-        r"new_data has no agent 'a'",
-    ),
-    "no dict": ("actions", {"new_data": [1, 2]}, TypeError, r"new_data is a list; a dict"),
-    "no list": ("actions", {"new_data": {"a": [1, 2]}, "return_list": True}, TypeError, r"a list with one dict"),
-    "list too short": (
-        "actions",
-        {"new_data": [{"a": 1}], "return_list": True},
-        IndexError,
-        r"1 dicts of actions for 4",
-    ),
-    "list, not there": (
-        "actions",
-        {"new_data": [{"b": 1}], "at_indices": [0], "return_list": True},
-        IndexError,
-        r"agent 'b' has no actions at t=0",
-    ),
-    "out of range": ("observations", {"new_data": {"a": 1}, "at_indices": 7}, IndexError, r"index 7 of observations"),
+    "outside the space": (setting(new_data={"a": [100, 500], "b": [1, 1]}), ValueError, r"agent 'a'.*500.*Discrete"),
+    "waiting, outside the space": (setting(new_data={"b": 500}, at_indices=2), ValueError, r"agent 'b'.*500.*space"),
+    "too many": (setting(new_data={"a": [1, 2, 3]}), IndexError, r"agent 'a': 3 new actions for 2 places"),
+    "not there": (setting(new_data={"a": 1}, at_indices=1), IndexError, r"agent 'a' has no actions at t=1"),
+    "unknown agent": (setting(new_data={"z": [1]}), KeyError, r"no agent 'z'.*'a', 'b', 'c'"),
+    "agent without data": (setting(new_data={"b": [1, 1]}, agent_ids=["a"]), KeyError, r"new_data has no agent 'a'"),
+    "no dict": (setting(new_data=[1, 2]), TypeError, r"new_data is a list; a dict"),
+    "no list": (setting(new_data={"a": [1, 2]}, **LIST), TypeError, r"a list with one dict"),
+    "list too short": (setting(new_data=[{"a": 1}], **LIST), IndexError, r"1 dicts of actions for 4"),
+    "list, not there": (setting(new_data=[{"b": 1}], at_indices=[0], **LIST), IndexError, r"agent 'b' has no actions"),
+    "out of range": (setting("observations", new_data={"a": 1}, at_indices=7), IndexError, r"index 7 of observations"),
 }
 
 
 @pytest.mark.parametrize("name", UNSETTABLE)
 def test_setter_refuses_and_changes_nothing(name):
-    what, arguments, error, message = UNSETTABLE[name]
+    (what, arguments), error, message = UNSETTABLE[name]
     episode = in_turns(action_space={agent: spaces.Discrete(200) for agent in "abc"})
     before = state_of(episode)
     with pytest.raises(error, match=message):
@@ -287,7 +254,7 @@ def test_setter_refuses_and_changes_nothing(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_constructor_from_lists_is_the_recorded_episode(name):
-    reset, steps, agents, ends, _ = CASES[name]
+    reset, steps, agents, (stands, _) = CASES[name]
     recorded = grown(reset, *steps)
     said = steps[-1][3:] and any("__all__" in flags for flags in steps[-1][3:])
     flags = {"terminateds": recorded.get_terminateds(), "truncateds": recorded.get_truncateds()}
@@ -308,7 +275,7 @@ def test_constructor_from_lists_is_the_recorded_episode(name):
     assert {a: (s.is_terminated, s.is_truncated) for a, s in built.agent_episodes.items()} == {
         agent: case[3:] for agent, case in agents.items()
     }
-    assert (built.is_terminated, built.is_truncated) == ends
+    assert (built.is_terminated, built.is_truncated) == (stands == "terminated", stands == "truncated")
 
 
 def test_constructor_lookback_is_not_counted():
