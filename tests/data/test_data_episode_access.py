@@ -168,13 +168,6 @@ def test_one_hot_discrete_follows_the_space():
     assert got["d"].tolist() == [0, 1]
     assert got["m"].tolist() == [0, 1, 0, 0, 1]
     assert got["t"][0].tolist() == [0.5]
-    with pytest.raises(ValueError, match="needs the space of the actions"):
-        given().get_actions(one_hot_discrete=True)
-
-
-def test_an_unknown_extra_output_names_those_that_exist():
-    with pytest.raises(KeyError, match=r"'w'; there are \['v'\]"):
-        given().get_extra_model_outputs("w")
 
 
 # ---- setters ----
@@ -207,18 +200,6 @@ def test_setters_at_indices():
     assert episode.get_rewards().tolist() == [1.5, 5.0, 6.0, 3.0]
 
 
-def test_setters_refuse_lengths_that_differ():
-    episode = given()
-    with pytest.raises(IndexError, match="new observations have 4 items for 5 places"):
-        episode.set_observations(new_data=[1, 2, 3, 4])
-    with pytest.raises(IndexError, match="new actions have 1 items for 2 places"):
-        episode.set_actions(new_data=[1], at_indices=[0, 1])
-    with pytest.raises(IndexError, match="index 4 of rewards"):
-        episode.set_rewards(new_data=1.0, at_indices=4)
-    with pytest.raises(IndexError, match="'w'; a new one takes all 4 values"):
-        episode.set_extra_model_outputs(key="w", new_data=[1, 2, 3])
-
-
 def test_setters_refuse_values_outside_the_space():
     box = spaces.Box(-1, 1, (2,), np.float32)
     episode = SingleAgentEpisode(
@@ -240,8 +221,6 @@ def test_a_new_extra_output_fills_the_lookback_with_zeros():
     episode.set_extra_model_outputs(key="w", new_data=[1.0, 2.0, 3.0, 4.0])
     got = episode.get_extra_model_outputs("w", slice(-3, None), neg_index_as_lookback=True)
     assert got.tolist() == [0, 0, 0, 1, 2, 3, 4]
-    with pytest.raises(KeyError, match="takes all 4 values at once"):
-        episode.set_extra_model_outputs(key="z", new_data=1.0, at_indices=0)
 
 
 def test_setters_never_write_into_arrays_of_others():

