@@ -8,10 +8,11 @@ from lockstep import PPOConfig, SampleBatch
 from lockstep.data.episode import SingleAgentEpisode
 
 MODULE = "default_policy"
-BOX, THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(3)
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+THREE, FROM_FIVE = spaces.Discrete(3), spaces.Discrete(3, start=5)
 
 
-def make_policy(config=None, action_space=THREE, seed=0, observation_space=BOX, **environment):
+def make_policy(action_space=FROM_FIVE, observation_space=BOX, config=None, seed=0, **environment):
     """A policy with small networks whose actions differ from one observation to the next."""
     config = (config or PPOConfig()).debugging(seed=seed).rl_module(model_config={"hiddens": (8,), "policy_gain": 1.0})
     spaces_given = {"observation_space": observation_space, "action_space": action_space}

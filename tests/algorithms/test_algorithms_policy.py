@@ -6,8 +6,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from algorithm_tools import BOX, FROM_FIVE, make_policy
 from gymnasium import spaces
-from space_envs import BOX, SpaceEnv
+from space_envs import SpaceEnv
 
 from lockstep import (
     A2CConfig,
@@ -28,17 +29,11 @@ from lockstep.state.checkpoint import CheckpointError
 
 OBS = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
 ACTIONS = [
-    spaces.Discrete(3, start=5),
+    FROM_FIVE,
     spaces.MultiDiscrete([2, 3], start=[1, 4]),
     spaces.MultiBinary(4),
     spaces.Box(-0.5, 2.0, (2,), np.float32),
 ]
-
-
-def make_policy(action_space=ACTIONS[0], observation_space=BOX, config=None, seed=0, **environment):
-    config = (config or PPOConfig()).debugging(seed=seed).rl_module(model_config={"hiddens": (8,), "policy_gain": 1.0})
-    spaces_given = {"observation_space": observation_space, "action_space": action_space}
-    return config.environment(**spaces_given, **environment).build_policy()
 
 
 # -- acting ---
@@ -164,6 +159,14 @@ def test_rescaled_actions_reach_the_bounds_of_the_space():
 # -- bad input ---
 
 
+@pytest.mark.parametrize("obs", [np.zeros((2, 4)), np.zeros(3), np.zeros((2, 3, 1)), [[0.0]]])
+def test_observations_of_another_shape_are_refused_with_both(obs):
+    with pytest.raises(ValueError, match=r"obs has the shape \(.*\), expected \[B, 3\]"):
+        make_policy().compute_actions(obs)
+    with pytest.raises(ValueError, match=r"obs has the shape \(4,\), expected \(3,\)"):
+        make_policy().compute_single_action(np.zeros(4))
+
+
 def test_of_an_observation_with_its_info_and_of_one_without_rows_is_said_what_to_give():
     policy, obs = make_policy(), np.zeros(3, np.float32)
     for compute in (policy.compute_single_action, policy.compute_actions):
@@ -173,14 +176,6 @@ def test_of_an_observation_with_its_info_and_of_one_without_rows_is_said_what_to
             compute((obs, {}))
     with pytest.raises(ValueError, match=r"compute_actions takes B observations, compute_single_action one"):
         policy.compute_actions(obs)
-
-
-@pytest.mark.parametrize("obs", [np.zeros((2, 4)), np.zeros(3), np.zeros((2, 3, 1)), [[0.0]]])
-def test_observations_of_another_shape_are_refused_with_both(obs):
-    with pytest.raises(ValueError, match=r"obs has the shape \(.*\), expected \[B, 3\]"):
-        make_policy().compute_actions(obs)
-    with pytest.raises(ValueError, match=r"obs has the shape \(4,\), expected \(3,\)"):
-        make_policy().compute_single_action(np.zeros(4))
 
 
 NESTED = spaces.Dict(a=BOX, b=spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 255, (2,), np.uint8)]))
@@ -263,6 +258,8 @@ def test_update_in_a_training_step_learns_and_reports():
     policy = make_policy()
     store = rollout(policy)
     with policy_within_training_step(policy):
+        with pytest.raises(ValueError, match=r"sample_size=8.*whole rollout; give 0"):
+            policy.update(8, store)
         stats = policy.update(0, store, 4, 3)
     assert policy.weights_seq_no == 1
     assert policy.last_results["__all_modules__"]["num_minibatches"] == 12
@@ -271,13 +268,6 @@ def test_update_in_a_training_step_learns_and_reports():
     with policy_within_training_step(policy):
         policy.update(0, store)
     assert policy.last_results["__all_modules__"]["num_minibatches"] == policy.config.num_epochs
-
-
-def test_update_takes_the_whole_rollout_only():
-    policy = make_policy()
-    store = rollout(policy)
-    with policy_within_training_step(policy), pytest.raises(ValueError, match=r"sample_size=8.*whole rollout; give 0"):
-        policy.update(8, store)
 
 
 def test_what_was_learned_is_acted_on_at_once():
@@ -313,14 +303,17 @@ def trained(seed=0, config=None):
 
 @pytest.mark.parametrize("config", [PPOConfig, A2CConfig])
 def test_saved_policy_is_restored_and_goes_on_drawing_where_it_was(config, tmp_path):
-    policy, other = trained(config=config()), trained(seed=1, config=config())
+    policy, other, third = (trained(seed, config()) for seed in range(3))
     path = policy.save_to_path(tmp_path / "policy")
     other.restore_from_path(path)
-    loaded = [other, Policy.from_checkpoint(path), load_policy(path)]
+    third.set_state(policy.get_state())
+    loaded = [other, third, Policy.from_checkpoint(path), load_policy(path)]
+    assert not np.allclose(policy.connectors.obs(OBS), OBS)
     with policy_within_training_step(policy):
         expected = policy.compute_actions(OBS)
     for each in loaded:
         assert each.config.algorithm == policy.config.algorithm
+        np.testing.assert_array_equal(each.connectors.obs(OBS), policy.connectors.obs(OBS))
         np.testing.assert_array_equal(each.compute_actions(OBS), policy.compute_actions(OBS))
         with policy_within_training_step(each):
             np.testing.assert_array_equal(each.compute_actions(OBS), expected)
@@ -341,25 +334,10 @@ def test_loading_and_using_a_policy_changes_nothing_for_the_process(tmp_path):
             for load in (load_policy, Policy.from_checkpoint):
                 policy = load(path)
                 policy.compute_actions(OBS, explore=True)
-                Collector(policy, SpaceEnv(action_space=ACTIONS[0])).collect(n_episode=2)
+                Collector(policy, SpaceEnv(BOX, ACTIONS[0])).collect(n_episode=2)
                 assert process() == found
     finally:
         torch.set_num_threads(before)
-
-
-def test_state_of_a_policy_round_trips():
-    policy, other = trained(), trained(seed=1)
-    other.set_state(policy.get_state())
-    with policy_within_training_step(policy), policy_within_training_step(other):
-        np.testing.assert_array_equal(other.compute_actions(OBS), policy.compute_actions(OBS))
-
-
-def test_loaded_policy_has_the_statistics_of_the_observations(tmp_path):
-    policy = trained()
-    loaded = load_policy(policy.save_to_path(tmp_path / "policy"))
-    mine, theirs = (each.connectors.obs(OBS) for each in (policy, loaded))
-    assert not np.allclose(mine, OBS)
-    np.testing.assert_array_equal(theirs, mine)
 
 
 def test_a_module_restored_alone_says_which_connectors_it_leaves_out(tmp_path):
@@ -383,7 +361,7 @@ def test_a_module_restored_alone_says_which_connectors_it_leaves_out(tmp_path):
 
 
 def test_policy_of_an_environment_that_cannot_be_imported_is_loaded_without_it(tmp_path):
-    policy = PPOConfig().environment(lambda: SpaceEnv()).rl_module(model_config={"hiddens": (4,)}).build_policy()
+    policy = PPOConfig().environment(lambda: SpaceEnv(BOX)).rl_module(model_config={"hiddens": (4,)}).build_policy()
     loaded = load_policy(policy.save_to_path(tmp_path / "policy"))
     np.testing.assert_array_equal(loaded.compute_actions(OBS), policy.compute_actions(OBS))
 
@@ -418,10 +396,7 @@ def learner_by_hand(action_space=ACTIONS[0], kind=PPOLearner):
 @pytest.mark.parametrize("space", [ACTIONS[0], ACTIONS[3]], ids=lambda space: type(space).__name__)
 def test_a_policy_acts_and_learns_with_a_learner_made_by_hand(space, tmp_path):
     learner = learner_by_hand(space)
-    config = (
-        PPOConfig().environment(observation_space=BOX, action_space=space).rl_module(model_config={"hiddens": (8,)})
-    )
-    policy = Policy(config, LearnerGroup(learner))
+    policy = Policy(make_policy(space).config, LearnerGroup(learner))
     assert policy.module is learner.module["default_policy"]
     before = policy.compute_actions(OBS)
     store = rollout(policy)
@@ -434,11 +409,7 @@ def test_a_policy_acts_and_learns_with_a_learner_made_by_hand(space, tmp_path):
 
 
 def test_a_policy_is_made_of_a_configuration_and_its_learner_group():
-    config = (
-        PPOConfig()
-        .environment(observation_space=BOX, action_space=ACTIONS[0])
-        .rl_module(model_config={"hiddens": (8,)})
-    )
+    config = make_policy().config
     policy = Policy(config, config.build_learner_group())
     assert (policy.observation_space, policy.action_space) == (BOX, ACTIONS[0])
     np.testing.assert_array_equal(policy.compute_actions(OBS), config.build_policy().compute_actions(OBS))
