@@ -22,15 +22,11 @@ TRUNCATEDS = np.array([[0, 0], [1, 0], [0, 0], [0, 0]], dtype=bool)
 TRACE = (REWARDS, NEXT_VALUES, TERMINATEDS, TRUNCATEDS)
 
 
-def test_gae_written_out():
+def test_gae_and_lambda_returns_written_out():
     advantages, targets = gae(REWARDS, VALUES, NEXT_VALUES, TERMINATEDS, TRUNCATEDS, gamma=0.5, lambda_=0.5)
     np.testing.assert_array_equal(advantages, [[1.375, 0.328125], [3.5, -0.6875], [2.5, 1.25], [2.0, 1.0]])
+    np.testing.assert_array_equal(lambda_returns(*TRACE, gamma=0.5, lambda_=0.5), targets)
     np.testing.assert_array_equal(targets, [[2.375, 0.328125], [4.5, 0.3125], [4.5, 1.25], [4.0, 3.0]])
-
-
-def test_lambda_returns_written_out():
-    returns = lambda_returns(*TRACE, gamma=0.5, lambda_=0.5)
-    np.testing.assert_array_equal(returns, [[2.375, 0.328125], [4.5, 0.3125], [4.5, 1.25], [4.0, 3.0]])
 
 
 def test_discounted_returns_written_out():

@@ -16,18 +16,17 @@ NEXT_VALUES = np.array([1.0, 3.0, 6.0])
 NONE = np.zeros(3, dtype=bool)
 
 
-def test_vtrace_written_out():
-    vs, pg_advantages = vtrace(LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5)
-    np.testing.assert_allclose(vs, [2.25, 3.0, 4.0], rtol=1e-15)
-    np.testing.assert_allclose(pg_advantages, [0.25, 2.0, 1.0], rtol=1e-15)
-
-
-def test_vtrace_written_out_with_three_different_limits():
-    vs, pg_advantages = vtrace(
-        LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5, clip_rho=1.5, clip_c=1.0, clip_pg_rho=3.0
-    )
-    np.testing.assert_allclose(vs, [2.4375, 3.75, 4.0], rtol=1e-15)
-    np.testing.assert_allclose(pg_advantages, [0.4375, 4.0, 1.0], rtol=1e-15)
+@pytest.mark.parametrize(
+    "limits, expected_vs, expected_advantages",
+    [
+        ({}, [2.25, 3.0, 4.0], [0.25, 2.0, 1.0]),
+        ({"clip_rho": 1.5, "clip_c": 1.0, "clip_pg_rho": 3.0}, [2.4375, 3.75, 4.0], [0.4375, 4.0, 1.0]),
+    ],
+)
+def test_vtrace_written_out(limits, expected_vs, expected_advantages):
+    vs, pg_advantages = vtrace(LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5, **limits)
+    np.testing.assert_allclose(vs, expected_vs, rtol=1e-15)
+    np.testing.assert_allclose(pg_advantages, expected_advantages, rtol=1e-15)
 
 
 def test_vtrace_written_out_with_ends():

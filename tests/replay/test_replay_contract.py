@@ -9,6 +9,7 @@ from gymnasium import spaces
 from replay_tools import check_counting, fill_from_counting, rows
 
 from lockstep.data import SampleBatch
+from lockstep.data.trees import named_leaves
 from lockstep.replay import (
     HERReplayBuffer,
     HERVectorReplayBuffer,
@@ -17,13 +18,6 @@ from lockstep.replay import (
     ReplayBuffer,
     VectorReplayBuffer,
 )
-
-
-def same(left, right):
-    assert list(left) == list(right)
-    for name in left:
-        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
-
 
 # ---- the schema ----------------------------------------------------------------------------------------
 
@@ -62,27 +56,31 @@ def test_schema_comes_from_the_spaces():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        (
-            "obs",
-            np.zeros((2, 3), np.float32),
-            r"'obs' expects shape \(2, 4\) of float32.*got shape \(2, 3\) of float32",
-        ),
-        ("obs", np.zeros((3, 4), np.float32), r"'obs' expects shape \(2, 4\).*got shape \(3, 4\)"),
-        ("obs", np.zeros((2, 4), complex), r"'obs' expects .* of float32.*got shape \(2, 4\) of complex128"),
-        ("actions", np.zeros(2), r"'actions' expects shape \(2,\) of int64.*got shape \(2,\) of float64"),
-        ("rewards", np.zeros((2, 1), np.float32), r"'rewards' expects shape \(2,\).*got shape \(2, 1\)"),
-        ("terminateds", np.zeros((2, 2), bool), r"'terminateds' expects shape \(2,\) of bool"),
-        ("new_obs", {"a": np.zeros((2, 4))}, "'new_obs' expects .* got dict"),
+        ("obs", np.zeros((2, 3), np.float32), r"expects shape \(2, 4\) of float32.*got shape \(2, 3\) of float32"),
+        ("obs", np.zeros((3, 4), np.float32), r"expects shape \(2, 4\).*got shape \(3, 4\)"),
+        ("obs", np.zeros((4, 2), np.float32), r"got shape \(4, 2\)"),  # as many bytes
+        ("obs", np.zeros((2, 2, 2), np.float32), r"got shape \(2, 2, 2\)"),
+        ("obs", np.zeros((2, 4), complex), r"of float32.*got shape \(2, 4\) of complex128"),
+        ("actions", np.zeros(2), r"expects shape \(2,\) of int64.*got shape \(2,\) of float64"),
+        ("actions", np.zeros((2, 1), np.int64), r"got shape \(2, 1\)"),
+        ("rewards", np.zeros((2, 1), np.float32), r"expects shape \(2,\).*got shape \(2, 1\)"),
+        ("rewards", np.zeros((1, 2), np.float32), r"got shape \(1, 2\)"),
+        ("terminateds", np.zeros((2, 2), bool), r"expects shape \(2,\) of bool"),
+        ("truncateds", np.zeros((2, 1), bool), r"expects shape \(2,\) of bool"),
+        ("new_obs", {"a": np.zeros((2, 4))}, "expects .* got dict"),
+        ("new_obs", np.zeros((2, 2), np.complex64), "of float32.*of complex64"),
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_row_that_does_not_fit_raises_with_field_expected_and_given_shape_and_dtype(name, value, message, shared):
     buffer = VectorReplayBuffer(20, 2, ignore_obs_next=shared)
     buffer.add(rows(2))
-    before = buffer.all()
-    with pytest.raises(ValueError, match=message):
+    before = buffer.get_state()
+    with pytest.raises(ValueError, match=f"'{name}' .*{message}"):
         buffer.add({**rows(2, 1), name: value})
-    same(buffer.all(), before)
+    pairs = zip(named_leaves("", before), named_leaves("", buffer.get_state()), strict=True)
+    for (path, kept), (_, found) in pairs:
+        np.testing.assert_array_equal(found, kept, err_msg=path)
 
 
 def test_missing_and_unknown_columns_are_named():
@@ -155,13 +153,6 @@ def test_wrong_sub_buffers_are_refused():
 # ---- drawing -------------------------------------------------------------------------------------------
 
 
-def test_a_sample_batch_can_be_added():
-    buffer = VectorReplayBuffer(20, 2)
-    for step in range(3):
-        buffer.add(SampleBatch(rows(2, step)))
-    assert buffer.all()["obs"][:, 0].tolist() == [0, 1, 2, 1, 2, 3]
-
-
 def test_sample_has_the_columns_of_transitions():
     buffer = fill_from_counting(VectorReplayBuffer(40, 4), 9)
     batch = buffer.sample(16)
@@ -169,7 +160,6 @@ def test_sample_has_the_columns_of_transitions():
     assert len(batch) == 16
     assert set(batch) == {"obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "batch_indexes"}
     check_counting(buffer, batch)
-    assert set(PrioritizedReplayBuffer(3, n_step=2).__class__.__mro__[1:2]) == {ReplayBuffer}
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, True, None])
@@ -231,7 +221,7 @@ def test_next_prev_and_reading_take_negative_indices_as_an_array_does():
         full.next(-7)
     vector = VectorReplayBuffer(12, 2)
     for step in range(3):
-        vector.add(rows(2, step))
+        vector.add(SampleBatch(rows(2, step)))
     assert vector.prev([-1, -2]).tolist() == vector.prev([5, 4]).tolist() == [3, 2]
     with pytest.raises(IndexError, match="index -1 is out of range: 0 rows"):
         ReplayBuffer(6).prev(-1)

@@ -254,6 +254,8 @@ def test_update_with_itself_is_refused_and_other_columns_too():
     buffer = fill_from_counting(ReplayBuffer(20), 9)
     with pytest.raises(ValueError, match="with itself"):
         buffer.update(buffer)
+    with pytest.raises(ValueError, match="another view of its rows"):
+        buffer.update(buffer.with_whole_returns(0.9))
     other = ReplayBuffer(20)
     other.add(rows(1))
     with pytest.raises(ValueError, match="'obs' expects"):
@@ -273,12 +275,6 @@ def test_an_update_that_does_not_fit_writes_nothing(shared):
         with pytest.raises(ValueError, match="'obs' expects" if obs_size == 3 else "'marked' expects"):
             buffer.update(other)
         tree_equal(buffer.get_state(), before)
-
-
-def test_an_update_with_a_view_of_the_same_rows_is_refused():
-    buffer = fill_from_counting(ReplayBuffer(20), 9)
-    with pytest.raises(ValueError, match="another view of its rows"):
-        buffer.update(buffer.with_whole_returns(0.9))
 
 
 def test_reset_keeps_statistics_where_asked():
@@ -403,14 +399,14 @@ def test_batches_joined_with_the_same_eps_id_stay_episodes_of_their_own():
     assert ReplayBuffer.from_batch(joined, n_step=5, gamma=1.0).all()["rewards"].tolist() == [3, 3, 2, 3, 3, 2]
 
 
-def test_an_agent_that_acts_at_some_steps_only_has_one_episode():
-    batch = {**rows(3), "eps_id": np.zeros(3, np.int64), "t": np.array([0, 2, 4])}
-    assert ReplayBuffer.from_batch(batch, n_step=5, gamma=1.0).all()["rewards"].tolist() == [3, 3, 2]
-
-
-def test_agents_that_share_an_eps_id_are_episodes_of_their_own():
-    batch = {**rows(4), "eps_id": np.zeros(4, np.int64), "agent_id": np.array([0, 0, 1, 1])}
-    assert ReplayBuffer.from_batch(batch, n_step=5, gamma=1.0).all()["rewards"].tolist() == [1, 1, 5, 3]
+@pytest.mark.parametrize(
+    "more, rewards",
+    [({"t": [0, 2, 4, 5]}, [6, 6, 5, 3]), ({"agent_id": [0, 0, 1, 1]}, [1, 1, 5, 3])],
+    ids=["acts-at-some-steps", "agents-of-one-episode"],
+)
+def test_rows_of_one_eps_id_are_one_episode_of_each_agent(more, rewards):
+    batch = {**rows(4), "eps_id": np.zeros(4, np.int64), **{name: np.array(column) for name, column in more.items()}}
+    assert ReplayBuffer.from_batch(batch, n_step=5, gamma=1.0).all()["rewards"].tolist() == rewards
 
 
 def test_rows_that_only_pad_sequences_become_no_transitions():

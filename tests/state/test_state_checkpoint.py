@@ -32,23 +32,9 @@ NUMPY_TYPES = [
 ]
 # fmt: on
 TORCH_TYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
 ]
 
 
@@ -196,16 +182,16 @@ def test_a_safetensors_file_from_elsewhere_is_read_as_tensors(tmp_path: Path) ->
     assert torch.equal(parse_tensor_file(file.read_bytes())["w"], torch.ones(3))
 
 
-def test_writing_again_replaces_the_checkpoint_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("swap", [True, False])
+def test_writing_again_replaces_the_checkpoint_whole(
+    tmp_path: Path, swap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not swap:  # a file system that cannot exchange two names
+        monkeypatch.setattr("lockstep.state.replace._exchange", lambda first, second: False)
     write_checkpoint(tmp_path / "best", {"": {"old": 1, "step": 1}})
     write_checkpoint(tmp_path / "best", {"": {"step": 2}})
     assert read_checkpoint(tmp_path / "best") == {"": {"step": 2}}
     assert [child.name for child in tmp_path.iterdir()] == ["best"]
-
-
-def test_replacing_works_where_names_cannot_be_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.state.replace._exchange", lambda first, second: False)
-    test_writing_again_replaces_the_checkpoint_whole(tmp_path)
 
 
 def test_relative_paths_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,25 +226,27 @@ def test_what_has_no_safe_form_is_refused_with_its_place(tmp_path: Path, value: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tree_that_contains_itself_is_refused(tmp_path: Path) -> None:
-    loop: dict = {}
-    loop["again"] = loop
-    with pytest.raises(CheckpointError, match="contains itself"):
-        write_checkpoint(tmp_path / "c", {"": {"loop": loop}})
-    assert list(tmp_path.iterdir()) == []
+LOOP: dict = {}
+LOOP["again"] = LOOP
+NAMES = ["", "..", ".hidden", "a/b", "a\\b", "nul\0", "a\n", "manifest", "x" * 201, 3]
+FOLDERS = ["/abs", "../up", "a//b", "a/../../b", "a/"]
 
 
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a\\b", "nul\0", "a\n", "manifest", "x" * 201, 3])
-def test_keys_that_cannot_be_file_names_are_refused(tmp_path: Path, name: object) -> None:
-    with pytest.raises(CheckpointError, match="key"):
-        write_checkpoint(tmp_path / "c", {"": {name: 1}})
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("folder", ["/abs", "../up", "a//b", "a/../../b", "a/"])
-def test_folders_that_lead_outside_are_refused(tmp_path: Path, folder: str) -> None:
-    with pytest.raises(CheckpointError, match="folder"):
-        write_checkpoint(tmp_path / "c", {folder: {"a": 1}})
+@pytest.mark.parametrize(
+    ("folders", "metadata", "complaint"),
+    [
+        *(({"": {name: 1}}, None, "key") for name in NAMES),
+        *(({folder: {"a": 1}}, None, "folder") for folder in FOLDERS),
+        ({"": {"loop": LOOP}}, None, "contains itself"),
+        ({"": {"a": 1}}, {"f": print}, "metadata must be plain JSON"),
+    ],
+    ids=[*(f"key-{k}" for k in range(len(NAMES))), *(f"folder-{k}" for k in range(len(FOLDERS))), "loop", "metadata"],
+)
+def test_names_trees_and_metadata_that_cannot_be_written_are_refused_and_leave_nothing(
+    tmp_path: Path, folders: dict, metadata: dict | None, complaint: str
+) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        write_checkpoint(tmp_path / "c", folders, metadata=metadata)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -271,12 +259,6 @@ def test_something_else_in_the_place_is_refused_and_left_alone(tmp_path: Path) -
     with pytest.raises(CheckpointError, match="a file is in its place"):
         write_checkpoint(tmp_path / "file", {"": {"a": 1}})
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-
-
-def test_metadata_must_be_json(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="metadata must be plain JSON"):
-        write_checkpoint(tmp_path / "c", {"": {"a": 1}}, metadata={"f": print})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_ordered_dicts_come_back_as_dicts(tmp_path: Path) -> None:
