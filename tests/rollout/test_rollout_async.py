@@ -18,6 +18,8 @@ from lockstep.trainer import Callback, restore_trainer, save_trainer
 
 ENVS = 4
 """of all runners together"""
+MADE = []
+"""trainers of the test that runs, to be closed after it"""
 
 
 class Late(ManyRunners):
@@ -49,6 +51,13 @@ def config_of(config=IMPALAConfig, *, num_runners=2, length=8, batch=64, model=N
     )
 
 
+@pytest.fixture(autouse=True)
+def closed_after_each_test():
+    yield
+    while MADE:
+        MADE.pop().train_collector.close()
+
+
 def trainer_of(config, num_runners=2, seed=0, max_epoch=2, updates=4, callbacks=()):
     """A trainer over runners in this process, which are late at random."""
     policy = config.build_policy()
@@ -61,7 +70,7 @@ def trainer_of(config, num_runners=2, seed=0, max_epoch=2, updates=4, callbacks=
         policy, group, fragment_length=length, fragments_per_batch=number, max_lag=config.max_lag
     )
     assert collector.steps_per_collect == sized.steps_per_batch
-    return OnpolicyTrainer(
+    trainer = OnpolicyTrainer(
         policy,
         max_epoch=max_epoch,
         batch_size=config.minibatch_size,
@@ -71,6 +80,19 @@ def trainer_of(config, num_runners=2, seed=0, max_epoch=2, updates=4, callbacks=
         repeat_per_collect=config.num_epochs,
         callbacks=callbacks,
     )
+    MADE.append(trainer)
+    return trainer
+
+
+def steps_of(trainer):
+    """How many steps were sampled, and of them trained, dropped and kept waiting."""
+    stats = trainer.train_collector.get_stats()
+    return [stats[f"num_steps_{name}"] for name in ("sampled", "collected", "dropped", "waiting")]
+
+
+def assert_none_is_lost(stats):
+    """Every step that was sampled is trained, dropped, or waits."""
+    assert stats["num_steps_sampled"] == sum(stats[f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))
 
 
 def weights_of(trainer):
@@ -110,6 +132,7 @@ class Watch(Callback):
 def test_max_lag_0_is_the_synchronous_trainer_to_the_last_bit(config, options, model, rounding):
     sync = config_of(config, num_runners=1, length=16, model=model, max_lag=0, **options)
     expected = sync.reporting(total_steps=8 * 64, steps_per_epoch=4 * 64).build_trainer()
+    MADE.append(expected)
     expected.run()
     for seed in range(2):
         trainer = trainer_of(config_of(config, length=16, model=model, max_lag=0, **options), seed=seed)
@@ -118,8 +141,6 @@ def test_max_lag_0_is_the_synchronous_trainer_to_the_last_bit(config, options, m
         np.testing.assert_allclose(weights_of(trainer), weights_of(expected), rtol=0, atol=rounding)
         returns = [[e.train_collect_stat.returns.tolist() for e in t.history] for t in (trainer, expected)]
         assert [sorted(part) for part in returns[0]] == [sorted(part) for part in returns[1]]
-        trainer.train_collector.close()
-    expected.train_collector.close()
 
 
 def test_max_lag_0_does_not_depend_on_who_is_fast_when_shares_are_uneven():
@@ -129,7 +150,6 @@ def test_max_lag_0_does_not_depend_on_who_is_fast_when_shares_are_uneven():
         trainer.run()
         found.append(weights_of(trainer))
         assert trainer.train_collector.get_stats()["num_steps_dropped"] == 0
-        trainer.train_collector.close()
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
 
@@ -150,13 +170,11 @@ def test_no_step_is_older_than_max_lag_every_step_is_trained_dropped_or_waits_an
     assert max(lags) <= max_lag
     assert (max_lag == 0) == (max(lags) == 0)
     for stats in watch.stats:
-        found = [stats[f"num_steps_{name}"] for name in ("sampled", "collected", "dropped", "waiting")]
-        assert found[0] == sum(found[1:])
-        assert stats["num_in_flight"] * 8 + found[3] <= max_lag * 32
+        assert_none_is_lost(stats)
+        assert stats["num_in_flight"] * 8 + stats["num_steps_waiting"] <= max_lag * 32
     assert group._backend.most_under_way <= trainer.train_collector.fragments_per_batch * (max_lag + 1)
     lifetime = trainer.policy.last_results["__all_modules__"]["num_env_steps_trained_lifetime"]
     assert lifetime == trainer.env_step == watch.stats[-1]["num_steps_collected"] == 16 * 32
-    trainer.train_collector.close()
 
 
 def test_results_say_how_old_the_policy_was_that_acted():
@@ -166,7 +184,6 @@ def test_results_say_how_old_the_policy_was_that_acted():
     said = trainer.policy.last_results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"]
     assert said == pytest.approx(np.mean(watch.lags[-32:]))
     assert said > 0
-    trainer.train_collector.close()
 
 
 def test_fragment_of_a_runner_that_was_too_slow_is_dropped_and_counted():
@@ -180,7 +197,6 @@ def test_fragment_of_a_runner_that_was_too_slow_is_dropped_and_counted():
     stats = collector.get_stats()
     assert stats["num_steps_dropped"] == 16
     assert stats["num_steps_sampled"] == stats["num_steps_collected"] + 16 + stats["num_steps_waiting"]
-    collector.close()
 
 
 def test_old_steps_carry_the_log_probabilities_of_the_policy_that_acted_and_new_ones_none():
@@ -219,7 +235,6 @@ def test_old_steps_carry_the_log_probabilities_of_the_policy_that_acted_and_new_
     assert set(checked) >= {1}
     ratios = trainer.policy.last_results["default_policy"]["mean_importance_weight"]
     assert ratios != 1.0
-    trainer.train_collector.close()
 
 
 def test_lost_runner_is_replaced_and_no_step_counts_twice():
@@ -231,8 +246,7 @@ def test_lost_runner_is_replaced_and_no_step_counts_twice():
     stats = collector.get_stats()
     assert stats["num_restarts"] == 1
     assert trainer.env_step == stats["num_steps_collected"] == 12 * 32
-    assert stats["num_steps_sampled"] == sum(stats[f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))
-    collector.close()
+    assert_none_is_lost(stats)
 
 
 def test_in_step_what_waits_of_an_unfinished_batch_is_completed_by_the_runners_that_lack():
@@ -245,7 +259,6 @@ def test_in_step_what_waits_of_an_unfinished_batch_is_completed_by_the_runners_t
     collector._take(collector.group.drain())
     collector.collect()
     assert collector.get_stats()["num_steps_collected"] == collector.get_stats()["num_steps_sampled"] == 64
-    collector.close()
 
 
 def test_fragments_that_come_beside_an_error_are_returned_by_the_next_call():
@@ -268,7 +281,6 @@ def test_fragments_that_come_beside_an_error_are_returned_by_the_next_call():
         group.ready(1.0)
     assert [len(fragment) for fragment in group.ready(1.0)] == [16]
     assert group.ready(0.0) == []
-    trainer.train_collector.close()
 
 
 # -- states, resets, ends ---
@@ -279,26 +291,21 @@ def test_checkpoint_at_a_drained_point_keeps_what_waits_and_goes_on_to_the_last_
     """One run goes on after a checkpoint, another is built anew from it: both do the same."""
     config = config_of(max_lag=max_lag, batch=32)
     first = trainer_of(config, max_epoch=4)
-    waiting = []
+    kept = []
     for epoch in first:
         if epoch.epoch == 2:
             save_trainer(first, tmp_path / "checkpoint")
             first.train_collector.group._backend.rng = np.random.default_rng(9)
-            waiting.append(first.train_collector.get_stats())
+            kept.append(steps_of(first))
+            assert first.train_collector.get_stats()["num_in_flight"] == 0
     second = trainer_of(config, max_epoch=4, seed=9)
     restore_trainer(second, tmp_path / "checkpoint")
     second.train_collector.group._backend.rng = np.random.default_rng(9)
-    for name in ("sampled", "collected", "dropped", "waiting"):
-        assert second.train_collector.get_stats()[f"num_steps_{name}"] == waiting[0][f"num_steps_{name}"]
-    assert (waiting[0]["num_steps_waiting"] > 0) == (max_lag > 0)
-    assert waiting[0]["num_in_flight"] == 0
+    assert steps_of(second) == kept[0]
+    assert (kept[0][3] > 0) == (max_lag > 0)
     second.run()
     np.testing.assert_array_equal(weights_of(first), weights_of(second))
-    stats = [trainer.train_collector.get_stats() for trainer in (first, second)]
-    for name in ("sampled", "collected", "dropped", "waiting"):
-        assert stats[0][f"num_steps_{name}"] == stats[1][f"num_steps_{name}"]
-    for trainer in (first, second):
-        trainer.train_collector.close()
+    assert steps_of(first) == steps_of(second)
 
 
 def test_interrupted_run_ends_in_order_and_goes_on():
@@ -315,9 +322,7 @@ def test_interrupted_run_ends_in_order_and_goes_on():
     collector.get_state()
     assert collector.get_stats()["num_in_flight"] == 0
     trainer.run()
-    stats = collector.get_stats()
-    assert stats["num_steps_sampled"] == sum(stats[f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))
-    collector.close()
+    assert_none_is_lost(collector.get_stats())
 
 
 def test_reset_drops_what_waits_and_begins_new_episodes_everywhere():
@@ -336,7 +341,6 @@ def test_reset_drops_what_waits_and_begins_new_episodes_everywhere():
         for fragment in collector.group.ready(1.0):
             first.setdefault(fragment.runner, fragment)
     assert all(np.all(fragment.begins) and not fragment.t_started.any() for fragment in first.values())
-    collector.close()
 
 
 # -- refusals ---
@@ -349,7 +353,6 @@ def test_amounts_out_of_range_are_refused(option, value):
     options = {"fragment_length": 8, "fragments_per_batch": 2, "max_lag": 1, option: value}
     with pytest.raises(ValueError, match=f"{option}={value}"):
         AsyncGroupCollector(trainer.policy, collector.group, **options)
-    collector.close()
 
 
 @pytest.mark.parametrize("amount", [{"n_step": 65}, {"n_episode": 2}, {"n_step": 64, "random": True}])
@@ -357,7 +360,6 @@ def test_another_amount_than_a_rollout_is_refused(amount):
     trainer = trainer_of(config_of())
     with pytest.raises(ValueError, match="has 64 steps"):
         trainer.train_collector.collect(**amount)
-    trainer.train_collector.close()
 
 
 def test_evaluation_with_runners_that_are_always_at_work_is_refused():
@@ -367,19 +369,21 @@ def test_evaluation_with_runners_that_are_always_at_work_is_refused():
     common = {"max_epoch": 1, "batch_size": 64, "step_per_epoch": 64, "step_per_collect": 64, "repeat_per_collect": 1}
     with pytest.raises(ValueError, match="test_collector is an AsyncGroupCollector, whose runs are not repeatable"):
         OnpolicyTrainer(first.policy, train_collector=train, test_collector=test, episode_per_test=1, **common)
-    train.close()
-    test.close()
 
 
-def test_what_does_not_go_with_collecting_while_learning_is_refused():
+@pytest.mark.parametrize(
+    ("section", "options", "words"),
+    [
+        ("env_runners", {"batch_mode": "complete_episodes"}, "batch_mode='complete_episodes'"),
+        ("rl_module", {"model_config": {"recurrent": "lstm"}}, "max_lag=2"),
+        ("training", {"max_lag": -1}, "max_lag=-1"),
+    ],
+)
+def test_what_does_not_go_with_collecting_while_learning_is_refused(section, options, words):
     config = config_of().env_runners(num_env_runners=2)
-    with pytest.raises(ValueError, match="batch_mode='complete_episodes'"):
-        config.copy().env_runners(batch_mode="complete_episodes").validate()
-    with pytest.raises(ValueError, match="max_lag=2"):
-        config.copy().rl_module(model_config={"recurrent": "lstm"}).validate()
-    with pytest.raises(ValueError, match="max_lag=-1"):
-        config.copy().training(max_lag=-1).validate()
-    config.copy().rl_module(model_config={"recurrent": "lstm"}).training(max_lag=0).validate()
+    with pytest.raises(ValueError, match=words):
+        getattr(config.copy(), section)(**options).validate()
+    config.rl_module(model_config={"recurrent": "lstm"}).training(max_lag=0).validate()
 
 
 @pytest.mark.parametrize(

@@ -242,16 +242,7 @@ def test_agents_of_a_module_that_is_not_there_are_refused():
         MultiAgentCollector(elsewhere, CountingGame)
 
 
-def test_agents_that_leave_without_a_word_and_environments_without_agents_are_told(policy):
-    class Leaving(CountingGame):
-        def step(self, actions):
-            came = super().step(actions)
-            self.agents = []
-            return came
-
-    with pytest.raises(EnvironmentStepError, match=r"agents \['a', 'b', 'c'\] left the environment"):
-        collector_of(Leaving, 1, policy=policy).collect(n_step=1)
-
+def test_an_environment_without_agents_is_told(policy):
     class Empty(CountingGame):
         def reset(self, seed=None, options=None):
             super().reset(seed)
@@ -322,6 +313,16 @@ def test_observations_are_taken_in_the_form_of_their_space_from_the_first_on(pol
             np.testing.assert_array_equal(single.get_observations(), piece.agent_episodes[agent].get_observations())
 
 
+def stay(game, obs):
+    game.agents = list(obs)
+    return obs
+
+
+def leave(game, obs):
+    game.agents = []
+    return obs
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -329,20 +330,13 @@ def test_observations_are_taken_in_the_form_of_their_space_from_the_first_on(pol
         (lambda game, obs: {**obs, "a": "no"}, r"agent 'a' at t=0: observation has shape \(\)"),
         (lambda game, obs: {**obs, "a": [None, 1]}, "agent 'a' at t=0: observation has values of dtype object"),
         (lambda game, obs: {k: v for k, v in obs.items() if k != "a"}, r"agents \['a'\] are in env.agents at t=1, but"),
+        (stay, r"agents \['b'\] are in env.agents at t=2, but are done"),
+        (leave, r"agents \['a', 'b', 'c'\] left the environment"),
     ],
 )
-def test_an_observation_of_another_form_or_none_is_told_with_the_agent(policy, change, message):
+def test_observations_of_another_form_and_agents_that_come_and_go_against_the_rules_are_told(policy, change, message):
     with pytest.raises(EnvironmentStepError, match=message):
-        MultiAgentCollector(policy, changed(change), EpisodeStore()).collect(n_step=9)
-
-
-def test_an_agent_that_is_done_and_stays_is_told(policy):
-    def stay(game, obs):
-        game.agents = list(obs)
-        return obs
-
-    with pytest.raises(EnvironmentStepError, match=r"agents \['b'\] are in env.agents at t=2, but are done"):
-        MultiAgentCollector(policy, changed(stay), EpisodeStore()).collect(n_step=9)
+        collector_of(changed(change), policy=policy).collect(n_step=9)
 
 
 def league(agent, episode):

@@ -39,10 +39,6 @@ class Remembering(Acting):
         return {}
 
 
-class Stacking(Acting):
-    frame_stack = 4
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -82,8 +78,6 @@ def test_a_policy_for_other_spaces_is_refused_with_both():
     ("options", "words"),
     [
         ({"env": make_vector("CartPole-v1")}, "needs environments in processes of their own"),
-        ({"policy": Remembering()}, "takes no recurrent policy"),
-        ({"policy": Stacking()}, "stacks no frames, and the policy takes 4; use Collector"),
         ({"buffer": ReplayBuffer(10)}, "buffer_num=2"),
         (
             {"buffer": RolloutStore(4, 2, CountingEnv().observation_space, CountingEnv().action_space)},
@@ -164,6 +158,9 @@ def test_recurrent_and_stacking_policies_of_a_configuration_are_refused_by_an_as
     recurrent = A2CConfig().environment("CartPole-v1").rl_module(model_config={"recurrent": "lstm"})
     stacking = DQNConfig().environment("CartPole-v1", frame_stack=4)
     with make_vector("CartPole-v1", num_envs=1, mode="async") as env:
-        for config, words in ((recurrent, "takes no recurrent policy"), (stacking, "the policy takes 4")):
+        for config, words in (
+            (recurrent, "takes no recurrent policy"),
+            (stacking, "stacks no frames, and the policy takes 4; use Collector"),
+        ):
             with pytest.raises(ValueError, match=words):
                 AsyncCollector(config.build_policy(), env, VectorReplayBuffer(10, 1))
