@@ -1,4 +1,4 @@
-"""RLlib's V-trace on random traces, as the table that `tests/ops/test_ops_vtrace_peer.py` compares ours with.
+"""RLlib's V-trace on random traces, as the table that `tests/ops/test_ops_vtrace.py` compares ours with.
 
 .bench/rllib/bin/python benchmarks/peers/vtrace_rllib.py > tests/ops/vtrace_rllib.json
 """

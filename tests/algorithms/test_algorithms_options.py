@@ -90,6 +90,7 @@ OF_ACTION_VALUES: list[Row] = [
     ("replay.n_step", 0, "at least 1"),
     ("replay.alpha", -1.0, "at least 0"),
     ("replay.beta", [[0, 0.4], [10, -1]], "at least 0"),
+    ("replay.her_future_k", -1.0, "at least 0"),
     ("replay.her_strategy", "past", "'future', 'final'"),
     ("replay.storage", "tape", "'memory', 'memmap'"),
 ]

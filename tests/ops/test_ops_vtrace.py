@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -147,3 +150,26 @@ def test_vtrace_unweighted_advantages_lack_exactly_the_clipped_ratio(trace, limi
     np.testing.assert_array_equal(same, vs)
     most = np.inf if limit_of_gradient is None else limit_of_gradient
     np.testing.assert_allclose(np.minimum(most, np.exp(trace[0])) * plain, weighted, atol=1e-12)
+
+
+RLLIB = json.loads((Path(__file__).parent / "vtrace_rllib.json").read_text())
+
+
+@pytest.mark.parametrize("case", RLLIB, ids=lambda case: f"rho {case['clip_rho']}, pg_rho {case['clip_pg_rho']}")
+def test_vtrace_equals_rllibs(case):
+    """Its numbers were made once by benchmarks/peers/vtrace_rllib.py."""
+    values = np.array(case["values"])
+    terminateds = np.array(case["terminateds"])
+    vs, advantages = vtrace(
+        np.array(case["target_logp"]) - np.array(case["behaviour_logp"]),
+        case["rewards"],
+        values,
+        np.vstack([values[1:], case["bootstrap"]]),
+        terminateds,
+        np.zeros_like(terminateds),
+        gamma=case["gamma"],
+        clip_rho=case["clip_rho"],
+        clip_pg_rho=case["clip_pg_rho"],
+    )
+    np.testing.assert_allclose(vs, case["vs"], atol=1e-12)
+    np.testing.assert_allclose(advantages, case["pg_advantages"], atol=1e-12)

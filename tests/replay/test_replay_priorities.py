@@ -139,6 +139,8 @@ def test_what_priorities_refuse():
             buffer.update_weight([0], [bad])
     with pytest.raises(ValueError, match="not prioritised"):
         ReplayBuffer(3).update_weight([0], [1.0])
+    with pytest.raises(TypeError, match="beta"):
+        PrioritizedReplayBuffer(3, beta="high")
 
 
 @pytest.mark.parametrize(
