@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 from distributed_parts import Case, batch_of, build, episodes_of, report
-from learner_parts import ALL, MODULE, parameters, value_batch, value_learner
+from learner_parts import ALL, BOX, MODULE, ValueLearner, parameters, value_batch, value_learner
 
 from lockstep import SampleBatch
+from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
 from lockstep.learner.reduction import DistributedReducer
 
 
@@ -27,7 +28,6 @@ def with_reducer(cls, reducer, **options):
 
 def recorded_rows(reducer, shuffle):
     """Row numbers in each minibatch of three updates, those of this learner."""
-    from learner_parts import ValueLearner
 
     class Recorder(ValueLearner):
         rows = []
@@ -45,7 +45,6 @@ def recorded_rows(reducer, shuffle):
 
 def custom_loss(reducer):
     """A square of means, and a penalty on parameters."""
-    from learner_parts import ValueLearner
 
     class Custom(ValueLearner):
         def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
@@ -65,7 +64,6 @@ def custom_loss(reducer):
 
 def stop_on_one(reducer):
     """Passes of an update that learner 1 alone wants to end after the first."""
-    from learner_parts import ValueLearner
 
     class Stopper(ValueLearner):
         def should_stop_passes(self):
@@ -119,9 +117,6 @@ def different_options(reducer):
 
 def custom_statistics(reducer):
     """A connector with statistics that does not say how they are joined."""
-    from learner_parts import BOX
-
-    from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
 
     class Own(NormalizeObs):
         def update_joined(self, data, join):

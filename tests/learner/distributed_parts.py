@@ -41,13 +41,6 @@ from lockstep.modules import (
 from lockstep.state.streams import RandomStreams
 
 UPDATES = 20
-SECONDS = (
-    "seconds_pipeline",
-    "seconds_gradient_steps",
-    "seconds_forward_backward",
-    "seconds_reduction",
-    "seconds_step",
-)
 TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
@@ -179,7 +172,7 @@ def multi_agent_episodes_of(rng, modules):
     return made
 
 
-def transitions_of(rng, rows, actions):
+def transitions_of(rng, rows, actions, **more):
     """What algorithms learn from that have a replay buffer."""
     discrete = isinstance(actions, spaces.Discrete)
     return SampleBatch(
@@ -189,6 +182,7 @@ def transitions_of(rng, rows, actions):
         rewards=rng.normal(size=rows),
         terminateds=rng.random(rows) < 0.3,
         weights=rng.random(rows),
+        **more,
     )
 
 
@@ -200,19 +194,6 @@ def batch_of(rng, rows):
         action_dist_inputs=rng.normal(size=(rows, 3)),
         advantages=rng.normal(size=rows),
         value_targets=rng.normal(size=rows),
-    )
-
-
-def sampled_of(rng, rows):
-    """What a prioritised replay buffer with three steps gives out."""
-    return SampleBatch(
-        obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        new_obs=rng.normal(size=(rows, 3)).astype(np.float32),
-        actions=rng.integers(3, size=rows),
-        rewards=rng.normal(size=rows),
-        terminateds=rng.random(rows) < 0.2,
-        discounts=0.9 ** rng.integers(1, 4, size=rows),
-        weights=rng.random(rows),
     )
 
 
@@ -230,9 +211,12 @@ def shards_of(case, update, world_size):
         sizes = [50] if len(case.modules) == 1 else [50, 23]
         parts = {}
         for module_id, rows in zip(case.modules, sizes):
-            batch = (sampled_of if case.algorithm in REPLAYED else batch_of)(rng, rows)
-            if case.algorithm in OWN_MODULES:
+            if case.algorithm in REPLAYED:  # a prioritised replay buffer with three steps
+                batch = transitions_of(rng, rows, THREE, discounts=0.9 ** rng.integers(1, 4, size=rows))
+            elif case.algorithm in OWN_MODULES:
                 batch = transitions_of(rng, rows, OWN_MODULES[case.algorithm][1])
+            else:
+                batch = batch_of(rng, rows)
             ends = cuts(rows, world_size, case, update, rng)
             parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
         if len(case.modules) == 1:
@@ -297,7 +281,10 @@ def report(learner, results):
 
 
 def without_seconds(results):
-    return {mid: {name: value for name, value in part.items() if name not in SECONDS} for mid, part in results.items()}
+    return {
+        mid: {name: value for name, value in part.items() if not name.startswith("seconds_")}
+        for mid, part in results.items()
+    }
 
 
 # -- processes ---

@@ -104,6 +104,17 @@ def episodes(lengths=(3, 5, 4), ends=("terminated", "truncated", "open"), seed=0
     ]
 
 
+def own_copy(view):
+    """An episode of one's own with what a view shows."""
+    return SingleAgentEpisode(
+        observations=np.array(view.get_observations()),
+        actions=np.array(view.get_actions()),
+        rewards=np.array(view.get_rewards()),
+        terminated=view.is_terminated,
+        truncated=view.is_truncated,
+    )
+
+
 def parameters(learner):
     """A copy of all parameters, by name."""
     return {name: param.detach().clone() for name, param in learner.module.named_parameters()}

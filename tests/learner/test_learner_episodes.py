@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_same, differs, episodes, parameters, ppo_config
+from learner_parts import ALL, MODULE, assert_near, assert_same, differs, episodes, own_copy, parameters, ppo_config
 
 from lockstep import A2CConfig, BCConfig, MARWILConfig, PPOConfig, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
@@ -40,16 +40,7 @@ def test_own_episodes_teach_the_same_as_the_views_on_the_rollout_store(config):
     policy, store = collected(cartpole(config()), num_steps=80)
     views = store.episodes()
     assert isinstance(views, RolloutEpisodes)
-    own = [
-        SingleAgentEpisode(
-            observations=np.array(view.get_observations()),
-            actions=np.array(view.get_actions()),
-            rewards=np.array(view.get_rewards()),
-            terminated=view.is_terminated,
-            truncated=view.is_truncated,
-        )
-        for view in views
-    ]
+    own = [own_copy(view) for view in views]
     assert sum(len(episode) for episode in own) == len(store) == 80
     assert any(episode.is_terminated for episode in own)
     assert not all(episode.is_done for episode in own)
@@ -59,8 +50,7 @@ def test_own_episodes_teach_the_same_as_the_views_on_the_rollout_store(config):
     first.update_from_episodes(views, **OPTIONS)
     second.update_from_episodes(own, **OPTIONS)
     assert differs(before, parameters(first))
-    for name, tensor in parameters(first).items():
-        torch.testing.assert_close(tensor, parameters(second)[name], rtol=0, atol=1e-6, msg=name)
+    assert_near(first, second, 1e-6)
 
 
 def targets_of(learner, pieces):
@@ -183,8 +173,7 @@ def test_bc_learns_from_episodes_what_it_learns_from_their_batch():
     learners = [BCConfig().environment("CartPole-v1").build_learner() for _ in range(2)]
     learners[0].update_from_episodes(store.episodes())
     learners[1].update_from_batch(concat_samples([view.get_sample_batch() for view in store.episodes()]))
-    for name, tensor in parameters(learners[0]).items():
-        torch.testing.assert_close(tensor, parameters(learners[1])[name], rtol=0, atol=1e-6, msg=name)
+    assert_near(*learners, 1e-6)
 
 
 def test_marwil_learns_from_the_returns_of_the_rest_of_the_episode():

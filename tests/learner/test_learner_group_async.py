@@ -237,7 +237,8 @@ def test_async_results_for_each_learner_and_with_the_state_after_the_update():
 # -- errors and the end ---
 
 
-def test_error_in_the_thread_arrives_whole_with_the_next_call_before_anything_new_is_accepted():
+@pytest.mark.parametrize("by", ["the next call", "drain"])
+def test_error_in_the_thread_arrives_whole_and_before_anything_new_is_accepted(by):
     group, learner = gated_group()
     group.update_from_batch(value_batch(2), async_update=True)
     group.update_from_batch(SampleBatch(obs=np.zeros((3, 3), np.float32)), async_update=True)
@@ -245,24 +246,13 @@ def test_error_in_the_thread_arrives_whole_with_the_next_call_before_anything_ne
     learner.gate.set()
     wait_until(lambda: group.get_stats()["num_in_flight"] == 0)
     with pytest.raises(KeyError, match="value_targets") as caught:
-        group.update_from_batch(value_batch(9), async_update=True)
+        group.drain() if by == "drain" else group.update_from_batch(value_batch(9), async_update=True)
     assert caught.value.__notes__ == ["in the asynchronous update with call_id=2"]
     assert "check_columns" in [entry.name for entry in caught.traceback]
     assert call_ids(group.drain()) == [1, 3]
     stats = group.get_stats()
     assert (stats["num_failed"], stats["num_steps_trained"], stats["num_steps_dropped"]) == (1, 6, 3)
     assert stats["num_steps_submitted"] == 9
-
-
-def test_error_in_the_thread_arrives_with_drain():
-    group, learner = gated_group()
-    group.update_from_batch(value_batch(5), async_update=True)
-    group.update_from_batch(SampleBatch(obs=np.zeros((3, 3), np.float32)), async_update=True)
-    group.update_from_batch(value_batch(4), async_update=True)
-    learner.gate.set()
-    with pytest.raises(KeyError, match="value_targets"):
-        group.drain()
-    assert call_ids(group.drain()) == [1, 3]
 
 
 def test_a_failed_synchronous_update_is_counted_and_the_group_goes_on():

@@ -20,7 +20,6 @@ from torch import nn
 
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.config import TrainingSection
-from lockstep.modules import MultiRLModule
 
 NAN = float("nan")
 
@@ -50,13 +49,6 @@ def test_parameters_and_gradients_are_views_of_one_flat_tensor_each():
     with torch.no_grad():
         params[0].fill_(7.0)
     assert flat[0][: params[0].numel()].eq(7.0).all()
-
-
-def test_values_and_shapes_survive_becoming_views():
-    module = spec().build(seed=3)
-    before = {name: tensor.clone().double() for name, tensor in module.state_dict().items()}
-    learner = ValueLearner(config=TrainingSection(), module_spec=module, framework=value_learner().framework).build()
-    assert_same(dict(learner.module[MODULE].state_dict()), before)
 
 
 def test_frozen_encoder_stays_as_it_is_and_the_rest_learns():
@@ -444,13 +436,6 @@ def test_nan_policy_zero_steps_on_with_the_finite_part(grad_clip):
     assert changed
     assert not any(".value_" in name for name in changed)
     assert all(tensor.isfinite().all() for tensor in parameters(learner).values())
-
-
-def test_several_modules_can_be_passed_in_as_one_multi_module():
-    modules = MultiRLModule({"a": spec().build(seed=1), "b": spec().build(seed=2)})
-    learner = ValueLearner(config=TrainingSection(), module_spec=modules).build()
-    assert learner.module is modules
-    assert [entry.key for entry in learner.optimizers] == ["a.default_optimizer", "b.default_optimizer"]
 
 
 @pytest.mark.parametrize("policy", ["skip", "zero"])

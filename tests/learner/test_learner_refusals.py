@@ -109,10 +109,19 @@ def added(**arguments):
     return lambda a: a.add_module(**{"module_id": "b", "module_spec": spec(), **arguments})
 
 
+def of_class(cls):
+    return lambda a: value_learner(cls, modules=("a",)).update_from_batch(value_batch())
+
+
 def of_two(batch):
     return lambda a: value_learner(modules=("a", "b")).update_from_batch(batch)
 
 
+def strict(build):
+    return lambda a: getattr(ppo_config().learners(never_skip_update=True), build)().update_from_episodes([])
+
+
+NOTHING = "nothing to train on", "never_skip_update=True"
 TAKEN = "there is a module 'a' already"
 REFUSED_BY_A_LEARNER = [
     # modules
@@ -120,13 +129,8 @@ REFUSED_BY_A_LEARNER = [
     ("id of all", added(module_id=ALL), ValueError, ["non-empty text other than '__all_modules__'"]),
     ("id with a slash", added(module_id="a/b"), ValueError, ["without"]),
     ("id of torch's", added(module_id="keys"), ValueError, ["a name that torch's modules use"]),
-    (
-        "id taken in a group",
-        lambda a: LearnerGroup(a).add_module(module_id="a", module_spec=spec()),
-        ValueError,
-        [TAKEN],
-    ),
-    ("no id", lambda a: LearnerGroup(a).add_module(module_id="", module_spec=spec()), ValueError, ["module id"]),
+    ("id taken in a group", lambda a: added(module_id="a")(LearnerGroup(a)), ValueError, [TAKEN]),
+    ("no id", lambda a: added(module_id="")(LearnerGroup(a)), ValueError, ["module id"]),
     ("a plain module", added(module_spec=nn.Linear(3, 3)), TypeError, ["a built RLModule", "Linear"]),
     ("an empty spec", added(module_spec=RLModuleSpec()), ValueError, ["module_class"]),
     ("unknown override", added(config_overrides={"learning_rate": 1}), ValueError, ["'learning_rate' to override"]),
@@ -160,12 +164,7 @@ REFUSED_BY_A_LEARNER = [
         ValueError,
         ["already belongs to optimizer 'a.default_optimizer'"],
     ),
-    (
-        "nothing to step",
-        lambda a: a.optimizers.register("a", "b", torch.optim.Adam, [], 0.1),
-        ValueError,
-        ["at least one"],
-    ),
+    ("no step", lambda a: a.optimizers.register("a", "b", torch.optim.Adam, [], 0.1), ValueError, ["at least one"]),
     *(
         (f"rate {rate}", lambda a, rate=rate: a._set_optimizer_lr(a.get_optimizer("a"), rate), ValueError, ["finite"])
         for rate in (-1.0, float("nan"), "fast", True)
@@ -180,30 +179,10 @@ REFUSED_BY_A_LEARNER = [
         ["module 'b' lacks ['value_targets']", "['obs']", "ValueLearner.compute_loss_for_module"],
     ),
     ("episodes lack a column", lambda a: a.update_from_episodes(episodes()), KeyError, ["lacks ['value_targets']"]),
-    (
-        "no loss",
-        lambda a: value_learner(Learner).update_from_batch(value_batch()),
-        TypeError,
-        ["compute_loss_for_module"],
-    ),
-    (
-        "a stranger's loss",
-        lambda a: value_learner(Misnamed, modules=("a",)).update_from_batch(value_batch()),
-        ValueError,
-        ["a loss for 'everybody'", "['a']", ALL],
-    ),
-    (
-        "nothing to train",
-        lambda a: ppo_config().learners(never_skip_update=True).build_learner().update_from_episodes([]),
-        ValueError,
-        ["nothing to train on", "never_skip_update=True"],
-    ),
-    (
-        "nothing to train in a group",
-        lambda a: ppo_config().learners(never_skip_update=True).build_learner_group().update_from_episodes([]),
-        ValueError,
-        ["nothing to train on", "never_skip_update=True"],
-    ),
+    ("no loss", of_class(Learner), TypeError, ["compute_loss_for_module"]),
+    ("a stranger's loss", of_class(Misnamed), ValueError, ["a loss for 'everybody'", "['a']", ALL]),
+    ("nothing to train", strict("build_learner"), ValueError, [*NOTHING]),
+    ("nothing to train in a group", strict("build_learner_group"), ValueError, [*NOTHING]),
     # state
     ("a state twice", lambda a: (a.register_state("x", 1), a.register_state("x", 1)), ValueError, ["'x' is already"]),
     ("component", lambda a: a.get_state("optimiser"), KeyError, ["no component 'optimiser'", "'connectors'"]),
@@ -212,12 +191,7 @@ REFUSED_BY_A_LEARNER = [
     ("beside the learner", lambda a: LearnerGroup(a).get_state("rl_module"), KeyError, ["'rl_module'", "'learner'"]),
     ("below the learner", lambda a: LearnerGroup(a).get_state("learner/x"), KeyError, ["no component 'x'"]),
     ("without it", lambda a: LearnerGroup(a).get_state(not_components=["x"]), KeyError, ["'x'", "'learner'"]),
-    (
-        "group's state",
-        lambda a: LearnerGroup(a).set_state({"rl_module": {}}),
-        ValueError,
-        ["'learner'", "['rl_module']"],
-    ),
+    ("group's state", lambda a: LearnerGroup(a).set_state({"rl_module": {}}), ValueError, ["'learner'", "'rl_module'"]),
     ("some weights", lambda a: LearnerGroup(a).set_weights({"a": {}}), ValueError, ["a: missing", "policy_head.bias"]),
     ("a function of three", lambda a: policy_of(lambda a, b, c: True), TypeError, ["(module_id, batch)"]),
 ]
@@ -293,17 +267,14 @@ def test_actions_are_counted_from_zero_whatever_the_start_of_the_space_is():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (
-            {"lr": [[0, 1e-3], [10, -1.0]]},
-            r"lr=\[\[0, 0.001\], \[10, -1.0\]\] is not allowed; it must be a finite number",
-        ),
-        ({"lr": float("inf")}, "lr=inf is not allowed; it must be a finite number, at least 0"),
-        ({"lr": float("nan")}, "lr=nan is not allowed; it must be a finite number, at least 0"),
+        ({"lr": [[0, 1e-3], [10, -1.0]]}, r"lr=\[\[0, 0.001\], \[10, -1.0\]\] is not allowed; .* finite"),
+        ({"lr": float("inf")}, "lr=inf is not allowed; .* finite number, at least 0"),
+        ({"lr": float("nan")}, "lr=nan is not allowed; .* finite number, at least 0"),
         ({"clip_param": [[0, 0.2], [10, 0.0]]}, "clip_param=.* is not allowed; it must be .*above 0"),
         ({"lr": lambda step: -1.0}, "training.lr: the function gives -1 at step 0; .* progress_remaining"),
         (
             {"lr": lambda progress: progress * 1e-3, "train_batch_size": 2048},
-            "training.lr: the function gives 2.048 at step 2048; it must give .* at most 1, .* progress_remaining",
+            "lr: .* gives 2.048 at step 2048; .* at most 1, .* progress_remaining",
         ),
         ({"lr": lambda progress: 1e-4 + progress * 1e-3}, "training.lr: the function gives .* progress_remaining"),
         ({"clip_param": lambda progress: 0.1 + 0.1 * progress}, "training.clip_param: .* progress_remaining"),

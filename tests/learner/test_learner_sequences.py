@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_same, differs, parameters
+from learner_parts import ALL, MODULE, assert_same, differs, own_copy, parameters
 from sequence_parts import recurrent_config, rollout, stepwise
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
@@ -122,15 +122,7 @@ def test_own_episodes_give_the_same_sequences_as_the_rollout_store(config):
     views = list(collector.buffer.episodes())
     own = []
     for view in views:
-        own.append(
-            SingleAgentEpisode(
-                observations=np.array(view.get_observations()),
-                actions=np.array(view.get_actions()),
-                rewards=np.array(view.get_rewards()),
-                terminated=view.is_terminated,
-                truncated=view.is_truncated,
-            )
-        )
+        own.append(own_copy(view))
         own[-1].custom_data.update({"state_in": {**view.custom_data["state_in"], "t": 0}} if view.custom_data else {})
     learner = policy.learner_group.learner
     first = learner.prepare_batch(collector.buffer.trajectories(), module_id=MODULE)
@@ -328,13 +320,9 @@ def test_batches_without_what_memory_needs_are_refused():
         "advantages": np.zeros(4),
         "value_targets": np.ones(4),
     }
-    with pytest.raises(
-        ValueError, match="'default_policy' remembers from step to step, but its batch has no 'seq_lens'"
-    ):
+    with pytest.raises(ValueError, match=r"'default_policy' remembers .* has no 'seq_lens'"):
         learner.update_from_batch(SampleBatch(columns))
-    with pytest.raises(
-        ValueError, match=r"state_in of module 'default_policy' must be a dict of \['c', 'h'\], not \['h'\]"
-    ):
+    with pytest.raises(ValueError, match=r"state_in of module 'default_policy' .* of \['c', 'h'\], not \['h'\]"):
         learner.update_from_batch(SampleBatch(columns, seq_lens=[2, 2], state_in={"h": np.zeros((2, 4))}))
     before = parameters(learner)
     learner.update_from_batch(SampleBatch(columns, seq_lens=[3, 1]))  # without state_in: beginnings of episodes
