@@ -291,18 +291,11 @@ def test_a_view_with_the_last_observation_apart_reads_like_any_other():
         np.testing.assert_array_equal(mine.get_data_dict()["new_obs"], theirs.get_data_dict()["new_obs"])
         np.testing.assert_array_equal(mine.get_data_dict()["obs"], theirs.get_data_dict()["obs"])
         np.testing.assert_array_equal(mine.get_observations(), theirs.get_observations())
-    np.testing.assert_array_equal(
-        SingleAgentEpisode.from_state(view().get_state()).get_observations(), whole.get_observations()
-    )
     assert np.shares_memory(view().get_data_dict()["obs"], obs)
     assert view().get_infos() == [{}] * 6
     view().validate()
     with pytest.raises(IndexError):
         view().get_observations(6)
-    joined = view()[:2]
-    joined.concat_episode(view()[2:])
-    np.testing.assert_array_equal(joined.get_observations(), whole.get_observations())
-    assert joined.is_terminated
 
 
 def test_writing_to_a_view_leaves_the_store_alone():

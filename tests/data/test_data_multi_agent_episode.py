@@ -191,12 +191,6 @@ def test_getters_by_env_step_case(name):
     assert plain(episode.get_actions(indices)) == actions
 
 
-def test_getters_rewards_of_waiting_actions_are_the_sums_so_far():
-    assert plain(in_turns().get_rewards()) == {"a": [0.875, 0.0], "b": [1.0, 6.0]}
-    assert in_turns().get_return() == 1.875
-    assert in_turns().get_return(include_hanging_rewards=True) == 1.875 + 6.0 + 64.0
-
-
 def test_getters_return_list_one_dict_for_each_env_step():
     episode = in_turns()
     assert plain(episode.get_observations(return_list=True)) == [{"a": 0}, {"b": 1}, {"b": 2}, {"a": 3}, {"c": 4}]

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multi_agent_reference import AGENTS, Reference, plain, play, random_log, state_of
@@ -273,13 +274,14 @@ def test_lists_in_the_constructor_are_the_recorded_episode(log, data):
 
 
 @QUICK
-@given(log=LOGS, k=st.integers(1, 6), torch=st.booleans())
-def test_timeslices_of_a_batch_share_out_its_env_steps(log, k, torch):
+@given(log=LOGS, k=st.integers(1, 6), as_torch=st.booleans())
+def test_timeslices_of_a_batch_share_out_its_env_steps(log, k, as_torch):
     batch = play(log)[0].get_sample_batch()
-    if torch:
+    if as_torch:
         for part in batch.policy_batches.values():
-            for name in ("obs", "actions", "rewards", "v", "w"):
-                part[name] = torch_from(part[name])
+            part.update(
+                {name: torch.as_tensor(np.asarray(part[name])) for name in ("obs", "actions", "rewards", "v", "w")}
+            )
     rows = {module: list(zip(plain(batch[module]["agent_id"]), plain(batch[module]["t"]))) for module in batch}
     times = sorted({t for part in rows.values() for _, t in part})
     slices = batch.timeslices(k)
@@ -291,12 +293,6 @@ def test_timeslices_of_a_batch_share_out_its_env_steps(log, k, torch):
     assert [p.env_steps() for p in slices] == [len(chunk) for chunk in chunks]
     joined = MultiAgentBatch.concat_samples(slices)
     assert (joined.env_steps(), joined.agent_steps()) == (len(times), batch.agent_steps())
-
-
-def torch_from(column):
-    import torch
-
-    return torch.as_tensor(np.asarray(column))
 
 
 @QUICK

@@ -169,12 +169,13 @@ def test_write_rows_names_batch_and_column_that_do_not_fit(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             write_rows(tmp_path / "r", [first, other])
-    with pytest.raises(TypeError, match="column 'infos' holds objects"):
-        write_rows(tmp_path / "r", SampleBatch(infos=[{}]))
-    with pytest.raises(TypeError, match="batch 0 is a dict"):
-        write_rows(tmp_path / "r", [{}])
-    with pytest.raises(ValueError, match=r"there is no row to write to .*r\.npy"):
-        write_rows(tmp_path / "r", [SampleBatch(), first[:0]])
+    for rows, message in (
+        (SampleBatch(infos=[{}]), "column 'infos' holds objects"),
+        ([{}], "batch 0 is a dict"),
+        ([SampleBatch(), first[:0]], r"there is no row to write to .*r\.npy"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            write_rows(tmp_path / "r", rows)
     assert list(tmp_path.iterdir()) == []
     joined = OfflineDataset(write_rows(tmp_path / "r", [first, SampleBatch(first, name=["a", "b"])]))
     assert joined[:]["name"].tolist() == ["ab", "c", "a", "b"]

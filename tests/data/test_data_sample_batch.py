@@ -35,22 +35,21 @@ def test_class_attributes_name_the_columns():
     assert names <= declared  # the contract's, and those that later layers added
 
 
-def test_dones_reads_as_terminated_or_truncated():
-    batch = SampleBatch(terminateds=[True, False, False], truncateds=[False, True, False])
-    assert batch["dones"].tolist() == [True, True, False]
-    assert batch.get("dones").tolist() == [True, True, False]
-    assert "dones" not in batch
-
-
-def test_dones_reads_from_the_one_flag_there_is():
-    assert SampleBatch(truncateds=[False, True])["dones"].tolist() == [False, True]
-    assert SampleBatch(terminateds=[False, True])["dones"].tolist() == [False, True]
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"terminateds": [True, False, False], "truncateds": [False, True, False]},
+        {"terminateds": [True, True, False]},
+        {"truncateds": [True, True, False]},
+        {"dones": [True, True, False], "terminateds": [False, False, False]},  # dones that are given are kept
+    ],
+    ids=["both", "terminateds", "truncateds", "dones"],
+)
+def test_dones_reads_from_the_flags_there_are(columns):
+    batch = SampleBatch(columns)
+    assert batch["dones"].tolist() == batch.get("dones").tolist() == [True, True, False]
+    assert ("dones" in batch) == ("dones" in columns)
     assert SampleBatch(truncateds=[False, True]).is_terminated_or_truncated()
-
-
-def test_a_batch_given_dones_keeps_it():
-    batch = SampleBatch(dones=[True, False], terminateds=[False, False])
-    assert batch["dones"].tolist() == [True, False]
 
 
 def test_lists_and_numbers_become_arrays_and_trees_stay():
