@@ -9,22 +9,8 @@ from gymnasium import spaces
 from space_envs import SpaceEnv
 from torch import nn
 
-from lockstep.algorithms import (
-    A2CConfig,
-    APPOConfig,
-    C51Config,
-    CQLConfig,
-    DQNConfig,
-    IMPALAConfig,
-    IQLConfig,
-    MARWILConfig,
-    PPOConfig,
-    PPOLearner,
-    QRDQNConfig,
-    SACConfig,
-    TD3BCConfig,
-    TD3Config,
-)
+from lockstep import PPOConfig, TD3Config, get_config
+from lockstep.algorithms import DQNLearner, PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.modules import DefaultQModule, MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 
@@ -78,9 +64,9 @@ class WithoutValues(Plain):
         return self.layer(batch["obs"]).sum(-1)
 
 
-def config(cls, actions, module_class=Plain):
+def config(algorithm, actions, module_class=Plain):
     spec = RLModuleSpec(module_class=module_class)
-    return cls().environment(observation_space=OBS, action_space=actions).rl_module(rl_module_spec=spec)
+    return get_config(algorithm).environment(observation_space=OBS, action_space=actions).rl_module(rl_module_spec=spec)
 
 
 def episode():
@@ -93,28 +79,30 @@ def episode():
 
 
 @pytest.mark.parametrize(
-    "cls, actions, missing",
+    "algorithm, actions, missing",
     [
-        (C51Config, CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
-        (QRDQNConfig, CHOICES, "value_outputs, masked, mean_values"),
-        (SACConfig, BOX, "critics.is_discrete, sample"),
-        (SACConfig, CHOICES, "critics.is_discrete"),
-        (CQLConfig, BOX, "critics.is_discrete, sample"),
-        (TD3Config, BOX, "critics, compute_actions"),
-        (TD3BCConfig, BOX, "critics, compute_actions"),
-        (IQLConfig, BOX, "critics.is_discrete, value_head"),
+        ("c51", CHOICES, "value_outputs, masked, mean_values, mean_of_probs, value_range"),
+        ("qrdqn", CHOICES, "value_outputs, masked, mean_values"),
+        ("sac", BOX, "critics.is_discrete, sample"),
+        ("sac", CHOICES, "critics.is_discrete"),
+        ("cql", BOX, "critics.is_discrete, sample"),
+        ("td3", BOX, "critics, compute_actions"),
+        ("td3_bc", BOX, "critics, compute_actions"),
+        ("iql", BOX, "critics.is_discrete, value_head"),
     ],
 )
-def test_what_a_network_lacks_is_named_when_the_learner_is_built(cls, actions, missing):
-    name = cls.learner_class.__name__
+def test_what_a_network_lacks_is_named_when_the_learner_is_built(algorithm, actions, missing):
+    name = type(get_config(algorithm)).learner_class.__name__
     with pytest.raises(ValueError, match=rf"{name} needs what Plain .* does not have: {missing}; .*docs/learner.md"):
-        config(cls, actions).build_learner()
+        config(algorithm, actions).build_learner()
 
 
-@pytest.mark.parametrize("cls", [DQNConfig, C51Config, QRDQNConfig])
-def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(cls):
+@pytest.mark.parametrize("algorithm", ["dqn", "c51", "qrdqn"])
+def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm):
     specs = {"first": RLModuleSpec(), "others": RLModuleSpec(module_class=Fixed)}
-    config = game_config(BitGame, cls, rl_module={"rl_module_spec": MultiRLModuleSpec(rl_module_specs=specs)})
+    config = game_config(
+        BitGame, type(get_config(algorithm)), rl_module={"rl_module_spec": MultiRLModuleSpec(rl_module_specs=specs)}
+    )
     config.multi_agent(policies_to_train=["first"])
     config.env_runners(rollout_fragment_length=8).replay(capacity=64, learning_starts=0, update_per_step=0.125)
     trainer = config.build_trainer()
@@ -123,7 +111,7 @@ def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(cls):
     assert trainer.run().gradient_step > 0
     assert torch.equal(module.layer.weight, before)
     config.multi_agent(policies_to_train=["first", "others"])
-    if cls is not DQNConfig:
+    if algorithm != "dqn":
         with pytest.raises(ValueError, match=r"needs what Fixed \(module 'others'\) does not have: value_outputs"):
             config.build_trainer()
 
@@ -138,16 +126,16 @@ def test_what_a_network_that_is_added_lacks_is_named_and_nothing_changes():
 
 
 def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
-    learner = config(DQNConfig, CHOICES).build_learner()
+    learner = config("dqn", CHOICES).build_learner()
     message = r"DQNLearner needs what Plain.forward_train does not return: q_values \(it returns action_dist_inputs\)"
     with pytest.raises(ValueError, match=message):
         learner.update_from_batch(transitions(CHOICES))
 
 
-@pytest.mark.parametrize("cls", [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig, MARWILConfig])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "appo", "marwil"])
 @pytest.mark.parametrize("module_class", [WithoutValues, OnlyOutputs, OneHead])
-def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(cls, module_class):
-    learner = config(cls, CHOICES, module_class).build_learner()
+def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(algorithm, module_class):
+    learner = config(algorithm, CHOICES, module_class).build_learner()
     before = learner.module["default_policy"].layer.weight.detach().clone()
     results = learner.update_from_episodes([episode()])["default_policy"]
     assert np.isfinite([results["vf_loss"], results["total_loss"]]).all()
@@ -155,18 +143,18 @@ def test_a_critic_needs_compute_values_or_vf_preds_and_either_is_enough(cls, mod
 
 
 def test_state_values_that_a_network_does_not_have_are_named_before_advantages_are_made():
-    learner = config(PPOConfig, CHOICES).build_learner()
+    learner = config("ppo", CHOICES).build_learner()
     with pytest.raises(ValueError, match=r"PPOLearner needs what Plain.forward_train does not return: vf_preds"):
         learner.update_from_episodes([episode()])
 
 
 def test_dqn_needs_nothing_but_action_values_with_its_loss_written_out_too():
-    class WrittenOut(DQNConfig.learner_class):
+    class WrittenOut(DQNLearner):
         def masked_mean(self, values, batch):  # an overridden mean keeps the compiled kernel away
             return super().masked_mean(values, batch)
 
-    fused = config(DQNConfig, CHOICES, PlainQ).build_learner()
-    written = config(DQNConfig, CHOICES, PlainQ).training(learner_class=WrittenOut).build_learner()
+    fused = config("dqn", CHOICES, PlainQ).build_learner()
+    written = config("dqn", CHOICES, PlainQ).training(learner_class=WrittenOut).build_learner()
     for learner in (fused, written):
         learner.update_from_batch(transitions(CHOICES))
     for first, second in zip(fused.module.parameters(), written.module.parameters()):
@@ -174,11 +162,11 @@ def test_dqn_needs_nothing_but_action_values_with_its_loss_written_out_too():
 
 
 def test_an_error_of_ones_own_loss_arrives_as_it_is():
-    class Own(DQNConfig.learner_class):
+    class Own(DQNLearner):
         def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
             return config.learner_config_dict["my_option"]
 
-    learner = config(DQNConfig, CHOICES, DefaultQModule).training(learner_class=Own).build_learner()
+    learner = config("dqn", CHOICES, DefaultQModule).training(learner_class=Own).build_learner()
     with pytest.raises(KeyError, match="my_option"):
         learner.update_from_batch(transitions(CHOICES))
 
@@ -198,15 +186,17 @@ class PlainMasked(nn.Module):
         return logits, logits if self.value_per_action else self.value(obs["observations"])
 
 
-@pytest.mark.parametrize("cls, output", [(PPOConfig, "vf_preds"), (DQNConfig, "q_values")])
-def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_evaluation(cls, output):
+@pytest.mark.parametrize("algorithm, output", [("ppo", "vf_preds"), ("dqn", "q_values")])
+def test_a_wrapped_network_keeps_to_the_action_mask_in_collecting_learning_and_evaluation(algorithm, output):
     obs = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(4)})
-    network = PlainMasked(value_per_action=cls is DQNConfig)
+    network = PlainMasked(value_per_action=algorithm == "dqn")
     module = wrap_module(network, obs, spaces.Discrete(4), ("action_dist_inputs", output))
-    config = cls().environment(lambda: SpaceEnv(obs, spaces.Discrete(4)))  # raises on a forbidden action
+    config = get_config(algorithm).environment(
+        lambda: SpaceEnv(obs, spaces.Discrete(4))
+    )  # raises on a forbidden action
     config.rl_module(rl_module_spec=module).env_runners(num_envs_per_env_runner=2)
     config.evaluation(evaluation_episodes=4)
-    if cls is PPOConfig:
+    if algorithm == "ppo":
         config.training(train_batch_size=64, minibatch_size=32)
     else:
         config.training(train_batch_size=32, epsilon=0.5).replay(learning_starts=32)
