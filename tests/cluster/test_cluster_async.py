@@ -50,36 +50,22 @@ def test_remote_learners_learn_from_remote_runners_what_the_one_in_this_process_
     np.testing.assert_allclose(weights_of(trained(2, 0, 2, num_learners=2)), weights_of(trained(0, 0, 4)), **near)
 
 
-@pytest.mark.parametrize("num_learners", [1, 2])
-def test_remote_learners_learn_while_remote_runners_collect(cluster, num_learners):
+@pytest.mark.parametrize(("num_learners", "kills"), [(1, False), (2, False), (0, True)])
+def test_every_step_is_accounted_for_while_remote_runners_collect_and_one_is_killed(cluster, num_learners, kills):
+    stats = []
+
     def account(trainer, epoch):
-        trainer.train_collector.get_state()  # waits for what is under way
-        stats.append(trainer.train_collector.get_stats())
-
-    stats = []
-    trainer = trained(2, 2, 2, account, num_learners)
-    assert trainer.env_step == stats[-1]["num_steps_collected"] == 512
-    assert stats[-1]["num_steps_sampled"] == sum(
-        stats[-1][f"num_steps_{name}"] for name in ("collected", "dropped", "waiting")
-    )
-    lag = trainer.policy.last_results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"]
-    assert 0 <= lag <= 2
-
-
-def test_killed_runner_is_replaced_and_every_step_is_accounted_for(cluster):
-    stats = []
-
-    def kill(trainer, epoch):
-        group = trainer.train_collector.group
-        if epoch.epoch == 1:
-            os.kill(group.process_ids()[1], signal.SIGKILL)
+        collector = trainer.train_collector
+        if kills and epoch.epoch == 1:
+            os.kill(collector.group.process_ids()[1], signal.SIGKILL)
         else:
-            trainer.train_collector.get_state()  # waits for what is under way
-            stats.append(trainer.train_collector.get_stats())
+            collector.get_state()  # waits for what is under way
+            stats.append(collector.get_stats())
 
-    trainer = trained(2, 2, 2, kill)
-    assert stats[0]["num_restarts"] == 1
-    assert trainer.env_step == stats[0]["num_steps_collected"] == 512
-    assert stats[0]["num_steps_sampled"] == sum(stats[0][f"num_steps_{n}"] for n in ("collected", "dropped", "waiting"))
+    trainer = trained(2, 2, 2, account, num_learners)
+    last = stats[-1]
+    assert last["num_restarts"] == int(kills)
+    assert trainer.env_step == last["num_steps_collected"] == 512
+    assert last["num_steps_sampled"] == sum(last[f"num_steps_{name}"] for name in ("collected", "dropped", "waiting"))
     lag = trainer.policy.last_results["default_policy"]["diff_num_grad_updates_vs_sampler_policy"]
     assert 0 <= lag <= 2

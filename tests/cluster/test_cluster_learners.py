@@ -612,12 +612,7 @@ class Looking(PPOLearner):
 
 def test_learners_read_their_shards_in_the_object_store_without_a_copy(pool):
     group = pool.group(ppo(2, learner_class=Looking))
-    store, rng = RolloutStore(6, 4, BOX, THREE), np.random.default_rng(0)
-    for t in range(6):
-        store.write_obs(t, rng.normal(size=(4, 3)).astype(np.float32))
-        store.write_step(t, rng.integers(3, size=4), rng.normal(size=4), np.zeros(4, bool), np.zeros(4, bool))
-    store.end(6, rng.normal(size=(4, 3)).astype(np.float32))
-    for update, data in (("batch", batch(3000)), ("episodes", episodes()), ("episodes", store.episodes())):
+    for update, data in (("batch", batch(3000)), ("episodes", episodes()), ("episodes", rollout(0).episodes())):
         getattr(group, f"update_from_{update}")(data)
         lying = group.foreach_learner(where_data_lie)
         assert all(lying[0]), (update, lying)

@@ -143,18 +143,7 @@ SMALL = ["--set", "training.train_batch_size=64", "--set", "training.minibatch_s
 
 @pytest.mark.faults
 def test_ctrl_c_ends_a_run_on_a_cluster_in_order_and_leaves_no_process(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "lockstep.cli",
-        "train",
-        "ppo",
-        "CartPole-v1",
-        *COMMAND,
-        *SMALL,
-        "--total-steps",
-        "1e7",
-    ]
+    command = [sys.executable, "-m", "lockstep.cli", "train", "ppo", "CartPole-v1", *COMMAND, *SMALL]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in process.stdout:
         if "evaluation return" in line:

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 from acting_tools import Exploring, NotingBuffer
-from test_rollout_transitions import (
-    BACKENDS,
-    CASES,
-    EPISODES,
-    NUM_ENVS,
-    assert_rows,
-    makers,
-    reference,
-)
+from test_rollout_transitions import BACKENDS, CASES, NUM_ENVS, assert_as_alone, assert_rows, makers
 
 from lockstep import RolloutStore
 from lockstep.data.trees import map_tree
@@ -45,9 +37,9 @@ def test_every_transition_in_the_replay_buffer_equals_the_single_environment(bac
     with collector.env:
         steps = sum(collector.collect(n_step=n).n_collected_steps for n in (4, 24, 4, 8, 120))
     assert len(collector.buffer) == steps
-    for b, rows in enumerate(rows_by_env(collector.buffer)):
-        assert sum(row[4] or row[5] for row in rows) >= 5
-        assert_rows(rows, reference(CountingEnv(EPISODES, offset=b), [row[1] for row in rows]))
+    rows = rows_by_env(collector.buffer)
+    assert all(sum(row[4] or row[5] for row in of_one) >= 5 for of_one in rows)
+    assert_as_alone(rows)
 
 
 @pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("native", "NextStep")])
@@ -56,8 +48,7 @@ def test_more_steps_than_fit_in_one_piece_are_stored_whole(backend, mode):
     with collector.env:
         stats = collector.collect(n_step=300 * NUM_ENVS)
     assert len(collector.buffer) == stats.n_collected_steps
-    for b, rows in enumerate(rows_by_env(collector.buffer)):
-        assert_rows(rows, reference(CountingEnv(EPISODES, offset=b), [row[1] for row in rows]))
+    assert_as_alone(rows_by_env(collector.buffer))
 
 
 def test_returns_and_lengths_that_the_buffer_reports_are_those_of_the_collector():
@@ -69,8 +60,7 @@ def test_returns_and_lengths_that_the_buffer_reports_are_those_of_the_collector(
 def test_nested_observations_and_stacks_are_stored():
     collector = collector_of(LightSyncVectorEnv(makers(True)))
     collector.collect(n_step=120)
-    for b, rows in enumerate(rows_by_env(collector.buffer)):
-        assert_rows(rows, reference(CountingEnv(EPISODES, offset=b, nested=True), [row[1] for row in rows]))
+    assert_as_alone(rows_by_env(collector.buffer), nested=True)
     stacked = collector_of(LightSyncVectorEnv(makers()), frame_stack=3, stack_num=3, save_only_last_obs=True)
     stacked.collect(n_step=120)
     batch = stacked.buffer.sample(200)
@@ -85,8 +75,7 @@ def test_random_actions_first_and_the_policy_after_them_glue_no_episodes():
     collector = collector_of(BACKENDS["light"]("SameStep"))
     collector.collect(n_step=36, random=True)
     collector.collect(n_step=36)
-    for b, rows in enumerate(rows_by_env(collector.buffer)):
-        assert_rows(rows, reference(CountingEnv(EPISODES, offset=b), [row[1] for row in rows]))
+    assert_as_alone(rows_by_env(collector.buffer))
     assert collector.num_resets == 1
 
 

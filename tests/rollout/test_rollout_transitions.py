@@ -98,6 +98,12 @@ def assert_same(left, right):
         np.testing.assert_array_equal(left, right)
 
 
+def assert_as_alone(rows, nested=False):
+    """The transitions of each environment are those of the same actions in it alone."""
+    for b, of_one in enumerate(rows):
+        assert_rows(of_one, reference(CountingEnv(EPISODES, offset=b, nested=nested), [row[1] for row in of_one]))
+
+
 def gather_rows(collector, collects=COLLECTS):
     """Transitions by environment over several collects, and all pieces with their environment."""
     rows, pieces = [[] for _ in range(NUM_ENVS)], []
@@ -118,9 +124,8 @@ def test_every_stored_transition_equals_the_single_environment(backend, mode):
     collector = collector_of(BACKENDS[backend](mode))
     with collector.env:
         rows, pieces = gather_rows(collector)
-    for b in range(NUM_ENVS):
-        assert sum(row[4] or row[5] for row in rows[b]) >= 5
-        assert_rows(rows[b], reference(CountingEnv(EPISODES, offset=b), [row[1] for row in rows[b]]))
+    assert all(sum(row[4] or row[5] for row in of_one) >= 5 for of_one in rows)
+    assert_as_alone(rows)
     # an id for each episode, however many collects it spans, and where in its episode each piece begins
     names = {(b, int(first[1])): id_ for b, id_, _, _, first in pieces}
     assert len(set(names.values())) == len(names)
@@ -249,9 +254,7 @@ def test_nested_observations_are_stored_leaf_by_leaf(vector):
     collector = collector_of(env)
     with collector.env:
         rows, _ = gather_rows(collector)
-    for b in range(NUM_ENVS):
-        env = CountingEnv(EPISODES, offset=b, nested=True)
-        assert_rows(rows[b], reference(env, [row[1] for row in rows[b]]))
+    assert_as_alone(rows, nested=True)
 
 
 @pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("native", "NextStep"), ("sync", "Disabled")])
@@ -329,5 +332,4 @@ class ReusesAll(LightSyncVectorEnv):
 def test_memory_that_the_environments_use_again_is_copied():
     collector = collector_of(ReusesAll(makers()))
     rows, _ = gather_rows(collector)
-    for b in range(NUM_ENVS):
-        assert_rows(rows[b], reference(CountingEnv(EPISODES, offset=b), [row[1] for row in rows[b]]))
+    assert_as_alone(rows)
