@@ -27,6 +27,10 @@ def rows(n, seed=0, shape=(4,)):
     return (rng.standard_normal((n, *shape)) * scale + 10 * scale).astype(np.float32)
 
 
+def normalizing(space=BOX):
+    return ObsPipeline([NormalizeObs()], space)
+
+
 def sample(space, n):
     space.seed(0)
     if isinstance(space, spaces.Dict):
@@ -132,13 +136,11 @@ def test_normalize_obs_equals_the_formula():
 
 def test_normalize_obs_before_any_update_only_clips():
     pipeline = ObsPipeline([NormalizeObs(clip=10.0)], BOX)
-    np.testing.assert_array_equal(
-        pipeline(np.array([[1.0, -2.0, 30.0, -30.0]], np.float32)), [[1.0, -2.0, 10.0, -10.0]]
-    )
+    assert pipeline(np.array([[1, -2, 30, -30]], np.float32)).tolist() == [[1, -2, 10, -10]]
 
 
 def test_statistics_change_by_update_only_and_for_numpy_and_torch_alike():
-    pipeline = ObsPipeline([NormalizeObs()], BOX)
+    pipeline = normalizing()
     pipeline.update(rows(100))
     new = rows(20, seed=1)
     first = pipeline(new)
@@ -155,7 +157,7 @@ def test_update_takes_only_the_given_rows():
     valid = np.ones(50, bool)
     valid[::3] = False
     for given in (valid, np.flatnonzero(valid)):
-        pipeline = ObsPipeline([NormalizeObs()], BOX)
+        pipeline = normalizing()
         pipeline.update(data, given)
         np.testing.assert_allclose(pipeline.connectors[0].moments[0].mean, data[valid].mean(0), rtol=1e-5)
         assert pipeline.connectors[0].moments[0].count == valid.sum()
@@ -163,7 +165,7 @@ def test_update_takes_only_the_given_rows():
 
 def test_update_joined_equals_an_update_with_the_rows_of_all_learners():
     data = rows(300)
-    one, whole = (ObsPipeline([NormalizeObs()], BOX) for _ in range(2))
+    one, whole = (normalizing() for _ in range(2))
     whole.update(data)
 
     def join(seen):
@@ -187,7 +189,7 @@ def test_normalize_obs_passes_over_images_discrete_leaves_and_masks():
     assert space["camera"] == NESTED["camera"]
     np.testing.assert_allclose(out["pose"][0].mean(0), 0, atol=1e-6)
 
-    pipeline = ObsPipeline([NormalizeObs()], MASKED)
+    pipeline = normalizing(MASKED)
     data = {"observations": rows(10), "action_mask": np.ones((10, 3), np.float32)}
     pipeline.update(data)
     assert pipeline(data)["action_mask"] is data["action_mask"]
@@ -203,7 +205,7 @@ def test_a_later_connector_learns_from_what_the_earlier_ones_made():
 
 def test_float64_and_integer_observations_become_float32():
     for dtype in (np.float64, np.int64):
-        pipeline = ObsPipeline([NormalizeObs()], spaces.Box(-1000, 1000, (4,), dtype))
+        pipeline = normalizing(spaces.Box(-1000, 1000, (4,), dtype))
         data = rows(100).astype(dtype)
         pipeline.update(data)
         assert pipeline(data).dtype == np.float32
@@ -227,28 +229,16 @@ def test_state_goes_round_through_a_checkpoint(tmp_path):
 
 
 def test_state_is_a_copy():
-    pipeline = ObsPipeline([NormalizeObs()], BOX)
+    pipeline = normalizing()
     pipeline.update(rows(10))
     state = pipeline.get_state()
     pipeline.update(rows(10, seed=3) * 7)
     changed = pipeline(rows(5))
     pipeline.set_state(state)
-    fresh = ObsPipeline([NormalizeObs()], BOX)
+    fresh = normalizing()
     fresh.update(rows(10))
     np.testing.assert_array_equal(pipeline(rows(5)), fresh(rows(5)))
     assert np.abs(changed - fresh(rows(5))).max() > 0.01
-
-
-def test_a_state_of_other_connectors_is_refused():
-    pipeline = ObsPipeline([NormalizeObs()], BOX)
-    with pytest.raises(ValueError, match=r"0_OneHot.*0_NormalizeObs"):
-        pipeline.set_state(ObsPipeline([OneHot()], BOX).get_state())
-    with pytest.raises(ValueError, match="expected"):
-        pipeline.set_state(ObsPipeline([NormalizeObs()], spaces.Box(-1, 1, (5,), np.float32)).get_state())
-    with pytest.raises(ValueError, match="1 normalised leaves"):
-        pipeline.connectors[0].set_state({"leaves": []})
-    with pytest.raises(ValueError, match="has no state"):
-        ClipObs(0, 1).set_state({"x": 1})
 
 
 # The others
@@ -293,10 +283,14 @@ def test_flatten_obs_joins_in_the_order_of_the_space():
         (lambda: FlattenObs()(rows(3)), "FlattenObs.*bind"),
         (lambda: ObsPipeline([FlattenObs()], spaces.Text(3)), "cannot flatten Text"),
         (lambda: ObsPipeline([FlattenObs()], MASKED), "FlattenObs would hide the action mask"),
-        (lambda: ObsPipeline([NormalizeObs()], BOX)(np.zeros((3, 5), np.float32)), r"\(3, 5\) does not fit the space"),
+        (lambda: normalizing()(np.zeros((3, 5), np.float32)), r"\(3, 5\) does not fit the space"),
         (lambda: NormalizeObs(clip=0), "needs"),
         (lambda: NormalizeObs(epsilon=-1), "needs"),
         (lambda: ClipObs(1, 1), "needs"),
+        (lambda: normalizing().set_state(ObsPipeline([OneHot()], BOX).get_state()), r"0_OneHot.*0_NormalizeObs"),
+        (lambda: normalizing().set_state(normalizing(spaces.Box(-1, 1, (5,))).get_state()), "expected"),
+        (lambda: normalizing().connectors[0].set_state({"leaves": []}), "1 normalised leaves"),
+        (lambda: ClipObs(0, 1).set_state({"x": 1}), "has no state"),
     ],
 )
 def test_mistakes_are_named(mistake, words):

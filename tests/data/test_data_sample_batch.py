@@ -49,7 +49,6 @@ def test_dones_reads_from_the_flags_there_are(columns):
     batch = SampleBatch(columns)
     assert batch["dones"].tolist() == batch.get("dones").tolist() == [True, True, False]
     assert ("dones" in batch) == ("dones" in columns)
-    assert SampleBatch(truncateds=[False, True]).is_terminated_or_truncated()
 
 
 def test_lists_and_numbers_become_arrays_and_trees_stay():
@@ -237,6 +236,7 @@ def test_is_terminated_or_truncated_and_is_single_trajectory():
     assert batch.is_single_trajectory()
     batch["terminateds"][1] = True
     assert not batch.is_single_trajectory()
+    assert SampleBatch(truncateds=[False, True]).is_terminated_or_truncated()
     assert not SampleBatch(obs=[1, 2], eps_id=[0, 1]).is_single_trajectory()
 
 
