@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from trainer_tools import Recorder, RecordingLogger, digest, learned, random_transitions, records_of
+from trainer_tools import digest, learned, noting, random_transitions, records_of
 
 from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
@@ -65,14 +65,7 @@ def test_events_come_in_the_order_of_the_contract(data):
         data,
         test=True,
         max_epoch=1,
-        logger=RecordingLogger(log),
-        callbacks=[Recorder(log)],
-        train_fn=lambda epoch, step: log.append(f"train_fn {epoch} {step}"),
-        test_fn=lambda epoch, step: log.append(f"test_fn {epoch} {step}"),
-        stop_fn=lambda score: log.append("stop_fn"),
-        save_best_fn=lambda policy: log.append("save_best"),
-        save_checkpoint_fn=lambda *where: log.append(f"checkpoint {where}"),
-        compute_score_fn=lambda stats: log.append("score") or float(len(log)),
+        **noting(log),
     ).run()
     evaluation = ["score", "EvaluationEnd", "save_best", "stop_fn"]
     assert [entry for entry in log if not entry.startswith("log ")] == [

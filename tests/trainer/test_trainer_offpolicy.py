@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from trainer_tools import Recorder, RecordingLogger, config_for, digest
+from trainer_tools import config_for, digest, noting
 
 from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.envs import make_vector
@@ -34,14 +34,7 @@ def test_events_come_in_the_order_of_the_contract():
         max_epoch=1,
         learning_starts=8,
         step_per_epoch=24,
-        logger=RecordingLogger(log),
-        callbacks=[Recorder(log)],
-        train_fn=lambda epoch, step: log.append(f"train_fn {epoch} {step}"),
-        test_fn=lambda epoch, step: log.append(f"test_fn {epoch} {step}"),
-        stop_fn=lambda score: log.append("stop_fn"),
-        save_best_fn=lambda policy: log.append("save_best"),
-        save_checkpoint_fn=lambda *where: log.append(f"checkpoint {where}"),
-        compute_score_fn=lambda stats: log.append("score") or float(len(log)),
+        **noting(log),
     )
     trainer.run()
     evaluation = ["score", "EvaluationEnd", "save_best", "stop_fn"]

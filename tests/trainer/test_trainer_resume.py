@@ -5,12 +5,12 @@ import shutil
 import time
 
 import pytest
-from trainer_tools import collected, config_for, digest, hashes, learned, records_of, run_in, work
+from trainer_tools import At, collected, config_for, digest, hashes, learned, records_of, run_in, work
 
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking import RunFolder
 from lockstep.trainer import OnpolicyTrainer, restore_trainer, save_trainer
-from lockstep.trainer.callbacks import Callback, EarlyStop
+from lockstep.trainer.callbacks import EarlyStop
 
 RUNS = {"ppo_4": ("ppo", 4), "ppo_1": ("ppo", 1), "a2c_4": ("a2c", 4), "dqn_4": ("dqn", 4)} | {
     f"{name}_4": (name, 4) for name in ("c51", "qrdqn")
@@ -104,26 +104,10 @@ def newest_step(folder):
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*")), default=0)
 
 
-class InterruptsAt(Callback):
-    """Presses Ctrl-C as an update ends."""
-
-    def __init__(self, env_step):
-        self.env_step = env_step
-
-    def on_update_end(self, event):
-        if event.env_step == self.env_step:
-            raise KeyboardInterrupt
-
-
-class AsksToStopAt(InterruptsAt):
-    def on_update_end(self, event):
-        return "interrupted" if event.env_step == self.env_step else None
-
-
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_run_interrupted_in_mid_epoch_goes_on_in_it(uninterrupted, folder, asks):
     whole, expected = uninterrupted
-    callback = (AsksToStopAt if asks else InterruptsAt)(192)
+    callback = At("UpdateEnd", 192, "interrupted" if asks else KeyboardInterrupt())
     first = run_in(folder / "run", "ppo", WHOLE, callbacks=[callback])
     assert (first.stop_reason, first.env_step, first.epoch) == ("interrupted", 192, 2)
     trainer = run_in(folder / "run", "ppo", WHOLE)

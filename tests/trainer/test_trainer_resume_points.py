@@ -1,4 +1,4 @@
-"""Resume at each point of a run, from a logger's last save, with a boundary; `seed`; callbacks with state."""
+"""Resume at each point of a run, after an error, from a log, with a boundary; `seed`; callbacks with state."""
 
 import copy
 import io
@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from scenario_tools import KINDS, Paying, config_of, trainer_of
-from trainer_tools import collected, learned, without_wall_time
+from trainer_tools import At, Recorder, collected, learned, records_of, without_wall_time
 
 from lockstep import Collector, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.replay import VectorReplayBuffer
@@ -27,39 +27,14 @@ from lockstep.tracking import (
 from lockstep.trainer import Callback, CheckpointCallback, EarlyStop, Profiler, restore_trainer, save_trainer
 from lockstep.trainer.video import VideoCallback
 
-
-class At(Callback):
-    """Does something once, at an event of a name and an environment step."""
-
-    def __init__(self, name, env_step, action):
-        self.where, self.action, self.saved = (name, env_step), action, None
-
-    def on_run_start(self, event):
-        self.trainer = event.trainer
-
-    def on_event(self, event):
-        super().on_event(event)
-        if (type(event).__name__, event.env_step) == self.where:
-            return self.action(self)
-        return None
-
-
-def interrupt(callback):
-    raise KeyboardInterrupt
-
-
-def fail(callback):
-    raise LookupError("mine")
-
-
 POINTS = {
-    "before training": ("EvaluationEnd", 0, lambda callback: "enough"),
-    "after a collect": ("CollectEnd", 8, lambda callback: "enough"),
-    "inside an epoch": ("UpdateEnd", 24, interrupt),
-    "at an error inside an epoch": ("UpdateEnd", 24, fail),
-    "at the evaluation of an epoch": ("EvaluationEnd", 16, interrupt),
-    "after an epoch": ("EpochEnd", 16, lambda callback: "enough"),
-    "at the end": ("EpochEnd", 48, lambda callback: None),
+    "before training": ("EvaluationEnd", 0, "enough"),
+    "after a collect": ("CollectEnd", 8, "enough"),
+    "inside an epoch": ("UpdateEnd", 24, KeyboardInterrupt),
+    "at an error inside an epoch": ("UpdateEnd", 24, LookupError),
+    "at the evaluation of an epoch": ("EvaluationEnd", 16, KeyboardInterrupt),
+    "after an epoch": ("EpochEnd", 16, "enough"),
+    "at the end": ("EpochEnd", 48, None),
 }
 
 
@@ -81,9 +56,9 @@ def straight():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_bit_by_bit_from_where_it_ended(kind, point, folder, straight):
     name, env_step, action = POINTS[point]
-    first = trainer_of(kind, callbacks=[At(name, env_step, action)])
+    first = trainer_of(kind, callbacks=[At(name, env_step, action() if isinstance(action, type) else action)])
     first.save_checkpoint_fn = lambda *where: save_trainer(first, folder / "checkpoint" / str(where))
-    with pytest.raises(LookupError) if action is fail else nullcontext():
+    with pytest.raises(LookupError) if action is LookupError else nullcontext():
         first.run()
     again = trainer_of(kind)
     restore_trainer(again, max(folder.glob("checkpoint/*"), key=lambda path: path.stat().st_mtime_ns))
@@ -98,30 +73,43 @@ def test_a_run_goes_on_bit_by_bit_from_where_it_ended(kind, point, folder, strai
     assert [stats.epoch for stats in again.history] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("saves", ["own function", "callback"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_log_that_names_a_full_checkpoint_continues_everything(kind, folder, straight):
-    def trainer(resume):
-        logger = JsonlLogger(folder / "metrics.jsonl", resume=resume)
-        made = trainer_of(kind, logger=logger, resume_from_log=resume, max_epoch=3 if resume else 2)
-        made.save_checkpoint_fn = lambda *where: save_trainer(made, folder / str(where[1]))
+def test_a_log_that_names_a_full_checkpoint_continues_everything(kind, saves, folder, straight):
+    def trainer(name, resume=False, **options):
+        logger = JsonlLogger(folder / f"{name}.jsonl", resume=resume)
+        callbacks = [CheckpointCallback(folder / name)] if saves == "callback" else []
+        made = trainer_of(kind, logger=logger, resume_from_log=resume, callbacks=callbacks, **options)
+        if saves == "own function":
+            made.save_checkpoint_fn = lambda epoch, step, _: save_trainer(made, folder / name / f"step_{step:012d}")
         return made
 
-    trainer(False).run()
-    again = trainer(True)
+    trainer("straight").run()
+    trainer("resumed", max_epoch=2).run()
+    again = trainer("resumed", resume=True)
     assert [stats.epoch for stats in again] == [3]
     assert bits(again) == straight[kind]
     assert len(again.history) == 3
-    saves = [record["step"] for record in read_metrics(folder / "metrics.jsonl") if record["scope"] == "save"]
-    assert saves == [16, 32, 48]
+    for name in ("straight", "resumed"):
+        paths = [str(folder / name / f"step_{step:012d}") for step in (16, 32, 48)]
+        assert saves_in(folder / f"{name}.jsonl") == list(zip((16, 32, 48), paths))  # one for each checkpoint
 
 
-def test_a_log_whose_checkpoint_is_gone_gives_the_counters_and_says_so(folder):
+LOST = {"gone": ("nothing", ".*nothing is no full checkpoint"), "none": (None, "the log names no checkpoint")}
+
+
+@pytest.mark.parametrize("saved, why", LOST.values(), ids=LOST)
+def test_a_log_whose_checkpoint_is_gone_gives_the_counters_and_says_so(saved, why, folder):
+    saves = None if saved is None else lambda *where: folder / saved
     logger = JsonlLogger(folder / "metrics.jsonl")
-    trainer_of("on", logger=logger, max_epoch=2, save_checkpoint_fn=lambda *where: folder / "nothing").run()
+    trainer_of("on", logger=logger, max_epoch=2, save_checkpoint_fn=saves).run()
     again = trainer_of("on", logger=JsonlLogger(folder / "metrics.jsonl", resume=True), resume_from_log=True)
-    with pytest.warns(RuntimeWarning, match=r"only the counters are restored, as .*nothing is no full checkpoint"):
+    with pytest.warns(RuntimeWarning, match=f"only the counters are restored, as {why}"):
         assert [stats.epoch for stats in again] == [3]
     assert (again.env_step, again.gradient_step) == (48, 6)
+
+
+def test_to_resume_from_a_log_needs_a_logger_that_keeps_records():
     with pytest.raises(ValueError, match="resume_from_log=True needs a logger that keeps records"):
         trainer_of("on", resume_from_log=True)
 
@@ -130,24 +118,6 @@ def saves_in(path):
     """Step and checkpoint of each record of a save."""
     records = [record for record in read_metrics(path) if record["scope"] == "save"]
     return [(record["step"], record["data"]["path"]) for record in records]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_log_names_the_checkpoints_of_the_callback_and_doubles_no_record(kind, folder, straight):
-    def trainer(name, resume=False, **options):
-        logger = JsonlLogger(folder / f"{name}.jsonl", resume=resume)
-        callbacks = [CheckpointCallback(folder / name)]
-        return trainer_of(kind, logger=logger, resume_from_log=resume, callbacks=callbacks, **options)
-
-    trainer("straight").run()
-    trainer("resumed", max_epoch=2).run()
-    again = trainer("resumed", resume=True)
-    again.run()
-    assert bits(again) == straight[kind]
-    assert len(again.history) == 3
-    for name in ("straight", "resumed"):
-        paths = [str(folder / name / f"step_{step:012d}") for step in (16, 32, 48)]
-        assert saves_in(folder / f"{name}.jsonl") == list(zip((16, 32, 48), paths))  # one for each checkpoint
 
 
 def logger_of(name, folder, resume, run_id):
@@ -202,13 +172,6 @@ def test_a_log_has_one_record_for_each_checkpoint_and_the_last_one_is_gone_on_fr
     again = trainer("none", resume=True)
     assert [stats.epoch for stats in again] == [3]
     assert (bits(again), len(again.history)) == (straight["on"], 3)
-
-
-def test_a_log_that_names_no_checkpoint_gives_the_counters_and_says_so(folder):
-    trainer_of("on", logger=JsonlLogger(folder / "metrics.jsonl"), max_epoch=2).run()
-    again = trainer_of("on", logger=JsonlLogger(folder / "metrics.jsonl", resume=True), resume_from_log=True)
-    with pytest.warns(RuntimeWarning, match="only the counters are restored, as the log names no checkpoint"):
-        assert [stats.epoch for stats in again] == [3]
 
 
 def test_a_full_checkpoint_in_the_log_that_does_not_fit_is_refused_and_not_passed_over(folder):
@@ -426,3 +389,109 @@ def test_a_video_callback_goes_on_counting_evaluations(tmp_path):
     callback.num_evaluations = 3
     again.set_state(callback.get_state())
     assert (again.num_evaluations, again.get_state()) == (3, callback.get_state())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_test_in_train_evaluates_once_in_an_epoch_that_is_interrupted_and_goes_on(kind, folder):
+    def trainer(*callbacks):
+        options = {
+            "compute_score_fn": lambda stats: 9.0 - stats.n_collected_episodes,
+            "stop_fn": lambda score: score > 6,
+        }
+        options |= {"test_in_train": True, "step_per_epoch": 32, "max_epoch": 2, "episode_per_test": 3}
+        return trainer_of(kind, callbacks=callbacks, **options)
+
+    straight, first, again = trainer(), trainer(At("UpdateEnd", 16, KeyboardInterrupt())), trainer()
+    straight.run()
+    first.run()
+    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
+    again.run()
+    assert straight.test_episode == 3 * (1 + 2 * 2)
+    assert (bits(again), again.test_episode) == (bits(straight), straight.test_episode)
+
+
+def test_a_resume_that_is_refused_saves_nothing_and_is_refused_again(folder):
+    """It wrote a checkpoint of no step, which the log then named to go on from; a second `run` began anew."""
+
+    def trainer(resume, **options):
+        logger = JsonlLogger(folder / "metrics.jsonl", resume=resume)
+        made = trainer_of("off", logger=logger, resume_from_log=resume, **options)
+        made.save_checkpoint_fn = lambda *where: save_trainer(made, folder / f"step_{where[1]}")
+        return made
+
+    trainer(False, max_epoch=1).run()
+    other, again, log = trainer(True), trainer(True), []
+    other.callbacks.append(Recorder(log))
+    other.train_collector.buffer = other.buffer = VectorReplayBuffer(10, other.train_collector.num_envs)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="this one has size=10 with buffer_num=2"):
+            other.run()
+    assert log == []
+    assert [path.name for path in folder.glob("step_*")] == ["step_16"]
+    assert [stats.epoch for stats in again] == [2, 3]
+
+
+@pytest.mark.parametrize("where", ["save_best_fn", "EvaluationEnd", "compute_score_fn"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_evaluation_that_failed_in_a_hook_is_made_again_and_its_best_policy_saved(kind, where, folder):
+    """Its score stayed the best one, and the policy that had it was never saved."""
+    saved, left = [], [LookupError("mine")]
+
+    def save(policy):
+        if where == "save_best_fn" and left:
+            raise left.pop()
+        saved.append(policy)
+
+    def score(stats):
+        if where == "compute_score_fn" and left:
+            raise left.pop()
+        return 5.0
+
+    callbacks = [At("EvaluationEnd", 0, left[0])] if where == "EvaluationEnd" else []
+    first = trainer_of(kind, save_best_fn=save, compute_score_fn=score, callbacks=callbacks)
+    with pytest.raises(LookupError, match="mine"):
+        first.run()
+    again = trainer_of(kind, save_best_fn=save, compute_score_fn=score)
+    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
+    info = again.run()
+    assert saved == [again.policy]
+    assert (info.best_score, info.best_epoch, info.test_episode) == (5.0, 0, 2 * (1 + 1 + 3))
+
+
+def test_gradient_steps_of_a_collect_after_which_a_hook_failed_are_made_after_the_next_one(folder):
+    """They were lost: a run that went on made fewer than `update_per_step` for each step."""
+    first, again = trainer_of("off", callbacks=[At("CollectEnd", 24, LookupError("mine"))]), trainer_of("off")
+    with pytest.raises(LookupError, match="mine"):
+        first.run()
+    assert (first.env_step, first.gradient_step) == (24, 2)
+    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
+    again.run()
+    assert (again.env_step, again.gradient_step) == (48, 6)
+
+
+def test_a_run_that_fails_at_its_start_raises_that_error_alone(folder):
+    """The callback that writes checkpoints had not seen the start, and failed at the end."""
+    trainer = trainer_of("on", callbacks=[At("RunStart", 0, KeyboardInterrupt()), CheckpointCallback(folder)])
+    assert trainer.run().stop_reason == "interrupted"
+    trainer = trainer_of("on", callbacks=[At("RunStart", 0, LookupError("mine")), CheckpointCallback(folder)])
+    with pytest.raises(LookupError, match="mine") as caught:
+        trainer.run()
+    assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_held_back_are_the_same_where_a_run_with_a_checkpoint_callback_is_interrupted(kind, folder):
+    """They were written before that last checkpoint, and so cut in two where the run went on."""
+
+    def run(name, *callbacks, go_on_from=None):
+        path = folder / f"{name}.jsonl"
+        logger = JsonlLogger(path, resume=go_on_from is not None, train_interval=40, update_interval=5)
+        trainer = trainer_of(kind, logger=logger, callbacks=[*callbacks, CheckpointCallback(folder / name)])
+        if go_on_from is not None:
+            restore_trainer(trainer, go_on_from)
+        trainer.run()
+        return [record for record in records_of(path) if '"scope": "save"' not in record]
+
+    straight = run("straight")
+    run("again", At("UpdateEnd", 24, KeyboardInterrupt()))
+    assert run("again", go_on_from=newest_checkpoint(folder / "again")) == straight

@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from scenario_tools import KINDS, Paying, trainer_of
-from trainer_tools import Recorder, RecordingLogger, build, config_for, learned
+from trainer_tools import Recorder, build, config_for, learned, noting
 
 from lockstep import Collector, OnpolicyTrainer
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
@@ -17,56 +17,28 @@ from lockstep.trainer import Callback
 def test_events_come_in_the_order_of_the_contract():
     log = []
 
-    def note(name, result=None):
-        def function(*arguments):
-            log.append(name)
-            return result
-
-        return function
-
-    trainer = build(
-        train_fn=note("train_fn"),
-        test_fn=note("test_fn"),
-        stop_fn=note("stop_fn", False),
-        compute_score_fn=lambda stats: (log.append("score"), float(len(log)))[1],
-        save_best_fn=note("save_best_fn"),
-        save_checkpoint_fn=lambda *where: (log.append(f"save {where}"), "somewhere")[1],
-        logger=RecordingLogger(log),
-        callbacks=[Recorder(log)],
-    )
+    options = noting(log)
+    note_checkpoint = options["save_checkpoint_fn"]
+    trainer = build(**{**options, "save_checkpoint_fn": lambda *where: note_checkpoint(*where) or "somewhere"})
     for collector, name in ((trainer.train_collector, "train"), (trainer.test_collector, "test")):
         collector.on_step_hook = lambda step, name=name: log.append(name) if log[-1] != name else None
     log.extend(f"epoch {stats.epoch}" for stats in trainer)
 
-    def evaluation(env_step):
-        return ["test_fn", "test", "score", f"log test {env_step}", "EvaluationEnd", "save_best_fn", "stop_fn"]
+    def evaluation(epoch, step):
+        test = [f"test_fn {epoch} {step}", "test", "score", f"log test {step}"]
+        return [*test, "EvaluationEnd", "save_best", "stop_fn"]
 
-    def update(env_step, gradient_step):
-        collect = ["train_fn", "train", f"log train {env_step}", "CollectEnd"]
+    def update(epoch, step, gradient_step):
+        collect = [f"train_fn {epoch} {step - 64}", "train", f"log train {step}", "CollectEnd"]
         return [*collect, f"log update {gradient_step}", "UpdateEnd"]
 
-    assert log == [
-        "RunStart",
-        *evaluation(0),
-        *update(64, 2),
-        *update(128, 4),
-        *evaluation(128),
-        "save (1, 128, 4)",
-        "CheckpointSaved",
-        "log info 1",
-        "EpochEnd",
-        "epoch 1",
-        *update(192, 6),
-        *update(256, 8),
-        *evaluation(256),
-        "save (2, 256, 8)",
-        "CheckpointSaved",
-        "log info 2",
-        "EpochEnd",
-        "epoch 2",
-        "RunEnd",
-        "finalize",
-    ]
+    def end(epoch, *steps):
+        saved = [f"checkpoint {(epoch, *steps)}", "CheckpointSaved"]
+        return [*saved, f"log info {epoch}", "EpochEnd", f"epoch {epoch}"]
+
+    first = [*update(1, 64, 2), *update(1, 128, 4), *evaluation(1, 128), *end(1, 128, 4)]
+    second = [*update(2, 192, 6), *update(2, 256, 8), *evaluation(2, 256), *end(2, 256, 8)]
+    assert log == ["RunStart", *evaluation(0, 0), *first, *second, "RunEnd", "finalize"]
 
 
 def test_a_trainer_is_an_iterator_over_epochs_whose_items_unpack_into_three():

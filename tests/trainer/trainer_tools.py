@@ -128,6 +128,35 @@ class Stops(Callback):
         return None
 
 
+class At(Callback):
+    """Raises an error, or answers with a reason to stop, once: at an event of a name and an environment step."""
+
+    def __init__(self, name: str, env_step: int, action: BaseException | str | None) -> None:
+        self.where, self.left = (name, env_step), [action]
+
+    def on_event(self, event: Any) -> str | None:
+        if (type(event).__name__, event.env_step) == self.where and self.left:
+            action = self.left.pop()
+            if isinstance(action, BaseException):
+                raise action
+            return action
+        return None
+
+
+def noting(log: list[str]) -> dict[str, Any]:
+    """Options of a trainer all of whose hooks note that they were called; each score is better than those before."""
+    return {
+        "logger": RecordingLogger(log),
+        "callbacks": [Recorder(log)],
+        "train_fn": lambda epoch, step: log.append(f"train_fn {epoch} {step}"),
+        "test_fn": lambda epoch, step: log.append(f"test_fn {epoch} {step}"),
+        "stop_fn": lambda score: log.append("stop_fn"),
+        "save_best_fn": lambda policy: log.append("save_best"),
+        "save_checkpoint_fn": lambda *where: log.append(f"checkpoint {where}"),
+        "compute_score_fn": lambda stats: log.append("score") or float(len(log)),
+    }
+
+
 def digest(tree: Any) -> str:
     """SHA-256 over names, types, shapes and bytes of everything in a tree."""
     sha = hashlib.sha256()
