@@ -37,6 +37,14 @@ class ValueLearner(Learner):
         return ("obs", "value_targets")
 
 
+class WholeLearner(ValueLearner):
+    """Trains the policy's part of the network, too."""
+
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
+
+
 def spec(hiddens=(4,), observation_space=BOX):
     return RLModuleSpec(DefaultActorCriticModule, observation_space, THREE, model_config=ModelConfig(hiddens=hiddens))
 

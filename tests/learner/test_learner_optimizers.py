@@ -9,6 +9,7 @@ from learner_parts import (
     ALL,
     MODULE,
     ValueLearner,
+    WholeLearner,
     assert_same,
     differs,
     parameters,
@@ -69,7 +70,7 @@ def test_frozen_encoder_stays_as_it_is_and_the_rest_learns():
 # -- optimizers of one's own ---
 
 
-class TwoOptimizers(ValueLearner):
+class TwoOptimizers(WholeLearner):
     """SGD with momentum for the value network, the default kind for the policy's."""
 
     def configure_optimizers_for_module(self, module_id, config):
@@ -86,10 +87,6 @@ class TwoOptimizers(ValueLearner):
             optimizer=torch.optim.Adam(policy_part(self), lr=config.lr),
             params=policy_part(self),
         )
-
-    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
 
 
 def test_second_optimizer_for_the_value_network_steps_as_plain_torch_would():
@@ -361,14 +358,6 @@ def test_postprocessing_that_loses_a_gradient_is_refused_with_its_shape():
 # -- gradients that are not finite ---
 
 
-class NanLearner(ValueLearner):
-    """The value network's gradient is not finite where a row says so; the policy's always is."""
-
-    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
-
-
 def poisoned(rows=6, at=0, value=NAN):
     batch = value_batch(rows)
     batch["value_targets"][at] = value
@@ -385,7 +374,7 @@ def optimizer_moments(learner):
     }
 
 
-@pytest.mark.parametrize("cls", [NanLearner, TwoOptimizers])
+@pytest.mark.parametrize("cls", [WholeLearner, TwoOptimizers])
 @pytest.mark.parametrize("value", [NAN, float("inf")])
 def test_nan_policy_skip_leaves_parameters_and_moments_untouched_and_counts(cls, value):
     learner = value_learner(cls, grad_clip=0.5, **({"lr": 0.01} if cls is TwoOptimizers else {}))
@@ -396,7 +385,7 @@ def test_nan_policy_skip_leaves_parameters_and_moments_untouched_and_counts(cls,
     results = learner.update_from_batch(poisoned(5, 2, value))
     assert results[ALL]["num_bad_gradients"] == 1
     assert all(torch.equal(old, new) for old, new in zip(before, touched))
-    kept = {key: tensor for key, tensor in moments.items() if cls is NanLearner or ".value." in key}
+    kept = {key: tensor for key, tensor in moments.items() if cls is WholeLearner or ".value." in key}
     after = optimizer_moments(learner)
     assert_same(kept, {key: after[key] for key in kept})
     results = learner.update_from_batch(value_batch(5, seed=3))
@@ -405,7 +394,7 @@ def test_nan_policy_skip_leaves_parameters_and_moments_untouched_and_counts(cls,
 
 
 def test_nan_policy_skip_leaves_out_only_the_bad_gradient_steps():
-    poisonous, clean = value_learner(NanLearner), value_learner(NanLearner)
+    poisonous, clean = value_learner(WholeLearner), value_learner(WholeLearner)
     results = poisonous.update_from_batch(poisoned(12, 5), minibatch_size=4)
     assert results[ALL]["num_bad_gradients"] == 1
     assert results[ALL]["num_minibatches"] == 3
@@ -417,7 +406,7 @@ def test_nan_policy_skip_leaves_out_only_the_bad_gradient_steps():
 
 @pytest.mark.parametrize("grad_clip", [None, 0.5])
 def test_nan_policy_stop_raises_with_the_first_bad_tensor_and_moves_nothing(grad_clip):
-    learner = value_learner(NanLearner, nan_policy="stop", grad_clip=grad_clip)
+    learner = value_learner(WholeLearner, nan_policy="stop", grad_clip=grad_clip)
     before = parameters(learner)
     with pytest.raises(FloatingPointError) as stopped:
         learner.update_from_batch(poisoned())
@@ -428,7 +417,7 @@ def test_nan_policy_stop_raises_with_the_first_bad_tensor_and_moves_nothing(grad
 
 @pytest.mark.parametrize("grad_clip", [None, 0.5])
 def test_nan_policy_zero_steps_on_with_the_finite_part(grad_clip):
-    learner = value_learner(NanLearner, nan_policy="zero", grad_clip=grad_clip)
+    learner = value_learner(WholeLearner, nan_policy="zero", grad_clip=grad_clip)
     before = parameters(learner)
     results = learner.update_from_batch(poisoned())
     assert results[ALL]["num_bad_gradients"] == 1

@@ -1,4 +1,4 @@
-"""Ordinary habits of torch on a learner's networks: the next update goes on with them, or names what it cannot take."""
+"""What torch lets one do to a learner's networks: the next update goes on with it, or names what it cannot take."""
 
 import copy
 import uuid
@@ -15,6 +15,7 @@ from learner_parts import (
     MODULE,
     THREE,
     ValueLearner,
+    WholeLearner,
     assert_near,
     assert_same,
     differs,
@@ -33,14 +34,6 @@ from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import MultiAgentBatch
 from lockstep.learner import compiled
 from lockstep.modules import RecurrentActor, TorchActor
-
-
-class WholeLearner(ValueLearner):
-    """Trains the policy's part of the network, too."""
-
-    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        return loss + self.masked_mean(fwd_out["action_dist_inputs"].square().sum(-1), batch)
 
 
 class OwnOptimizer(WholeLearner):
