@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, parameters, ppo_batch, ppo_config
+from learner_parts import ALL, MODULE, assert_near, parameters, ppo_batch, ppo_config
 
 STEPS = {"minibatch_size": 8, "num_epochs": 3, "shuffle_batch_per_epoch": True}
 
@@ -25,9 +25,8 @@ def test_mixed_precision_agrees_with_float32_to_the_precision_of_bfloat16(model)
     results = [learner.update_from_batch(batch)[MODULE] for learner in (whole, mixed)]
     assert results[1]["total_loss"] == pytest.approx(results[0]["total_loss"], rel=0.02)
     assert results[1]["total_loss"] != results[0]["total_loss"]  # it was computed in another precision
-    for (name, own), other in zip(parameters(mixed).items(), parameters(whole).values()):
-        assert own.dtype == torch.float32, name
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-3, msg=name)
+    assert {own.dtype for own in parameters(mixed).values()} == {torch.float32}
+    assert_near(mixed, whole, 1e-3)
 
 
 def test_the_loss_reads_float32_whatever_the_networks_compute_in():

@@ -9,6 +9,7 @@ from learner_parts import (
     BOX,
     MODULE,
     ValueLearner,
+    assert_near,
     assert_same,
     episodes,
     parameters,
@@ -381,8 +382,7 @@ def test_loss_with_columns_of_its_own_says_so_by_overriding_the_two_methods():
     own, plain = value_learner(OwnColumns), value_learner()
     own.update_from_batch(batch)
     plain.update_from_batch(value_batch())
-    for first, second in zip(parameters(own).values(), parameters(plain).values()):
-        np.testing.assert_allclose(first, second, atol=1e-12)
+    assert_near(own, plain, 1e-12)
 
 
 @pytest.mark.parametrize(
