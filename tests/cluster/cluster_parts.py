@@ -234,3 +234,11 @@ class Recorder(PPOLearner):
             if module_id not in self.stand_ins:
                 self.__dict__.setdefault("seen", []).extend(part["obs"][:, 0].tolist())
         return super()._update(batch)
+
+
+def gone(process_ids, seconds=10.0):
+    """Have these processes ended, or do they within so many seconds?"""
+    until = time.monotonic() + seconds
+    while any(os.path.exists(f"/proc/{pid}") for pid in process_ids) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not [pid for pid in process_ids if os.path.exists(f"/proc/{pid}")]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_parts import MODULE, as_configured, assert_all_are, assert_near, batch, faulty, ppo, weights_of
+from cluster_parts import MODULE, as_configured, assert_all_are, assert_near, batch, faulty, gone, ppo, weights_of
 
 from lockstep.learner.reduction import LearnerError
 from lockstep.state.checkpoint import verify_checkpoint
@@ -217,11 +217,4 @@ def test_no_learner_outlives_a_killed_driver_by_30_seconds(cluster, own_ray):
         time.sleep(random.random())
         process.kill()
         process.communicate()
-        until = time.monotonic() + 30
-        while any(is_running(pid) for pid in ids) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert [pid for pid in ids if is_running(pid)] == []
-
-
-def is_running(process_id):
-    return Path(f"/proc/{process_id}").exists()
+        assert gone(ids, 30)

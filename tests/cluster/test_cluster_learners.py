@@ -26,6 +26,7 @@ from cluster_parts import (
     batch,
     episodes,
     faulty,
+    gone,
     numbers,
     ppo,
     small,
@@ -675,7 +676,4 @@ def test_shutdown_ends_the_processes_of_the_learners(pool):
     group = pool.group(ppo(1))
     ids = group._backend.process_ids()
     group.shutdown()
-    until = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in ids) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not [pid for pid in ids if os.path.exists(f"/proc/{pid}")]
+    assert gone(ids)

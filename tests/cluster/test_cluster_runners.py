@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from cluster_parts import gone
 
 from lockstep import PPOConfig, RolloutStore
 from lockstep.envs.counting import CountingEnv
@@ -93,13 +94,6 @@ def make_hanging(path):
     env = Slow(((1000, "terminate"),))
     env.hang_file = path
     return env
-
-
-def gone(process_ids, seconds=10.0):
-    until = time.monotonic() + seconds
-    while any(os.path.exists(f"/proc/{pid}") for pid in process_ids) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not [pid for pid in process_ids if os.path.exists(f"/proc/{pid}")]
 
 
 @pytest.mark.faults
