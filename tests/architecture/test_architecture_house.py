@@ -20,14 +20,14 @@ from house_counts import (
 
 SOURCES = read_sources(Path(__file__).parents[2], "lockstep")
 LIMITS = {
-    "lines": (lambda: lines_in(SOURCES), 46_500),
-    "files": (lambda: len(SOURCES), 300),
-    "files in circles": (lambda: sum(map(len, circles(file_graph(SOURCES)))), 62),
-    "accesses to another object's _private": (lambda: len(private_accesses(SOURCES)), 390),
-    "functions that take their owner first": (lambda: len(owner_first(SOURCES)), 352),
-    "methods assigned in class bodies": (lambda: len(assigned_methods(SOURCES)), 36),
-    "lines that only check": (lambda: checking_lines(SOURCES), 4_500),
-    "parameters annotated Any": (lambda: any_parameters(SOURCES), 760),
+    "lines": (lambda: lines_in(SOURCES), 43_800),
+    "files": (lambda: len(SOURCES), 195),
+    "files in circles": (lambda: sum(map(len, circles(file_graph(SOURCES)))), 0),
+    "accesses to another object's _private": (lambda: len(private_accesses(SOURCES)), 26),
+    "functions that take their owner first": (lambda: len(owner_first(SOURCES)), 40),
+    "methods assigned in class bodies": (lambda: len(assigned_methods(SOURCES)), 0),
+    "lines that only check": (lambda: checking_lines(SOURCES), 3_670),
+    "parameters annotated Any": (lambda: any_parameters(SOURCES), 336),
 }
 """what there is today: each may only become less, until the numbers of the plan are reached"""
 
