@@ -43,8 +43,9 @@ bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in 
 	$(BIN)/python benchmarks/setup_peers.py
 	$(BIN)/python benchmarks/ppo_cartpole.py
 
-docs: $(VENV)/.core         ## the table of algorithms and options in docs/reference.md
+docs: $(VENV)/.core         ## what pages show of the code: docs/reference.md, and the ways of a run
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
+	$(BIN)/python tests/architecture/walks.py
 
 clean:
 	rm -rf $(VENV)

@@ -1,7 +1,4 @@
-"""What one reads to understand PPO from end to end (house rule 4), and how long it is.
-
-`python tests/architecture/reading_path.py` prints the tables of docs/reading-ppo.md.
-"""
+"""What one reads to understand PPO from end to end (house rule 4), and how long it is."""
 
 from __future__ import annotations
 
@@ -35,41 +32,9 @@ PATH: list[tuple[str, str | None]] = [
 ]
 """The path: files, or functions of files."""
 
-LEAVES: list[tuple[str, str | None]] = [
-    ("lockstep/learner/optimizers.py", "RegisteredOptimizer.step"),
-    ("lockstep/data/rollout.py", "RolloutStore.write_obs"),
-    ("lockstep/data/rollout.py", "RolloutStore.write_step"),
-    ("lockstep/data/rollout.py", "RolloutStore.trajectories"),
-    ("lockstep/algorithms/policy.py", "Policy.update"),
-    ("lockstep/learner/learner.py", "Learner.update_from_episodes"),
-    ("lockstep/algorithms/families/on_policy.py", "OnPolicyLearner.evaluate"),
-    ("lockstep/ops/_return_kernels.py", "gae"),
-    ("lockstep/ops/losses.py", "clipped_surrogate_loss"),
-    ("lockstep/ops/losses.py", "clipped_value_loss"),
-    ("lockstep/learner/minibatches.py", "gather"),
-    ("lockstep/learner/minibatches.py", "module_minibatches"),
-]
-"""What the path calls by a name that says what it does: to be looked up, not counted."""
-
 LOSS = ("lockstep/algorithms/ppo.py", "PPOLearner.compute_loss_for_module")
 
 
 def counted(entries: list[tuple[str, str | None]]) -> list[tuple[str, str, int]]:
     """Return `(file, what of it, lines)`."""
     return [(path, name or "whole file", lines_of((ROOT / path).read_text(), name)) for path, name in entries]
-
-
-def table(entries: list[tuple[str, str | None]]) -> str:
-    """Return a Markdown table with a row for each entry and the sum."""
-    rows = counted(entries)
-    lines = [f"| [`{path}`](../{path}) | {_code(what)} | {size} |" for path, what, size in rows]
-    total = sum(size for _, _, size in rows)
-    return "\n".join(["| file | what | lines |", "|---|---|---|", *lines, f"| | **together** | **{total}** |"])
-
-
-def _code(what: str) -> str:
-    return what if " " in what else f"`{what}`"
-
-
-if __name__ == "__main__":
-    print(table(PATH), table(LEAVES), sep="\n\n")

@@ -1,12 +1,10 @@
-"""PPO can be read from end to end: under 700 lines together, the loss under 60."""
+"""PPO can be read from end to end, and the pages that show the way of a run show the way that it takes."""
 
 from __future__ import annotations
 
-import re
-
-from reading_path import LEAVES, LOSS, PATH, ROOT, counted
-
-DOCUMENT = ROOT / "docs/reading-ppo.md"
+import pytest
+from reading_path import LOSS, PATH, counted
+from walks import PLACE, WALKS, pages, tree, without_numbers
 
 
 def test_the_path_is_under_700_lines():
@@ -19,14 +17,14 @@ def test_the_loss_is_under_60_lines():
     assert 10 < size < 60
 
 
-def test_the_path_with_all_that_it_calls_stays_readable():
-    assert sum(size for _, _, size in counted([*PATH, *LEAVES])) < 1000
+SHOWN = {found[2]: found[3] for page in pages() for found in PLACE.finditer(page.read_text(encoding="utf-8"))}
 
 
-def test_the_document_lists_this_path_with_its_lengths():
-    rows = re.findall(r"^\| \[`(\S+)`\]\(\S+\) \| `?([^|`]+)`? \| (\d+) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    listed = [(path, what) for path, what, _ in rows]
-    expected = counted([*PATH, *LEAVES])
-    assert listed == [(path, what) for path, what, _ in expected]
-    off = {(p, w): (int(n), now) for (p, w, n), (_, _, now) in zip(rows, expected) if abs(int(n) - now) > 10}
-    assert off == {}, "the lengths have changed: python tests/architecture/reading_path.py prints the new tables"
+def test_every_walk_has_its_place_in_a_page():
+    assert set(SHOWN) == set(WALKS)
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_page_shows_the_functions_that_a_run_goes_through(name):
+    again = "the way has changed: python tests/architecture/walks.py writes it into the pages anew"
+    assert without_numbers(SHOWN[name]) == without_numbers(tree(WALKS[name].trace())), again

@@ -127,7 +127,9 @@ def makefile_targets() -> set[str]:
 
 
 def anchors_of(page: str) -> set[str]:
-    """Return the anchors of the headings of a page, as GitHub makes them."""
+    """Return the anchors of the headings of a page, as GitHub makes them; of a source file those of its lines."""
+    if not page.startswith("#"):
+        return {f"L{number}" for number in range(1, page.count("\n") + 1)}
     headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
