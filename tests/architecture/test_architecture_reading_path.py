@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from reading_path import LOSS, PATH, counted
-from walks import PLACE, WALKS, pages, tree, without_numbers
+from walks import PLACE, ROOMS, ROOT, WALKS, pages, rooms, tree, without_numbers
 
 
 def test_the_path_is_under_700_lines():
@@ -28,3 +28,9 @@ def test_every_walk_has_its_place_in_a_page():
 def test_a_page_shows_the_functions_that_a_run_goes_through(name):
     again = "the way has changed: python tests/architecture/walks.py writes it into the pages anew"
     assert without_numbers(SHOWN[name]) == without_numbers(tree(WALKS[name].trace())), again
+
+
+def test_the_architecture_page_lists_every_file_with_what_it_holds():
+    found = ROOMS.search((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+    assert found is not None
+    assert found[2] == rooms(), "files have changed: python tests/architecture/walks.py lists them anew"

@@ -1,11 +1,12 @@
-"""The functions that a run goes through, one calling the other, as trees for the documentation.
+"""What the documentation shows of the code: the functions that a run goes through, and the files of each folder.
 
-`python tests/architecture/walks.py` runs each walk and writes its tree into the pages that have a place for it:
-everything between `<!-- walk NAME -->` and `<!-- end of walk -->`.
+`python tests/architecture/walks.py` writes both into the pages that have a place for them: a walk's tree of functions
+between `<!-- walk NAME -->` and `<!-- end of walk -->`, the files between `<!-- rooms -->` and `<!-- end of rooms -->`.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = str(ROOT / "lockstep")
 PLACE = re.compile(r"(<!-- walk (\w+) -->\n)(.*?)(<!-- end of walk -->)", re.DOTALL)
+
+ROOMS = re.compile(r"(<!-- rooms -->\n)(.*?)(<!-- end of rooms -->)", re.DOTALL)
 
 
 @dataclass
@@ -84,6 +87,20 @@ def _sentence(source: list[str]) -> str:
     found = re.search(r'^ +"""(.+?)(?:"""|\n *\n|\Z)', "".join(source), re.MULTILINE | re.DOTALL)
     first = re.split(r"(?<!\bal)[.;](?:\s|$)", " ".join(found.group(1).split()))[0] if found else ""
     return f": {first[0].lower()}{first[1:]}" if first else ""
+
+
+def rooms() -> str:
+    """Return a list of the folders, with the first sentence of each file in them."""
+    lines: list[str] = []
+    for folder in sorted({path.parent for path in (ROOT / "lockstep").rglob("*.py")} - {ROOT / "lockstep"}):
+        lines += ["", f"`{folder.relative_to(ROOT)}/`", ""]
+        for path in sorted(folder.glob("*.py")):
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            if path.name != "__init__.py":
+                first = re.split(r"(?<!\bal)[.;](?:\s|$)", " ".join(text.split()))[0]
+                first = re.sub(r" \([^()]*\d{4}.*", "", first)  # the source is in the file
+                lines.append(f"- [`{path.name}`](../{path.relative_to(ROOT)}): {first}")
+    return "\n".join(lines[1:]) + "\n"
 
 
 def without_numbers(text: str) -> list[str]:
@@ -210,5 +227,5 @@ if __name__ == "__main__":
         text = PLACE.sub(
             lambda found: f"{found[1]}{tree(WALKS[found[2]].trace())}{found[4]}", page.read_text(encoding="utf-8")
         )
-        page.write_text(text, encoding="utf-8")
+        page.write_text(ROOMS.sub(lambda found: f"{found[1]}{rooms()}{found[3]}", text), encoding="utf-8")
         print(f"wrote {page.relative_to(ROOT)}")
