@@ -158,9 +158,10 @@ def main() -> None:
     """Prints the table and writes it down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--print", action="store_true", help="do not write the result")
+    only_prints = parser.parse_args().print
     text = f"{table()}\n"
     print(text)
-    if not parser.parse_args().print:
+    if not only_prints:
         RESULT.write_text(f"# The shape of the code\n\nWritten by `python benchmarks/house.py`.\n\n{text}")
 
 

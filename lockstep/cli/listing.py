@@ -8,6 +8,7 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,7 @@ def _shown(value: Any) -> str:
     return repr(value) if plain else f"{type(value).__name__}()"
 
 
+@cache
 def _field_texts(section: type) -> dict[str, str]:
     """Field -> the string that stands below it in the class's source."""
     try:
