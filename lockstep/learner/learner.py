@@ -23,7 +23,7 @@ from lockstep.data.trees import map_tree
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
-from lockstep.learner.metrics import FirstValues, Results, StageSeconds, StepCounts, UpdateMetrics
+from lockstep.learner.metrics import FirstValues, Results, UpdateMetrics
 from lockstep.learner.minibatches import (
     TensorColumns,
     UpdateOptions,
@@ -31,6 +31,7 @@ from lockstep.learner.minibatches import (
     module_minibatches,
     step_counter,
     take_rows,
+    warn_of_rows_left_out,
 )
 from lockstep.learner.optimizers import (
     ALL_MODULES,
@@ -71,6 +72,7 @@ from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.streams import RandomStreams
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
+STAGES = ("pipeline", "forward_backward", "reduction", "step")
 Gradients = dict[nn.Parameter, Tensor]
 Outputs = dict[str, Any]
 """what `forward_train` of a module returns"""
@@ -134,7 +136,8 @@ class Learner(Generic[Training]):
         """modules whose row in the present gradient step stands in for none; see `sharding`"""
         self.modules_in_step: tuple[str, ...] | None = None
         """modules that the present gradient step is about; None before the first"""
-        self.seconds = StageSeconds()
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        """of the stages of the present update; a compiled gradient step is one: forward and backward"""
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
         self.row_errors: dict[str, Tensor] = {}
@@ -276,13 +279,14 @@ class Learner(Generic[Training]):
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        read = partial(self._read_episodes, episodes)
-        agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
+        agreed = agree_on_parts(
+            self.reducer, self.module, lambda: self._read_episodes(episodes), options, self.to_tensor
+        )
         columns = {}
         for module_id, trajectories in agreed.parts.items():
             self.rows_in_step = agreed.num_own_rows(module_id)
             columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
-        self.seconds.pipeline = time.perf_counter() - started
+        self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(columns, agreed, options, agreed.parts)
 
     def update_from_batch(
@@ -301,9 +305,8 @@ class Learner(Generic[Training]):
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        read = partial(self._read_batch, batch)
-        agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
-        self.seconds.pipeline = time.perf_counter() - started
+        agreed = agree_on_parts(self.reducer, self.module, lambda: self._read_batch(batch), options, self.to_tensor)
+        self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(agreed.parts, agreed, options, {})
 
     def _train(
@@ -327,14 +330,12 @@ class Learner(Generic[Training]):
                 columns = {**columns, module_id: {**part, **map_tree(self.to_tensor, drawn)}}
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
-        self.gradient_watch.begin(self.optimizers)
-        minibatch_size, num_epochs = options.minibatch_size, options.num_epochs
-        shuffle = options.shuffle_batch_per_epoch and minibatch_size is not None
+        self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
         rng, num_steps = self.streams.numpy("minibatches"), step_counter(columns, plan.num_own_rows)
         first_values = FirstValues({} if trajectories else columns)
         trained = dict.fromkeys(columns, 0)
         passes = num_minibatches = before = num_rows_used = 0
-        for indices, ends_pass in module_minibatches(plan.num_rows, minibatch_size, num_epochs, shuffle, rng):
+        for indices, ends_pass in module_minibatches(plan.num_rows, options, rng):
             rows, self.stand_ins = plan.own_rows(indices)
             self.rows_in_step, tensors = 0, {}
             for module_id, index in rows.items():
@@ -346,7 +347,7 @@ class Learner(Generic[Training]):
                     trained[module_id] += num_steps(module_id, index)
             began = time.perf_counter()
             if self.compiled is not None and self.compiled.run(columns, tensors):
-                self.seconds.forward_backward += time.perf_counter() - began
+                self.seconds["forward_backward"] += time.perf_counter() - began
             else:
                 self._update(gather(columns, tensors))
             self.after_gradient_step()
@@ -358,14 +359,20 @@ class Learner(Generic[Training]):
                 passes += 1
                 self.metrics.end_pass(num_minibatches - before)
                 before = num_minibatches
-                if passes < num_epochs and any_learner(self.reducer, self.should_stop_passes()):
+                if passes < options.num_epochs and any_learner(self.reducer, self.should_stop_passes()):
                     break
         num_rows = sum(plan.num_rows.values())
-        steps = StepCounts(num_minibatches, passes, agreed.env_steps * passes, num_rows * passes - num_rows_used)
+        counts = {
+            "num_env_steps_trained": agreed.env_steps * passes,
+            "num_minibatches": num_minibatches,
+            "num_passes": passes,
+            "num_rows_left_out": num_rows * passes - num_rows_used,
+            "num_updates_skipped": 0,
+        }
         self._end_update(options.timesteps or {}, agreed, trajectories, first_values)
-        if self._is_first_count("rows_left_out", steps.num_rows_left_out):
-            steps.warn_of_rows_left_out(num_rows, minibatch_size, shuffle)
-        return self._summarize(counts_over_learners(self.reducer, trained), steps, time.perf_counter() - started)
+        if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
+            warn_of_rows_left_out(counts["num_rows_left_out"] // passes, num_rows, options)
+        return self._summarize(counts_over_learners(self.reducer, trained), counts, time.perf_counter() - started)
 
     def _end_update(
         self,
@@ -385,14 +392,14 @@ class Learner(Generic[Training]):
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
         """Take one gradient step: forward, losses, gradients, clipping, optimizers. Returns outputs and losses."""
-        started, reduction = time.perf_counter(), self.seconds.reduction
+        started, reduction = time.perf_counter(), self.seconds["reduction"]
         fwd_out, losses = self.forward_and_losses(batch)
         gradients = self.compute_gradients(losses)
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
-        self.seconds.forward_backward += computed - started - (self.seconds.reduction - reduction)
-        self.seconds.step += time.perf_counter() - computed
+        self.seconds["forward_backward"] += computed - started - (self.seconds["reduction"] - reduction)
+        self.seconds["step"] += time.perf_counter() - computed
         return fwd_out, losses
 
     # -- what is learned from ---
@@ -633,16 +640,19 @@ class Learner(Generic[Training]):
         started = time.perf_counter()
         for entry in self.optimizers:
             self.reducer.sum_(entry.flat.grad)
-        self.seconds.reduction += time.perf_counter() - started
+        self.seconds["reduction"] += time.perf_counter() - started
         if self.gradient_watch.missing:
-            self.gradient_watch.see(self.optimizers, total)
+            self.gradient_watch.see(self.optimizers)
         return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:
         """Clip the gradients of each optimizer as its module's config says. The dict stays complete."""
         module_ids = self.optimizers.module_ids()
         for module_id in module_ids:
-            part = gradients if len(module_ids) == 1 else self.optimizers.part_of_module(module_id, gradients)
+            part = gradients
+            if len(module_ids) > 1:
+                entries = self.optimizers.of_module(module_id)
+                part = {param: gradients[param] for entry in entries for param in entry.flat.params}
             found = self.postprocess_gradients_for_module(
                 module_id=module_id, config=self.config_of(module_id), module_gradients_dict=part
             )
@@ -921,14 +931,14 @@ class Learner(Generic[Training]):
         nothing = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
         return {ALL_MODULES: {"num_updates_skipped": 1, **nothing}}
 
-    def _summarize(self, trained: Mapping[str, int], steps: StepCounts, seconds: float) -> Results:
+    def _summarize(self, trained: Mapping[str, int], counts: dict[str, int], seconds: float) -> Results:
         """Return plain numbers by module, and under `ALL_MODULES` those of the whole call.
 
-        `trained`: rows by module; `seconds`: of all gradient steps.
+        `trained`: rows by module; `counts`: over all learners; `seconds`: of all gradient steps.
         Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
         """
         metrics, self.metrics = self.metrics, UpdateMetrics()
-        stages, self.seconds = self.seconds, StageSeconds()
+        stages, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
         for entry in self.optimizers:
             if not entry.on_host:  # comes to the host with the metrics
                 metrics.log(entry.module_id, {f"{entry.name}_bad_gradients": entry.bad_steps.clone()}, 1)
@@ -940,13 +950,11 @@ class Learner(Generic[Training]):
             numbers.update(
                 num_module_steps_trained=rows,
                 num_module_steps_trained_lifetime=self.count(f"{module_id}/rows", rows),
-                module_train_batch_size_mean=rows / steps.num_minibatches,
+                module_train_batch_size_mean=rows / counts["num_minibatches"],
                 weights_seq_no=self.weights_seq_no,
                 num_trainable_parameters=self.module.num_trainable_parameters(module_id),
             )
-        unreached, problems = self.gradient_watch.end(
-            self.module, self.registered, self.optimizers, trained, steps.num_minibatches
-        )
+        unreached, problems = self.gradient_watch.end(counts["num_minibatches"])
         for problem in problems if self.reducer.rank == 0 else ():
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if unreached:
@@ -954,12 +962,12 @@ class Learner(Generic[Training]):
         num_bad = self.optimizers.report(results, metrics.series, trained if self.reducer.rank == 0 else ())
         self.last_series = metrics.series
         results[ALL_MODULES].update(
-            num_env_steps_trained_lifetime=self.count("env_steps", steps.env_steps),
-            num_gradient_steps_lifetime=self.count("gradient_steps", steps.num_minibatches),
+            num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
+            num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),
             num_bad_gradients=num_bad,
             seconds_gradient_steps=seconds,
-            **steps.results(),
-            **stages.results(),
+            **counts,
+            **{f"seconds_{stage}": value for stage, value in stages.items()},
         )
         if num_bad:
             self._report_bad_gradients(num_bad)

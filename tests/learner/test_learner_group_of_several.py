@@ -21,22 +21,22 @@ from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.group import LearnerBackend, run_request
 from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer
-from lockstep.learner.request_queue import frozen_data
 from lockstep.learner.sharding import shards_of
 
 
-class ThreadBackend:
+class ThreadBackend(LearnerBackend):
     """Learners in threads of this process: what a backend has to do, in few lines."""
 
     is_local = False
-    last_checkpoint = ""
 
     def __init__(self, folder, size, config):
+        self.last_checkpoint = ""
         self.pool = ThreadPoolExecutor(size)
         self.learners = []
         reducers = self._all(lambda rank: DistributedReducer(rank, size, folder), [(rank,) for rank in range(size)])
         for reducer in reducers:  # one after another: initial weights are drawn from torch's one generator
             self.learners.append(config.build_learner(reducer=reducer))
+        self.learner = self.learners[0]
 
     def __len__(self):
         return len(self.learners)
@@ -52,31 +52,13 @@ class ThreadBackend:
     def foreach(self, func, *args):
         return self._all(func, [(learner, *args) for learner in self.learners])
 
-    def fetched(self, data):
-        return data
-
-    def freeze(self, data):
-        return frozen_data(data)
-
-    def first(self, func, *args):
-        return func(self.learners[0], *args)
-
-    def peek(self, func):
-        return func(self.learners[0])
-
-    def resize(self, num_learners):
-        raise ValueError("not here")
-
-    def num_restarts(self):
-        return 0
-
     def shutdown(self):
         self.pool.shutdown()
 
 
 @pytest.fixture
 def three(tmp_path):
-    backend: LearnerBackend = ThreadBackend(tmp_path / "store", 3, ppo_config().debugging(seed=0))
+    backend = ThreadBackend(tmp_path / "store", 3, ppo_config().debugging(seed=0))
     with LearnerGroup(backend) as group:
         yield group
 
