@@ -334,7 +334,7 @@ class Learner(Generic[Training]):
         rng, num_steps = self.streams.numpy("minibatches"), step_counter(columns, plan.num_own_rows)
         first_values = FirstValues({} if trajectories else columns)
         trained = dict.fromkeys(columns, 0)
-        passes = num_minibatches = before = num_rows_used = 0
+        passes = num_minibatches = num_rows_used = 0
         for indices, ends_pass in module_minibatches(plan.num_rows, options, rng):
             rows, self.stand_ins = plan.own_rows(indices)
             self.rows_in_step, tensors = 0, {}
@@ -353,12 +353,10 @@ class Learner(Generic[Training]):
             self.after_gradient_step()
             if passes == 0:
                 first_values.add(self.row_values, rows, self.stand_ins)
-            self.metrics.end_step()
+            self.metrics.end_step(ends_pass)
             num_minibatches += 1
             if ends_pass:
                 passes += 1
-                self.metrics.end_pass(num_minibatches - before)
-                before = num_minibatches
                 if passes < options.num_epochs and any_learner(self.reducer, self.should_stop_passes()):
                     break
         num_rows = sum(plan.num_rows.values())
@@ -939,10 +937,6 @@ class Learner(Generic[Training]):
         """
         metrics, self.metrics = self.metrics, UpdateMetrics()
         stages, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
-        for entry in self.optimizers:
-            if not entry.on_host:  # comes to the host with the metrics
-                metrics.log(entry.module_id, {f"{entry.name}_bad_gradients": entry.bad_steps.clone()}, 1)
-                entry.bad_steps.zero_()
         results = metrics.reduce(self.reducer)
         for module_id, rows in trained.items():
             numbers = results.setdefault(module_id, {})
@@ -959,7 +953,7 @@ class Learner(Generic[Training]):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
-        num_bad = self.optimizers.report(results, metrics.series, trained if self.reducer.rank == 0 else ())
+        num_bad = self.optimizers.report(results, trained if self.reducer.rank == 0 else ())
         self.last_series = metrics.series
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
@@ -1040,21 +1034,11 @@ class Learner(Generic[Training]):
         """Restore the components in `state`, all or none: what does not fit raises `ValueError` with the list."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
-        checkpointing.check_state(
-            state,
-            learner=type(self).__name__,
-            modules=dict(self.module.items()),
-            known={
-                "connectors": set(self.connectors),
-                "registered": set(self.registered),
-                "coefficients": {f"{module_id}/{name}" for module_id, name in self.coefficients},
-            },
-            registered=self.registered,
-            policies_to_train=self.policies_to_train,
-        )
+        before = self.get_state()
+        networks = ", ".join(sorted({type(module).__name__ for module in self.module.values()}))
+        checkpointing.check_state(state, before, type(self).__name__, networks, self.policies_to_train)
         if "optimizer" in state:
             self.optimizers.check_state(state["optimizer"])
-        before = self.get_state()
         try:
             self._restore(state)
         except Exception as error:

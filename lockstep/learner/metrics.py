@@ -32,7 +32,8 @@ class UpdateMetrics:
         self._fixed: Results = {}
         self._shares: dict[Key, tuple[float, int]] = {}
         self._step = 0
-        self._pass_start = 0
+        self._pass_start = self._pass_end = 0
+        """of the last pass, in gradient steps"""
         self.series: dict[Key, list[float]] = {}
         """after `reduce`: the value of each metric at each gradient step"""
 
@@ -60,13 +61,11 @@ class UpdateMetrics:
                 found.setdefault((module_id, name), []).append((value, rows, step))
         return found.items()
 
-    def end_step(self) -> None:
-        """Mark the end of a gradient step."""
+    def end_step(self, ends_pass: bool) -> None:
+        """Mark the end of a gradient step, and of a pass over the batch."""
         self._step += 1
-
-    def end_pass(self, count: int) -> None:
-        """Mark the last `count` gradient steps as one pass over the batch."""
-        self._pass_start = self._step - count
+        if ends_pass:
+            self._pass_start, self._pass_end = self._pass_end, self._step
 
     def pass_mean(self, module_id: str, name: str) -> float:
         """Return the mean of a metric over the last pass, on the host; NaN where the module had no row in it.
@@ -89,7 +88,8 @@ class UpdateMetrics:
 
         The same for each learner; one transfer to the host, and one exchange between the learners.
         """
-        logged, shares = self._on_host(), {key: [(*share, 0)] for key, share in self._shares.items()}
+        logged = self._on_host()
+        shares: Logged = {key: [(value, rows, 0)] for key, (value, rows) in self._shares.items()}
         if reducer.world_size > 1:
             parts = reducer.gather([_packed(logged), _packed(shares)])
             logged, shares = (_joined([part[kind] for part in parts]) for kind in (0, 1))

@@ -521,30 +521,20 @@ class OptimizerSet:
                 entry.keep_only(kept)
         self._owner = {id(param): entry.key for entry in self for param in entry.flat.params}
 
-    def report(
-        self,
-        results: dict[str, dict[str, Any]],
-        series: dict[tuple[str, str], list[float]],
-        warns_of: Collection[str],
-    ) -> int:
+    def report(self, results: dict[str, dict[str, Any]], warns_of: Collection[str]) -> int:
         """Add learning rates to `results` by module; return how many gradients were not finite, and count anew.
 
-        `series`: the metrics by gradient step, with the count of optimizers on another device. `warns_of`: the modules
-        whose optimizers warn where they train nothing.
+        `warns_of`: the modules whose optimizers warn where they train nothing.
         """
-        num_bad = 0
-        for entry in self:
+        counts = torch.stack([entry.bad_steps for entry in self]).tolist() if len(self) else []
+        for entry, num_bad in zip(self, counts):
             if entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES):
                 entry.warn_of_zero_rate()
-            numbers, name = results.setdefault(entry.module_id, {}), f"{entry.name}_bad_gradients"
-            numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
-            if not entry.on_host:
-                series.pop((entry.module_id, name))
-                num_bad += int(numbers.pop(name))
-            elif number := int(entry.bad_steps):  # the same on all learners
-                num_bad += number
+            rate = entry.optimizer.param_groups[0]["lr"]
+            results.setdefault(entry.module_id, {})[f"{entry.name}_learning_rate"] = rate
+            if num_bad:  # the same on all learners
                 entry.bad_steps.zero_()
-        return num_bad
+        return int(sum(counts))
 
     # -- state ---
 

@@ -130,15 +130,6 @@ def custom_statistics(reducer):
 # -- the reducer itself ---
 
 
-def reducer_calls(reducer):
-    """Each call of the protocol."""
-    total = reducer.sum_(torch.full((3,), float(reducer.rank + 1)))
-    sent = reducer.broadcast_(torch.full((2,), float(reducer.rank)), source=1)
-    value = {"rank": reducer.rank, "text": "x" * 10 * reducer.rank, "array": np.arange(reducer.rank), "none": None}
-    gathered = reducer.gather([value, (1.5, True)])
-    return total.tolist(), sent.tolist(), [(v["rank"], len(v["text"]), v["array"].tolist(), p) for v, p in gathered]
-
-
 def silent_learner(reducer, folder):
     """Learner 1 takes no part in a sum; then learner 0 tries again."""
     own = DistributedReducer(reducer.rank, 2, folder / "silent", timeout_s=1.0)
@@ -158,15 +149,6 @@ def silent_learner(reducer, folder):
 def absent_learner(reducer, folder):
     """Nobody else joins."""
     DistributedReducer(0, 2, folder / "absent", timeout_s=0.5)
-
-
-def built_again(reducer, folder):
-    """Two groups after each other on one store, of another size under another name."""
-    for name in ("first", "second"):
-        own = DistributedReducer(reducer.rank, 2, folder / "again", name=name, timeout_s=20.0)
-        ranks = own.gather(own.rank)
-        own.close()
-    return ranks
 
 
 def over_tcp(reducer, port):

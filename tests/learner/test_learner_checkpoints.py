@@ -131,27 +131,6 @@ def test_everything_mutable_is_saved_and_updates_in_a_new_process_are_equal_to_t
     assert other.stdout.split()[-1] == fingerprint(learner)
 
 
-def test_results_after_restoring_are_those_without_it(tmp_path):
-    learner, other = everything(), everything(seed=7, updates=1)
-    other.restore_from_path(learner.save_to_path(tmp_path / "checkpoint"))
-    results = [advance(each, 3) for each in (learner, other)]
-    for module_id, numbers in results[0].items():
-        for name, number in numbers.items():
-            if not name.startswith("seconds_"):
-                assert results[1][module_id][name] == number, (module_id, name)
-
-
-def test_registered_objects_are_copied_out_and_in():
-    learner, other = everything(updates=1), everything(seed=7, updates=0)
-    state = learner.get_state("registered")
-    advance(learner, 1)
-    assert len(state["registered"]["a/history"]["losses"]) == 1
-    other.set_state(state)
-    advance(other, 1)
-    assert len(state["registered"]["a/history"]["losses"]) == 1
-    assert len(other.registered["a/history"]["losses"]) == 2
-
-
 # -- components ---
 
 
@@ -227,17 +206,6 @@ def test_who_learns_is_part_of_the_state():
     assert not chosen.should_module_be_updated("b")
     with pytest.raises(ValueError, match=r"should_module_be_updated names \['c'\]"):
         other.set_state({"should_module_be_updated": ["a", "c"]})
-
-
-def test_registered_tensor_of_another_shape_is_refused_not_broadcast():
-    learner = everything(updates=0)
-    before = fingerprint(learner)
-    state = learner.get_state("registered")
-    state["registered"]["a/multiplier"] = torch.tensor(5.0)
-    state["registered"]["b/seen"] = np.zeros(1)
-    with pytest.raises(ValueError, match=r"'a/multiplier' has shape \(\), expected \(2,\).*'b/seen' has shape \(1,\)"):
-        learner.set_state(state)
-    assert fingerprint(learner) == before
 
 
 # -- from_checkpoint ---

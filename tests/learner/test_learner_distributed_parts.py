@@ -90,11 +90,6 @@ def test_statistics_that_cannot_be_joined_are_refused(processes):
 # -- the reducer itself ---
 
 
-def test_reducer_sums_broadcasts_and_gathers_the_same_on_all(processes):
-    expected = [6.0] * 3, [1.0] * 2, [(r, 10 * r, list(range(r)), (1.5, True)) for r in range(3)]
-    assert values(processes.run(3, cases.reducer_calls)) == [expected] * 3
-
-
 def test_a_learner_that_takes_no_part_ends_the_call_with_a_clear_error(processes, tmp_path):
     texts, _ = values(processes.run(2, cases.silent_learner, tmp_path))
     assert texts[0].startswith("LearnerError: learner 0 of 2: a sum failed after")
@@ -107,26 +102,11 @@ def test_a_learner_that_never_comes_ends_the_joining_with_a_clear_error(processe
     assert text.startswith("LearnerError: learner 0 of 2: joining the group failed after")
 
 
-def test_a_group_is_built_again_on_the_same_store_under_another_name(processes, tmp_path):
-    assert values(processes.run(2, cases.built_again, tmp_path)) == [[0, 1]] * 2
-
-
 def test_learners_find_each_other_over_tcp(processes):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     assert values(processes.run(2, cases.over_tcp, port)) == [2.0] * 2
-
-
-def test_reducer_of_one_learner_adds_nothing():
-    import torch
-
-    one = LocalReducer()
-    tensor = torch.ones(2)
-    assert one.sum_(tensor) is tensor
-    assert one.broadcast_(tensor) is tensor
-    assert one.gather({"a": 1}) == [{"a": 1}]
-    one.close()
 
 
 def test_reducer_refuses_what_cannot_be():

@@ -19,7 +19,6 @@ from learner_parts import (
 from lockstep import LearnerGroup, RolloutStore
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.group import LearnerBackend, run_request
-from lockstep.learner.learner import Learner
 from lockstep.learner.reduction import DistributedReducer
 from lockstep.learner.sharding import shards_of
 
@@ -162,12 +161,3 @@ def test_shards_hold_every_step_once_and_leave_the_data_unchanged():
     assert [len(part) for part in shards_of(value_batch(7), 3, {})] == [2, 2, 3]
     both = MultiAgentBatch({"a": value_batch(6), "b": value_batch(4)}, 6)
     assert [part.env_steps() for part in shards_of(both, 2, {})] == [3, 3]
-
-
-def test_learner_of_a_configuration_can_be_one_of_several(tmp_path):
-    learner = ppo_config().build_learner(reducer=DistributedReducer(0, 1, tmp_path / "store"))
-    assert isinstance(learner, Learner)
-    assert learner.reducer.world_size == 1
-    assert learner.update_from_batch(ppo_batch())[MODULE]["num_module_steps_trained"] == 24
-    assert learner.module[MODULE].observation_space == BOX
-    assert learner.module[MODULE].action_space == THREE

@@ -268,14 +268,6 @@ def test_minibatches_are_made_of_whole_sequences_and_time_is_never_shuffled():
     assert not torch.equal(order[: num_sequences // 4 * 4], whole["seq_lens"][: num_sequences // 4 * 4])
 
 
-def test_steps_are_counted_not_sequences():
-    policy, collector = rollout(recurrent_config())
-    results = policy.learner_group.learner.update_from_episodes(collector.buffer.episodes(), num_epochs=3)
-    assert results[ALL]["num_env_steps_trained"] == 360
-    assert results[MODULE]["num_module_steps_trained"] == 360
-    assert results[MODULE]["module_train_batch_size_mean"] == 120
-
-
 def test_episodes_shorter_and_longer_than_a_sequence_and_one_of_full_length():
     """Pieces of 1 to 11 rows with sequences of 5: bootstrap rows behind a full sequence too."""
     learner = recurrent_config(gamma=0.9, lambda_=0.5).build_learner()

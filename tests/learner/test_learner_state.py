@@ -127,7 +127,7 @@ ADAM = ("optimizer", f"{MODULE}.default_optimizer")
         (("lifetime",), {"env_steps": "many"}, "many"),
         (("random", "root_seed"), None, "random streams"),
         # of wrong types
-        (("rl_module", MODULE), [1, 2], "its weights must be a dict by name, not list"),
+        (("rl_module", MODULE), [1, 2], "default_policy must be a dict, not list"),
         (("optimizer",), 3, "optimizer must be a dict, not int"),
         (("registered",), [1], "registered must be a dict, not list"),
         (("should_module_be_updated",), 3, "must be None or a list of ids, not 3"),

@@ -101,12 +101,6 @@ def test_weights_of_a_module_that_is_passed_in_are_kept():
     assert_same(dict(learner.module[MODULE].state_dict()), before)
 
 
-def test_same_seed_gives_the_same_weights_and_another_seed_others():
-    first, second, third = (ppo_config().debugging(seed=seed).build_learner() for seed in (3, 3, 4))
-    assert_same(parameters(first), parameters(second))
-    assert differs(parameters(first), parameters(third))
-
-
 def test_single_and_several_specs_modules_and_nothing_else_are_taken():
     section, framework = TrainingSection(), value_learner(build=False).framework
     for given in (spec(), spec().build(seed=0)):
