@@ -67,7 +67,7 @@ def check_state(
         )
 
 
-def _misfits(where: str, saved: Any, present: Mapping[str, Any]) -> list[str]:
+def _misfits(where: str, saved: object, present: Mapping[str, Any]) -> list[str]:
     """Return what keeps `saved` from taking the place of `present`, in words: names, and shapes of arrays."""
     if not isinstance(saved, Mapping):
         return [f"{where} must be a dict, not {type(saved).__name__}"]
@@ -319,7 +319,7 @@ def import_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
     if isinstance(value, list | tuple):

@@ -27,6 +27,7 @@ NOT_TRACED = ("compute_gradients", "apply_gradients")
 """methods of the learner in whose place a compiled step has operations of its own"""
 Metric = tuple[str, str, int]
 ColumnsByModule = Mapping[str, TensorColumns]
+Losses = dict[str, Tensor]
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """from the inputs of a graph to what it gives out; inputs that it writes to are written to"""
 Step = tuple[CompiledCode, list[Metric], list[str], list[str]]
@@ -214,7 +215,7 @@ class CompiledUpdate:
         replaced = {names[param]: view for param, view in views.items() if param in names}
         for number, target in enumerate(targets):
             replaced |= {f"targets.{number}.{name}": view for name, view in target.views().items()}
-        registered, losses = dict(learner.registered), _Losses(learner, targets)
+        registered, losses = dict(learner.registered), _Losses(learner.module, targets, learner.forward_and_losses)
         try:  # registered parameters too are those that the gradient is taken of
             learner.registered.update(
                 {name: views.get(value, value) for name, value in registered.items() if isinstance(value, nn.Parameter)}
@@ -235,14 +236,16 @@ def _warn_of_eager(reason: str) -> None:
 class _Losses(nn.Module):
     """The learner's forward pass and losses as a module, so that its parameters can be replaced for the trace."""
 
-    def __init__(self, learner: Any, targets: Sequence[TargetNetwork]) -> None:
+    def __init__(
+        self, module: nn.Module, targets: Sequence[TargetNetwork], compute: Callable[..., tuple[object, Losses]]
+    ) -> None:
         super().__init__()
-        self.module = learner.module
+        self.module = module
         self.targets = nn.ModuleList(target.module for target in targets)
-        self.learner = learner
+        self.compute = compute
 
-    def forward(self, batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
-        return self.learner.forward_and_losses(batch)[1]
+    def forward(self, batch: dict[str, TensorColumns]) -> Losses:
+        return self.compute(batch)[1]
 
 
 class _Rates:

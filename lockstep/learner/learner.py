@@ -316,10 +316,7 @@ class Learner(Generic[Training]):
         options: UpdateOptions,
         trajectories: Mapping[str, Trajectories],
     ) -> Results:
-        """Take all gradient steps of one update call on `columns` by module; return the results.
-
-        `trajectories`: by module, what the columns were made from (if anything); statistics take them in at the end.
-        """
+        """Take all gradient steps of one update call on `columns` (made from `trajectories`, if any); report it."""
         if not columns:
             return self._skip_update()
         started = time.perf_counter()
@@ -337,11 +334,10 @@ class Learner(Generic[Training]):
         passes = num_minibatches = num_rows_used = 0
         for indices, ends_pass in module_minibatches(plan.num_rows, options, rng):
             rows, self.stand_ins = plan.own_rows(indices)
+            num_rows_used += plan.num_rows_in(indices)
             self.rows_in_step, tensors = 0, {}
             for module_id, index in rows.items():
                 tensors[module_id] = None if index is None else torch.from_numpy(index).to(self.device)
-                everyones = indices[module_id]
-                num_rows_used += plan.num_rows[module_id] if everyones is None else len(everyones)
                 if module_id not in self.stand_ins:
                     self.rows_in_step += plan.num_own_rows[module_id] if index is None else len(index)
                     trained[module_id] += num_steps(module_id, index)

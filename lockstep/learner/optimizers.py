@@ -400,7 +400,7 @@ class OptimizerSet:
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], RegisteredOptimizer] = {}
-        self._owner: dict[int, str] = {}
+        self._owner: dict[int, RegisteredOptimizer] = {}
 
     def __iter__(self) -> Iterator[RegisteredOptimizer]:
         return iter(self._by_key.values())
@@ -428,7 +428,7 @@ class OptimizerSet:
             if id(param) in self._owner:
                 raise ValueError(
                     f"a parameter of shape {tuple(param.shape)} already belongs to optimizer "
-                    f"{self._owner[id(param)]!r}; a second optimizer would step it twice"
+                    f"{self._owner[id(param)].key!r}; a second optimizer would step it twice"
                 )
         if isinstance(make, torch.optim.Optimizer):
             check_optimizer(make, params)
@@ -439,7 +439,7 @@ class OptimizerSet:
         if entry.schedule is not None:
             entry.set_lr(entry.schedule(0))
         self._by_key[module_id, name] = entry
-        self._owner.update({id(param): entry.key for param in params})
+        self._owner.update({id(param): entry for param in params})
         return entry
 
     def replace(self, replaced: Mapping[nn.Parameter, nn.Parameter], names: Mapping[int, str]) -> None:
@@ -447,13 +447,12 @@ class OptimizerSet:
 
         Raises `ValueError` naming one that does not fit; nothing is changed then.
         """
-        owners = {entry.key: entry for entry in self}
         for param, by in replaced.items():
-            owners[self._owner[id(param)]].flat.check_fits(by, param, names)
+            self._owner[id(param)].flat.check_fits(by, param, names)
         for param, by in replaced.items():
-            key = self._owner.pop(id(param))
-            self._owner[id(by)] = key
-            owners[key].replace(param, by)
+            entry = self._owner.pop(id(param))
+            self._owner[id(by)] = entry
+            entry.replace(param, by)
 
     def steps(self, param: nn.Parameter) -> bool:
         """Return whether there is an optimizer for `param`."""
@@ -519,7 +518,7 @@ class OptimizerSet:
                 del self._by_key[key]
             elif len(kept) < len(entry.flat.params):
                 entry.keep_only(kept)
-        self._owner = {id(param): entry.key for entry in self for param in entry.flat.params}
+        self._owner = {id(param): entry for entry in self for param in entry.flat.params}
 
     def report(self, results: dict[str, dict[str, Any]], warns_of: Collection[str]) -> int:
         """Add learning rates to `results` by module; return how many gradients were not finite, and count anew.

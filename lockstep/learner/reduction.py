@@ -104,10 +104,6 @@ class DistributedReducer:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {world_size} learners; ranks go from 0 to {world_size - 1}")
-        if backend not in ("gloo", "nccl"):
-            raise ValueError(f"backend={backend!r}; choose 'gloo' (CPU) or 'nccl' (GPU)")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s={timeout_s}; it must be above 0 seconds")
         self.rank, self.world_size, self.timeout_s = rank, world_size, float(timeout_s)
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._limit = timedelta(seconds=self.timeout_s)

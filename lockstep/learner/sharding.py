@@ -172,6 +172,10 @@ class UpdatePlan:
     lookup: dict[str, np.ndarray] = field(default_factory=dict)
     """by module: the own row of each global row, -1 where another learner has it; empty for one learner"""
 
+    def num_rows_in(self, indices: Indices) -> int:
+        """Return how many rows global `indices` (None: all) are, of all modules together."""
+        return sum(self.num_rows[mid] if index is None else len(index) for mid, index in indices.items())
+
     def own_rows(self, indices: Indices) -> tuple[Indices, frozenset[str]]:
         """Return the own rows among global `indices` (None: all), and the modules whose row is a stand-in."""
         if not self.lookup:

@@ -1,5 +1,6 @@
 """Small real learners, batches and episodes for the tests of this folder."""
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,3 +145,23 @@ def assert_near(first, second, atol=1e-5):
 def differs(first, second):
     """Names of the parameters that differ."""
     return [name for name, value in first.items() if not torch.equal(value, second[name])]
+
+
+def fingerprint(state):
+    """A hash of a learner's state, or of a learner."""
+    digest = hashlib.sha256()
+
+    def add(tree):
+        if isinstance(tree, dict):
+            for key in sorted(tree, key=str):
+                digest.update(str(key).encode())
+                add(tree[key])
+        elif isinstance(tree, list | tuple):
+            for part in tree:
+                add(part)
+        else:
+            array = np.asarray(tree)
+            digest.update(repr(tree).encode() if array.dtype == object else array.tobytes())
+
+    add(state if isinstance(state, dict) else state.get_state())
+    return digest.hexdigest()

@@ -19,6 +19,7 @@ from learner_parts import (
     assert_same,
     differs,
     episodes,
+    fingerprint,
     parameters,
     ppo_batch,
     ppo_config,
@@ -86,32 +87,13 @@ def advance(learner, number):
     return learner.update_from_batch(batch, timesteps={"num_env_steps_sampled_lifetime": 20 * number}, **OPTIONS)
 
 
-def fingerprint(learner):
-    """A hash of all parameters and the whole state."""
-    digest = hashlib.sha256()
-
-    def add(tree):
-        if isinstance(tree, dict):
-            for key in sorted(tree, key=str):
-                digest.update(str(key).encode())
-                add(tree[key])
-        elif isinstance(tree, list | tuple):
-            for part in tree:
-                add(part)
-        else:
-            array = np.asarray(tree)
-            digest.update(repr(tree).encode() if array.dtype == object else array.tobytes())
-
-    add(learner.get_state())
-    return digest.hexdigest()
-
-
 # -- a new process ---
 
 CONTINUE = """
 import sys
 sys.path[:0] = {path!r}
-from test_learner_checkpoints import advance, everything, fingerprint
+from learner_parts import fingerprint
+from test_learner_checkpoints import advance, everything
 learner = everything(seed=7, updates=1)
 learner.restore_from_path(sys.argv[1])
 for number in (3, 4):

@@ -264,23 +264,6 @@ def test_async_empty_list_is_a_counted_no_op_or_an_error_with_never_skip_update(
         strict.drain()
 
 
-@pytest.mark.parametrize(
-    "options, kind",
-    [
-        ({"timesteps": 5}, TypeError),
-        ({"timesteps": {"num_env_steps_sampled_lifetime": "x"}}, TypeError),
-        ({"num_epochs": 0}, ValueError),
-        ({"minibatch_size": 2.5}, ValueError),
-    ],
-)
-def test_wrong_options_of_an_asynchronous_update_are_refused_in_the_call_itself(options, kind):
-    group = ppo_config().build_learner_group()
-    with pytest.raises(kind, match=next(iter(options))):
-        group.update_from_batch(ppo_batch(), async_update=True, **options)
-    assert group.drain() == []
-    assert group.get_stats()["num_steps_submitted"] == 0
-
-
 def test_shutdown_ends_the_running_update_drops_what_waits_and_joins_the_thread():
     group, learner = gated_group()
     for rows in (1, 2, 3):

@@ -50,6 +50,12 @@ REFUSED = [
     ("no batch", lambda group: group.update_from_batch(None), TypeError, ["SampleBatch", "NoneType"]),
     ("a dict", lambda group: group.learner.update_from_batch(dict(ppo_batch())), TypeError, ["SampleBatch", "dict"]),
     ("on_full", lambda group: group.update_from_batch(ppo_batch(), async_update=True, on_full="x"), ValueError, ["x"]),
+    (
+        "asynchronous",
+        lambda group: group.update_from_batch(ppo_batch(), async_update=True, num_epochs=0),
+        ValueError,
+        ["num_epochs=0"],
+    ),
     ("unknown", options_of(num_epoch=2), TypeError, ["num_epoch"]),
     ("epochs", options_of(num_epochs=0), ValueError, ["num_epochs=0", "at least 1"]),
     ("half an epoch", options_of(num_epochs=1.5), ValueError, ["num_epochs=1.5"]),

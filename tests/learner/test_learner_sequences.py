@@ -165,30 +165,6 @@ def test_loss_of_ppo_on_sequences_is_the_one_written_out_row_by_row():
     assert float(loss) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-9)
 
 
-def gradient(learner, batch):
-    fwd_out = learner.forward_train({MODULE: batch})
-    learner.compute_gradients(learner.compute_losses(fwd_out=fwd_out, batch={MODULE: batch}))
-    return next(iter(learner.optimizers)).flat.grad.clone()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradient_is_the_mean_over_unpadded_sequences_weighted_by_their_rows(kind):
-    policy, collector = rollout(recurrent_config(kind, normalize_advantages=None))
-    learner = policy.learner_group.learner
-    batch = train_batch(learner, collector.buffer)
-    whole = gradient(learner, batch)
-    lengths = batch["seq_lens"].tolist()
-    assert len(set(lengths)) > 1
-    parts = []
-    for row, length in enumerate(lengths):
-        alone = {
-            name: value[row : row + 1, :length] for name, value in batch.items() if name not in ("state_in", "seq_lens")
-        }
-        alone["state_in"] = {name: leaf[row : row + 1] for name, leaf in batch["state_in"].items()}
-        parts.append(length * gradient(learner, alone))
-    torch.testing.assert_close(whole, torch.stack(parts).sum(0) / sum(lengths), rtol=0, atol=1e-12)
-
-
 def as_flat(batch):
     """A prepared batch as somebody would hand it in: flat rows with `seq_lens`."""
     real = batch["loss_mask"]
