@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -499,11 +498,7 @@ class Learner(Generic[Training]):
         fwd_out = self.forward_train(batch)
         for module_id, outputs in fwd_out.items():
             if isinstance(outputs, dict) and Columns.VF_PREDS not in outputs:
-                module = self.module[module_id]
-                if type(module).compute_values is not RLModule.compute_values and not module.is_stateful():
-                    fwd_out[module_id] = inputs.OutputsWithValues(
-                        outputs, partial(self._values_of, module, batch[module_id])
-                    )
+                fwd_out[module_id] = self._with_values(module_id, outputs, batch[module_id])
         try:
             losses = self.compute_losses(fwd_out=fwd_out, batch=batch)
         except KeyError as error:
@@ -531,10 +526,18 @@ class Learner(Generic[Training]):
             self.rows_in_step = rows_in_all
         return fwd_out, losses
 
-    def _values_of(self, module: RLModule, columns: TensorColumns) -> Tensor:
-        with self.mixed_precision():
-            values = module.compute_values(columns)
-        return self.to_tensor(values)
+    def _with_values(self, module_id: str, outputs: Outputs, columns: TensorColumns) -> Outputs:
+        """Return outputs whose `vf_preds` are those of `compute_values`, where the module has it and a loss asks."""
+        module = self.module[module_id]
+        if type(module).compute_values is RLModule.compute_values or module.is_stateful():
+            return outputs
+
+        def values() -> Tensor:
+            with self.mixed_precision():
+                found = module.compute_values(columns)
+            return self.to_tensor(found)
+
+        return inputs.OutputsWithValues(outputs, values)
 
     def _weight_of(self, module_id: str, columns: TensorColumns) -> int:
         """Return by how many rows of a module what it logs is weighted: none where it only keeps in step."""

@@ -323,12 +323,10 @@ class RegisteredOptimizer:
             self.optimizer.state[by] = self.optimizer.state.pop(param)
 
     def warn_of_zero_rate(self) -> None:
-        """Warn once, at the second update that trains nothing since the learning rate is 0 and does not rise again.
+        """Warn once, at the second update whose learning rate is 0 and does not rise again, so that it trains nothing.
 
         At the second: a schedule that ends with the run leaves its last update with a rate of 0.
         """
-        if any(group["lr"] for group in self.optimizer.param_groups):
-            return
         if self.schedule is not None and self.schedule.rises_later:
             return
         self.updates_at_zero_rate += 1
@@ -527,10 +525,10 @@ class OptimizerSet:
         """
         counts = torch.stack([entry.bad_steps for entry in self]).tolist() if len(self) else []
         for entry, num_bad in zip(self, counts):
-            if entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES):
+            rates = [group["lr"] for group in entry.optimizer.param_groups]
+            results.setdefault(entry.module_id, {})[f"{entry.name}_learning_rate"] = rates[0]
+            if not any(rates) and (entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)):
                 entry.warn_of_zero_rate()
-            rate = entry.optimizer.param_groups[0]["lr"]
-            results.setdefault(entry.module_id, {})[f"{entry.name}_learning_rate"] = rate
             if num_bad:  # the same on all learners
                 entry.bad_steps.zero_()
         return int(sum(counts))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,52 +30,36 @@ class LearnerError(RuntimeError):
     """A learner died, hangs, or could not take part in an update that others waited for."""
 
 
-class Reducer(Protocol):
-    """Joins what the learners hold; every learner then has the same bits."""
-
-    world_size: int
-    rank: int
-
-    def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum over all learners, in place."""
-        ...
-
-    def gather(self, value: Tree) -> list[Tree]:
-        """Return `value` of each learner, by rank: plain numbers, texts, arrays and dicts or lists of them."""
-        ...
-
-    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Take the values of learner `source`, in place."""
-        ...
-
-    def close(self) -> None:
-        """Leave the group."""
-        ...
-
-
-class LocalReducer:
-    """One learner in one process: every sum is already complete."""
+class Reducer:
+    """Joins what the learners hold; every learner then has the same bits. This one is of a learner that is alone."""
 
     world_size = 1
     rank = 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` itself."""
+        """Sum over all learners, in place; contiguous. All of them get the same bits."""
         return tensor
 
     def gather(self, value: Tree) -> list[Tree]:
-        """Return `[value]`."""
+        """Return `value` of each learner, by rank.
+
+        Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them.
+        """
         return [value]
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Return `tensor` itself."""
+        """Take the values of learner `source`, in place; contiguous."""
         return tensor
 
     def close(self) -> None:
-        """Do nothing: there is no group to leave."""
+        """Leave the group; the reducer cannot be used after that."""
 
 
-class DistributedReducer:
+LocalReducer = Reducer
+"""of one learner in one process"""
+
+
+class DistributedReducer(Reducer):
     """One of `world_size` learners, joined by `torch.distributed` (gloo, or NCCL on GPUs).
 
     Learners on CPU that are all on one machine find each other over gloo and then meet in memory that they share,
@@ -130,7 +114,6 @@ class DistributedReducer:
             raise self._error("joining the group", started, error) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum over all learners, in place; contiguous. All of them get the same bits."""
         if self._memory is not None:
             self._call("a sum", self._memory.sum_, tensor)
         else:
@@ -140,7 +123,6 @@ class DistributedReducer:
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Take the values of learner `source`, in place; contiguous."""
         if self._memory is not None:
             self._call("a broadcast", self._memory.broadcast_, tensor, source)
         else:
@@ -152,10 +134,6 @@ class DistributedReducer:
         return tensor
 
     def gather(self, value: Tree) -> list[Tree]:
-        """Return `value` of each learner, by rank.
-
-        Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them.
-        """
         content = torch.frombuffer(bytearray(_to_bytes(value)), dtype=torch.uint8)
         sizes = [int(size) for size in self._gather(torch.tensor([len(content)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -172,7 +150,6 @@ class DistributedReducer:
         return [part.cpu() for part in parts]
 
     def close(self) -> None:
-        """Leave the group; the reducer cannot be used after that."""
         self._leave("it was closed")
 
     def _leave(self, why: str) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from lockstep import PPOConfig, SampleBatch
+from lockstep import PPOConfig, SampleBatch, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.rollout import RolloutStore
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModuleSpec
@@ -165,3 +166,17 @@ def fingerprint(state):
 
     add(state if isinstance(state, dict) else state.get_state())
     return digest.hexdigest()
+
+
+def rollout(config, vector_steps=40, collects=1):
+    """A policy and the store it has filled, after `collects - 1` others (so that episodes are under way)."""
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    num_envs = collector.num_envs
+    collector.buffer = RolloutStore(vector_steps, num_envs, collector.observation_space, policy.action_space)
+    with policy_within_training_step(policy):
+        for number in range(collects):
+            if number:
+                collector.buffer.clear()
+            collector.collect(n_step=vector_steps * num_envs)
+    return policy, collector

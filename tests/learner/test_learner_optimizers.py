@@ -246,21 +246,6 @@ def test_each_module_is_clipped_by_its_own_config():
     assert norm("a") > 0.01
 
 
-class ReplacedGradients(ValueLearner):
-    """Hands back new tensors instead of the views."""
-
-    def postprocess_gradients(self, gradients):
-        return {param: torch.ones_like(gradient) for param, gradient in gradients.items()}
-
-
-def test_gradients_that_a_hook_replaces_are_the_ones_applied():
-    learner = value_learner(ReplacedGradients, lr=0.25)
-    before = parameters(learner)
-    learner.update_from_batch(value_batch())
-    for name, tensor in parameters(learner).items():
-        torch.testing.assert_close(tensor, before[name] - 0.25, rtol=0, atol=1e-6)  # Adam's first step is lr * sign
-
-
 class PerModule(ValueLearner):
     """Notes for which modules gradients are postprocessed, and doubles those of one."""
 

@@ -6,12 +6,41 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_same, differs, own_copy, parameters
-from sequence_parts import recurrent_config, rollout, stepwise
+from learner_parts import ALL, MODULE, assert_same, differs, own_copy, parameters, rollout
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
+
+
+def recurrent_config(kind="lstm", config=None, env="CartPole-v1", max_seq_len=5, num_envs=3, **training):
+    training = {"train_batch_size": 120, "gamma": 0.9, **training}
+    return (
+        (config or PPOConfig())
+        .environment(env)
+        .env_runners(num_envs_per_env_runner=num_envs)
+        .framework(dtype="float64")
+        .rl_module(
+            model_config={"hiddens": (4,), "recurrent": kind, "recurrent_size": 4, "max_seq_len": max_seq_len,
+                          "policy_gain": 1.0}
+        )
+        .training(**training)
+    )  # fmt: skip
+
+
+def stepwise(module, obs, state=None):
+    """Outputs `[T, D]`, values `[T]` and the states before each row, one step after the other."""
+    state = {k: v[None] for k, v in (module.get_initial_state() if state is None else state).items()}
+    inputs, values, states = [], [], []
+    with torch.no_grad():
+        for row in torch.as_tensor(np.asarray(obs)).to(torch.float64):
+            states.append({name: leaf[0] for name, leaf in state.items()})
+            out = module.forward_train({"obs": row[None, None], "state_in": state})
+            inputs.append(out["action_dist_inputs"][0, 0])
+            values.append(out["vf_preds"][0, 0])
+            state = out["state_out"]
+    return torch.stack(inputs), torch.stack(values), states
+
 
 KINDS = ("lstm", "gru")
 
