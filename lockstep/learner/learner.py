@@ -28,7 +28,7 @@ from lockstep.learner.minibatches import (
     UpdateOptions,
     gather,
     module_minibatches,
-    step_counter,
+    steps_by_row,
     take_rows,
     warn_of_rows_left_out,
 )
@@ -327,7 +327,7 @@ class Learner(Generic[Training]):
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
-        rng, num_steps = self.streams.numpy("minibatches"), step_counter(columns, plan.num_own_rows)
+        rng, steps = self.streams.numpy("minibatches"), steps_by_row(columns)
         first_values = FirstValues({} if trajectories else columns)
         trained = dict.fromkeys(columns, 0)
         passes = num_minibatches = num_rows_used = 0
@@ -338,8 +338,10 @@ class Learner(Generic[Training]):
             for module_id, index in rows.items():
                 tensors[module_id] = None if index is None else torch.from_numpy(index).to(self.device)
                 if module_id not in self.stand_ins:
-                    self.rows_in_step += plan.num_own_rows[module_id] if index is None else len(index)
-                    trained[module_id] += num_steps(module_id, index)
+                    num_own = plan.num_own_rows[module_id] if index is None else len(index)
+                    self.rows_in_step += num_own
+                    marked = steps.get(module_id)
+                    trained[module_id] += num_own if marked is None else int(marked[index].sum())
             began = time.perf_counter()
             if self.compiled is not None and self.compiled.run(columns, tensors):
                 self.seconds["forward_backward"] += time.perf_counter() - began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,19 +93,7 @@ def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptio
     )
 
 
-def step_counter(
-    columns: Mapping[str, TensorColumns], num_rows: Mapping[str, int]
-) -> Callable[[str, np.ndarray | None], int]:
-    """Return a function that counts the transitions in the rows `index` (None: all) of a module.
-
-    A row is one transition, or, of a module with memory, a sequence of those that its `loss_mask` marks.
-    """
+def steps_by_row(columns: Mapping[str, TensorColumns]) -> dict[str, np.ndarray]:
+    """Return the transitions in each row `[N]` that `loss_mask` marks, for the modules whose columns have one."""
     masks = {mid: part[Columns.LOSS_MASK] for mid, part in columns.items() if Columns.LOSS_MASK in part}
-    steps = {mid: mask.reshape(len(mask), -1).sum(1).cpu().numpy() for mid, mask in masks.items()}
-
-    def count(module_id: str, index: np.ndarray | None) -> int:
-        if module_id in steps:
-            return int(steps[module_id].sum() if index is None else steps[module_id][index].sum())
-        return num_rows[module_id] if index is None else len(index)
-
-    return count
+    return {mid: mask.reshape(len(mask), -1).sum(1).cpu().numpy() for mid, mask in masks.items()}
