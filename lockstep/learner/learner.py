@@ -44,15 +44,7 @@ from lockstep.learner.optimizers import (
     global_norm,
     warn_of_configured,
 )
-from lockstep.learner.reduction import (
-    LocalReducer,
-    Reducer,
-    any_learner,
-    counts_over_learners,
-    means_over_learners,
-    moments_over_learners,
-    once_over_learners,
-)
+from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.sequences import evaluate_sequences
 from lockstep.learner.sharding import Agreement, EpisodeParts, Episodes, agree_on_parts, parts_of_episodes, plan_update
 from lockstep.learner.watch import GradientWatch, ParameterWatch
@@ -225,7 +217,7 @@ class Learner(Generic[Training]):
 
     def _joined_moments(self, seen: RunningMoments) -> RunningMoments:
         """Return the moments of all learners' rows; of stand-ins nothing was seen."""
-        return moments_over_learners(self.reducer, seen if self.rows_in_step else RunningMoments(seen.shape))
+        return self.reducer.moments(seen if self.rows_in_step else RunningMoments(seen.shape))
 
     def setup_module(self, module_id: str) -> None:
         """Set up a module when the learner is built or the module added, before its optimizers are made.
@@ -279,7 +271,7 @@ class Learner(Generic[Training]):
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
         agreed = agree_on_parts(
-            self.reducer, self.module, lambda: self._read_episodes(episodes), options, self.to_tensor
+            self.module, lambda: self._read_episodes(episodes), options, self.to_tensor, self.reducer
         )
         columns = {}
         for module_id, trajectories in agreed.parts.items():
@@ -304,7 +296,7 @@ class Learner(Generic[Training]):
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        agreed = agree_on_parts(self.reducer, self.module, lambda: self._read_batch(batch), options, self.to_tensor)
+        agreed = agree_on_parts(self.module, lambda: self._read_batch(batch), options, self.to_tensor, self.reducer)
         self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(agreed.parts, agreed, options, {})
 
@@ -319,7 +311,7 @@ class Learner(Generic[Training]):
         if not columns:
             return self._skip_update()
         started = time.perf_counter()
-        plan = plan_update(self.reducer, columns, agreed.stand_ins, trajectories)
+        plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
             if widths := self.noise_columns(module_id):
                 drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"))
@@ -354,7 +346,7 @@ class Learner(Generic[Training]):
             num_minibatches += 1
             if ends_pass:
                 passes += 1
-                if passes < options.num_epochs and any_learner(self.reducer, self.should_stop_passes()):
+                if passes < options.num_epochs and self.reducer.any(self.should_stop_passes()):
                     break
         num_rows = sum(plan.num_rows.values())
         counts = {
@@ -367,7 +359,7 @@ class Learner(Generic[Training]):
         self._end_update(options.timesteps or {}, agreed, trajectories, first_values)
         if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
             warn_of_rows_left_out(counts["num_rows_left_out"] // passes, num_rows, options)
-        return self._summarize(counts_over_learners(self.reducer, trained), counts, time.perf_counter() - started)
+        return self._summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
 
     def _end_update(
         self,
@@ -592,14 +584,14 @@ class Learner(Generic[Training]):
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
             return values.mean()
-        return means_over_learners(self.reducer, (values,), mask, counts=self.rows_in_step > 0)[0]
+        return self.reducer.means((values,), mask, counts=self.rows_in_step > 0)[0]
 
     def masked_means(self, values: Sequence[Tensor], batch: TensorColumns) -> list[Tensor]:
         """Return `masked_mean` of each; with several learners in one meeting (unless `masked_mean` is overridden)."""
         if self.reducer.world_size == 1 or type(self).masked_mean is not Learner.masked_mean:
             return [self.masked_mean(each, batch) for each in values]
         mask = batch.get(Columns.LOSS_MASK)
-        return means_over_learners(self.reducer, values, mask, counts=self.rows_in_step > 0)
+        return self.reducer.means(values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
         """Return `values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
@@ -612,7 +604,7 @@ class Learner(Generic[Training]):
 
     def once(self, term: Tensor) -> Tensor:
         """Return a term of the loss that all learners compute alike, such as a penalty on parameters, to count once."""
-        return once_over_learners(self.reducer, term)
+        return self.reducer.once(term)
 
     def coefficient(self, module_id: str, name: str) -> Tensor:
         """Return the present value (0-d) of an option listed in `scheduled`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.learner.minibatches import Indices, TensorColumns
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.reduction import Reducer, explained_variance_over_learners
+from lockstep.learner.reduction import Reducer
 
 Results = dict[str, dict[str, Any]]
 Key = tuple[str, str]
@@ -186,4 +186,4 @@ class FirstValues:
                 if mask is not None:
                     values, target = values[mask[rows]], target[mask[rows]]
             pred, target = (tensor.cpu().numpy().reshape(-1) for tensor in (values, target))
-            yield module_id, explained_variance_over_learners(reducer, pred, target, counts=len(pred) > 0)
+            yield module_id, reducer.explained_variance(pred, target, counts=len(pred) > 0)

@@ -211,11 +211,11 @@ class UpdatePlan:
 
 
 def agree_on_parts(
-    reducer: Reducer,
     module_ids: Collection[str],
     read: Callable[[], tuple[Parts, int]],
     options: UpdateOptions,
     to_tensor: Callable[[Tensor], Tensor],
+    reducer: Reducer,
 ) -> Agreement:
     """Return what all learners together train on. `read()` gives this learner's parts and environment steps.
 
@@ -224,7 +224,7 @@ def agree_on_parts(
     """
     if reducer.world_size == 1:
         return Agreement(*read())
-    parts, heard = _exchanged(reducer, read, options)
+    parts, heard = _exchanged(read, options, reducer)
     counts = {mid: [item["rows"].get(mid, 0) for item in heard] for mid in module_ids}
     present = [mid for mid, rows_by_rank in counts.items() if any(rows_by_rank)]
     missing = frozenset(mid for mid in present if mid not in parts)
@@ -238,7 +238,7 @@ def agree_on_parts(
 
 
 def _exchanged(
-    reducer: Reducer, read: Callable[[], tuple[Parts, int]], options: UpdateOptions
+    read: Callable[[], tuple[Parts, int]], options: UpdateOptions, reducer: Reducer
 ) -> tuple[Parts, list[Any]]:
     """Return the own parts, and what each learner has."""
     failure: Exception | None = None
@@ -266,7 +266,7 @@ def _exchanged(
 
 
 def plan_update(
-    reducer: Reducer, columns: Parts, stand_ins: frozenset[str], trajectories: Mapping[str, Trajectories]
+    columns: Parts, stand_ins: frozenset[str], trajectories: Mapping[str, Trajectories], reducer: Reducer
 ) -> UpdatePlan:
     """Number the rows of all learners; `columns` are this learner's, made from `trajectories` (if anything)."""
     num_own = {mid: 0 if mid in stand_ins else _num_rows(part) for mid, part in columns.items()}
