@@ -21,6 +21,7 @@ from lockstep.cluster.processes import ROOM_S, RayProcesses, start_ray
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import map_tree
 from lockstep.learner.config import LearnersSection
+from lockstep.learner.group import LearnerBackend
 from lockstep.learner.metrics import Results
 from lockstep.learner.reduction import LearnerError
 from lockstep.learner.request_queue import UpdateRequest
@@ -201,7 +202,7 @@ class StoredShards:
     shards: list[Any]
 
 
-class RayLearnerBackend:
+class RayLearnerBackend(LearnerBackend):
     """`section.num_learners` learners, each `build(reducer=...)` in an actor of its own.
 
     Starts Ray on this machine where it does not run yet. `LearnerError` where the cluster has no room, when no learner

@@ -27,17 +27,11 @@ LEARNER_CLASS = "learner_class"
 
 
 def check_state(
-    state: Mapping[str, Any],
-    *,
-    learner: str,
-    modules: Mapping[str, torch.nn.Module],
-    known: Mapping[str, Collection[str]],
-    registered: Mapping[str, Any],
-    policies_to_train: object,
+    state: Mapping[str, Any], present: Mapping[str, Any], learner: str, networks: str, policies_to_train: object
 ) -> None:
-    """Raise `ValueError` with all that keeps `state` from being restored; optimizers aside.
+    """Raise `ValueError` with all that keeps `state` from taking the place of `present`; optimizers aside.
 
-    `learner`: the name of its class. `known`: the names that the components connectors, registered, coefficients have.
+    `learner`, `networks`: names of classes, for messages.
     """
     unknown = sorted(set(state) - {*COMPONENTS, LEARNER_CLASS})
     if unknown:
@@ -46,19 +40,15 @@ def check_state(
         if not isinstance(state.get(part, {}), Mapping):
             raise ValueError(f"{part} must be a dict, not {type(state[part]).__name__}; nothing was changed")
     problems: list[str] = []
+    for part in ("connectors", "coefficients", "registered"):
+        if part in state:
+            problems += _misfits(part, state[part], present[part])
+    modules = present["rl_module"]
     for module_id, weights in state.get("rl_module", {}).items():
         if module_id in modules:
-            problems += [f"{module_id}: {text}" for text in weights_problems(modules[module_id], weights)]
+            problems += _misfits(module_id, weights, modules[module_id])
         else:
             problems.append(f"module {module_id!r} is unknown (known: {sorted(modules)})")
-    for part, names in known.items():
-        if part in state and set(state[part]) != set(names):
-            missing, extra = sorted(set(names) - set(state[part])), sorted(set(state[part]) - set(names))
-            problems.append(f"{part}: missing {missing}, unknown {extra}")
-    for name, saved in state.get("registered", {}).items():
-        present = registered.get(name)
-        if isinstance(present, torch.Tensor | np.ndarray) and np.shape(saved) != tuple(present.shape):
-            problems.append(f"registered {name!r} has shape {tuple(np.shape(saved))}, expected {tuple(present.shape)}")
     allowed = state.get("should_module_be_updated")
     if isinstance(allowed, Mapping):
         if not callable(policies_to_train):
@@ -69,13 +59,25 @@ def check_state(
     elif unknown := sorted(set(map(str, allowed or ())) - set(modules)):
         problems.append(f"should_module_be_updated names {unknown} (known: {sorted(modules)})")
     if problems:
-        classes, saved = ", ".join(sorted({type(m).__name__ for m in modules.values()})), state.get(LEARNER_CLASS)
-        hint = (
-            f": it is of a {saved}; from_checkpoint(path) builds what was saved" if saved and saved != learner else ""
-        )
+        saved = state.get(LEARNER_CLASS)
+        of_another = saved and saved != learner
+        hint = f": it is of a {saved}; from_checkpoint(path) builds what was saved" if of_another else ""
         raise ValueError(
-            f"the state does not fit this {learner} (of {classes}){hint}, nothing was changed: {'; '.join(problems)}"
+            f"the state does not fit this {learner} (of {networks}){hint}, nothing was changed: {'; '.join(problems)}"
         )
+
+
+def _misfits(where: str, saved: object, present: Mapping[str, Any]) -> list[str]:
+    """Return what keeps `saved` from taking the place of `present`, in words: names, and shapes of arrays."""
+    if not isinstance(saved, Mapping):
+        return [f"{where} must be a dict, not {type(saved).__name__}"]
+    missing, unknown = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
+    problems = [f"{where}: missing {missing}, unknown {unknown}"] if missing or unknown else []
+    return problems + [
+        f"{where}: {name} has shape {tuple(np.shape(saved[name]))}, expected {tuple(value.shape)}"
+        for name, value in present.items()
+        if name in saved and isinstance(value, torch.Tensor | np.ndarray) and np.shape(saved[name]) != value.shape
+    ]
 
 
 def state_to_restore(folders: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
@@ -173,22 +175,6 @@ def _split_path(state: State, path: str) -> tuple[str, str]:
             known = [f"{head}/{name}" for name in sorted(state[head])]
         raise KeyError(f"no component {path!r}; there are {known}")
     return head, rest
-
-
-def weights_problems(module: torch.nn.Module, weights: object) -> list[str]:
-    """Return what keeps `weights` from being loaded into `module`, in words."""
-    present = module.state_dict()
-    if not isinstance(weights, Mapping):
-        return [f"its weights must be a dict by name, not {type(weights).__name__}"]
-    problems = []
-    if set(present) != set(weights):
-        problems.append(f"missing {sorted(set(present) - set(weights))}, unknown {sorted(set(weights) - set(present))}")
-    problems += [
-        f"{name} has shape {tuple(np.shape(weights[name]))}, expected {tuple(present[name].shape)}"
-        for name in sorted(set(present) & set(weights))
-        if tuple(present[name].shape) != tuple(np.shape(weights[name]))
-    ]
-    return problems
 
 
 def state_of(value: Any) -> Any:
@@ -333,7 +319,7 @@ def import_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
     if isinstance(value, list | tuple):

@@ -9,78 +9,35 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lockstep.data.trees import leaves, map_tree, named_leaves
-from lockstep.learner.compiled_products import PRODUCTS
 from lockstep.learner.metrics import UpdateMetrics
 from lockstep.learner.minibatches import TensorColumns, gather
-from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, OptimizerSet, RegisteredOptimizer
+from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.targets import TargetNetwork
-from lockstep.learner.watch import GradientWatch
-from lockstep.modules import MultiRLModule
-from lockstep.state.schedules import Schedule
-from lockstep.state.streams import RandomStreams
 
 MAX_SHAPES = 4
 NOT_TRACED = ("compute_gradients", "apply_gradients")
 """methods of the learner in whose place a compiled step has operations of its own"""
 Metric = tuple[str, str, int]
 ColumnsByModule = Mapping[str, TensorColumns]
+Losses = dict[str, Tensor]
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """from the inputs of a graph to what it gives out; inputs that it writes to are written to"""
 Step = tuple[CompiledCode, list[Metric], list[str], list[str]]
 """what is compiled, the metrics it gives out as one tensor, and the modules whose row errors and row values follow"""
 
 
-class TracedLearner(Protocol):
-    """What a compiled gradient step runs of its learner."""
-
-    device: torch.device
-    optimizers: OptimizerSet
-    coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]]
-    registered: dict[str, Any]
-    streams: RandomStreams
-    metrics: UpdateMetrics
-    row_errors: dict[str, Tensor]
-    row_values: dict[str, Tensor]
-    gradient_watch: GradientWatch
-
-    @property
-    def module(self) -> MultiRLModule:
-        """All networks."""
-        ...
-
-    def compiled_variant(self) -> Hashable:
-        """Return what the operations of the present gradient step depend on besides shapes."""
-        ...
-
-    def reason_to_run_eagerly(self) -> str | None:
-        """Return why gradient steps cannot be compiled, in words; None where they can."""
-        ...
-
-    def has_loss(self, entry: RegisteredOptimizer, losses: Collection[str]) -> bool:
-        """Return whether this optimizer is stepped on the losses of these modules."""
-        ...
-
-    def forward_and_losses(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return forward outputs and losses by module."""
-        ...
-
-    def postprocess_gradients(self, gradients: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Clip the gradients."""
-        ...
-
-
 class CompiledUpdate:
-    """Compiled gradient steps of one learner, one for each combination of shapes."""
+    """Compiled gradient steps of one `Learner`, one for each combination of shapes."""
 
-    def __init__(self, learner: TracedLearner) -> None:
+    def __init__(self, learner: Any) -> None:
         self.learner = learner
         self._steps: dict[Any, Step | None] = {}
         self._rates: dict[str, _Rates] = {}
@@ -196,7 +153,7 @@ class CompiledUpdate:
         streams = learner.streams.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
-                graph = make_fx(step, decomposition_table=PRODUCTS)(*inputs)
+                graph = make_fx(step)(*inputs)
         finally:
             learner.metrics, learner.row_errors, learner.row_values = outer, {}, {}
             learner.streams.set_state(streams)
@@ -258,7 +215,7 @@ class CompiledUpdate:
         replaced = {names[param]: view for param, view in views.items() if param in names}
         for number, target in enumerate(targets):
             replaced |= {f"targets.{number}.{name}": view for name, view in target.views().items()}
-        registered, losses = dict(learner.registered), _Losses(learner, targets)
+        registered, losses = dict(learner.registered), _Losses(learner.module, targets, learner.forward_and_losses)
         try:  # registered parameters too are those that the gradient is taken of
             learner.registered.update(
                 {name: views.get(value, value) for name, value in registered.items() if isinstance(value, nn.Parameter)}
@@ -279,14 +236,16 @@ def _warn_of_eager(reason: str) -> None:
 class _Losses(nn.Module):
     """The learner's forward pass and losses as a module, so that its parameters can be replaced for the trace."""
 
-    def __init__(self, learner: TracedLearner, targets: Sequence[TargetNetwork]) -> None:
+    def __init__(
+        self, module: nn.Module, targets: Sequence[TargetNetwork], compute: Callable[..., tuple[object, Losses]]
+    ) -> None:
         super().__init__()
-        self.module = learner.module
+        self.module = module
         self.targets = nn.ModuleList(target.module for target in targets)
-        self.learner = learner
+        self.compute = compute
 
-    def forward(self, batch: dict[str, TensorColumns]) -> dict[str, Tensor]:
-        return self.learner.forward_and_losses(batch)[1]
+    def forward(self, batch: dict[str, TensorColumns]) -> Losses:
+        return self.compute(batch)[1]
 
 
 class _Rates:
@@ -330,7 +289,7 @@ def _adam_step_(rates: Tensor, entry: RegisteredOptimizer) -> None:
     exp_avg, exp_avg_sq, step = entry.adam_state()
     gradient = entry.flat.grad
     good = torch.isfinite(gradient.sum())
-    moves = good if entry.frozen is None else good & ~entry.frozen
+    moves = good if entry.flat.frozen is None else good & ~entry.flat.frozen
     entry.bad_steps.add_((~good).to(entry.bad_steps.dtype))
     if not entry.on_host:
         bad_gradient = entry.bad_gradient_buffer()

@@ -8,7 +8,7 @@ from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lockstep.learner.learner import Learner
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.request_queue import OnFull, RequestQueue, Turn, UpdateRequest, frozen_data, num_steps_of
+from lockstep.learner.request_queue import OnFull, Outcome, RequestQueue, UpdateRequest, frozen_data, num_steps_of
 from lockstep.learner.sharding import check_episodes
 from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
@@ -29,92 +29,49 @@ Data = Any
 """episodes, a batch, or references to them where learners are in other processes"""
 
 
-class LearnerBackend(Protocol):
-    """The learners of one group. One call at a time; each ends on all learners before it returns."""
-
-    is_local: bool
-    last_checkpoint: str
-    """path of what was saved or restored last; empty before that"""
-
-    def __len__(self) -> int:
-        """Return the number of learners."""
-        ...
-
-    def update(self, request: UpdateRequest) -> list[Results]:
-        """Update all learners together (each has its shard); return the results of each, in order."""
-        ...
-
-    def fetched(self, data: Data) -> Data:
-        """Return episodes or a batch, where `data` may be references to them."""
-        ...
-
-    def freeze(self, data: Data) -> Data:
-        """Return episodes or a batch as an asynchronous update holds them, whatever becomes of the caller's."""
-        ...
-
-    def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
-        """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed."""
-        ...
-
-    def first(self, func: Callable[..., Any], *args: object) -> Any:
-        """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
-        ...
-
-    def peek(self, func: Callable[..., Any]) -> Any:
-        """Return `func(learner)` of one learner, which may be at work on an update; None where none answers."""
-        ...
-
-    def resize(self, num_learners: int) -> None:
-        """Go on with another number of learners, which have the same state."""
-        ...
-
-    def num_restarts(self) -> int:
-        """Return how many learners were started again after a failure."""
-        ...
-
-    def shutdown(self) -> None:
-        """End all processes."""
-        ...
-
-
-class LocalBackend:
-    """One learner in this process."""
+class LearnerBackend:
+    """The learner in this process; subclasses have several in others. One call at a time, which ends on all learners
+    before it returns.
+    """
 
     is_local = True
 
     def __init__(self, learner: Learner) -> None:
         learner.build()  # an override need not return anything
-        self.learner, self.last_checkpoint = learner, ""
+        self.learner = learner
+        self.last_checkpoint = ""
+        """path of what was saved or restored last; empty before that"""
 
     def __len__(self) -> int:
+        """Return the number of learners."""
         return 1
 
     def update(self, request: UpdateRequest) -> list[Results]:
-        """Return the results of the one learner."""
+        """Update all learners together (each has its shard); return the results of each, in order."""
         return [run_request(request, self.learner)]
 
     def fetched(self, data: Data) -> Data:
-        """Return `data` itself: here nothing is referred to."""
+        """Return episodes or a batch, where `data` may be references to them."""
         return data
 
     def freeze(self, data: Data) -> Data:
-        """Return a copy."""
+        """Return episodes or a batch as an asynchronous update holds them, whatever becomes of the caller's."""
         return frozen_data(data)
 
     def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
-        """Return `[func(learner, *args)]`."""
+        """Return `[func(learner, *args)]`, in order; where all raise, nothing is changed."""
         return [func(self.learner, *args)]
 
     def first(self, func: Callable[..., Any], *args: object) -> Any:
-        """Return `func(learner, *args)`."""
+        """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
         return func(self.learner, *args)
 
     def peek(self, func: Callable[..., Any]) -> Any:
-        """Return `func(learner)`."""
+        """Return `func(learner)` of one learner, which may be at work on an update; None where none answers."""
         return func(self.learner)
 
     def resize(self, num_learners: int) -> None:
-        """Refuse more than one: a learner in this process stays one."""
+        """Go on with another number of learners, which have the same state."""
         if num_learners not in (0, 1):
             raise ValueError(
                 f"resize({num_learners}): this group has its one learner in this process; for several, build the group "
@@ -122,11 +79,11 @@ class LocalBackend:
             )
 
     def num_restarts(self) -> int:
-        """Return 0."""
+        """Return how many learners were started again after a failure."""
         return 0
 
     def shutdown(self) -> None:
-        """Do nothing: there is no process to end."""
+        """End all processes of the learners."""
 
 
 def run_request(request: UpdateRequest, learner: Learner) -> Results:
@@ -152,7 +109,7 @@ class LearnerGroup:
         self.section = LearnersSection() if section is None else section
         if not isinstance(self.section, LearnersSection):
             raise TypeError(f"section is a {type(section).__name__}; a LearnersSection is needed, or None")
-        if not isinstance(learner, Learner) and not hasattr(learner, "foreach"):
+        if not isinstance(learner, Learner | LearnerBackend):
             raise TypeError(f"learner is a {type(learner).__name__}; a Learner or a LearnerBackend is needed")
         self.section.validate()
         if isinstance(learner, Learner) and self.section.num_learners:
@@ -160,8 +117,8 @@ class LearnerGroup:
                 f"num_learners={self.section.num_learners}, but one learner in this process was given; "
                 "build_learner_group() of a configuration starts others (lockstep.cluster)"
             )
-        self._backend: LearnerBackend = LocalBackend(learner) if isinstance(learner, Learner) else learner
-        self._learner = self._backend.learner if isinstance(self._backend, LocalBackend) else None
+        self._backend = LearnerBackend(learner) if isinstance(learner, Learner) else learner
+        self._learner = learner if isinstance(learner, Learner) else None
         self._queue = RequestQueue(self._run, self.section.max_requests_in_flight_per_learner)
         self._last_call_id = 0
 
@@ -241,9 +198,9 @@ class LearnerGroup:
         if async_update or self._learner is None:
             request = self._request("episodes", episodes, options, return_state, reduce_results)
             return self._submit(request, on_full) if async_update else self._run_now(request)
-        with self._queue.turn(num_steps_of(episodes)) as turn:
+        with self._queue.turn(num_steps_of(episodes)) as outcome:
             results = self._learner.update_from_episodes(episodes, **options)
-            return self._complete(turn, results, return_state, reduce_results)
+            return self._complete(outcome, results, return_state, reduce_results)
 
     def update_from_batch(
         self,
@@ -268,9 +225,9 @@ class LearnerGroup:
         if async_update or self._learner is None:
             request = self._request("batch", batch, options, return_state, reduce_results)
             return self._submit(request, on_full) if async_update else self._run_now(request)
-        with self._queue.turn(num_steps_of(batch)) as turn:
+        with self._queue.turn(num_steps_of(batch)) as outcome:
             results = self._learner.update_from_batch(batch, **options)
-            return self._complete(turn, results, return_state, reduce_results)
+            return self._complete(outcome, results, return_state, reduce_results)
 
     def drain(self) -> list[Any]:
         """Wait for all asynchronous updates under way; return their results that were not yet handed out.
@@ -279,13 +236,12 @@ class LearnerGroup:
         """
         return self._queue.drain()
 
-    def _complete(self, turn: Turn, results: Results, return_state: bool, reduce_results: bool) -> Any:
+    def _complete(self, outcome: Outcome, results: Results, return_state: bool, reduce_results: bool) -> Any:
         """Return the results of the learner in this process, which a plain call has updated."""
         self._last_call_id += 1
         if return_state and self._learner is not None:
             results[STATE_AFTER_UPDATE] = self._learner.get_weights()
-        value, has_trained = self._numbered([results], self._last_call_id, reduce_results)
-        turn.end(has_trained)
+        value, outcome.has_trained = self._numbered([results], self._last_call_id, reduce_results)
         return value
 
     def _request(
@@ -315,10 +271,9 @@ class LearnerGroup:
         return ready
 
     def _run_now(self, request: UpdateRequest) -> Any:
-        with self._queue.turn(request.num_steps) as turn:
+        with self._queue.turn(request.num_steps) as outcome:
             self._last_call_id += 1
-            value, has_trained = self._run(replace(request, call_id=self._last_call_id))
-            turn.end(has_trained)
+            value, outcome.has_trained = self._run(replace(request, call_id=self._last_call_id))
             return value
 
     def _run(self, request: UpdateRequest) -> tuple[Any, bool]:

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -23,14 +22,15 @@ from lockstep.data.trees import map_tree
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
-from lockstep.learner.metrics import FirstValues, Results, StageSeconds, StepCounts, UpdateMetrics
+from lockstep.learner.metrics import FirstValues, Results, UpdateMetrics
 from lockstep.learner.minibatches import (
     TensorColumns,
     UpdateOptions,
     gather,
     module_minibatches,
-    step_counter,
+    steps_by_row,
     take_rows,
+    warn_of_rows_left_out,
 )
 from lockstep.learner.optimizers import (
     ALL_MODULES,
@@ -44,15 +44,7 @@ from lockstep.learner.optimizers import (
     global_norm,
     warn_of_configured,
 )
-from lockstep.learner.reduction import (
-    LocalReducer,
-    Reducer,
-    any_learner,
-    counts_over_learners,
-    means_over_learners,
-    moments_over_learners,
-    once_over_learners,
-)
+from lockstep.learner.reduction import LocalReducer, Reducer
 from lockstep.learner.sequences import evaluate_sequences
 from lockstep.learner.sharding import Agreement, EpisodeParts, Episodes, agree_on_parts, parts_of_episodes, plan_update
 from lockstep.learner.watch import GradientWatch, ParameterWatch
@@ -71,6 +63,7 @@ from lockstep.state.schedules import Schedule, ScheduleLike
 from lockstep.state.streams import RandomStreams
 
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
+STAGES = ("pipeline", "forward_backward", "reduction", "step")
 Gradients = dict[nn.Parameter, Tensor]
 Outputs = dict[str, Any]
 """what `forward_train` of a module returns"""
@@ -134,7 +127,8 @@ class Learner(Generic[Training]):
         """modules whose row in the present gradient step stands in for none; see `sharding`"""
         self.modules_in_step: tuple[str, ...] | None = None
         """modules that the present gradient step is about; None before the first"""
-        self.seconds = StageSeconds()
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        """of the stages of the present update; a compiled gradient step is one: forward and backward"""
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """value of each metric at each gradient step of the last update"""
         self.row_errors: dict[str, Tensor] = {}
@@ -223,7 +217,7 @@ class Learner(Generic[Training]):
 
     def _joined_moments(self, seen: RunningMoments) -> RunningMoments:
         """Return the moments of all learners' rows; of stand-ins nothing was seen."""
-        return moments_over_learners(self.reducer, seen if self.rows_in_step else RunningMoments(seen.shape))
+        return self.reducer.moments(seen if self.rows_in_step else RunningMoments(seen.shape))
 
     def setup_module(self, module_id: str) -> None:
         """Set up a module when the learner is built or the module added, before its optimizers are made.
@@ -276,13 +270,14 @@ class Learner(Generic[Training]):
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        read = partial(self._read_episodes, episodes)
-        agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
+        agreed = agree_on_parts(
+            self.module, lambda: self._read_episodes(episodes), options, self.to_tensor, self.reducer
+        )
         columns = {}
         for module_id, trajectories in agreed.parts.items():
             self.rows_in_step = agreed.num_own_rows(module_id)
             columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
-        self.seconds.pipeline = time.perf_counter() - started
+        self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(columns, agreed, options, agreed.parts)
 
     def update_from_batch(
@@ -301,9 +296,8 @@ class Learner(Generic[Training]):
         """
         started = time.perf_counter()
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
-        read = partial(self._read_batch, batch)
-        agreed = agree_on_parts(self.reducer, self.module.keys(), read, options, self.to_tensor)
-        self.seconds.pipeline = time.perf_counter() - started
+        agreed = agree_on_parts(self.module, lambda: self._read_batch(batch), options, self.to_tensor, self.reducer)
+        self.seconds["pipeline"] = time.perf_counter() - started
         return self._train(agreed.parts, agreed, options, {})
 
     def _train(
@@ -313,59 +307,59 @@ class Learner(Generic[Training]):
         options: UpdateOptions,
         trajectories: Mapping[str, Trajectories],
     ) -> Results:
-        """Take all gradient steps of one update call on `columns` by module; return the results.
-
-        `trajectories`: by module, what the columns were made from (if anything); statistics take them in at the end.
-        """
+        """Take all gradient steps of one update call on `columns` (made from `trajectories`, if any); report it."""
         if not columns:
             return self._skip_update()
         started = time.perf_counter()
-        plan = plan_update(self.reducer, columns, agreed.stand_ins, trajectories)
+        plan = plan_update(columns, agreed.stand_ins, trajectories, self.reducer)
         for module_id, part in columns.items():
             if widths := self.noise_columns(module_id):
                 drawn = plan.draw_noise(module_id, widths, self.streams.numpy(f"noise/{module_id}"))
                 columns = {**columns, module_id: {**part, **map_tree(self.to_tensor, drawn)}}
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
-        self.gradient_watch.begin(self.optimizers)
-        minibatch_size, num_epochs = options.minibatch_size, options.num_epochs
-        shuffle = options.shuffle_batch_per_epoch and minibatch_size is not None
-        rng, num_steps = self.streams.numpy("minibatches"), step_counter(columns, plan.num_own_rows)
+        self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
+        rng, steps = self.streams.numpy("minibatches"), steps_by_row(columns)
         first_values = FirstValues({} if trajectories else columns)
         trained = dict.fromkeys(columns, 0)
-        passes = num_minibatches = before = num_rows_used = 0
-        for indices, ends_pass in module_minibatches(plan.num_rows, minibatch_size, num_epochs, shuffle, rng):
+        passes = num_minibatches = num_rows_used = 0
+        for indices, ends_pass in module_minibatches(plan.num_rows, options, rng):
             rows, self.stand_ins = plan.own_rows(indices)
+            num_rows_used += plan.num_rows_in(indices)
             self.rows_in_step, tensors = 0, {}
             for module_id, index in rows.items():
                 tensors[module_id] = None if index is None else torch.from_numpy(index).to(self.device)
-                everyones = indices[module_id]
-                num_rows_used += plan.num_rows[module_id] if everyones is None else len(everyones)
                 if module_id not in self.stand_ins:
-                    self.rows_in_step += plan.num_own_rows[module_id] if index is None else len(index)
-                    trained[module_id] += num_steps(module_id, index)
+                    num_own = plan.num_own_rows[module_id] if index is None else len(index)
+                    self.rows_in_step += num_own
+                    marked = steps.get(module_id)
+                    trained[module_id] += num_own if marked is None else int(marked[index].sum())
             began = time.perf_counter()
             if self.compiled is not None and self.compiled.run(columns, tensors):
-                self.seconds.forward_backward += time.perf_counter() - began
+                self.seconds["forward_backward"] += time.perf_counter() - began
             else:
                 self._update(gather(columns, tensors))
             self.after_gradient_step()
             if passes == 0:
                 first_values.add(self.row_values, rows, self.stand_ins)
-            self.metrics.end_step()
+            self.metrics.end_step(ends_pass)
             num_minibatches += 1
             if ends_pass:
                 passes += 1
-                self.metrics.end_pass(num_minibatches - before)
-                before = num_minibatches
-                if passes < num_epochs and any_learner(self.reducer, self.should_stop_passes()):
+                if passes < options.num_epochs and self.reducer.any(self.should_stop_passes()):
                     break
         num_rows = sum(plan.num_rows.values())
-        steps = StepCounts(num_minibatches, passes, agreed.env_steps * passes, num_rows * passes - num_rows_used)
+        counts = {
+            "num_env_steps_trained": agreed.env_steps * passes,
+            "num_minibatches": num_minibatches,
+            "num_passes": passes,
+            "num_rows_left_out": num_rows * passes - num_rows_used,
+            "num_updates_skipped": 0,
+        }
         self._end_update(options.timesteps or {}, agreed, trajectories, first_values)
-        if self._is_first_count("rows_left_out", steps.num_rows_left_out):
-            steps.warn_of_rows_left_out(num_rows, minibatch_size, shuffle)
-        return self._summarize(counts_over_learners(self.reducer, trained), steps, time.perf_counter() - started)
+        if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
+            warn_of_rows_left_out(counts["num_rows_left_out"] // passes, num_rows, options)
+        return self._summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
 
     def _end_update(
         self,
@@ -385,14 +379,14 @@ class Learner(Generic[Training]):
 
     def _update(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
         """Take one gradient step: forward, losses, gradients, clipping, optimizers. Returns outputs and losses."""
-        started, reduction = time.perf_counter(), self.seconds.reduction
+        started, reduction = time.perf_counter(), self.seconds["reduction"]
         fwd_out, losses = self.forward_and_losses(batch)
         gradients = self.compute_gradients(losses)
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
-        self.seconds.forward_backward += computed - started - (self.seconds.reduction - reduction)
-        self.seconds.step += time.perf_counter() - computed
+        self.seconds["forward_backward"] += computed - started - (self.seconds["reduction"] - reduction)
+        self.seconds["step"] += time.perf_counter() - computed
         return fwd_out, losses
 
     # -- what is learned from ---
@@ -498,11 +492,7 @@ class Learner(Generic[Training]):
         fwd_out = self.forward_train(batch)
         for module_id, outputs in fwd_out.items():
             if isinstance(outputs, dict) and Columns.VF_PREDS not in outputs:
-                module = self.module[module_id]
-                if type(module).compute_values is not RLModule.compute_values and not module.is_stateful():
-                    fwd_out[module_id] = inputs.OutputsWithValues(
-                        outputs, partial(self._values_of, module, batch[module_id])
-                    )
+                fwd_out[module_id] = self._with_values(module_id, outputs, batch[module_id])
         try:
             losses = self.compute_losses(fwd_out=fwd_out, batch=batch)
         except KeyError as error:
@@ -530,10 +520,18 @@ class Learner(Generic[Training]):
             self.rows_in_step = rows_in_all
         return fwd_out, losses
 
-    def _values_of(self, module: RLModule, columns: TensorColumns) -> Tensor:
-        with self.mixed_precision():
-            values = module.compute_values(columns)
-        return self.to_tensor(values)
+    def _with_values(self, module_id: str, outputs: Outputs, columns: TensorColumns) -> Outputs:
+        """Return outputs whose `vf_preds` are those of `compute_values`, where the module has it and a loss asks."""
+        module = self.module[module_id]
+        if type(module).compute_values is RLModule.compute_values or module.is_stateful():
+            return outputs
+
+        def values() -> Tensor:
+            with self.mixed_precision():
+                found = module.compute_values(columns)
+            return self.to_tensor(found)
+
+        return inputs.OutputsWithValues(outputs, values)
 
     def _weight_of(self, module_id: str, columns: TensorColumns) -> int:
         """Return by how many rows of a module what it logs is weighted: none where it only keeps in step."""
@@ -586,14 +584,14 @@ class Learner(Generic[Training]):
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
             return values.mean()
-        return means_over_learners(self.reducer, (values,), mask, counts=self.rows_in_step > 0)[0]
+        return self.reducer.means((values,), mask, counts=self.rows_in_step > 0)[0]
 
     def masked_means(self, values: Sequence[Tensor], batch: TensorColumns) -> list[Tensor]:
         """Return `masked_mean` of each; with several learners in one meeting (unless `masked_mean` is overridden)."""
         if self.reducer.world_size == 1 or type(self).masked_mean is not Learner.masked_mean:
             return [self.masked_mean(each, batch) for each in values]
         mask = batch.get(Columns.LOSS_MASK)
-        return means_over_learners(self.reducer, values, mask, counts=self.rows_in_step > 0)
+        return self.reducer.means(values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns, epsilon: float = 1e-8) -> Tensor:
         """Return `values` [N] shifted and scaled to mean 0 and deviation 1 over the rows of *all* learners."""
@@ -606,7 +604,7 @@ class Learner(Generic[Training]):
 
     def once(self, term: Tensor) -> Tensor:
         """Return a term of the loss that all learners compute alike, such as a penalty on parameters, to count once."""
-        return once_over_learners(self.reducer, term)
+        return self.reducer.once(term)
 
     def coefficient(self, module_id: str, name: str) -> Tensor:
         """Return the present value (0-d) of an option listed in `scheduled`."""
@@ -633,16 +631,19 @@ class Learner(Generic[Training]):
         started = time.perf_counter()
         for entry in self.optimizers:
             self.reducer.sum_(entry.flat.grad)
-        self.seconds.reduction += time.perf_counter() - started
+        self.seconds["reduction"] += time.perf_counter() - started
         if self.gradient_watch.missing:
-            self.gradient_watch.see(self.optimizers, total)
+            self.gradient_watch.see(self.optimizers)
         return self.optimizers.gradients()
 
     def postprocess_gradients(self, gradients: Gradients) -> Gradients:
         """Clip the gradients of each optimizer as its module's config says. The dict stays complete."""
         module_ids = self.optimizers.module_ids()
         for module_id in module_ids:
-            part = gradients if len(module_ids) == 1 else self.optimizers.part_of_module(module_id, gradients)
+            part = gradients
+            if len(module_ids) > 1:
+                entries = self.optimizers.of_module(module_id)
+                part = {param: gradients[param] for entry in entries for param in entry.flat.params}
             found = self.postprocess_gradients_for_module(
                 module_id=module_id, config=self.config_of(module_id), module_gradients_dict=part
             )
@@ -921,18 +922,14 @@ class Learner(Generic[Training]):
         nothing = dict.fromkeys(("num_minibatches", "num_rows_left_out", "num_env_steps_trained"), 0)
         return {ALL_MODULES: {"num_updates_skipped": 1, **nothing}}
 
-    def _summarize(self, trained: Mapping[str, int], steps: StepCounts, seconds: float) -> Results:
+    def _summarize(self, trained: Mapping[str, int], counts: dict[str, int], seconds: float) -> Results:
         """Return plain numbers by module, and under `ALL_MODULES` those of the whole call.
 
-        `trained`: rows by module; `seconds`: of all gradient steps.
+        `trained`: rows by module; `counts`: over all learners; `seconds`: of all gradient steps.
         Raises `FloatingPointError` where `nan_policy="stop"` and a gradient was not finite.
         """
         metrics, self.metrics = self.metrics, UpdateMetrics()
-        stages, self.seconds = self.seconds, StageSeconds()
-        for entry in self.optimizers:
-            if not entry.on_host:  # comes to the host with the metrics
-                metrics.log(entry.module_id, {f"{entry.name}_bad_gradients": entry.bad_steps.clone()}, 1)
-                entry.bad_steps.zero_()
+        stages, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
         results = metrics.reduce(self.reducer)
         for module_id, rows in trained.items():
             numbers = results.setdefault(module_id, {})
@@ -940,26 +937,24 @@ class Learner(Generic[Training]):
             numbers.update(
                 num_module_steps_trained=rows,
                 num_module_steps_trained_lifetime=self.count(f"{module_id}/rows", rows),
-                module_train_batch_size_mean=rows / steps.num_minibatches,
+                module_train_batch_size_mean=rows / counts["num_minibatches"],
                 weights_seq_no=self.weights_seq_no,
                 num_trainable_parameters=self.module.num_trainable_parameters(module_id),
             )
-        unreached, problems = self.gradient_watch.end(
-            self.module, self.registered, self.optimizers, trained, steps.num_minibatches
-        )
+        unreached, problems = self.gradient_watch.end(counts["num_minibatches"])
         for problem in problems if self.reducer.rank == 0 else ():
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if unreached:
             results[ALL_MODULES]["parameters_without_gradient"] = unreached
-        num_bad = self.optimizers.report(results, metrics.series, trained if self.reducer.rank == 0 else ())
+        num_bad = self.optimizers.report(results, trained if self.reducer.rank == 0 else ())
         self.last_series = metrics.series
         results[ALL_MODULES].update(
-            num_env_steps_trained_lifetime=self.count("env_steps", steps.env_steps),
-            num_gradient_steps_lifetime=self.count("gradient_steps", steps.num_minibatches),
+            num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
+            num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),
             num_bad_gradients=num_bad,
             seconds_gradient_steps=seconds,
-            **steps.results(),
-            **stages.results(),
+            **counts,
+            **{f"seconds_{stage}": value for stage, value in stages.items()},
         )
         if num_bad:
             self._report_bad_gradients(num_bad)
@@ -1032,21 +1027,11 @@ class Learner(Generic[Training]):
         """Restore the components in `state`, all or none: what does not fit raises `ValueError` with the list."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a learner's state is a dict by component, not {type(state).__name__}")
-        checkpointing.check_state(
-            state,
-            learner=type(self).__name__,
-            modules=dict(self.module.items()),
-            known={
-                "connectors": set(self.connectors),
-                "registered": set(self.registered),
-                "coefficients": {f"{module_id}/{name}" for module_id, name in self.coefficients},
-            },
-            registered=self.registered,
-            policies_to_train=self.policies_to_train,
-        )
+        before = self.get_state()
+        networks = ", ".join(sorted({type(module).__name__ for module in self.module.values()}))
+        checkpointing.check_state(state, before, type(self).__name__, networks, self.policies_to_train)
         if "optimizer" in state:
             self.optimizers.check_state(state["optimizer"])
-        before = self.get_state()
         try:
             self._restore(state)
         except Exception as error:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Collection, ItemsView, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +12,13 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.learner.minibatches import Indices, TensorColumns
 from lockstep.learner.optimizers import ALL_MODULES
-from lockstep.learner.reduction import Reducer, explained_variance_over_learners
+from lockstep.learner.reduction import Reducer
 
 Results = dict[str, dict[str, Any]]
 Key = tuple[str, str]
 """module id and name of a metric"""
-Logged = dict[Key, tuple[list[float], list[float], list[int]]]
-"""values, and the rows and the gradient step of each"""
+Logged = dict[Key, list[tuple[float, float, int]]]
+"""values, with the rows and the gradient step of each"""
 
 
 class UpdateMetrics:
@@ -36,7 +32,8 @@ class UpdateMetrics:
         self._fixed: Results = {}
         self._shares: dict[Key, tuple[float, int]] = {}
         self._step = 0
-        self._pass_start = 0
+        self._pass_start = self._pass_end = 0
+        """of the last pass, in gradient steps"""
         self.series: dict[Key, list[float]] = {}
         """after `reduce`: the value of each metric at each gradient step"""
 
@@ -56,21 +53,19 @@ class UpdateMetrics:
         """Note numbers that hold for this learner's `rows` rows in the whole update; joined over learners, by rows."""
         self._shares.update({(module_id, name): (value, rows) for name, value in values.items()})
 
-    def items(self) -> Iterator[tuple[Key, list[tuple[Tensor, int, int]]]]:
-        """Yield `((module_id, name), [(value, rows, step)])` of what was logged."""
+    def items(self) -> ItemsView[Key, list[tuple[Tensor, int, int]]]:
+        """Return `((module_id, name), [(value, rows, step)])` of what was logged."""
         found: dict[Key, list[tuple[Tensor, int, int]]] = {}
         for module_id, values, rows, step in self._logged:
             for name, value in values.items():
                 found.setdefault((module_id, name), []).append((value, rows, step))
-        yield from found.items()
+        return found.items()
 
-    def end_step(self) -> None:
-        """Mark the end of a gradient step."""
+    def end_step(self, ends_pass: bool) -> None:
+        """Mark the end of a gradient step, and of a pass over the batch."""
         self._step += 1
-
-    def end_pass(self, count: int) -> None:
-        """Mark the last `count` gradient steps as one pass over the batch."""
-        self._pass_start = self._step - count
+        if ends_pass:
+            self._pass_start, self._pass_end = self._pass_end, self._step
 
     def pass_mean(self, module_id: str, name: str) -> float:
         """Return the mean of a metric over the last pass, on the host; NaN where the module had no row in it.
@@ -94,57 +89,44 @@ class UpdateMetrics:
         The same for each learner; one transfer to the host, and one exchange between the learners.
         """
         logged = self._on_host()
-        shares: Logged = {key: ([value], [rows], [0]) for key, (value, rows) in self._shares.items()}
+        shares: Logged = {key: [(value, rows, 0)] for key, (value, rows) in self._shares.items()}
         if reducer.world_size > 1:
             parts = reducer.gather([_packed(logged), _packed(shares)])
             logged, shares = (_joined([part[kind] for part in parts]) for kind in (0, 1))
+        self.series = {key: [value for value, _, _ in entries] for key, entries in logged.items()}
         results: Results = {ALL_MODULES: {}}
-        for (module_id, name), (values, rows, _) in logged.items():
-            self.series[module_id, name] = values
-            results.setdefault(module_id, {})[name] = _weighted_mean(values, rows)
+        for (module_id, name), entries in logged.items():
+            results.setdefault(module_id, {})[name] = _weighted_mean(entries)
         for module_id, fixed in self._fixed.items():
             results.setdefault(module_id, {}).update(fixed)
-        for (module_id, name), (values, _, _) in shares.items():
-            results.setdefault(module_id, {})[name] = values[0]
+        for (module_id, name), ((value, *_),) in shares.items():
+            results.setdefault(module_id, {})[name] = value
         return results
 
     def _on_host(self) -> Logged:
-        if len(self._vectors) == 1 and not self._logged:  # one compiled gradient step, as often off-policy
-            ((names, vector, step),) = self._vectors
-            return {(mid, name): ([value], [rows], [step]) for (mid, name, rows), value in zip(names, vector.tolist())}
         logged: Logged = {}
-        lists = iter(_to_host([values for _, values, _ in self._vectors]))
-        for names, together in itertools.groupby(self._vectors, operator.itemgetter(0)):
-            steps = [step for _, _, step in together]
-            for (module_id, name, rows), values in zip(names, zip(*itertools.islice(lists, len(steps)))):
-                _extend(logged, (module_id, name), values, [rows] * len(steps), steps)
+        for (names, _, step), values in zip(self._vectors, _to_host([vector for _, vector, _ in self._vectors])):
+            for (module_id, name, rows), value in zip(names, values):
+                logged.setdefault((module_id, name), []).append((value, rows, step))
         singles = dict(self.items())
         tensors = [value for entries in singles.values() for value, _, _ in entries]
-        remaining = iter(torch.stack(tensors).tolist() if tensors else [])
+        numbers = iter(torch.stack(tensors).tolist() if tensors else [])
         for key, entries in singles.items():
-            _, rows_of, steps_of = zip(*entries)
-            _extend(logged, key, itertools.islice(remaining, len(entries)), rows_of, steps_of)
+            logged.setdefault(key, []).extend((next(numbers), rows, step) for _, rows, step in entries)
         return logged
 
 
-def _extend(logged: Logged, key: Key, *more: Iterable[Any]) -> None:
-    columns: tuple[list[Any], ...] = logged.setdefault(key, ([], [], []))
-    for column, new in zip(columns, more):
-        column.extend(new)
-
-
-def _weighted_mean(values: list[float], rows: list[float]) -> float:
+def _weighted_mean(entries: list[tuple[float, float, int]]) -> float:
     """Return the mean by rows; NaN where there are none."""
-    if len(values) == 1:  # as it is, without rounding
-        return values[0] if rows[0] else float("nan")
-    if 0 in rows:
-        values, rows = list(itertools.compress(values, rows)), list(filter(None, rows))
-    return sum(map(operator.mul, values, rows)) / sum(rows) if rows else float("nan")
+    if len(entries) == 1:  # as it is, without rounding
+        return entries[0][0] if entries[0][1] else float("nan")
+    counted = [(value, rows) for value, rows, _ in entries if rows]
+    return sum(value * rows for value, rows in counted) / sum(rows for _, rows in counted) if counted else float("nan")
 
 
 def _packed(logged: Logged) -> Any:
     """Return what was logged as plain lists and arrays, for the other learners."""
-    entries = [(index, *entry) for index, columns in enumerate(logged.values()) for entry in zip(*columns)]
+    entries = [(index, *entry) for index, several in enumerate(logged.values()) for entry in several]
     return {"keys": [list(key) for key in logged], "entries": np.array(entries, np.float64).reshape(-1, 4)}
 
 
@@ -159,11 +141,10 @@ def _joined(parts: list[Any]) -> Logged:
             if rows:
                 total[0] += value * rows
                 total[1] += rows
-    joined: Logged = {}
-    for key, by_step in sums.items():
-        entries = [(total / rows, rows, step) for step, (total, rows) in sorted(by_step.items()) if rows]
-        _extend(joined, key, *zip(*entries))
-    return joined
+    return {
+        key: [(total / rows, rows, step) for step, (total, rows) in sorted(by_step.items()) if rows]
+        for key, by_step in sums.items()
+    }
 
 
 def _to_host(vectors: list[Tensor]) -> list[list[float]]:
@@ -172,57 +153,6 @@ def _to_host(vectors: list[Tensor]) -> list[list[float]]:
     if on_device and len({len(vector) for vector in vectors}) == 1:
         return torch.stack(vectors).tolist()
     return [vector.tolist() for vector in vectors]
-
-
-class StepCounts(NamedTuple):
-    """What an update call did, over all learners."""
-
-    num_minibatches: int
-    num_passes: int
-    env_steps: int
-    """each counted once for each pass"""
-    num_rows_left_out: int
-    """rows that filled no minibatch, over all passes"""
-
-    def results(self) -> dict[str, int]:
-        """Return what results say of it."""
-        return {
-            "num_env_steps_trained": self.env_steps,
-            "num_minibatches": self.num_minibatches,
-            "num_passes": self.num_passes,
-            "num_rows_left_out": self.num_rows_left_out,
-            "num_updates_skipped": 0,
-        }
-
-    def warn_of_rows_left_out(self, num_rows: int, minibatch_size: int | None, shuffled: bool) -> None:
-        """Warn that each pass leaves rows of the batch out."""
-        which = "another random part in each pass" if shuffled else "they come first in the next pass"
-        warnings.warn(
-            f"{self.num_rows_left_out // self.num_passes} of {num_rows} rows are left out of each pass, because they "
-            f"fill no minibatch of {minibatch_size} ({which}). Set minibatch_size to a number that divides the rows, "
-            "None for the whole batch at once, or train_batch_size to a multiple of minibatch_size; results count "
-            "them as num_rows_left_out",
-            stacklevel=2,
-        )
-
-
-@dataclass(slots=True)
-class StageSeconds:
-    """Seconds of the stages of one update call. A compiled gradient step is one stage: forward and backward."""
-
-    pipeline: float = 0.0
-    forward_backward: float = 0.0
-    reduction: float = 0.0
-    step: float = 0.0
-
-    def results(self) -> dict[str, float]:
-        """Return what results say of it."""
-        return {
-            "seconds_pipeline": self.pipeline,
-            "seconds_forward_backward": self.forward_backward,
-            "seconds_reduction": self.reduction,
-            "seconds_step": self.step,
-        }
 
 
 class FirstValues:
@@ -256,4 +186,4 @@ class FirstValues:
                 if mask is not None:
                     values, target = values[mask[rows]], target[mask[rows]]
             pred, target = (tensor.cpu().numpy().reshape(-1) for tensor in (values, target))
-            yield module_id, explained_variance_over_learners(reducer, pred, target, counts=len(pred) > 0)
+            yield module_id, reducer.explained_variance(pred, target, counts=len(pred) > 0)

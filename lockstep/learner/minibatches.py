@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,40 +63,37 @@ def take_rows(columns: TensorColumns, index: Tensor) -> TensorColumns:
 
 
 def module_minibatches(
-    num_rows: Mapping[str, int],
-    minibatch_size: int | None,
-    num_epochs: int,
-    shuffle_batch_per_epoch: bool,
-    rng: np.random.Generator,
+    num_rows: Mapping[str, int], options: UpdateOptions, rng: np.random.Generator
 ) -> Iterator[tuple[Indices, bool]]:
     """Yield `({module_id: row indices, None = all rows}, is the last of its pass)`.
 
     Each minibatch holds `minibatch_size` rows of the largest module and a proportional number of the others.
     """
-    largest = max(num_rows.values())
-    if minibatch_size is None or minibatch_size >= largest:
+    size, num_epochs = options.minibatch_size, options.num_epochs
+    if size is None or size >= max(num_rows.values()):
         for _ in range(num_epochs):
             yield dict.fromkeys(num_rows), True
         return
-    per_pass = minibatches_per_pass(num_rows, minibatch_size)
-    batches = multi_minibatch_indices(num_rows, minibatch_size, num_epochs, shuffle_batch_per_epoch, rng)
+    per_pass = minibatches_per_pass(num_rows, size)
+    batches = multi_minibatch_indices(num_rows, size, num_epochs, options.shuffle_batch_per_epoch, rng)
     for number, indices in enumerate(batches, start=1):
         yield dict(indices), number % per_pass == 0
 
 
-def step_counter(
-    columns: Mapping[str, TensorColumns], num_rows: Mapping[str, int]
-) -> Callable[[str, np.ndarray | None], int]:
-    """Return a function that counts the transitions in the rows `index` (None: all) of a module.
+def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptions) -> None:
+    """Warn that each pass leaves rows of the batch out."""
+    which = (
+        "another random part in each pass" if options.shuffle_batch_per_epoch else "they come first in the next pass"
+    )
+    warnings.warn(
+        f"{num_left_out} of {num_rows} rows are left out of each pass, because they fill no minibatch of "
+        f"{options.minibatch_size} ({which}). Set minibatch_size to a number that divides the rows, None for the whole "
+        "batch at once, or train_batch_size to a multiple of minibatch_size; results count them as num_rows_left_out",
+        stacklevel=2,
+    )
 
-    A row is one transition, or, of a module with memory, a sequence of those that its `loss_mask` marks.
-    """
+
+def steps_by_row(columns: Mapping[str, TensorColumns]) -> dict[str, np.ndarray]:
+    """Return the transitions in each row `[N]` that `loss_mask` marks, for the modules whose columns have one."""
     masks = {mid: part[Columns.LOSS_MASK] for mid, part in columns.items() if Columns.LOSS_MASK in part}
-    steps = {mid: mask.reshape(len(mask), -1).sum(1).cpu().numpy() for mid, mask in masks.items()}
-
-    def count(module_id: str, index: np.ndarray | None) -> int:
-        if module_id in steps:
-            return int(steps[module_id].sum() if index is None else steps[module_id][index].sum())
-        return num_rows[module_id] if index is None else len(index)
-
-    return count
+    return {mid: mask.reshape(len(mask), -1).sum(1).cpu().numpy() for mid, mask in masks.items()}

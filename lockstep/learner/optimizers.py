@@ -87,7 +87,6 @@ class FlatParameters:
         """the flat tensor as one parameter, for an optimizer that steps all of it at once"""
         self.parameter.grad = self.grad
         self._places = [view.data_ptr() for view in self.unflatten(self.data)]
-        self.trainable = list(map(LEARNS, self.params))
         self.bind({})
 
     def unflatten(self, flat: Tensor) -> list[Tensor]:
@@ -149,38 +148,27 @@ class FlatParameters:
                 "(framework(dtype=) sets the dtype)"
             )
 
-    def replace(self, param: nn.Parameter, by: nn.Parameter) -> None:
-        """Go on with another object in the place of `param`; `bind` must follow."""
-        self.params = [by if p is param else p for p in self.params]
-
     def follow_trainable(self) -> bool:
         """Take over which parameters are frozen (`requires_grad_(False)`); return whether that has changed."""
         trainable = list(map(LEARNS, self.params))
-        if trainable == self.trainable:
+        if trainable == self._trainable:
             return False
-        self.trainable = trainable
         self._put_gradients()
         return True
 
-    def frozen(self) -> Tensor | None:
-        """Return `[n]` bool, the elements of frozen parameters; None where all learn."""
-        if all(self.trainable):
-            return None
-        parts = [torch.full((size,), not trains) for size, trains in zip(self.sizes, self.trainable)]
-        return torch.cat(parts).to(self.data.device)
-
     def _put_gradients(self) -> None:
-        """Make the gradients of those that learn views of the flat gradient.
-
-        A frozen one has none, so that optimizers of single parameters pass it over.
-        """
+        """Make gradients views of the flat one; frozen parameters have none, and optimizers pass them over."""
+        self._trainable = list(map(LEARNS, self.params))
         self.grad_views = self.unflatten(self.grad)
         self.grad_by_param = dict(zip(self.params, self.grad_views))
-        self._learning = [param for param, learns in zip(self.params, self.trainable) if learns]
-        for param in self.params:
-            param.grad = None
-        for param in self._learning:
-            param.grad = self.grad_by_param[param]
+        self._learning = [param for param in self.params if param.requires_grad]
+        self.frozen: Tensor | None = None
+        """`[n]` bool: the elements of frozen parameters; None where all learn"""
+        if not all(self._trainable):
+            parts = [torch.full((size,), not learns) for size, learns in zip(self.sizes, self._trainable)]
+            self.frozen = torch.cat(parts).to(self.data.device)
+        for param, view in self.grad_by_param.items():
+            param.grad = view if param.requires_grad else None
         self._grad_places = [self.grad_by_param[param].data_ptr() for param in self._learning]
         self.parameter.grad = self.grad
 
@@ -200,8 +188,6 @@ class RegisteredOptimizer:
     """None: the rates are the optimizer's own, and nobody else sets them"""
     steps_flat: bool
     """the optimizer holds the one flat tensor (ours), not the single parameters (a user's)"""
-    bad_steps: Tensor
-    """0-d: gradients that were not finite, since the last report"""
     bad_gradient: Tensor | None = None
     """a gradient that was not finite, since the last report: on the CPU the first, else zeros before it and the last"""
     has_loss: bool = True
@@ -210,15 +196,15 @@ class RegisteredOptimizer:
     """updates that trained nothing, since its learning rate was 0 and does not rise again"""
     key: str = field(init=False)
     """`module_id.name`, as in checkpoints"""
+    bad_steps: Tensor = field(init=False)
+    """0-d: gradients that were not finite, since the last report"""
     on_host: bool = field(init=False)
     """whether its parameters are in the CPU's memory"""
-    frozen: Tensor | None = field(init=False)
-    """`[n]` bool: the elements that stay as they are, moments included, since `requires_grad` is off; None: none do"""
 
     def __post_init__(self) -> None:
         self.key = f"{self.module_id}.{self.name}"
+        self.bad_steps = self.flat.data.new_zeros(())
         self.on_host = self.flat.data.device.type == "cpu"
-        self.frozen = self.flat.frozen()
 
     @property
     def is_plain_adam(self) -> bool:
@@ -253,7 +239,7 @@ class RegisteredOptimizer:
             if nan_policy != "zero":
                 return
             flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        kept = [] if self.frozen is None else self._frozen_values(self.frozen)
+        kept = [] if flat.frozen is None else self._frozen_values(flat.frozen)
         if self.steps_directly:
             exp_avg, exp_avg_sq, step = self.adam_state()
             group = optimizer.param_groups[0]
@@ -288,7 +274,7 @@ class RegisteredOptimizer:
                     return
             optimizer.step()
         for tensor, values in kept:
-            tensor[self.frozen] = values
+            tensor[flat.frozen] = values
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of every parameter group. `ValueError` unless it is a finite number, at least 0."""
@@ -313,7 +299,6 @@ class RegisteredOptimizer:
         rows = torch.cat([torch.full((n,), id(p) in ids) for n, p in zip(old.sizes, old.params)]).to(old.data.device)
         remembered = self.optimizer.state.pop(old.parameter, None)
         self.flat = FlatParameters(params)
-        self.frozen = self.flat.frozen()
         self.bad_gradient = None
         if self.steps_flat:
             group["params"] = [self.flat.parameter]
@@ -331,26 +316,17 @@ class RegisteredOptimizer:
 
     def replace(self, param: nn.Parameter, by: nn.Parameter) -> None:
         """Go on with another object in the place of `param`; what the optimizer remembers stays."""
-        self.flat.replace(param, by)
+        self.flat.params = [by if p is param else p for p in self.flat.params]  # `bind` must follow
         for group in self.optimizer.param_groups:
             group["params"] = [by if p is param else p for p in group["params"]]
         if param in self.optimizer.state:
             self.optimizer.state[by] = self.optimizer.state.pop(param)
 
-    def follow_trainable(self) -> bool:
-        """Take over which parameters are frozen; return whether that has changed."""
-        if not self.flat.follow_trainable():
-            return False
-        self.frozen = self.flat.frozen()
-        return True
-
     def warn_of_zero_rate(self) -> None:
-        """Warn once, at the second update that trains nothing since the learning rate is 0 and does not rise again.
+        """Warn once, at the second update whose learning rate is 0 and does not rise again, so that it trains nothing.
 
         At the second: a schedule that ends with the run leaves its last update with a rate of 0.
         """
-        if any(group["lr"] for group in self.optimizer.param_groups):
-            return
         if self.schedule is not None and self.schedule.rises_later:
             return
         self.updates_at_zero_rate += 1
@@ -422,7 +398,7 @@ class OptimizerSet:
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], RegisteredOptimizer] = {}
-        self._owner: dict[int, str] = {}
+        self._owner: dict[int, RegisteredOptimizer] = {}
 
     def __iter__(self) -> Iterator[RegisteredOptimizer]:
         return iter(self._by_key.values())
@@ -450,25 +426,18 @@ class OptimizerSet:
             if id(param) in self._owner:
                 raise ValueError(
                     f"a parameter of shape {tuple(param.shape)} already belongs to optimizer "
-                    f"{self._owner[id(param)]!r}; a second optimizer would step it twice"
+                    f"{self._owner[id(param)].key!r}; a second optimizer would step it twice"
                 )
-        steps_flat = not isinstance(make, torch.optim.Optimizer)
         if isinstance(make, torch.optim.Optimizer):
             check_optimizer(make, params)
         flat = FlatParameters(params)
-        entry = RegisteredOptimizer(
-            module_id,
-            name,
-            make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter),
-            flat,
-            None if lr is None else Schedule(lr, name=f"lr of {name}"),
-            steps_flat,
-            torch.zeros((), dtype=flat.data.dtype, device=flat.data.device),
-        )
+        optimizer = make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter)
+        schedule = None if lr is None else Schedule(lr, name=f"lr of {name}")
+        entry = RegisteredOptimizer(module_id, name, optimizer, flat, schedule, steps_flat=optimizer is not make)
         if entry.schedule is not None:
             entry.set_lr(entry.schedule(0))
         self._by_key[module_id, name] = entry
-        self._owner.update({id(param): entry.key for param in params})
+        self._owner.update({id(param): entry for param in params})
         return entry
 
     def replace(self, replaced: Mapping[nn.Parameter, nn.Parameter], names: Mapping[int, str]) -> None:
@@ -476,13 +445,12 @@ class OptimizerSet:
 
         Raises `ValueError` naming one that does not fit; nothing is changed then.
         """
-        owners = {entry.key: entry for entry in self}
         for param, by in replaced.items():
-            owners[self._owner[id(param)]].flat.check_fits(by, param, names)
+            self._owner[id(param)].flat.check_fits(by, param, names)
         for param, by in replaced.items():
-            key = self._owner.pop(id(param))
-            self._owner[id(by)] = key
-            owners[key].replace(param, by)
+            entry = self._owner.pop(id(param))
+            self._owner[id(by)] = entry
+            entry.replace(param, by)
 
     def steps(self, param: nn.Parameter) -> bool:
         """Return whether there is an optimizer for `param`."""
@@ -490,11 +458,9 @@ class OptimizerSet:
 
     def get(self, module_id: str, name: str) -> RegisteredOptimizer:
         """Return the optimizer of that name; `KeyError` with those that exist."""
-        try:
-            return self._by_key[module_id, name]
-        except KeyError:
-            known = ", ".join(entry.key for entry in self) or "none"
-            raise KeyError(f"no optimizer {name!r} for module {module_id!r}; registered are: {known}") from None
+        if (module_id, name) not in self._by_key:
+            raise KeyError(f"no optimizer {name!r} for module {module_id!r}; registered are: {self._names()}")
+        return self._by_key[module_id, name]
 
     def of_module(self, module_id: str) -> list[RegisteredOptimizer]:
         """Return the optimizers registered under `module_id`, in order of registration."""
@@ -507,8 +473,10 @@ class OptimizerSet:
         for entry in self:
             if entry.optimizer is optimizer:
                 return entry
-        known = ", ".join(entry.key for entry in self) or "none"
-        raise KeyError(f"this {type(optimizer).__name__} is not registered here; registered are: {known}")
+        raise KeyError(f"this {type(optimizer).__name__} is not registered here; registered are: {self._names()}")
+
+    def _names(self) -> str:
+        return ", ".join(entry.key for entry in self) or "none"
 
     def module_ids(self) -> list[str]:
         """Return the ids under which optimizers are registered, `ALL_MODULES` among them where it is used."""
@@ -524,10 +492,6 @@ class OptimizerSet:
         for entry in self:
             found.update(entry.flat.grad_by_param)
         return found
-
-    def part_of_module(self, module_id: str, gradients: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Return the gradients of what the optimizers registered under `module_id` step."""
-        return {param: gradients[param] for entry in self.of_module(module_id) for param in entry.flat.params}
 
     def take_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
         """Copy what is not a view already into the flat gradients. `ValueError` where a parameter has none."""
@@ -552,32 +516,22 @@ class OptimizerSet:
                 del self._by_key[key]
             elif len(kept) < len(entry.flat.params):
                 entry.keep_only(kept)
-        self._owner = {id(param): entry.key for entry in self for param in entry.flat.params}
+        self._owner = {id(param): entry for entry in self for param in entry.flat.params}
 
-    def report(
-        self,
-        results: dict[str, dict[str, Any]],
-        series: dict[tuple[str, str], list[float]],
-        warns_of: Collection[str],
-    ) -> int:
+    def report(self, results: dict[str, dict[str, Any]], warns_of: Collection[str]) -> int:
         """Add learning rates to `results` by module; return how many gradients were not finite, and count anew.
 
-        `series`: the metrics by gradient step, with the count of optimizers on another device. `warns_of`: the modules
-        whose optimizers warn where they train nothing.
+        `warns_of`: the modules whose optimizers warn where they train nothing.
         """
-        num_bad = 0
-        for entry in self:
-            if entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES):
+        counts = torch.stack([entry.bad_steps for entry in self]).tolist() if len(self) else []
+        for entry, num_bad in zip(self, counts):
+            rates = [group["lr"] for group in entry.optimizer.param_groups]
+            results.setdefault(entry.module_id, {})[f"{entry.name}_learning_rate"] = rates[0]
+            if not any(rates) and (entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)):
                 entry.warn_of_zero_rate()
-            numbers, name = results.setdefault(entry.module_id, {}), f"{entry.name}_bad_gradients"
-            numbers[f"{entry.name}_learning_rate"] = entry.optimizer.param_groups[0]["lr"]
-            if not entry.on_host:
-                series.pop((entry.module_id, name))
-                num_bad += int(numbers.pop(name))
-            elif number := int(entry.bad_steps):  # the same on all learners
-                num_bad += number
+            if num_bad:  # the same on all learners
                 entry.bad_steps.zero_()
-        return num_bad
+        return int(sum(counts))
 
     # -- state ---
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,52 +30,88 @@ class LearnerError(RuntimeError):
     """A learner died, hangs, or could not take part in an update that others waited for."""
 
 
-class Reducer(Protocol):
-    """Joins what the learners hold; every learner then has the same bits."""
+class _SumOverLearners(torch.autograd.Function):
+    """Gives the sum over all learners. The gradient goes to the own part only: gradients are summed afterwards."""
 
-    world_size: int
-    rank: int
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, total: Tensor) -> Tensor:
+        return total.clone()
 
-    def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum over all learners, in place."""
-        ...
-
-    def gather(self, value: Tree) -> list[Tree]:
-        """Return `value` of each learner, by rank: plain numbers, texts, arrays and dicts or lists of them."""
-        ...
-
-    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Take the values of learner `source`, in place."""
-        ...
-
-    def close(self) -> None:
-        """Leave the group."""
-        ...
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
-class LocalReducer:
-    """One learner in one process: every sum is already complete."""
+def _sums_and_sizes(values: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sums of `values` [N, ...] where `mask` is set, and how many numbers each is of."""
+    if mask is None:
+        sums = torch.stack([each.sum() for each in values])
+        return sums, sums.new_tensor([float(each.numel()) for each in values])
+    sums = torch.stack([torch.where(mask, each, 0.0).sum() for each in values])  # NaN in padding stays there
+    return sums, mask.sum().to(sums.dtype).expand(len(values))
+
+
+class Reducer:
+    """Joins what the learners hold; every learner then has the same bits. This one is of a learner that is alone."""
 
     world_size = 1
     rank = 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` itself."""
+        """Sum over all learners, in place; contiguous. All of them get the same bits."""
         return tensor
 
     def gather(self, value: Tree) -> list[Tree]:
-        """Return `[value]`."""
+        """Return `value` of each learner, by rank.
+
+        Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them.
+        """
         return [value]
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Return `tensor` itself."""
+        """Take the values of learner `source`, in place; contiguous."""
         return tensor
 
     def close(self) -> None:
-        """Do nothing: there is no group to leave."""
+        """Leave the group; the reducer cannot be used after that."""
+
+    # -- over the rows of all learners ---
+
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is set on any learner; the same answer for all."""
+        return flag
+
+    def sum_counts(self, counts: dict[str, int]) -> dict[str, int]:
+        """Sum whole numbers by name over all learners, which have the same names."""
+        return counts
+
+    def means(self, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
+        """Return the means (0-d each) of `values` [N, ...] where `mask` is set, over all learners; alike for each.
+
+        Their gradients reach the learner's own rows only, with the weight they have in the global mean. `counts=False`:
+        the own rows stand in for none (they keep the learner in step) and weigh nothing.
+        """
+        sums, sizes = _sums_and_sizes(values, mask)
+        return list((sums / sizes.clamp(min=1.0)).unbind())
+
+    def once(self, term: Tensor) -> Tensor:
+        """Return `term` with 1/n of its gradient, for a term that all n learners compute alike."""
+        return term
+
+    def moments(self, seen: RunningMoments) -> RunningMoments:
+        """Join the moments of what all learners have seen, by rank; exact up to rounding."""
+        return seen
+
+    def explained_variance(self, pred: np.ndarray, target: np.ndarray, counts: bool = True) -> float:
+        """Return the share of the targets' variance that the predictions explain, over rows `[N]` of all learners."""
+        return float(explained_variance(pred, target))
 
 
-class DistributedReducer:
+LocalReducer = Reducer
+"""of one learner in one process"""
+
+
+class DistributedReducer(Reducer):
     """One of `world_size` learners, joined by `torch.distributed` (gloo, or NCCL on GPUs).
 
     Learners on CPU that are all on one machine find each other over gloo and then meet in memory that they share,
@@ -104,10 +140,6 @@ class DistributedReducer:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {world_size} learners; ranks go from 0 to {world_size - 1}")
-        if backend not in ("gloo", "nccl"):
-            raise ValueError(f"backend={backend!r}; choose 'gloo' (CPU) or 'nccl' (GPU)")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s={timeout_s}; it must be above 0 seconds")
         self.rank, self.world_size, self.timeout_s = rank, world_size, float(timeout_s)
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._limit = timedelta(seconds=self.timeout_s)
@@ -134,7 +166,6 @@ class DistributedReducer:
             raise self._error("joining the group", started, error) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum over all learners, in place; contiguous. All of them get the same bits."""
         if self._memory is not None:
             self._call("a sum", self._memory.sum_, tensor)
         else:
@@ -144,7 +175,6 @@ class DistributedReducer:
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Take the values of learner `source`, in place; contiguous."""
         if self._memory is not None:
             self._call("a broadcast", self._memory.broadcast_, tensor, source)
         else:
@@ -156,10 +186,6 @@ class DistributedReducer:
         return tensor
 
     def gather(self, value: Tree) -> list[Tree]:
-        """Return `value` of each learner, by rank.
-
-        Numbers, texts, arrays, tensors, None, and dicts, lists, tuples of them.
-        """
         content = torch.frombuffer(bytearray(_to_bytes(value)), dtype=torch.uint8)
         sizes = [int(size) for size in self._gather(torch.tensor([len(content)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -176,8 +202,39 @@ class DistributedReducer:
         return [part.cpu() for part in parts]
 
     def close(self) -> None:
-        """Leave the group; the reducer cannot be used after that."""
         self._leave("it was closed")
+
+    def any(self, flag: bool) -> bool:
+        return bool(self.sum_(torch.tensor([float(flag)]))[0] > 0)
+
+    def sum_counts(self, counts: dict[str, int]) -> dict[str, int]:
+        return dict(zip(counts, self.sum_(torch.tensor(list(counts.values()), dtype=torch.int64)).tolist()))
+
+    def means(self, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
+        if not counts:
+            values, mask = [each[:0] for each in values], None if mask is None else mask[:0]
+        sums, sizes = _sums_and_sizes(values, mask)
+        totals = self.sum_(torch.cat([sums.detach(), sizes]))
+        sums, sizes = _SumOverLearners.apply(sums, totals[: len(values)]), totals[len(values) :]
+        return list((sums / sizes.clamp(min=1.0)).unbind())
+
+    def once(self, term: Tensor) -> Tensor:
+        fixed = term.detach()
+        return fixed + (term - fixed) / self.world_size
+
+    def moments(self, seen: RunningMoments) -> RunningMoments:
+        return _joined(self.gather(seen.get_state()), seen)
+
+    def explained_variance(self, pred: np.ndarray, target: np.ndarray, counts: bool = True) -> float:
+        pred, target = (np.asarray(values, np.float64)[: None if counts else 0] for values in (pred, target))
+        moments = RunningMoments((2,))
+        moments.update(np.stack([target, target - pred], axis=-1))
+        ends = [float(target.min()), float(target.max())] if len(target) else [np.inf, -np.inf]
+        parts = self.gather({"moments": moments.get_state(), "ends": ends})
+        if not max(part["ends"][1] for part in parts) > min(part["ends"][0] for part in parts):
+            return float("nan")
+        variance, residual = _joined([part["moments"] for part in parts], moments).var
+        return float(1.0 - residual / variance)
 
     def _leave(self, why: str) -> None:
         if self._memory is not None:
@@ -206,6 +263,15 @@ class DistributedReducer:
             f"learner {self.rank} of {self.world_size}: {name} failed after {waited:.1f} s (timeout_s="
             f"{self.timeout_s:g}). Another learner died, hangs, or makes other calls than this one. The cause: {error}"
         )
+
+
+def _joined(states: Sequence[Any], like: RunningMoments) -> RunningMoments:
+    joined = RunningMoments(like.shape, like.dtype)
+    for state in states:
+        part = RunningMoments(like.shape, like.dtype)
+        part.set_state(state)
+        joined.merge(part)
+    return joined
 
 
 def _gloo_options(host: str, limit: timedelta) -> Any:
@@ -238,89 +304,3 @@ def _to_bytes(value: Tree) -> bytes:
 def _from_bytes(content: bytes) -> Tree:
     end = 8 + int.from_bytes(content[:8], "little")
     return decode(json.loads(content[8:end]), parse_tensor_file(content[end:]))
-
-
-# -- over the rows of all learners ---
-
-
-class _SumOverLearners(torch.autograd.Function):
-    """Gives the sum over all learners. The gradient goes to the own part only: gradients are summed afterwards."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, total: Tensor) -> Tensor:
-        return total.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-def means_over_learners(reducer: Reducer, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
-    """Return the means (0-d each) of `values` [N, ...] where `mask` is set, over all learners; the same bits for each.
-
-    Their gradients reach the learner's own rows only, with the weight they have in the global mean. `counts=False`:
-    the own rows stand in for none (they keep the learner in step) and weigh nothing.
-    """
-    if not counts and reducer.world_size > 1:
-        values, mask = [each[:0] for each in values], None if mask is None else mask[:0]
-    sums = torch.stack([each.sum() if mask is None else torch.where(mask, each, 0.0).sum() for each in values])
-    if mask is None:  # (above: NaN in padding stays there)
-        sizes = sums.new_tensor([float(each.numel()) for each in values])
-    else:
-        sizes = mask.sum().to(sums.dtype).expand(len(values))
-    if reducer.world_size > 1:
-        totals = reducer.sum_(torch.cat([sums.detach(), sizes]))
-        sums, sizes = _SumOverLearners.apply(sums, totals[: len(values)]), totals[len(values) :]
-    return list((sums / sizes.clamp(min=1.0)).unbind())
-
-
-def once_over_learners(reducer: Reducer, term: Tensor) -> Tensor:
-    """Return `term` with 1/n of its gradient, for a term that all n learners compute alike."""
-    fixed = term.detach()
-    return fixed + (term - fixed) / reducer.world_size
-
-
-def any_learner(reducer: Reducer, flag: bool) -> bool:
-    """Return whether `flag` is set on any learner; the same answer for all."""
-    if reducer.world_size == 1:
-        return flag
-    return bool(reducer.sum_(torch.tensor([float(flag)]))[0] > 0)
-
-
-def counts_over_learners(reducer: Reducer, counts: dict[str, int]) -> dict[str, int]:
-    """Sum whole numbers by name over all learners, which have the same names."""
-    if reducer.world_size == 1:
-        return counts
-    return dict(zip(counts, reducer.sum_(torch.tensor(list(counts.values()), dtype=torch.int64)).tolist()))
-
-
-def moments_over_learners(reducer: Reducer, seen: RunningMoments) -> RunningMoments:
-    """Join the moments of what all learners have seen, by rank; exact up to rounding."""
-    joined = RunningMoments(seen.shape, seen.dtype)
-    for state in reducer.gather(seen.get_state()):
-        part = RunningMoments(seen.shape, seen.dtype)
-        part.set_state(state)
-        joined.merge(part)
-    return joined
-
-
-def explained_variance_over_learners(
-    reducer: Reducer, pred: np.ndarray, target: np.ndarray, counts: bool = True
-) -> float:
-    """Return the share of the targets' variance that the predictions explain, over the rows `[N]` of all learners."""
-    if reducer.world_size == 1:
-        return float(explained_variance(pred, target))
-    pred, target = (np.asarray(values, np.float64)[: None if counts else 0] for values in (pred, target))
-    moments = RunningMoments((2,))
-    moments.update(np.stack([target, target - pred], axis=-1))
-    ends = [float(target.min()), float(target.max())] if len(target) else [np.inf, -np.inf]
-    parts = reducer.gather({"moments": moments.get_state(), "ends": ends})
-    joined = RunningMoments((2,))
-    for part in parts:
-        seen = RunningMoments((2,))
-        seen.set_state(part["moments"])
-        joined.merge(seen)
-    if not max(part["ends"][1] for part in parts) > min(part["ends"][0] for part in parts):
-        return float("nan")
-    variance, residual = joined.var
-    return float(1.0 - residual / variance)

@@ -6,7 +6,7 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,19 +71,9 @@ class RequestCounts:
 
 
 @dataclass
-class Turn:
-    """How an update of the caller's ended."""
+class Outcome:
+    """How an update ended."""
 
-    has_failed: bool = True
-    has_trained: bool = False
-
-    def end(self, has_trained: bool) -> None:
-        """Note that it ended well, and whether anything was trained."""
-        self.has_failed, self.has_trained = False, has_trained
-
-
-@dataclass
-class _Outcome:
     value: Any = None
     has_trained: bool = False
     error: BaseException | None = None
@@ -102,17 +92,15 @@ class RequestQueue:
         self._busy = threading.RLock()
         self._waiting: deque[UpdateRequest] = deque()
         self._running: UpdateRequest | None = None
-        self._finished: deque[_Outcome] = deque()
+        self._finished: deque[Outcome] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     # -- what the caller does ---
 
-    @contextmanager
-    def between_updates(self) -> Iterator[None]:
-        """Keep updates out, after the one that runs has ended."""
-        with self._busy:
-            yield
+    def between_updates(self) -> AbstractContextManager[Any]:
+        """Return what keeps updates out, after the one that runs has ended."""
+        return self._busy
 
     @contextmanager
     def when_idle(self) -> Iterator[None]:
@@ -126,22 +114,23 @@ class RequestQueue:
                     return
 
     @contextmanager
-    def turn(self, num_steps: int) -> Iterator[Turn]:
+    def turn(self, num_steps: int) -> Iterator[Outcome]:
         """Keep other updates out for one of the caller's, of `num_steps` environment steps, and count how it ends.
 
-        It comes after all that were submitted before it.
+        It comes after all that were submitted before it. The caller says whether anything was trained.
         """
         with self._changed:
             if self._closed or self.num_in_flight:
                 self._check_open()
                 self._changed.wait_for(self._is_idle)
             self._count_in(num_steps)
-        turn = Turn()
+        outcome, has_failed = Outcome(), True
         try:
             with self._busy:
-                yield turn
+                yield outcome
+            has_failed = False
         finally:
-            self._count_out(num_steps, turn.has_failed, turn.has_trained)
+            self._count_out(num_steps, has_failed, outcome.has_trained)
 
     def submit(self, request: UpdateRequest, on_full: OnFull) -> None:
         """Leave `request` to the thread. With `limit` requests under way: wait, or drop the oldest waiting one.
@@ -209,22 +198,18 @@ class RequestQueue:
                     self._changed.notify_all()
                     return
                 self._running = request = self._waiting.popleft()
-            with self._busy:
-                outcome = self._carry_out(request)
-            if outcome.error is not None:
-                outcome.error.add_note(f"in the asynchronous update with call_id={request.call_id}")
+            outcome = Outcome()
+            try:
+                with self._busy:
+                    outcome.value, outcome.has_trained = self.run(request)
+            except BaseException as error:
+                error.add_note(f"in the asynchronous update with call_id={request.call_id}")
+                outcome.error = error
             with self._changed:
                 self._count_out(request.num_steps, outcome.error is not None, outcome.has_trained)
                 self._finished.append(outcome)
                 self._running = None
                 self._changed.notify_all()
-
-    def _carry_out(self, request: UpdateRequest) -> _Outcome:
-        try:
-            value, has_trained = self.run(request)
-            return _Outcome(value, has_trained)
-        except BaseException as error:
-            return _Outcome(error=error)
 
     def _is_idle(self) -> bool:
         return self.num_in_flight == 0

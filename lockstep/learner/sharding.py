@@ -72,12 +72,18 @@ def parts_of_episodes(
     acted), or the views on one rollout store, which are read without a copy. Raises `TypeError` for something else,
     `ValueError` where an episode does not say which of several modules it is for.
     """
+    if not isinstance(episodes, RolloutEpisodes):
+        return _parts_of_list(episodes, module_ids, choose)
+    steps = episodes.num_steps()
+    ids = choose([_only(module_ids, "episodes of a rollout store")]) if steps else []
+    versions = {mid: episodes.store.sampler_versions() for mid in ids}
+    return EpisodeParts(steps, {mid: episodes.trajectories() for mid in ids}, versions)
+
+
+def _parts_of_list(
+    episodes: Episodes, module_ids: Collection[str], choose: Callable[[Collection[str]], Sequence[str]]
+) -> EpisodeParts:
     check_episodes(episodes)
-    if isinstance(episodes, RolloutEpisodes):
-        steps = episodes.num_steps()
-        ids = choose([_only(module_ids, "episodes of a rollout store")]) if steps else []
-        versions = {mid: episodes.store.sampler_versions() for mid in ids}
-        return EpisodeParts(steps, {mid: episodes.trajectories() for mid in ids}, versions)
     pieces: dict[str, list[SingleAgentEpisode]] = {}
     env_steps = 0
     for position, episode in enumerate(episodes):
@@ -166,6 +172,10 @@ class UpdatePlan:
     lookup: dict[str, np.ndarray] = field(default_factory=dict)
     """by module: the own row of each global row, -1 where another learner has it; empty for one learner"""
 
+    def num_rows_in(self, indices: Indices) -> int:
+        """Return how many rows global `indices` (None: all) are, of all modules together."""
+        return sum(self.num_rows[mid] if index is None else len(index) for mid, index in indices.items())
+
     def own_rows(self, indices: Indices) -> tuple[Indices, frozenset[str]]:
         """Return the own rows among global `indices` (None: all), and the modules whose row is a stand-in."""
         if not self.lookup:
@@ -201,11 +211,11 @@ class UpdatePlan:
 
 
 def agree_on_parts(
-    reducer: Reducer,
     module_ids: Collection[str],
     read: Callable[[], tuple[Parts, int]],
     options: UpdateOptions,
     to_tensor: Callable[[Tensor], Tensor],
+    reducer: Reducer,
 ) -> Agreement:
     """Return what all learners together train on. `read()` gives this learner's parts and environment steps.
 
@@ -214,6 +224,23 @@ def agree_on_parts(
     """
     if reducer.world_size == 1:
         return Agreement(*read())
+    parts, heard = _exchanged(read, options, reducer)
+    counts = {mid: [item["rows"].get(mid, 0) for item in heard] for mid in module_ids}
+    present = [mid for mid, rows_by_rank in counts.items() if any(rows_by_rank)]
+    missing = frozenset(mid for mid in present if mid not in parts)
+    donors = {mid: _donor(counts[mid]) for mid in present if not all(counts[mid])}
+    if donors:
+        packed = {mid: _packed(parts[mid]) for mid, rank in donors.items() if rank == reducer.rank}
+        for donated in reducer.gather(packed):
+            parts |= {mid: _unpacked(part, to_tensor) for mid, part in donated.items() if mid in missing}
+    env_steps = sum(item["env_steps"] for item in heard)
+    return Agreement({mid: parts[mid] for mid in present}, env_steps, missing)
+
+
+def _exchanged(
+    read: Callable[[], tuple[Parts, int]], options: UpdateOptions, reducer: Reducer
+) -> tuple[Parts, list[Any]]:
+    """Return the own parts, and what each learner has."""
     failure: Exception | None = None
     parts: Parts = {}
     env_steps = 0
@@ -235,20 +262,11 @@ def agree_on_parts(
                 f"all learners must be called alike; learner 0 has {heard[0]['options']}, learner {rank} "
                 f"{item['options']}"
             )
-    counts = {mid: [item["rows"].get(mid, 0) for item in heard] for mid in module_ids}
-    present = [mid for mid, rows_by_rank in counts.items() if any(rows_by_rank)]
-    missing = frozenset(mid for mid in present if mid not in parts)
-    donors = {mid: _donor(counts[mid]) for mid in present if not all(counts[mid])}
-    if donors:
-        packed = {mid: _packed(parts[mid]) for mid, rank in donors.items() if rank == reducer.rank}
-        for donated in reducer.gather(packed):
-            parts |= {mid: _unpacked(part, to_tensor) for mid, part in donated.items() if mid in missing}
-    env_steps = sum(item["env_steps"] for item in heard)
-    return Agreement({mid: parts[mid] for mid in present}, env_steps, missing)
+    return parts, heard
 
 
 def plan_update(
-    reducer: Reducer, columns: Parts, stand_ins: frozenset[str], trajectories: Mapping[str, Trajectories]
+    columns: Parts, stand_ins: frozenset[str], trajectories: Mapping[str, Trajectories], reducer: Reducer
 ) -> UpdatePlan:
     """Number the rows of all learners; `columns` are this learner's, made from `trajectories` (if anything)."""
     num_own = {mid: 0 if mid in stand_ins else _num_rows(part) for mid, part in columns.items()}

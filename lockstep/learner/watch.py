@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class ParameterWatch:
             bool(self._others) and list(map(Tensor.data_ptr, self._others)) != self._places_of_others
         )
         for entry in self._optimizers:
-            changed |= entry.follow_trainable()
+            changed |= entry.flat.follow_trainable()
             if not entry.flat.is_bound():
                 entry.flat.bind(self._names)
         for target in self._registered.values():
@@ -114,93 +114,63 @@ class GradientWatch:
     """
 
     def __init__(self) -> None:
-        self._named_in_words: set[str] = set()
-        self._named: set[nn.Parameter] = set()
-        """those that were named already"""
+        self._named: set[str] = set()
+        """parameters that were named already"""
         self._steps_to_go = 0
         self.missing: dict[nn.Parameter, RegisteredOptimizer] = {}
         """while it looks: those without a gradient so far"""
-        self._connected: set[nn.Parameter] = set()
-        """those of them that a loss depends on all the same: their gradient is 0"""
+        self._names: dict[nn.Parameter, str] = {}
+        self._unstepped: list[str] = []
+        """those that no optimizer steps"""
         self._steps: Counter[str] = Counter()
         """gradient steps that it looked at, in all ("") and by optimizer"""
 
-    def begin(self, entries: Iterable[RegisteredOptimizer]) -> None:
-        """Begin an update."""
-        if self._steps_to_go <= 0:
-            learning = {p: entry for entry in entries for p in entry.flat.params if p.requires_grad}
-            self.missing = {p: entry for p, entry in learning.items() if p not in self._named}
-            self._steps_to_go = STEPS_BETWEEN_LOOKS
-            self._connected.clear()
-            self._steps.clear()
+    def begin(
+        self, module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet, module_ids: Iterable[str]
+    ) -> None:
+        """Begin an update of the modules `module_ids`."""
+        if self._steps_to_go > 0:
+            return
+        self._steps_to_go = STEPS_BETWEEN_LOOKS
+        self._steps.clear()
+        self._names = {p: name for name, p in module.named_parameters()}
+        self._names |= {value: name for name, value in registered.items() if isinstance(value, nn.Parameter)}
+        learning = {p: entry for entry in optimizers for p in entry.flat.params if p.requires_grad}
+        self.missing = {p: entry for p, entry in learning.items() if self._name(p) not in self._named}
+        params = [p for module_id in module_ids for p in module[module_id].parameters() if p.requires_grad]
+        self._unstepped = [self._names[p] for p in params if not optimizers.steps(p)]
 
     def forget(self) -> None:
         """Look anew, after parameters have come, gone or changed."""
         self.missing, self._steps_to_go = {}, 0
 
-    def see(self, entries: Iterable[RegisteredOptimizer], loss: Tensor | None = None) -> None:
-        """Look at the flat gradients after a backward pass. `loss`: what it was of, where its graph is known."""
+    def see(self, entries: Iterable[RegisteredOptimizer]) -> None:
+        """Look at the flat gradients after a backward pass."""
         self._steps.update(["", *(entry.key for entry in entries if entry.has_loss)])
-        params = list(self.missing)
-        nodes = None if loss is None else _nodes_of(loss)
-        node_of = torch.autograd.graph.get_gradient_edge
-        self._connected.update(p for p in params if nodes is None or (p.requires_grad and node_of(p).node in nodes))
         gradients = [entry.flat.grad_by_param[p] for p, entry in self.missing.items()]
         largest = torch.stack([torch.linalg.vector_norm(gradient, math.inf) for gradient in gradients]).tolist()
-        self.missing = {p: self.missing[p] for p, size in zip(params, largest) if size == 0.0}
+        self.missing = {p: entry for (p, entry), size in zip(self.missing.items(), largest) if size == 0.0}
 
-    def end(
-        self,
-        module: MultiRLModule,
-        registered: Mapping[str, Any],
-        optimizers: OptimizerSet,
-        module_ids: Collection[str],
-        num_steps: int,
-    ) -> tuple[int, list[str]]:
-        """End an update of `num_steps` gradient steps on the modules `module_ids`.
+    def end(self, num_steps: int) -> tuple[int, list[str]]:
+        """End an update of `num_steps` gradient steps.
 
         Returns how many parameters are named as without a gradient, and warnings about what was found now.
         """
-        starts_anew = self._steps_to_go == STEPS_BETWEEN_LOOKS
         self._steps_to_go -= num_steps
-        if not starts_anew and not self.missing:
-            return 0, []
         # Of a network that begins with weights of 0, the layers before them have a gradient of 0 in the first step.
-        found = [p for p, e in self.missing.items() if self._steps[e.key] >= (2 if p in self._connected else 1)]
-        self._named.update(found)
+        without = [self._name(p) for p, entry in self.missing.items() if self._steps[entry.key] >= 2]
         goes_on = self._steps[""] < STEPS_OF_A_LOOK
-        self.missing = {p: e for p, e in self.missing.items() if goes_on and p not in self._named}
-        names = {p: name for name, p in module.named_parameters()}
-        names |= {value: name for name, value in registered.items() if isinstance(value, nn.Parameter)}
-        without = [names.get(p, f"a parameter of shape {tuple(p.shape)}") for p in found]
-        unstepped = [
-            names[p]
-            for module_id in module_ids
-            for p in module[module_id].parameters()
-            if p.requires_grad and not optimizers.steps(p)
+        self.missing = {p: e for p, e in self.missing.items() if goes_on and self._name(p) not in without}
+        warnings = [
+            f"the trainable parameters {', '.join(new)} {problem}. Freeze what is not to learn (requires_grad_(False))"
+            for names, problem in (
+                (without, "got no gradient in a whole update: the loss does not depend on them"),
+                (self._unstepped, "have no optimizer, and stay as they are: register_optimizer gives them one"),
+            )
+            if (new := [name for name in names if name not in self._named])
         ]
-        return len(found), [
-            *self._warning(without, "got no gradient in a whole update: the loss does not depend on them"),
-            *self._warning(unstepped, "have no optimizer, and stay as they are: register_optimizer gives them one"),
-        ]
+        self._named.update(without, self._unstepped)
+        return len(without), warnings
 
-    def _warning(self, names: list[str], problem: str) -> list[str]:
-        """Return what to warn of, unless all of `names` were named before."""
-        new = [name for name in names if name not in self._named_in_words]
-        self._named_in_words.update(new)
-        if not new:
-            return []
-        which = f"the trainable parameters {', '.join(new)}"
-        return [f"{which} {problem}. Freeze what is not to learn (requires_grad_(False))"]
-
-
-def _nodes_of(loss: Tensor) -> set[Any]:
-    """Return all nodes of the graph of a loss."""
-    nodes: set[Any] = set()
-    waiting: list[Any] = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in nodes:
-            nodes.add(node)
-            waiting += (following for following, _ in node.next_functions)
-    return nodes
+    def _name(self, param: nn.Parameter) -> str:
+        return self._names.get(param, f"a parameter of shape {tuple(param.shape)}")

@@ -11,34 +11,13 @@ import torch
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, parameters
 
-from lockstep import BCConfig, C51Config, DQNConfig, MARWILConfig, QRDQNConfig, SampleBatch
-from lockstep.algorithms.a2c import A2CLearner, A2CTraining
-from lockstep.algorithms.appo import APPOLearner, APPOTraining
-from lockstep.algorithms.cql import CQLLearner, CQLTraining
-from lockstep.algorithms.impala import IMPALALearner, IMPALATraining
-from lockstep.algorithms.iql import IQLLearner, IQLTraining
+from lockstep import SampleBatch, get_config
 from lockstep.algorithms.policy import row_errors
-from lockstep.algorithms.ppo import PPOLearner, PPOTraining
-from lockstep.algorithms.sac import SACLearner, SACTraining
-from lockstep.algorithms.td3 import TD3Learner, TD3Training
-from lockstep.algorithms.td3_bc import TD3BCLearner, TD3BCTraining
-from lockstep.connectors import ModuleConnectors, NormalizeObs, NormalizeRewards, ObsPipeline
+from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.sample_batch import MultiAgentBatch
-from lockstep.learner.config import FrameworkSection
 from lockstep.learner.reduction import DistributedReducer, LocalReducer
-from lockstep.modules import (
-    DefaultActorCriticModule,
-    DefaultIQLModule,
-    DefaultSACModule,
-    DefaultTD3Module,
-    ModelConfig,
-    MultiRLModuleSpec,
-    RecurrentActorCriticModule,
-    RLModuleSpec,
-)
-from lockstep.state.streams import RandomStreams
 
 UPDATES = 20
 TWO_DIMENSIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -51,35 +30,10 @@ class ShardMeanPPO(PPOLearner):
         return values.mean() / self.reducer.world_size if self.rows_in_step else values.sum() * 0.0
 
 
-LEARNERS = {
-    "ppo": (PPOLearner, PPOTraining),
-    "a2c": (A2CLearner, A2CTraining),
-    "impala": (IMPALALearner, IMPALATraining),
-    "appo": (APPOLearner, APPOTraining),
-    "shard_mean": (ShardMeanPPO, PPOTraining),
-    "sac": (SACLearner, SACTraining),
-    "sac_discrete": (SACLearner, SACTraining),
-    "td3": (TD3Learner, TD3Training),
-    "ddpg": (TD3Learner, TD3Training),
-    "cql": (CQLLearner, CQLTraining),
-    "cql_discrete": (CQLLearner, CQLTraining),
-    "iql": (IQLLearner, IQLTraining),
-    "iql_discrete": (IQLLearner, IQLTraining),
-    "td3_bc": (TD3BCLearner, TD3BCTraining),
-}
-OWN_MODULES = {
-    "sac": (DefaultSACModule, TWO_DIMENSIONS),
-    "sac_discrete": (DefaultSACModule, THREE),
-    "td3": (DefaultTD3Module, TWO_DIMENSIONS),
-    "ddpg": (DefaultTD3Module, TWO_DIMENSIONS),
-    "cql": (DefaultSACModule, TWO_DIMENSIONS),
-    "cql_discrete": (DefaultSACModule, THREE),
-    "iql": (DefaultIQLModule, TWO_DIMENSIONS),
-    "iql_discrete": (DefaultIQLModule, THREE),
-    "td3_bc": (DefaultTD3Module, TWO_DIMENSIONS),
-}
-REPLAYED = {"dqn": DQNConfig, "c51": C51Config, "qrdqn": QRDQNConfig, "bc": BCConfig, "marwil": MARWILConfig}
-"""learn from batches with next observations"""
+VARIANTS = {"shard_mean": "ppo", "sac_discrete": "sac", "ddpg": "td3", "cql_discrete": "cql", "iql_discrete": "iql"}
+"""cases by other names than that of their algorithm"""
+ON_POLICY = {"ppo", "a2c", "impala", "appo", "shard_mean"}
+CONTINUOUS = {"sac", "td3", "ddpg", "cql", "iql", "td3_bc"}
 
 
 @dataclass
@@ -106,30 +60,23 @@ class Case:
 
 
 def build(case, reducer):
-    if case.algorithm in REPLAYED:
-        config = REPLAYED[case.algorithm]().training(**case.training).framework(dtype=case.dtype).debugging(seed=5)
-        return config.rl_module(model_config={"hiddens": (8,)}).build_learner(spaces=(BOX, THREE), reducer=reducer)
-    cls, section = LEARNERS[case.algorithm]
-    streams = RandomStreams(5)
-    connectors = {}
+    config = get_config(VARIANTS.get(case.algorithm, case.algorithm)).training(**case.training).debugging(seed=5)
+    if case.algorithm == "shard_mean":
+        config.training(learner_class=ShardMeanPPO)
     if case.normalize:
-        connectors = {
-            mid: ModuleConnectors(obs=ObsPipeline([NormalizeObs()], BOX), rewards=NormalizeRewards())
-            for mid in case.modules
-        }
-    critics = 1 if case.algorithm == "ddpg" else 2
-    config = ModelConfig(hiddens=(8,), recurrent=case.memory, recurrent_size=4, max_seq_len=4, num_critics=critics)
-    kind = RecurrentActorCriticModule if case.memory else DefaultActorCriticModule
-    kind, actions = OWN_MODULES.get(case.algorithm, (kind, THREE))
-    specs = {mid: RLModuleSpec(kind, BOX, actions, model_config=config) for mid in case.modules}
-    return cls(
-        config=section(**case.training),
-        module_spec=MultiRLModuleSpec(specs).build(seeds={mid: streams.seed(mid) for mid in specs}),
-        framework=FrameworkSection(dtype=case.dtype),
-        connectors=connectors,
-        streams=streams,
-        reducer=reducer,
-    ).build()
+        config.environment(normalize_observations=True, normalize_rewards=True)
+    if case.memory:
+        config.rl_module(model_config={"recurrent": case.memory, "recurrent_size": 4, "max_seq_len": 4})
+    if case.algorithm == "ddpg":
+        config.rl_module(model_config={"num_critics": 1})
+    if len(case.modules) > 1:
+        config.multi_agent(policies=case.modules, policy_mapping_fn=lambda agent, episode: agent)
+    config.rl_module(model_config={"hiddens": (8,)}).framework(dtype=case.dtype)
+    return config.build_learner(spaces=(BOX, actions_of(case)), reducer=reducer)
+
+
+def actions_of(case):
+    return TWO_DIMENSIONS if case.algorithm in CONTINUOUS else THREE
 
 
 def episodes_of(rng, behaviour=False):
@@ -172,7 +119,7 @@ def multi_agent_episodes_of(rng, modules):
     return made
 
 
-def transitions_of(rng, rows, actions, **more):
+def transitions_of(rng, rows, actions):
     """What algorithms learn from that have a replay buffer."""
     discrete = isinstance(actions, spaces.Discrete)
     return SampleBatch(
@@ -182,7 +129,7 @@ def transitions_of(rng, rows, actions, **more):
         rewards=rng.normal(size=rows),
         terminateds=rng.random(rows) < 0.3,
         weights=rng.random(rows),
-        **more,
+        discounts=0.9 ** rng.integers(1, 4, size=rows),
     )
 
 
@@ -211,12 +158,7 @@ def shards_of(case, update, world_size):
         sizes = [50] if len(case.modules) == 1 else [50, 23]
         parts = {}
         for module_id, rows in zip(case.modules, sizes):
-            if case.algorithm in REPLAYED:  # a prioritised replay buffer with three steps
-                batch = transitions_of(rng, rows, THREE, discounts=0.9 ** rng.integers(1, 4, size=rows))
-            elif case.algorithm in OWN_MODULES:
-                batch = transitions_of(rng, rows, OWN_MODULES[case.algorithm][1])
-            else:
-                batch = batch_of(rng, rows)
+            batch = batch_of(rng, rows) if case.algorithm in ON_POLICY else transitions_of(rng, rows, actions_of(case))
             ends = cuts(rows, world_size, case, update, rng)
             parts[module_id] = [batch[start:stop] for start, stop in itertools.pairwise(ends)]
         if len(case.modules) == 1:
@@ -320,17 +262,17 @@ class Processes:
             self.pipes.append(near)
             self.processes.append(process)
 
-    def run(self, size, function, *args, per_rank=None):
-        """`function(reducer, *args)` on `size` learners: the outcomes `("ok", value)` or `("error", text)`."""
-        for rank in range(size):
-            extra = () if per_rank is None else (per_rank[rank],)
-            self.pipes[rank].send((function, size, (*args, *extra)))
+    def run(self, size, function, *args, kind="ok"):
+        """What `function(reducer, *args)` returns on each of `size` learners; with `kind="error"` what it raises."""
+        for pipe in self.pipes[:size]:
+            pipe.send((function, size, args))
         outcomes = []
-        for rank in range(size):
-            if not self.pipes[rank].poll(240):
+        for rank, pipe in enumerate(self.pipes[:size]):
+            if not pipe.poll(240):
                 raise TimeoutError(f"learner {rank} does not answer")
-            outcomes.append(self.pipes[rank].recv())
-        return outcomes
+            outcomes.append(pipe.recv())
+        assert {found for found, _ in outcomes} == {kind}, outcomes
+        return [value for _, value in outcomes]
 
     def close(self):
         for pipe in self.pipes:

@@ -1,13 +1,15 @@
 """Small real learners, batches and episodes for the tests of this folder."""
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from lockstep import PPOConfig, SampleBatch
+from lockstep import PPOConfig, SampleBatch, policy_within_training_step
 from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.rollout import RolloutStore
 from lockstep.learner.config import FrameworkSection, TrainingSection
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, ModelConfig, MultiRLModuleSpec, RLModuleSpec
@@ -144,3 +146,37 @@ def assert_near(first, second, atol=1e-5):
 def differs(first, second):
     """Names of the parameters that differ."""
     return [name for name, value in first.items() if not torch.equal(value, second[name])]
+
+
+def fingerprint(state):
+    """A hash of a learner's state, or of a learner."""
+    digest = hashlib.sha256()
+
+    def add(tree):
+        if isinstance(tree, dict):
+            for key in sorted(tree, key=str):
+                digest.update(str(key).encode())
+                add(tree[key])
+        elif isinstance(tree, list | tuple):
+            for part in tree:
+                add(part)
+        else:
+            array = np.asarray(tree)
+            digest.update(repr(tree).encode() if array.dtype == object else array.tobytes())
+
+    add(state if isinstance(state, dict) else state.get_state())
+    return digest.hexdigest()
+
+
+def rollout(config, vector_steps=40, collects=1):
+    """A policy and the store it has filled, after `collects - 1` others (so that episodes are under way)."""
+    policy = config.build_policy()
+    collector = config.build_collector(policy)
+    num_envs = collector.num_envs
+    collector.buffer = RolloutStore(vector_steps, num_envs, collector.observation_space, policy.action_space)
+    with policy_within_training_step(policy):
+        for number in range(collects):
+            if number:
+                collector.buffer.clear()
+            collector.collect(n_step=vector_steps * num_envs)
+    return policy, collector

@@ -119,17 +119,6 @@ def test_a_masked_out_row_contributes_nothing_whatever_stands_in_it(config):
     torch.testing.assert_close(*map(weights, learners), rtol=1e-5, atol=1e-6)
 
 
-def test_masked_rows_with_nan_train_as_if_they_were_not_there():
-    batch = value_batch(12)
-    mask = np.arange(12) % 3 != 1
-    masked = SampleBatch({**{k: np.where(mask.reshape(-1, *[1] * (v.ndim - 1)), v, np.nan) for k, v in batch.items()}})
-    masked["loss_mask"] = mask
-    learners = [value_learner() for _ in range(2)]
-    for learner, given in zip(learners, (batch[mask], masked)):
-        learner.update_from_batch(given)
-    torch.testing.assert_close(*map(weights, learners), rtol=1e-9, atol=1e-12)
-
-
 def test_a_batch_of_masked_rows_alone_changes_nothing():
     learner = value_learner()
     before = weights(learner)

@@ -4,50 +4,11 @@ import numpy as np
 import pytest
 import torch
 from learner_parts import BOX, MODULE, THREE, assert_near, ppo_batch, ppo_config, value_batch, value_learner
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lockstep import get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import MultiAgentBatch, SampleBatch
 from lockstep.learner import compiled
-from lockstep.learner.compiled import compile_graph
-
-
-def two_products(left, right, written):
-    written.copy_(left @ right + written)
-    return written * 2.0, left.sum(0), torch.logcumsumexp(left, 0)
-
-
-def with_a_constant(left, right, written):
-    return two_products(left, right + torch.tensor([1.0, -1.0, 3.0]), written)
-
-
-def with_a_view(left, right, written):
-    written[0].mul_(3.0)
-    left.add_(1.0)  # shares memory with `right`
-    return two_products(left, right, written)
-
-
-def inputs_of(function, seed):
-    generator = torch.Generator().manual_seed(seed)
-    left, right, written = (torch.randn(3, 3, generator=generator) for _ in range(3))
-    return [left, left.view(-1).view(3, 3) if function is with_a_view else right, written]
-
-
-@pytest.mark.parametrize(
-    "function", [two_products, *(pytest.param(f, marks=pytest.mark.faults) for f in (with_a_constant, with_a_view))]
-)
-def test_each_call_gives_out_and_writes_what_the_graph_does(function):
-    example = inputs_of(function, 0)
-    code = compile_graph(make_fx(function)(*example), example, on_host=True)
-    for seed in range(4):
-        given, expected = inputs_of(function, seed), inputs_of(function, seed)
-        if seed in (0, 3) and function is two_products:  # a tensor given twice, and one that learns
-            given[1] = given[0] = given[0].requires_grad_(seed == 3)
-            expected[1] = expected[0]
-        outputs = code(list(given))
-        torch.testing.assert_close([*outputs, *given], [*function(*expected), *expected])
-        assert not any(tensor.requires_grad for tensor in outputs)
 
 
 @pytest.fixture
@@ -109,37 +70,6 @@ def test_state_that_lies_in_memory_in_another_way_is_another_graph(traced):
     assert graphs_after(torch.clone) == 1
     assert graphs_after(lambda moments: moments.repeat_interleave(2)[::2]) == 2
     assert graphs_after(torch.Tensor.contiguous) == 3
-
-
-def test_columns_in_another_order_within_one_are_another_graph():
-    first, second = torch.zeros(4, 2), torch.ones(4, 2)
-    learner = learners()[0]
-    found = [
-        learner.compiled._find({MODULE: {"obs": obs}}, {MODULE: None}, None)
-        for learner.compiled._compile, obs in (
-            ((lambda *_: "first"), {"a": first, "b": second}),
-            ((lambda *_: "second"), {"b": second, "a": first}),
-            ((lambda *_: "third"), {"a": second, "b": first}),
-        )
-    ]
-    assert found == ["first", "second", "first"]
-
-
-class OwnAdam(PPOLearner):
-    """Registers an optimizer that is not stepped as one flat tensor."""
-
-    def configure_optimizers_for_module(self, module_id, config):
-        params = list(self.module[module_id].parameters())
-        self.register_optimizer(module_id=module_id, optimizer=torch.optim.Adam(params, lr=0.1), params=params)
-
-
-def test_an_optimizer_whose_step_is_not_compiled_keeps_its_own_state():
-    learner, eager = learners(OwnAdam)
-    with pytest.warns(UserWarning, match="this gradient step runs eagerly"):
-        learner.update_from_batch(ppo_batch(32), minibatch_size=8)
-    eager.update_from_batch(ppo_batch(32), minibatch_size=8)
-    eager.set_state(learner.get_state())
-    assert_near(learner, eager)
 
 
 ROWS = 8

@@ -184,15 +184,6 @@ def test_moments_of_weights_without_gradient_end_at_zero_and_not_among_denormal_
         assert (moment != 0).any()
 
 
-def test_compiled_and_eager_optimizer_states_are_interchangeable(compiled):
-    compiled, eager = pair(compiled)
-    compiled.update_from_batch(batch(seed=3), minibatch_size=8)
-    eager.set_state(compiled.get_state())
-    for learner in (compiled, eager):
-        learner.update_from_batch(batch(seed=4), minibatch_size=8)
-    assert_near(compiled, eager)
-
-
 class SgdLearner(MyLearner):
     """Something else than Adam."""
 

@@ -32,7 +32,6 @@ CASES = {
         training={**PPO, "normalize_advantages": "batch"}, normalize=True, empty=True
     ),
     "ppo, from batches": Case(training=PPO, source="batch"),
-    "ppo, from batches, empty shards": Case(training=PPO, source="batch", empty=True, shuffle=False),
     "ppo, sequences of an LSTM": Case(training={**PPO, "kl_coeff": 0.2}, memory="lstm", minibatch_size=4),
     "a2c, sequences of a GRU, empty shards": Case(
         "a2c", {**CLIPPED, "normalize_advantages": True}, memory="gru", empty=True, shuffle=False, minibatch_size=5
@@ -45,12 +44,10 @@ CASES = {
         minibatch_size=20,
     ),
     "a2c, multi-agent batches": Case("a2c", CLIPPED, modules=("p0", "p1"), source="batch", shuffle=False),
-    "a2c, shuffled": Case("a2c", {**CLIPPED, "normalize_advantages": True}, empty=True),
     "a2c, unshuffled, each element clipped": Case(
         "a2c", {**CLIPPED, "grad_clip_by": "value", "grad_clip": 0.01}, shuffle=False
     ),
     "a2c, whole batch, each tensor clipped": Case("a2c", {**CLIPPED, "grad_clip_by": "norm"}, minibatch_size=None),
-    "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
     "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
     "dqn, samples on one learner now and then": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True
@@ -62,8 +59,6 @@ CASES = {
     "appo, older policies acted, KL penalty": Case(
         "appo", {**CLIPPED, "use_kl_loss": True, "kl_target": 1e-3, "tau": 0.5}, normalize=True, behaviour=True
     ),
-    "appo, multi-agent, absent modules": Case("appo", CLIPPED, modules=("p0", "p1"), empty=True, minibatch_size=20),
-    "appo, from batches": Case("appo", CLIPPED, source="batch"),
     "cql, learned weight, empty shards": Case(
         "cql", {**CLIPPED, "num_actions": 3, "lagrangian": True, "bc_iters": 10}, source="batch", empty=True
     ),
@@ -84,12 +79,7 @@ CASES = {
 
 VARIANTS = {
     "ppo, KL penalty and KL stop",
-    "ppo, from batches, empty shards",
-    "a2c, shuffled",
     "a2c, unshuffled, each element clipped",
-    "a2c, from batches",
-    "appo, multi-agent, absent modules",
-    "appo, from batches",
     "cql, discrete, empty shards",
     "iql, discrete",
     "sac, discrete, empty shards",
@@ -100,9 +90,7 @@ VARIANTS = {
 
 def learn(processes, size, case):
     """What each of `size` learners reports, and what one learner does on the same rows."""
-    outcomes = processes.run(size, case_in_process, case)
-    assert [kind for kind, _ in outcomes] == ["ok"] * size, outcomes
-    return [value for _, value in outcomes], case_alone(case, size)
+    return processes.run(size, case_in_process, case), case_alone(case, size)
 
 
 def largest_difference(first, second):
@@ -161,9 +149,8 @@ def test_float32_stays_within_1e_5(processes, algorithm):
 
 
 def test_errors_for_priorities_are_those_of_one_learner_in_the_order_of_the_rows(processes):
-    outcomes = processes.run(3, errors_for_priorities, 3)
-    assert [kind for kind, _ in outcomes] == ["ok"] * 3, outcomes
-    for each, whole in zip(zip(*(value for _, value in outcomes)), errors_for_priorities(LocalReducer(), 3)):
+    several = processes.run(3, errors_for_priorities, 3)
+    for each, whole in zip(zip(*several), errors_for_priorities(LocalReducer(), 3)):
         np.testing.assert_allclose(np.concatenate(each), whole, rtol=0, atol=1e-12)
 
 
@@ -184,9 +171,7 @@ def test_checkpoint_of_n_learners_goes_on_with_m_as_if_there_had_been_one_all_al
         if size == 1:
             reports = [half_a_case(LocalReducer(), case, half, path)]
         else:
-            outcomes = processes.run(size, half_a_case, case, half, path)
-            assert [kind for kind, _ in outcomes] == ["ok"] * size, outcomes
-            reports = [value for _, value in outcomes]
+            reports = processes.run(size, half_a_case, case, half, path)
     whole = case_alone(case, 2)
     for each in reports:
         assert largest_difference(whole["weights"], each["weights"]) < 1e-12

@@ -6,11 +6,22 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_near, assert_same, differs, episodes, own_copy, parameters, ppo_config
+from learner_parts import (
+    ALL,
+    MODULE,
+    assert_near,
+    assert_same,
+    differs,
+    episodes,
+    own_copy,
+    parameters,
+    ppo_config,
+    rollout,
+)
 
-from lockstep import A2CConfig, BCConfig, MARWILConfig, PPOConfig, policy_within_training_step
+from lockstep import A2CConfig, BCConfig, MARWILConfig, PPOConfig
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.data.rollout import RolloutEpisodes, RolloutStore
+from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import concat_samples
 from lockstep.data.trajectories import trajectories_from_episodes
 from lockstep.learner.learner import Learner
@@ -20,12 +31,7 @@ OPTIONS = {"num_epochs": 2, "minibatch_size": None}
 
 def collected(config, num_steps=40, num_envs=2):
     """A rollout of a real environment, with the policy that collected it."""
-    policy = config.env_runners(num_envs_per_env_runner=num_envs).build_policy()
-    collector = config.build_collector(policy)
-    spaces = collector.observation_space, policy.action_space
-    collector.buffer = RolloutStore(num_steps // collector.num_envs, collector.num_envs, *spaces)
-    with policy_within_training_step(policy):
-        collector.collect(n_step=num_steps)
+    policy, collector = rollout(config.env_runners(num_envs_per_env_runner=num_envs), num_steps // num_envs)
     collector.close()
     return policy, collector.buffer
 

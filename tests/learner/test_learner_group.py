@@ -21,7 +21,7 @@ from learner_parts import (
     value_learner,
 )
 
-from lockstep import LearnerGroup, PPOConfig
+from lockstep import LearnerGroup
 from lockstep.data.sample_batch import MultiAgentBatch
 from lockstep.learner.learner import Learner
 from lockstep.modules import DefaultActorCriticModule, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
@@ -40,13 +40,6 @@ def test_local_group_is_one_learner_and_starts_no_ray():
         assert (group.is_local, group.is_remote, len(group)) == (True, False, 1)
         assert isinstance(group.learner, Learner)
     assert loaded or "ray" not in sys.modules
-
-
-def test_group_builds_its_learner():
-    learner = value_learner(build=False)
-    group = LearnerGroup(learner)
-    group.update_from_batch(value_batch())
-    assert learner.weights_seq_no == 1
 
 
 def test_updates_of_the_group_are_those_of_its_learner():
@@ -212,14 +205,6 @@ def test_a_modules_own_folder_that_does_not_fit_is_refused_and_nothing_is_change
         with pytest.raises(error, match=message):
             group.restore_from_path(path, component=component)
     assert_same(parameters(group.learner), before)
-
-
-def test_spaces_can_be_given_instead_of_an_environment():
-    config = PPOConfig().rl_module(model_config={"hiddens": (4,)}).environment("CartPole-v1")
-    source = ppo_config()
-    group = config.build_learner_group(spaces=(source.observation_space, source.action_space))
-    group.update_from_batch(ppo_batch(8))
-    assert group.learner.module[MODULE].observation_space == source.observation_space
 
 
 def test_save_to_path_without_a_path_takes_a_new_temporary_folder():

@@ -151,16 +151,6 @@ def test_when_full_with_on_full_drop_the_oldest_waiting_request_is_dropped_and_c
     assert (stats["num_steps_submitted"], stats["num_steps_trained"], stats["num_steps_dropped"]) == (15, 10, 5)
 
 
-def test_with_room_for_the_running_request_only_the_new_one_is_dropped():
-    group, learner = gated_group(limit=1)
-    group.update_from_batch(value_batch(1), async_update=True)
-    wait_until(lambda: group.get_stats()["num_waiting"] == 0)
-    group.update_from_batch(value_batch(2), async_update=True, on_full="drop")
-    learner.gate.set()
-    assert call_ids(group.drain()) == [1]
-    assert group.get_stats()["num_steps_dropped"] == 2
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_every_submitted_step_is_trained_or_dropped_under_random_delays(seed):
     rng = random.Random(seed)
@@ -272,30 +262,6 @@ def test_async_empty_list_is_a_counted_no_op_or_an_error_with_never_skip_update(
     strict.update_from_episodes([], async_update=True)
     with pytest.raises(ValueError, match="never_skip_update=True"):
         strict.drain()
-
-
-@pytest.mark.parametrize(
-    "options, kind",
-    [
-        ({"timesteps": 5}, TypeError),
-        ({"timesteps": {"num_env_steps_sampled_lifetime": "x"}}, TypeError),
-        ({"num_epochs": 0}, ValueError),
-        ({"minibatch_size": 2.5}, ValueError),
-    ],
-)
-def test_wrong_options_of_an_asynchronous_update_are_refused_in_the_call_itself(options, kind):
-    group = ppo_config().build_learner_group()
-    with pytest.raises(kind, match=next(iter(options))):
-        group.update_from_batch(ppo_batch(), async_update=True, **options)
-    assert group.drain() == []
-    assert group.get_stats()["num_steps_submitted"] == 0
-
-
-def test_steps_with_nothing_to_train_are_counted_as_dropped():
-    group = LearnerGroup(value_learner(policies_to_train=[]))
-    group.update_from_batch(value_batch(7))
-    stats = group.get_stats()
-    assert (stats["num_steps_submitted"], stats["num_steps_trained"], stats["num_steps_dropped"]) == (7, 0, 7)
 
 
 def test_shutdown_ends_the_running_update_drops_what_waits_and_joins_the_thread():

@@ -63,24 +63,6 @@ def test_added_module_starts_from_weights_that_depend_on_seed_and_id_only():
     assert differs(of_module(first, "b"), of_module(other, "b"))
 
 
-def test_built_module_that_is_added_keeps_its_weights():
-    built = spec().build(seed=8)
-    before = {name: tensor.clone().double() for name, tensor in built.state_dict().items()}
-    learner = value_learner()
-    learner.add_module(module_id="b", module_spec=built)
-    assert learner.module["b"] is built
-    assert_same(of_module(learner, "b"), before)
-
-
-def test_overrides_of_an_added_module_are_its_own():
-    learner = value_learner(lr=0.01)
-    learner.add_module(module_id="b", module_spec=spec(), config_overrides={"lr": 0.5, "grad_clip": 1e-3})
-    results = learner.update_from_batch(batches(MODULE, "b"))
-    assert results["b"]["default_optimizer_learning_rate"] == 0.5
-    assert results[MODULE]["default_optimizer_learning_rate"] == 0.01
-    assert (learner.config_of("b").grad_clip, learner.config_of(MODULE).grad_clip) == (1e-3, None)
-
-
 def test_algorithms_state_comes_and_goes_with_a_module():
     learner = ppo_config(kl_coeff=0.3).build_learner()
     learner.add_module(module_id="b", module_spec=spec(), config_overrides={"kl_coeff": 0.7})
@@ -252,13 +234,3 @@ def test_module_whose_own_optimizer_steps_shared_parameters_is_not_removed():
     with pytest.raises(ValueError, match=r"optimizer 'a\.default_optimizer'.*under '__all_modules__'"):
         learner.remove_module("a")
     assert list(learner.module) == ["a", "b"]
-
-
-def test_compiled_step_is_made_anew_when_modules_change():
-    learner = value_learner(modules=("a",))
-    learner.framework.compile = True
-    learner.reset_compiled()
-    old = learner.compiled
-    learner.add_module(module_id="b", module_spec=spec())
-    assert learner.compiled is not None
-    assert learner.compiled is not old

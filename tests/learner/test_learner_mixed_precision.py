@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_near, parameters, ppo_batch, ppo_config
+from learner_parts import MODULE, assert_near, parameters, ppo_batch, ppo_config
 
 STEPS = {"minibatch_size": 8, "num_epochs": 3, "shuffle_batch_per_epoch": True}
 
@@ -33,13 +33,6 @@ def test_the_loss_reads_float32_whatever_the_networks_compute_in():
     learner = build(True)
     batch = {MODULE: {"obs": torch.zeros(5, 3)}}
     assert {value.dtype for value in learner.forward_train(batch)[MODULE].values()} == {torch.float32}
-
-
-def test_mixed_precision_learns_over_many_steps():
-    learner = build(True)
-    losses = [learner.update_from_batch(ppo_batch(), **STEPS)[MODULE]["vf_loss"] for _ in range(60)]
-    assert losses[-1] < 0.8 * losses[0]
-    assert learner.update_from_batch(ppo_batch(), **STEPS)[ALL]["num_bad_gradients"] == 0
 
 
 def test_mixed_precision_of_float64_is_refused():

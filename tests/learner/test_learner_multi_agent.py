@@ -60,23 +60,6 @@ def both(seed=0, length=7, agents=("x", "y"), terminated=True):
     return episode
 
 
-def in_turns(length=6, seed=0):
-    """Agents x and y act one after the other."""
-    rng = np.random.default_rng(seed)
-    episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: {"x": "a", "y": "b"}[agent])
-    episode.add_env_reset({"x": rng.normal(size=3).astype(np.float32)})
-    for t in range(length):
-        now, following = ("x", "y") if t % 2 == 0 else ("y", "x")
-        last = t == length - 1
-        episode.add_env_step(
-            {agent: rng.normal(size=3).astype(np.float32) for agent in (("x", "y") if last else (following,))},
-            {now: int(rng.integers(3))},
-            {"x": float(rng.normal()), "y": float(rng.normal())},
-            terminateds={"__all__": last},
-        )
-    return episode
-
-
 def of_module(learner, module_id):
     return {
         name.removeprefix(f"rl_modules.{module_id}."): value
@@ -129,30 +112,6 @@ def test_environment_steps_count_once_and_module_steps_each():
     assert results[ALL]["num_env_steps_trained_lifetime"] == 24
 
 
-def test_agents_that_act_in_turns_teach_their_own_modules_their_own_steps():
-    episode = in_turns()
-    learner = learner_of(["a", "b"])
-    results = learner.update_from_episodes([episode])
-    assert results[ALL]["num_env_steps_trained"] == 6
-    assert [results[mid]["num_module_steps_trained"] for mid in "ab"] == [3, 3]
-    for module_id, agent in (("a", "x"), ("b", "y")):
-        alone = learner_of([module_id])
-        alone.update_from_episodes(pieces_of([episode], agent))
-        assert_same(of_module(alone, module_id), of_module(learner, module_id))
-
-
-def test_policies_to_train_leaves_the_others_as_they_are():
-    learner = learner_of(["a", "b"], who=["b"])
-    before = parameters(learner)
-    results = learner.update_from_episodes([both()])
-    changed = differs(before, parameters(learner))
-    assert changed
-    assert all(".b." in name for name in changed)
-    assert "num_module_steps_trained" not in results.get("a", {})
-    nothing = learner_of(["a", "b"], who=[])
-    assert nothing.update_from_episodes([both()])[ALL]["num_updates_skipped"] == 1
-
-
 def test_each_module_is_prepared_with_its_own_options():
     gammas = {"a": 0.0, "b": 0.99}
     configs = {mid: PPOConfig().training(gamma=gamma, lr=1e-2).sections["training"] for mid, gamma in gammas.items()}
@@ -198,20 +157,6 @@ def test_single_agent_episodes_go_to_the_module_they_name():
         learner.update_from_episodes([single(rng, 4, "z")])
     with pytest.raises(TypeError, match="position 0 is a dict; a SingleAgentEpisode or MultiAgentEpisode"):
         learner.update_from_episodes([{}])
-
-
-def test_the_only_module_may_have_any_name():
-    rng = np.random.default_rng(0)
-    results = learner_of(["c"]).update_from_episodes([single(rng, 4)])
-    assert results["c"]["num_module_steps_trained"] == 4
-
-
-def test_a_module_whose_agents_did_not_act_stays_as_it_is():
-    learner = learner_of(["a", "b", "c"], kl_coeff=0.2, target_kl=0.5)
-    before = parameters(learner)
-    results = learner.update_from_episodes([both()], num_epochs=2, minibatch_size=3)
-    assert not [name for name in differs(before, parameters(learner)) if ".c." in name]
-    assert results["a"]["num_module_steps_trained"] > 0
 
 
 def test_callers_multi_agent_episodes_are_not_changed():

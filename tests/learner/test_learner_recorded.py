@@ -197,13 +197,3 @@ def test_actions_and_their_log_probabilities_are_those_of_acting():
         actions, logp = policy.act_with_logp(obs, noise)
         np.testing.assert_array_equal(actions, policy.act(obs, noise))
         np.testing.assert_allclose(logp, policy.action_logp(obs, actions), rtol=1e-6)
-
-
-def test_room_for_log_probabilities_grows_with_the_rollout():
-    _, store = rollout()
-    store.record_logp()
-    store.write_logp(0, np.full(2, -0.5))
-    store.ensure_room(3 * store.num_steps)
-    assert store.action_logp.shape == (store.num_steps, 2)
-    assert store.action_logp[0].tolist() == [-0.5, -0.5]
-    assert np.isnan(store.action_logp[1:]).all()

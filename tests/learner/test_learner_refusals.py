@@ -9,7 +9,6 @@ from learner_parts import (
     BOX,
     MODULE,
     ValueLearner,
-    assert_near,
     assert_same,
     episodes,
     parameters,
@@ -51,6 +50,12 @@ REFUSED = [
     ("no batch", lambda group: group.update_from_batch(None), TypeError, ["SampleBatch", "NoneType"]),
     ("a dict", lambda group: group.learner.update_from_batch(dict(ppo_batch())), TypeError, ["SampleBatch", "dict"]),
     ("on_full", lambda group: group.update_from_batch(ppo_batch(), async_update=True, on_full="x"), ValueError, ["x"]),
+    (
+        "asynchronous",
+        lambda group: group.update_from_batch(ppo_batch(), async_update=True, num_epochs=0),
+        ValueError,
+        ["num_epochs=0"],
+    ),
     ("unknown", options_of(num_epoch=2), TypeError, ["num_epoch"]),
     ("epochs", options_of(num_epochs=0), ValueError, ["num_epochs=0", "at least 1"]),
     ("half an epoch", options_of(num_epochs=1.5), ValueError, ["num_epochs=1.5"]),
@@ -352,37 +357,6 @@ def test_column_of_a_wrong_shape_names_module_column_given_expected_and_method(c
         assert part in str(refused.value)
     assert_same(parameters(learner), before)
     assert learner.weights_seq_no == 0
-
-
-@pytest.mark.parametrize(
-    "space, shape", [(spaces.Box(-1, 1, (2,), np.float32), (ROWS, 2)), (spaces.MultiDiscrete([2, 3]), (ROWS, 2))]
-)
-def test_actions_must_be_of_the_action_spaces_shape(space, shape):
-    config = A2CConfig().environment(observation_space=spaces.Box(-1, 1, (3,), np.float32), action_space=space)
-    learner, batch = config.rl_module(model_config={"hiddens": (4,)}).build_learner(), ppo_batch(ROWS)
-    with pytest.raises(ValueError, match=rf"'actions' has shape \({ROWS},\), expected \({ROWS}, 2\)"):
-        learner.update_from_batch(batch)
-    batch["actions"] = np.zeros(shape, np.float32 if isinstance(space, spaces.Box) else np.int64)
-    assert learner.update_from_batch(batch)[MODULE]["num_module_steps_trained"] == ROWS
-
-
-class OwnColumns(ValueLearner):
-    """Takes two targets for each row, and says so."""
-
-    def required_columns(self, module_id):
-        return ("obs",)
-
-    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-        return self.masked_mean((fwd_out["vf_preds"] - batch["value_targets"].mean(-1)).square(), batch)
-
-
-def test_loss_with_columns_of_its_own_says_so_by_overriding_the_two_methods():
-    batch = value_batch()
-    batch["value_targets"] = np.stack([batch["value_targets"]] * 2, -1)
-    own, plain = value_learner(OwnColumns), value_learner()
-    own.update_from_batch(batch)
-    plain.update_from_batch(value_batch())
-    assert_near(own, plain, 1e-12)
 
 
 @pytest.mark.parametrize(

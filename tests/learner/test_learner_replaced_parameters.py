@@ -163,19 +163,6 @@ def test_what_is_replaced_in_the_midst_of_an_update_is_bound_again(habit):
     assert_same(parameters(learner), parameters(other))
 
 
-@pytest.mark.parametrize("habit", HABITS)
-def test_values_that_were_put_in_are_those_that_learn(habit):
-    learner = value_learner(WholeLearner)
-    module = learner.module[MODULE]
-    habit(module)
-    with torch.no_grad():
-        for param in module.parameters():
-            param.fill_(0.125)
-    learner.update_from_batch(value_batch())
-    for param in module.parameters():
-        assert (param - 0.125).abs().max() < 1e-3
-
-
 def test_parameter_with_another_dtype_or_shape_is_refused_by_name_until_it_fits_again():
     learner, other = pair()
     module = learner.module[MODULE]
@@ -212,17 +199,6 @@ def test_shared_parameter_that_is_not_shared_any_more_is_refused_by_name():
     assign(learner.module[MODULE])
     with pytest.raises(ValueError, match=r"value_encoder\.mlp\.0\.weight was shared with another layer"):
         learner.update_from_batch(value_batch())
-
-
-def test_modules_come_and_go_after_parameters_were_replaced():
-    learner, other = pair()
-    assign(learner.module[MODULE])
-    for each in (learner, other):
-        each.add_module(module_id="more", module_spec=value_learner(seed=5).module[MODULE])
-    assign(learner.module["more"])
-    for each in (learner, other):
-        each.remove_module("more")
-    assert_go_on_alike(learner, other)
 
 
 # -- frozen parameters ---

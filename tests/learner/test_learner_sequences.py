@@ -6,12 +6,41 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from learner_parts import ALL, MODULE, assert_same, differs, own_copy, parameters
-from sequence_parts import recurrent_config, rollout, stepwise
+from learner_parts import ALL, MODULE, assert_same, differs, own_copy, parameters, rollout
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, SampleBatch
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
+
+
+def recurrent_config(kind="lstm", config=None, env="CartPole-v1", max_seq_len=5, num_envs=3, **training):
+    training = {"train_batch_size": 120, "gamma": 0.9, **training}
+    return (
+        (config or PPOConfig())
+        .environment(env)
+        .env_runners(num_envs_per_env_runner=num_envs)
+        .framework(dtype="float64")
+        .rl_module(
+            model_config={"hiddens": (4,), "recurrent": kind, "recurrent_size": 4, "max_seq_len": max_seq_len,
+                          "policy_gain": 1.0}
+        )
+        .training(**training)
+    )  # fmt: skip
+
+
+def stepwise(module, obs, state=None):
+    """Outputs `[T, D]`, values `[T]` and the states before each row, one step after the other."""
+    state = {k: v[None] for k, v in (module.get_initial_state() if state is None else state).items()}
+    inputs, values, states = [], [], []
+    with torch.no_grad():
+        for row in torch.as_tensor(np.asarray(obs)).to(torch.float64):
+            states.append({name: leaf[0] for name, leaf in state.items()})
+            out = module.forward_train({"obs": row[None, None], "state_in": state})
+            inputs.append(out["action_dist_inputs"][0, 0])
+            values.append(out["vf_preds"][0, 0])
+            state = out["state_out"]
+    return torch.stack(inputs), torch.stack(values), states
+
 
 KINDS = ("lstm", "gru")
 
@@ -165,30 +194,6 @@ def test_loss_of_ppo_on_sequences_is_the_one_written_out_row_by_row():
     assert float(loss) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-9)
 
 
-def gradient(learner, batch):
-    fwd_out = learner.forward_train({MODULE: batch})
-    learner.compute_gradients(learner.compute_losses(fwd_out=fwd_out, batch={MODULE: batch}))
-    return next(iter(learner.optimizers)).flat.grad.clone()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradient_is_the_mean_over_unpadded_sequences_weighted_by_their_rows(kind):
-    policy, collector = rollout(recurrent_config(kind, normalize_advantages=None))
-    learner = policy.learner_group.learner
-    batch = train_batch(learner, collector.buffer)
-    whole = gradient(learner, batch)
-    lengths = batch["seq_lens"].tolist()
-    assert len(set(lengths)) > 1
-    parts = []
-    for row, length in enumerate(lengths):
-        alone = {
-            name: value[row : row + 1, :length] for name, value in batch.items() if name not in ("state_in", "seq_lens")
-        }
-        alone["state_in"] = {name: leaf[row : row + 1] for name, leaf in batch["state_in"].items()}
-        parts.append(length * gradient(learner, alone))
-    torch.testing.assert_close(whole, torch.stack(parts).sum(0) / sum(lengths), rtol=0, atol=1e-12)
-
-
 def as_flat(batch):
     """A prepared batch as somebody would hand it in: flat rows with `seq_lens`."""
     real = batch["loss_mask"]
@@ -266,14 +271,6 @@ def test_minibatches_are_made_of_whole_sequences_and_time_is_never_shuffled():
         assert all(tuple(row.reshape(-1).tolist()) in known for row in batch["obs"])
     order = torch.cat([batch["seq_lens"] for batch in seen])
     assert not torch.equal(order[: num_sequences // 4 * 4], whole["seq_lens"][: num_sequences // 4 * 4])
-
-
-def test_steps_are_counted_not_sequences():
-    policy, collector = rollout(recurrent_config())
-    results = policy.learner_group.learner.update_from_episodes(collector.buffer.episodes(), num_epochs=3)
-    assert results[ALL]["num_env_steps_trained"] == 360
-    assert results[MODULE]["num_module_steps_trained"] == 360
-    assert results[MODULE]["module_train_batch_size_mean"] == 120
 
 
 def test_episodes_shorter_and_longer_than_a_sequence_and_one_of_full_length():

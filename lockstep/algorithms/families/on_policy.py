@@ -17,7 +17,6 @@ from lockstep.learner.config import TrainingSection
 from lockstep.learner.inputs import check_outputs
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
-from lockstep.learner.reduction import explained_variance_over_learners
 from lockstep.learner.sequences import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
@@ -231,7 +230,7 @@ class OnPolicyLearner(Learner[Training]):
         rows = trajectories.rows()
         flat = slice(None) if rows is None else rows
         pred, target = values.reshape(-1)[flat], targets.reshape(-1)[flat]
-        explained = explained_variance_over_learners(self.reducer, pred, target, counts=self.rows_in_step > 0)
+        explained = self.reducer.explained_variance(pred, target, counts=self.rows_in_step > 0)
         self.metrics.set(module_id, vf_explained_var=explained)
 
     def rows_to_train(self, columns: TensorColumns, rollout: Evaluated, trajectories: Trajectories) -> TensorColumns:
