@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes; without bytecode each would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev train test test-faults test-learning lint bench docs clean
+.PHONY: setup setup-dev train test test-faults test-kills test-learning lint bench docs clean
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
@@ -30,6 +30,9 @@ test: $(VENV)/.dev          ## the fast suite
 
 test-faults: $(VENV)/.dev   ## kills real processes again and again, many minutes
 	$(BIN)/python -m pytest -m faults
+
+test-kills: $(VENV)/.dev    ## the few of them that CI runs: real processes killed at any moment
+	$(BIN)/python -m pytest -m faults -k "kill or raises or two_env_runners"
 
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s

@@ -32,6 +32,7 @@ CASES = {
         training={**PPO, "normalize_advantages": "batch"}, normalize=True, empty=True
     ),
     "ppo, from batches": Case(training=PPO, source="batch"),
+    "ppo, from batches, empty shards": Case(training=PPO, source="batch", empty=True, shuffle=False),
     "ppo, sequences of an LSTM": Case(training={**PPO, "kl_coeff": 0.2}, memory="lstm", minibatch_size=4),
     "a2c, sequences of a GRU, empty shards": Case(
         "a2c", {**CLIPPED, "normalize_advantages": True}, memory="gru", empty=True, shuffle=False, minibatch_size=5
@@ -44,10 +45,12 @@ CASES = {
         minibatch_size=20,
     ),
     "a2c, multi-agent batches": Case("a2c", CLIPPED, modules=("p0", "p1"), source="batch", shuffle=False),
+    "a2c, shuffled": Case("a2c", {**CLIPPED, "normalize_advantages": True}, empty=True),
     "a2c, unshuffled, each element clipped": Case(
         "a2c", {**CLIPPED, "grad_clip_by": "value", "grad_clip": 0.01}, shuffle=False
     ),
     "a2c, whole batch, each tensor clipped": Case("a2c", {**CLIPPED, "grad_clip_by": "norm"}, minibatch_size=None),
+    "a2c, from batches": Case("a2c", CLIPPED, source="batch"),
     "dqn, whole samples": Case("dqn", {**CLIPPED, **FOLLOWED}, minibatch_size=None, source="batch"),
     "dqn, samples on one learner now and then": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "double_q": False, "huber_delta": None}, source="batch", num_epochs=1, empty=True
@@ -59,6 +62,8 @@ CASES = {
     "appo, older policies acted, KL penalty": Case(
         "appo", {**CLIPPED, "use_kl_loss": True, "kl_target": 1e-3, "tau": 0.5}, normalize=True, behaviour=True
     ),
+    "appo, multi-agent, absent modules": Case("appo", CLIPPED, modules=("p0", "p1"), empty=True, minibatch_size=20),
+    "appo, from batches": Case("appo", CLIPPED, source="batch"),
     "cql, learned weight, empty shards": Case(
         "cql", {**CLIPPED, "num_actions": 3, "lagrangian": True, "bc_iters": 10}, source="batch", empty=True
     ),
@@ -79,7 +84,12 @@ CASES = {
 
 VARIANTS = {
     "ppo, KL penalty and KL stop",
+    "ppo, from batches, empty shards",
+    "a2c, shuffled",
     "a2c, unshuffled, each element clipped",
+    "a2c, from batches",
+    "appo, multi-agent, absent modules",
+    "appo, from batches",
     "cql, discrete, empty shards",
     "iql, discrete",
     "sac, discrete, empty shards",
