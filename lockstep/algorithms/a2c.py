@@ -96,8 +96,4 @@ class A2CConfig(AlgorithmConfig):
     algorithm = "a2c"
     learner_class = A2CLearner
     training_class = A2CTraining
-
-    @property
-    def training(self) -> A2CTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: A2CTraining[Self]

@@ -173,11 +173,7 @@ class APPOConfig(AlgorithmConfig):
     first_values = ("kl_coeff",)
     training_class = APPOTraining
     is_asynchronous = True
-
-    @property
-    def training(self) -> APPOTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: APPOTraining[Self]
 
 
 __all__ = ["APPOConfig", "APPOLearner", "APPOTraining"]

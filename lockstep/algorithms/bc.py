@@ -86,11 +86,7 @@ class BCConfig(AlgorithmConfig):
     training_class = BCTraining
     is_offline = True
     can_prioritize = False
-
-    @property
-    def training(self) -> BCTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: BCTraining[Self]
 
     def default_module_class(self, model_config: Any) -> Any:
         """A policy without a value function."""

@@ -94,11 +94,7 @@ class C51Config(AlgorithmConfig):
     first_values = ("num_atoms", "v_min", "v_max")
     training_class = C51Training
     is_off_policy = True
-
-    @property
-    def training(self) -> C51Training[Self]:
-        """The update."""
-        return self._section("training")
+    training: C51Training[Self]
 
     def default_module_class(self, model_config: Any) -> Any:
         """Distributions of action values."""

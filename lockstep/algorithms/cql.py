@@ -21,13 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.soft_actor_critic import (
+from lockstep.algorithms.families.transitions import (
     NOISE,
     SoftActorCriticLearner,
     SoftActorCriticOptions,
     SoftActorCriticTraining,
+    critic_loss,
+    td_targets,
+    values_of_actions,
 )
-from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs
@@ -92,9 +94,8 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         """Register, beside those of SAC, "multiplier" where the weight of the conservative term is learned."""
         super().configure_optimizers_for_module(module_id, config)
         if config.lagrangian:
-            lr = config.lr if config.critic_lr is None else config.critic_lr
             params = [self.registered[f"{module_id}/log_multiplier"]]
-            self.register_adam(module_id, "multiplier", params, lr, config.adam_epsilon)
+            self.register_adam(module_id, "multiplier", params, config.lr_of("critic"), config.adam_epsilon)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return, for a Box, the random numbers of the policy's and of the estimated sum's actions."""
@@ -171,11 +172,7 @@ class CQLConfig(AlgorithmConfig):
     training_class = CQLTraining
     is_offline = True
     squashes_actions = True
-
-    @property
-    def training(self) -> CQLTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: CQLTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()

@@ -75,11 +75,7 @@ class DQNConfig(AlgorithmConfig):
     learner_class = DQNLearner
     training_class = DQNTraining
     is_off_policy = True
-
-    @property
-    def training(self) -> DQNTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: DQNTraining[Self]
 
     def default_module_class(self, model_config: Any) -> Any:
         """Action values."""

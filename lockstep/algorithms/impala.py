@@ -115,11 +115,7 @@ class IMPALAConfig(AlgorithmConfig):
     learner_class = IMPALALearner
     training_class = IMPALATraining
     is_asynchronous = True
-
-    @property
-    def training(self) -> IMPALATraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: IMPALATraining[Self]
 
 
 __all__ = ["IMPALAConfig", "IMPALALearner", "IMPALATraining"]

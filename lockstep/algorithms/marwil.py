@@ -139,11 +139,7 @@ class MARWILConfig(AlgorithmConfig):
     training_class = MARWILTraining
     is_offline = True
     can_prioritize = False
-
-    @property
-    def training(self) -> MARWILTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: MARWILTraining[Self]
 
     def process_buffer(self, buffer: Any) -> Any:
         """Rewards become returns of the rest of the episode. `MalformedBufferError` for rows without their episodes."""

@@ -177,11 +177,7 @@ class PPOConfig(AlgorithmConfig):
     learner_class = PPOLearner
     first_values = ("kl_coeff",)
     training_class = PPOTraining
-
-    @property
-    def training(self) -> PPOTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: PPOTraining[Self]
 
 
 __all__ = ["PPOConfig", "PPOLearner", "PPOTraining"]

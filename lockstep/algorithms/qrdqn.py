@@ -78,11 +78,7 @@ class QRDQNConfig(AlgorithmConfig):
     first_values = ("num_quantiles",)
     training_class = QRDQNTraining
     is_off_policy = True
-
-    @property
-    def training(self) -> QRDQNTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: QRDQNTraining[Self]
 
     def default_module_class(self, model_config: Any) -> Any:
         """Distributions of action values."""

@@ -18,8 +18,13 @@ from typing import Any, Self
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.soft_actor_critic import SoftActorCriticLearner, SoftActorCriticTraining
-from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
+from lockstep.algorithms.families.transitions import (
+    SoftActorCriticLearner,
+    SoftActorCriticTraining,
+    critic_loss,
+    td_targets,
+    values_of_actions,
+)
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule
@@ -59,11 +64,7 @@ class SACConfig(AlgorithmConfig):
     training_class = SACTraining
     is_off_policy = True
     squashes_actions = True
-
-    @property
-    def training(self) -> SACTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: SACTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,12 +19,13 @@ from typing import Any, Self, Unpack
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.delayed_actor_critic import (
+from lockstep.algorithms.families.transitions import (
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
+    critic_loss,
+    td_targets,
 )
-from lockstep.algorithms.families.transitions import critic_loss, td_targets
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
@@ -80,11 +81,7 @@ class TD3BCConfig(AlgorithmConfig):
     training_class = TD3BCTraining
     is_offline = True
     squashes_actions = True
-
-    @property
-    def training(self) -> TD3BCTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: TD3BCTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()

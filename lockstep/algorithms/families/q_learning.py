@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.families.transitions import COLUMNS
+from lockstep.algorithms.families.transitions import COLUMNS, follow_targets
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
@@ -69,9 +69,7 @@ class QLearner(Learner[Training]):
 
     def after_gradient_step(self) -> None:
         """Let target networks follow, as `target_update_interval` and `tau` say."""
-        for module_id in self.optimizers.module_ids_with_loss():
-            config, target = self.config_of(module_id), self.registered[f"{module_id}/target"]
-            target.after_gradient_step(self.optimizers, config.target_update_interval, config.tau)
+        follow_targets(self, "target_update_interval")
 
     # -- what comes next ---
 
