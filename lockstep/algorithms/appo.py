@@ -174,6 +174,3 @@ class APPOConfig(AlgorithmConfig):
     training_class = APPOTraining
     is_asynchronous = True
     training: APPOTraining[Self]
-
-
-__all__ = ["APPOConfig", "APPOLearner", "APPOTraining"]

@@ -45,6 +45,7 @@ from lockstep.learner.reduction import Reducer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActionDist,
+    EpsilonGreedy,
     Exploration,
     MultiRLModule,
     MultiRLModuleSpec,
@@ -156,6 +157,8 @@ class BaseConfig:
     algorithm: ClassVar[str] = ""
     learner_class: ClassVar[type[Learner]] = Learner
     training_class: ClassVar[type[TrainingSection]] = TrainingSection
+    module_class: ClassVar[type[RLModule] | None] = None
+    """the class of the network where none is configured; None: an actor with a state value, with memory or without"""
     is_off_policy: ClassVar[bool] = False
     """whether it learns from a replay buffer; then there is a section `replay`"""
     is_offline: ClassVar[bool] = False
@@ -384,17 +387,17 @@ class BaseConfig:
 
     # -- what an algorithm may override ---
 
-    def default_module_class(self, model_config: Any) -> type[RLModule]:
-        """Return the class of the network where none is configured."""
-        return default_module_class(model_config)
-
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """Return the configuration of the default network with what the algorithm adds."""
         return model_config
 
     def exploration(self, action_space: Any) -> Exploration | None:
-        """Return how actions are drawn while collecting; None: from the policy's distribution."""
-        return None
+        """Return how actions are drawn while collecting; None: from the policy's distribution.
+
+        A training section with an `epsilon` is one of action values.
+        """
+        epsilon = getattr(self.training, "epsilon", None)
+        return None if epsilon is None else EpsilonGreedy(epsilon, int(action_space.n))
 
     def process_buffer(self, buffer: Any) -> Any:
         """Return offline data in the form that the algorithm learns from."""
@@ -699,7 +702,7 @@ class BaseConfig:
             return spec
         section = self.rl_module
         model_config = spec.model_config if spec.model_config is not None else section.model_config
-        module_class = spec.module_class or self.default_module_class(model_config)
+        module_class = spec.module_class or self.module_class or default_module_class(model_config)
         if issubclass(module_class, CONFIGURED_MODULES):
             # A network of your own may have a dict of its own.
             model_config = self.complete_model_config(ModelConfig.of(model_config))

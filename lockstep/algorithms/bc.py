@@ -10,7 +10,7 @@ one instead. Learns from `offline_data(input_=...)`: only observations and actio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self, Unpack
+from typing import Literal, Self, Unpack
 
 from torch import Tensor
 
@@ -84,13 +84,7 @@ class BCConfig(AlgorithmConfig):
     algorithm = "bc"
     learner_class = BCLearner
     training_class = BCTraining
+    module_class = DefaultPolicyModule
     is_offline = True
     can_prioritize = False
     training: BCTraining[Self]
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """A policy without a value function."""
-        return DefaultPolicyModule
-
-
-__all__ = ["BCConfig", "BCLearner", "BCTraining"]

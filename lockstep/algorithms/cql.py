@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     NOISE,
+    RECTIFIED,
     SoftActorCriticLearner,
     SoftActorCriticOptions,
     SoftActorCriticTraining,
@@ -34,7 +35,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DefaultSACModule, ModelConfig
+from lockstep.modules import DefaultSACModule
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -170,18 +171,11 @@ class CQLConfig(AlgorithmConfig):
     learner_class = CQLLearner
     first_values = ("alpha", "initial_alpha")
     training_class = CQLTraining
+    module_class = DefaultSACModule
     is_offline = True
     squashes_actions = True
     training: CQLTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()
-        own = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
-        self.rl_module(model_config=ModelConfig.of({**own, "free_log_std": False, "squash_actions": True}))
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultSACModule
-
-
-__all__ = ["CQLConfig", "CQLLearner", "CQLTraining"]
+        self.rl_module(model_config={**RECTIFIED, "free_log_std": False, "squash_actions": True})

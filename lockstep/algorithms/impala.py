@@ -116,6 +116,3 @@ class IMPALAConfig(AlgorithmConfig):
     training_class = IMPALATraining
     is_asynchronous = True
     training: IMPALATraining[Self]
-
-
-__all__ = ["IMPALAConfig", "IMPALALearner", "IMPALATraining"]

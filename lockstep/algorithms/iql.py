@@ -23,6 +23,7 @@ from torch import Tensor
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
     COLUMNS,
+    RECTIFIED,
     ActorCriticOptions,
     ActorCriticTraining,
     critic_loss,
@@ -125,17 +126,11 @@ class IQLConfig(AlgorithmConfig):
     algorithm = "iql"
     learner_class = IQLLearner
     training_class = IQLTraining
+    module_class = DefaultIQLModule
     is_offline = True
     squashes_actions = True
     training: IQLTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()
-        self.rl_module(model_config={"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False})
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy, state value and critics."""
-        return DefaultIQLModule
-
-
-__all__ = ["IQLConfig", "IQLLearner", "IQLTraining"]
+        self.rl_module(model_config=RECTIFIED)

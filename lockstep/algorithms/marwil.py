@@ -151,6 +151,3 @@ class MARWILConfig(AlgorithmConfig):
                 "'rewards' and gamma ** (number of steps) as 'discounts'"
             )
         return buffer
-
-
-__all__ = ["MARWILConfig", "MARWILLearner", "MARWILTraining"]

@@ -178,6 +178,3 @@ class PPOConfig(AlgorithmConfig):
     first_values = ("kl_coeff",)
     training_class = PPOTraining
     training: PPOTraining[Self]
-
-
-__all__ = ["PPOConfig", "PPOLearner", "PPOTraining"]

@@ -13,12 +13,13 @@ dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
+    RECTIFIED,
     SoftActorCriticLearner,
     SoftActorCriticTraining,
     critic_loss,
@@ -62,6 +63,7 @@ class SACConfig(AlgorithmConfig):
     learner_class = SACLearner
     first_values = ("alpha", "initial_alpha")
     training_class = SACTraining
+    module_class = DefaultSACModule
     is_off_policy = True
     squashes_actions = True
     training: SACTraining[Self]
@@ -69,18 +71,4 @@ class SACConfig(AlgorithmConfig):
     def __init__(self) -> None:
         super().__init__()
         self.replay(capacity=1_000_000, update_per_step=1.0)
-        own = {
-            "hiddens": (256, 256),
-            "activation": "relu",
-            "orthogonal_init": False,
-            "free_log_std": False,
-            "squash_actions": True,
-        }
-        self.rl_module(model_config=own)
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultSACModule
-
-
-__all__ = ["SACConfig", "SACLearner", "SACTraining"]
+        self.rl_module(model_config={**RECTIFIED, "free_log_std": False, "squash_actions": True})

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
+    RECTIFIED,
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
@@ -78,6 +79,7 @@ class TD3Config(AlgorithmConfig):
     algorithm = "td3"
     learner_class = TD3Learner
     training_class = TD3Training
+    module_class = DefaultTD3Module
     is_off_policy = True
     squashes_actions = True
     training: TD3Training[Self]
@@ -85,8 +87,7 @@ class TD3Config(AlgorithmConfig):
     def __init__(self) -> None:
         super().__init__()
         self.replay(capacity=1_000_000, update_per_step=1.0)
-        own = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
-        self.rl_module(model_config=own)
+        self.rl_module(model_config=RECTIFIED)
 
     @classmethod
     def ddpg(cls) -> Self:
@@ -94,13 +95,6 @@ class TD3Config(AlgorithmConfig):
         config = cls().training(policy_delay=1, target_noise=0.0)
         return config.rl_module(model_config={"num_critics": 1})
 
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultTD3Module
-
     def exploration(self, action_space: Any) -> GaussianNoise:
         """Normal noise on the policy's action."""
         return GaussianNoise(self.training.exploration_noise, math.prod(action_space.shape))
-
-
-__all__ = ["TD3Config", "TD3Learner", "TD3Training"]

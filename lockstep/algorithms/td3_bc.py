@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.algorithms.families.transitions import (
+    RECTIFIED,
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
@@ -79,6 +80,7 @@ class TD3BCConfig(AlgorithmConfig):
     algorithm = "td3_bc"
     learner_class = TD3BCLearner
     training_class = TD3BCTraining
+    module_class = DefaultTD3Module
     is_offline = True
     squashes_actions = True
     training: TD3BCTraining[Self]
@@ -86,11 +88,4 @@ class TD3BCConfig(AlgorithmConfig):
     def __init__(self) -> None:
         super().__init__()
         self.environment(normalize_observations=True)
-        self.rl_module(model_config={"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False})
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultTD3Module
-
-
-__all__ = ["TD3BCConfig", "TD3BCLearner", "TD3BCTraining"]
+        self.rl_module(model_config=RECTIFIED)

@@ -27,6 +27,8 @@ COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, C
 """what the losses read, and `discounts` and `weights` where they are there"""
 NOISE, NEXT_NOISE = "action_noise", "next_action_noise"
 """columns: what draws the policy's actions at an observation, and at the one after it"""
+RECTIFIED = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
+"""the networks of the papers: two layers of 256 rectified units"""
 DISCRETE_ENTROPY = 0.98
 """share of the highest entropy that "auto" aims at where actions are discrete (Christodoulou 2019)"""
 TARGET_NOISE = "target_noise"
