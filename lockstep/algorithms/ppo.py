@@ -113,7 +113,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
             Columns.VALUE_TARGETS: targets,
         }
         if config.vf_clip_param is not None:
-            columns[Columns.VF_PREDS] = self.to_tensor(rollout.old_values.reshape(-1))
+            columns[Columns.VF_PREDS] = rollout.old_values
         if config.kl_coeff > 0:
             columns[Columns.ACTION_DIST_INPUTS] = rollout.old_dist_inputs
         columns = self.rows_to_train(columns, rollout, trajectories)

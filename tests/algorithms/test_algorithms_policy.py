@@ -185,15 +185,15 @@ PAIR = (np.zeros(2, np.int64), np.zeros((2, 2), np.uint8))
 @pytest.mark.parametrize(
     "obs, message",
     [
-        ({"a": OBS[:2]}, r"obs has the keys \['a'\], expected \['a', 'b'\] \(unknown: \[\], missing: \['b'\]\)"),
-        ({"a": OBS[:2], "b": PAIR, "c": 0}, r"unknown: \['c'\], missing: \[\]"),
-        (OBS, r"obs is a ndarray, expected a dict with the keys \['a', 'b'\]"),
+        ({"a": OBS[:2]}, r"obs has the keys \['a'\], expected a Dict of \['a', 'b'\]"),
+        ({"a": OBS[:2], "b": PAIR, "c": 0}, r"obs has the keys \['a', 'b', 'c'\], expected a Dict"),
+        (OBS, r"obs has the type ndarray, expected a Dict of \['a', 'b'\]"),
         (
             ({"a": OBS[:2], "b": PAIR}, {}),
-            r"obs is a tuple, expected a dict.*without the info that env.reset\(\) returns",
+            r"obs has the type tuple, expected a Dict.*without the info that env.reset\(\) returns",
         ),
         ({"a": OBS[:2, :2], "b": PAIR}, r"obs\['a'\] has the shape \(2, 2\), expected \[B, 3\]"),
-        ({"a": OBS[:2], "b": PAIR[:1]}, r"obs\['b'\] is a tuple of 1 parts, expected a tuple of 2"),
+        ({"a": OBS[:2], "b": PAIR[:1]}, r"obs\['b'\] has the keys \[0\], expected a Tuple of \[0, 1\]"),
         (
             {"a": OBS[:2], "b": (PAIR[0], PAIR[1] + 0.5)},
             r"obs\['b'\]\[1\] has fractions \(dtype float64\), expected whole",
