@@ -10,7 +10,7 @@ from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
-from lockstep.algorithms.policy import MultiAgentPolicy, Policy, policy_within_training_step
+from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
@@ -63,7 +63,6 @@ __all__ = [
     "IQLLearner",
     "MARWILConfig",
     "MARWILLearner",
-    "MultiAgentPolicy",
     "PPOConfig",
     "PPOLearner",
     "Policy",

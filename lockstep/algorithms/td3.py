@@ -24,10 +24,7 @@ from lockstep.algorithms.families.transitions import (
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
-    critic_loss,
-    td_targets,
 )
-from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTD3Module, GaussianNoise
@@ -60,15 +57,10 @@ class TD3Learner(DelayedActorCriticLearner[TD3Training]):
         self, *, module_id: str, config: TD3Training, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the errors of clipped double Q-learning (algorithm 1); when it is due, the policy's values, too."""
-        targets = td_targets(batch, self.smoothed_next_values(module_id, batch), config.gamma)
-        loss = critic_loss(batch, fwd_out["q_values"], targets, module_id=module_id, learner=self)
+        loss = self.critic_loss(module_id, config, batch, fwd_out)
         if not self.policy_learns(module_id):
             return loss
-        module: Any = self.module[module_id]
-        with self.mixed_precision():
-            actions = module.compute_actions(batch)
-            values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0])
-        actor_loss = -self.masked_mean(values, batch)
+        actor_loss = -self.masked_mean(self.policy_values(module_id, batch)[1], batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss
 

@@ -14,7 +14,7 @@ target noise 0.2 (limited to 0.5).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from torch import Tensor
 
@@ -24,8 +24,6 @@ from lockstep.algorithms.families.transitions import (
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
-    critic_loss,
-    td_targets,
 )
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
@@ -59,14 +57,10 @@ class TD3BCLearner(DelayedActorCriticLearner[TD3BCTraining]):
         self, *, module_id: str, config: TD3BCTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the errors of TD3's critics; when it is due, the policy's scaled values and distance to the data."""
-        targets = td_targets(batch, self.smoothed_next_values(module_id, batch), config.gamma)
-        loss = critic_loss(batch, fwd_out["q_values"], targets, module_id=module_id, learner=self)
+        loss = self.critic_loss(module_id, config, batch, fwd_out)
         if not self.policy_learns(module_id):
             return loss
-        module: Any = self.module[module_id]
-        with self.mixed_precision():
-            actions = self.to_tensor(module.compute_actions(batch))
-            values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0])
+        actions, values = self.policy_values(module_id, batch)
         size = self.masked_mean(values.detach().abs(), batch)
         distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
         actor_loss = distance - config.alpha / size.clamp(min=1e-8) * self.masked_mean(values, batch)

@@ -119,21 +119,11 @@ class OnPolicyLearner(Learner[Training]):
         """
         module, pipeline = self.module[module_id], self.connectors[module_id].obs
         obs = map_tree(self.to_tensor, pipeline(trajectories.flat_obs()))
-        last, bootstrap, sequences = None, None, None
+        last = None
         if len(trajectories.bootstrap_index):
             last = map_tree(self.to_tensor, pipeline(trajectories.bootstrap_obs))
-        if module.is_stateful():
-            out, bootstrap, sequences = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)
-        else:
-            out = module.forward_train({Columns.OBS: obs})
-            if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
-                out = {**out, Columns.VF_PREDS: module.compute_values({Columns.OBS: obs})}
-        names = Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS
-        check_outputs(out, names, type(module).__name__, type(self).__name__)
-        if last is not None and not module.is_stateful():
-            bootstrap = module.compute_values({Columns.OBS: last})
+        inputs, flat_values, bootstrap, sequences = self._outputs(module, trajectories, obs, last)
         actions = self.to_tensor(trajectories.flat_actions())
-        inputs, flat_values = out[Columns.ACTION_DIST_INPUTS], self.to_tensor(out[Columns.VF_PREDS])
         values = flat_values.cpu().numpy().reshape(trajectories.shape)
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
@@ -157,6 +147,23 @@ class OnPolicyLearner(Learner[Training]):
             sequences=sequences,
             bootstrap_obs=last,
         )
+
+    def _outputs(
+        self, module: RLModule, trajectories: Trajectories, obs: Tree, last: Tree
+    ) -> tuple[Tensor, Tensor, Tensor | None, SequenceRows | None]:
+        """Return distribution inputs and values of all rows, values `[K]` of `last`, and sequences with memory."""
+        bootstrap, sequences = None, None
+        if module.is_stateful():
+            out, bootstrap, sequences = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)
+        else:
+            out = module.forward_train({Columns.OBS: obs})
+            if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
+                out = {**out, Columns.VF_PREDS: module.compute_values({Columns.OBS: obs})}
+        names = Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS
+        check_outputs(out, names, type(module).__name__, type(self).__name__)
+        if last is not None and not module.is_stateful():
+            bootstrap = module.compute_values({Columns.OBS: last})
+        return out[names[0]], self.to_tensor(out[names[1]]), bootstrap, sequences
 
     def _recorded(self, trajectories: Trajectories, name: str, computed: Tensor) -> Tensor:
         """Return what was recorded as `name` when acting, in rows, and `computed` `[T * B, ...]` where it is NaN."""

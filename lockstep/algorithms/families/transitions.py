@@ -338,6 +338,19 @@ class DelayedActorCriticLearner(Learner[DelayedTraining]):
                 actions = (actions + noise).clamp(-1.0, 1.0)
             return self.to_tensor(target.critics(batch[Columns.NEXT_OBS], actions).amin(0))
 
+    def critic_loss(self, module_id: str, config: DelayedTraining, batch: TensorColumns, fwd_out: Outputs) -> Tensor:
+        """Return the errors of clipped double Q-learning (algorithm 1)."""
+        targets = td_targets(batch, self.smoothed_next_values(module_id, batch), config.gamma)
+        return critic_loss(batch, fwd_out["q_values"], targets, module_id=module_id, learner=self)
+
+    def policy_values(self, module_id: str, batch: TensorColumns) -> tuple[Tensor, Tensor]:
+        """Return the policy's actions `[N, A]`, and what the first critic says of them `[N]`, without its gradient."""
+        module: Any = self.module[module_id]
+        with self.mixed_precision():
+            actions = self.to_tensor(module.compute_actions(batch))
+            values = module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0]
+        return actions, self.to_tensor(values)
+
     # -- every n-th step ---
 
     def policy_learns(self, module_id: str) -> bool:
