@@ -46,7 +46,6 @@ class A2CTraining(TrainingSection[ConfigT]):
     normalize_advantages: bool = False
 
     def __call__(self, **options: Unpack[A2COptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -56,7 +55,6 @@ class A2CLearner(OnPolicyLearner[A2CTraining]):
     scheduled = ("entropy_coeff",)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         return (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:

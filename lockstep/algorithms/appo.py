@@ -61,7 +61,6 @@ class APPOTraining(CorrectedTraining[ConfigT]):
     """how far an update takes the target network towards the one that learns; 1: all the way"""
 
     def __call__(self, **options: Unpack[APPOOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -79,7 +78,6 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         self.register_state(f"{module_id}/kl_coeff", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         names = (Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
         config = self.config_of(module_id)
         return (*names, Columns.ACTION_DIST_INPUTS) if config.use_kl_loss else names

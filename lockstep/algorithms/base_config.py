@@ -475,9 +475,8 @@ class BaseConfig:
     def spaces_of_agents(self, env: Any) -> Spaces | None:
         """Return spaces by module id of a PettingZoo environment (or a function that makes one), else None.
 
-        The mapping function is asked for every possible agent of one episode. Where all agents have the same spaces, a
-        module that it does not name then (it may act in others) has them too. Raises `KeyError` for a module that is
-        not there, `ValueError` where two agents of one module have different spaces.
+        Where all agents have the same spaces, so has a module that the mapping function does not name at first. Raises
+        `KeyError` for a module that is not there, `ValueError` where two agents of one module have different spaces.
         """
         if self.multi_agent.policies is None or isinstance(env, str) or env is None:
             return None
@@ -663,25 +662,25 @@ class BaseConfig:
     def build_learner_group(
         self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
     ) -> LearnerGroup:
-        """Build the group of learners. `rl_module_spec` takes the place of the configured one."""
+        """Build the group of learners, in this process or others, each from this configuration.
+
+        `rl_module_spec` takes the place of the configured one. `ImportError` where others need ray and it is not there.
+        """
         if rl_module_spec is not None:
             return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
         section = self.learners
-        return LearnerGroup(
-            self.build_learners(env, spaces) if section.num_learners else self.build_learner(env, spaces), section
-        )
-
-    def build_learners(self, env: Any = None, spaces: Spaces | None = None) -> LearnerBackend:
-        """Build learners in other processes, each from the same configuration. `ImportError` without ray."""
+        if section.num_learners == 0:
+            return LearnerGroup(self.build_learner(env, spaces), section)
         self.validate()
-        return start_learners(
+        learners = start_learners(
             partial(self.copy().build_learner, env, spaces),
-            self.learners,
+            section,
             strategy=self.resources.placement_strategy,
             limits=self.fault_tolerance.learner_limits,
             address=self.resources.ray_address,
             num_cpus=self.cpus_of_run,
         )
+        return LearnerGroup(learners, section)
 
     @property
     def cpus_of_run(self) -> float:

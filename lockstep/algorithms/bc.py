@@ -46,7 +46,6 @@ class BCTraining(SampledTraining[ConfigT]):
     """how much the entropy counts that keeps a policy from being surer than the data"""
 
     def __call__(self, **options: Unpack[BCOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -63,7 +62,6 @@ class BCLearner(Learner[BCTraining]):
             raise ValueError(f"training.loss='mse' needs a Box of actions, not {space}; set it to 'log_prob'")
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         return (Columns.OBS, Columns.ACTIONS)
 
     def compute_loss_for_module(

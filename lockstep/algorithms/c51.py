@@ -48,7 +48,6 @@ class C51Training(ActionValueTraining[ConfigT]):
     """the highest of them"""
 
     def __call__(self, **options: Unpack[C51Options]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
     def validate(self) -> None:

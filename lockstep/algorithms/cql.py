@@ -77,7 +77,6 @@ class CQLTraining(SoftActorCriticTraining[ConfigT]):
     lagrangian_thresh: float = 5.0
 
     def __call__(self, **options: Unpack[CQLOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 

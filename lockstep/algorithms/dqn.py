@@ -41,7 +41,6 @@ class DQNTraining(ActionValueTraining[ConfigT]):
     """errors count by their square up to here, and linearly beyond; `None`: always by their square"""
 
     def __call__(self, **options: Unpack[DQNOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 

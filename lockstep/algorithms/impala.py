@@ -34,7 +34,6 @@ class IMPALALearner(OnPolicyLearner[IMPALATraining]):
     scheduled = ("entropy_coeff",)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         names = (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
         config = self.config_of(module_id)
         return (*names, Columns.ACTION_LOGP) if config.vtrace else names

@@ -64,7 +64,6 @@ class IQLTraining(ActorCriticTraining[ConfigT]):
     """no action counts more than this"""
 
     def __call__(self, **options: Unpack[IQLOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -90,7 +89,6 @@ class IQLLearner(Learner[IQLTraining]):
             self.register_adam(module_id, name, params, config.lr_of(name), config.adam_epsilon)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
         return COLUMNS
 
     def compute_loss_for_module(

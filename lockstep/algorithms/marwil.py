@@ -66,7 +66,6 @@ class MARWILTraining(SampledTraining[ConfigT]):
     """how much large deviations of a Gaussian are rewarded, so that it does not collapse onto few data"""
 
     def __call__(self, **options: Unpack[MARWILOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -80,7 +79,6 @@ class MARWILLearner(Learner[MARWILTraining]):
         self.register_state(f"{module_id}/squared_advantages", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads (`discounts` only where they are there)."""
         return COLUMNS
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:

@@ -43,7 +43,6 @@ class QRDQNTraining(ActionValueTraining[ConfigT]):
     """errors count by their square up to here, and linearly beyond; 0: always linearly"""
 
     def __call__(self, **options: Unpack[QRDQNOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 

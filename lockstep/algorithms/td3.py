@@ -46,7 +46,6 @@ class TD3Training(DelayedActorCriticTraining[ConfigT]):
     """deviation of the noise on actions while collecting: a number, or a schedule over sampled steps"""
 
     def __call__(self, **options: Unpack[TD3Options]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 

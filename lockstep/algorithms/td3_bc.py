@@ -46,7 +46,6 @@ class TD3BCTraining(DelayedActorCriticTraining[ConfigT]):
     """how much the critics count beside the distance to the data's actions; 0: imitation of them"""
 
     def __call__(self, **options: Unpack[TD3BCOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 

@@ -156,17 +156,6 @@ def test_buffers_are_joined_where_they_hold_the_same_actions():
     np.testing.assert_allclose(of_env.all()["actions"][12:], of_env.all()["actions"][:12])
 
 
-def test_the_state_of_a_buffer_with_other_actions_is_refused_and_changes_nothing():
-    _, buffer, _ = collected(SACConfig, UNEVEN)
-    other = ReplayBuffer.from_batch(buffer.to_batch())
-    before = buffer.all()["actions"]
-    with pytest.raises(ValueError, match=r"the state has the environment's actions, this buffer actions rescaled"):
-        buffer.set_state(other.get_state())
-    np.testing.assert_array_equal(buffer.all()["actions"], before)
-    other.set_state(buffer.get_state())
-    assert other.action_form == buffer.action_form
-
-
 def test_buffers_of_several_agents_know_it_too():
     config = game_config(BitGame, SACConfig)
     collector = config.build_collector(config.build_policy())

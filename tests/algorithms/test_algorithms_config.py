@@ -11,7 +11,7 @@ from lockstep import A2CConfig, ModelConfig, PPOConfig, SampleBatch, get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import write_rows
 from lockstep.data.sample_batch import MultiAgentBatch
-from lockstep.modules import DefaultActorCriticModule, MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from lockstep.modules import DefaultActorCriticModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from lockstep.state.restarts import RestartLimits
 
 BOX, TWO = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(2)
@@ -265,11 +265,6 @@ def test_spec_of_several_modules_is_filled_built_and_trained(config):
     assert learner.module["b"].model_config.hiddens == (6,)  # its own
     assert learner.connectors["a"] is not learner.connectors["b"]
     assert {"a", "b"} <= learner.update_from_batch(batch_of_two()).keys()
-
-
-def test_built_modules_are_kept():
-    modules = MultiRLModule({"a": SPEC.build(seed=1)})
-    assert small().rl_module(rl_module_spec=modules).build_learner().module is modules
 
 
 def test_group_and_learner_are_built_from_an_environment_from_spaces_and_from_a_spec():

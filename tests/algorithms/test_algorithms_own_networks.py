@@ -32,13 +32,6 @@ class Fixed(Plain):
         self.layer = nn.Linear(2, 2)
 
 
-class PlainQ(Plain):
-    """All that DQN needs."""
-
-    def forward_train(self, batch):
-        return {"q_values": self.layer(batch["obs"])}
-
-
 class OneHead(RLModule):
     """Both outputs are views of one layer's."""
 

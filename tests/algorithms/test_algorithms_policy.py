@@ -127,18 +127,6 @@ def test_lists_and_tensors_are_observations_too():
     np.testing.assert_array_equal(policy.compute_actions(torch.from_numpy(OBS)), expected)
 
 
-def test_rescaled_actions_reach_the_bounds_of_the_space():
-    policy = make_policy(spaces.Box(10.0, 20.0, (1,), np.float32), rescale_actions=True)
-    with torch.no_grad():
-        policy.module.policy_head.weight.zero_()
-        for bias, action in ((-1.0, 10.0), (0.0, 15.0), (1.0, 20.0)):
-            policy.module.policy_head.bias.fill_(bias)
-            assert policy.compute_single_action(OBS[0]) == pytest.approx(action)
-    raw = policy.from_env(np.array([[12.5]], np.float32))
-    np.testing.assert_allclose(raw, [[-0.5]])
-    np.testing.assert_allclose(policy.to_env(raw), [[12.5]])
-
-
 # -- bad input ---
 
 

@@ -103,16 +103,6 @@ def test_to_a_device_keeps_what_it_learned():
     assert {parameter.device.type for parameter in policy.parameters()} == {torch.device(device).type}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
-def test_to_a_device_that_is_not_there_is_refused_and_nothing_is_changed():
-    for policy in (make_policy(ACTION), game_config().build_policy()):
-        group = policy.learner_group
-        with pytest.raises(ValueError, match=r"framework.device='cuda' is not there"):
-            policy.to("cuda")
-        assert policy.learner_group is group
-        assert policy.config.device == "cpu"
-
-
 # -- deep copies ---
 
 

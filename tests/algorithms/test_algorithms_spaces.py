@@ -127,16 +127,6 @@ def learner_of(algorithm, space, mixed=False, **training):
     return config.build_learner(spaces=(BOX, space))
 
 
-@pytest.mark.parametrize("space", ["box", "box_2d", "box_0d"])
-@pytest.mark.parametrize("algorithm", ["sac", "td3"])
-def test_boxes_of_any_shape_are_collected_and_learned_from(algorithm, space):
-    config = get_config(algorithm).environment(lambda: SpaceEnv(BOX, LEARNED[space]))
-    config.replay(learning_starts=8).training(train_batch_size=8).reporting(total_steps=32)
-    config.env_runners(num_envs_per_env_runner=2).evaluation(evaluation_episodes=1)
-    info = config.rl_module(model_config={"hiddens": (8,)}).build_trainer().run()
-    assert info.gradient_step > 0
-
-
 @pytest.mark.parametrize(
     "algorithm, space",
     [(kind, space) for kind in ANY for space in LEARNED]

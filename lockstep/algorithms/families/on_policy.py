@@ -63,7 +63,6 @@ class CorrectedTraining(TrainingSection[ConfigT]):
     entropy_coeff: ScheduleLike = 0.01
 
     def __call__(self, **options: Unpack[CorrectedOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 

@@ -47,7 +47,6 @@ class ActionValueTraining(SampledTraining[ConfigT]):
     """how far an update takes the target network towards the one that learns; 1: all the way"""
 
     def __call__(self, **options: Unpack[ActionValueOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -64,7 +63,6 @@ class QLearner(Learner[Training]):
             load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
         return COLUMNS
 
     def after_gradient_step(self) -> None:

@@ -153,7 +153,6 @@ class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
     """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
 
     def __call__(self, **options: Unpack[SoftActorCriticOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -182,7 +181,6 @@ class SoftActorCriticLearner(Learner[SoftTraining]):
             self.register_adam(module_id, "alpha", params, config.lr_of("alpha"), config.adam_epsilon)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
         return COLUMNS
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
@@ -283,7 +281,6 @@ class DelayedActorCriticTraining(ActorCriticTraining[ConfigT]):
     """limit of that noise"""
 
     def __call__(self, **options: Unpack[DelayedActorCriticOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -306,7 +303,6 @@ class DelayedActorCriticLearner(Learner[DelayedTraining]):
         register_actor_and_critics(self, module_id, config)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
         return COLUMNS
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
