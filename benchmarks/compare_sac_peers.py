@@ -24,7 +24,7 @@ import report
 import torch
 
 from lockstep import SACConfig, SampleBatch
-from lockstep.algorithms.families.soft_actor_critic import NEXT_NOISE, NOISE
+from lockstep.algorithms.families.transitions import NEXT_NOISE, NOISE
 from lockstep.algorithms.sac import SACLearner
 
 PEERS: dict[str, tuple[str, str, float, tuple[str, ...]]] = {

@@ -1,7 +1,5 @@
 """Algorithms: one file each, and the list of them."""
 
-import difflib
-
 from lockstep.algorithms.a2c import A2CConfig, A2CLearner
 from lockstep.algorithms.appo import APPOConfig, APPOLearner
 from lockstep.algorithms.bc import BCConfig, BCLearner
@@ -12,7 +10,7 @@ from lockstep.algorithms.dqn import DQNConfig, DQNLearner
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner
 from lockstep.algorithms.marwil import MARWILConfig, MARWILLearner
-from lockstep.algorithms.policy import MultiAgentPolicy, Policy, policy_within_training_step
+from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.algorithms.ppo import PPOConfig, PPOLearner
 from lockstep.algorithms.qrdqn import QRDQNConfig, QRDQNLearner
 from lockstep.algorithms.sac import SACConfig, SACLearner
@@ -39,12 +37,9 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
 
 def get_config(algorithm: str) -> AlgorithmConfig:
     """A configuration with the algorithm's defaults; `ValueError` with a suggestion for an unknown name."""
-    known = {config.algorithm: config for config in ALGORITHMS}
-    if algorithm not in known:
-        near = difflib.get_close_matches(str(algorithm), known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown algorithm {algorithm!r}{hint} (there are {', '.join(known)})")
-    return known[algorithm]()
+    config = AlgorithmConfig.of_algorithm(algorithm)
+    assert isinstance(config, AlgorithmConfig)
+    return config
 
 
 __all__ = [
@@ -68,7 +63,6 @@ __all__ = [
     "IQLLearner",
     "MARWILConfig",
     "MARWILLearner",
-    "MultiAgentPolicy",
     "PPOConfig",
     "PPOLearner",
     "Policy",

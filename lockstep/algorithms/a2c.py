@@ -46,7 +46,6 @@ class A2CTraining(TrainingSection[ConfigT]):
     normalize_advantages: bool = False
 
     def __call__(self, **options: Unpack[A2COptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -56,7 +55,6 @@ class A2CLearner(OnPolicyLearner[A2CTraining]):
     scheduled = ("entropy_coeff",)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         return (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
@@ -96,8 +94,4 @@ class A2CConfig(AlgorithmConfig):
     algorithm = "a2c"
     learner_class = A2CLearner
     training_class = A2CTraining
-
-    @property
-    def training(self) -> A2CTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: A2CTraining[Self]

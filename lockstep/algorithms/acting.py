@@ -103,9 +103,7 @@ class ActingPolicy:
 
         Not for a policy with memory.
         """
-        batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
-        dist = self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
-        logp: np.ndarray = dist.log_prob(self._tensor(actions)).cpu().numpy()
+        logp: np.ndarray = self._distribution(obs).log_prob(self._tensor(actions)).cpu().numpy()
         return logp
 
     @torch.no_grad()
@@ -114,10 +112,13 @@ class ActingPolicy:
 
         Its weights may change at any time. Not for a policy with memory.
         """
-        batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
-        dist = self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
+        dist = self._distribution(obs)
         actions = dist.mode() if noise is None else dist.sample_with_noise(self._tensor(noise))
         return actions.cpu().numpy(), dist.log_prob(actions).cpu().numpy()
+
+    def _distribution(self, obs: Any) -> Any:
+        batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
+        return self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.as_tensor(array)
@@ -276,22 +277,14 @@ def checked_observations(space: spaces.Space[Any], obs: Any, *, batched: bool, n
 
 
 def _checked(space: spaces.Space[Any], obs: Any, batched: bool, name: str, rows: dict[str, int]) -> Any:
-    if isinstance(space, spaces.Dict):
-        if not isinstance(obs, Mapping):
-            hint = f" ({ALONE})" if isinstance(obs, tuple) else ""
-            raise ValueError(f"{name} is a {type(obs).__name__}, expected a dict with the keys {list(space)}{hint}")
-        unknown, missing = [key for key in obs if key not in space.spaces], [key for key in space if key not in obs]
-        if unknown or missing:
-            raise ValueError(
-                f"{name} has the keys {list(obs)}, expected {list(space)} (unknown: {unknown}, missing: {missing})"
-            )
-        return {key: _checked(part, obs[key], batched, f"{name}[{key!r}]", rows) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(obs, tuple | list) or len(obs) != len(space.spaces):
-            parts = f" of {len(obs)} parts" if isinstance(obs, tuple | list) else ""
-            raise ValueError(f"{name} is a {type(obs).__name__}{parts}, expected a tuple of {len(space.spaces)}")
-        both = zip(space.spaces, obs, strict=True)
-        return tuple(_checked(part, own, batched, f"{name}[{i}]", rows) for i, (part, own) in enumerate(both))
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+        found = dict(enumerate(obs)) if isinstance(space, spaces.Tuple) and isinstance(obs, tuple | list) else obs
+        if not isinstance(found, Mapping) or found.keys() != parts.keys():
+            has = f"the keys {list(found)}" if isinstance(found, Mapping) else f"the type {type(obs).__name__}"
+            raise ValueError(f"{name} has {has}, expected a {type(space).__name__} of {list(parts)}; {ALONE}")
+        checked = {key: _checked(part, found[key], batched, f"{name}[{key!r}]", rows) for key, part in parts.items()}
+        return checked if isinstance(space, spaces.Dict) else tuple(checked.values())
     if space.shape is None or space.dtype is None:  # not of numbers: for a network of the user's own
         rows[name] = len(obs) if batched else 1
         return obs if batched else [obs]
@@ -305,9 +298,8 @@ def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.n
         array = np.asarray(obs)
     except ValueError as error:
         raise ValueError(f"{name}={obs!r} makes no array of observations ({error}); {ALONE}") from error
-    dtype: Any = space.dtype
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name} has the dtype {array.dtype}, expected {dtype}; {ALONE}")
+        raise ValueError(f"{name} has the dtype {array.dtype}, expected {space.dtype}; {ALONE}")
     shape = space.shape or ()
     if (array.shape[1:] if batched else array.shape) != shape or (batched and array.ndim == 0):
         expected = f"[{', '.join(map(str, ('B', *shape)))}]" if batched else shape
@@ -315,13 +307,11 @@ def _array(space: spaces.Space[Any], obs: Any, batched: bool, name: str) -> np.n
             f"{name} has the shape {array.shape}, expected {expected} (compute_actions takes B observations, "
             "compute_single_action one, without B)"
         )
-    if array.dtype.kind == "f":
-        broken = np.isnan(array)
-        if broken.any():
-            where = ", ".join(map(str, np.argwhere(broken)[0]))
-            raise ValueError(
-                f"{name}{where and f'[{where}]'} is NaN: no action can be chosen for it; mend the environment"
-            )
-        if np.dtype(dtype).kind != "f" and (array != np.rint(array)).any():
-            raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
+    broken = np.argwhere(np.isnan(array))
+    if len(broken):
+        raise ValueError(f"{name}{broken[0].tolist() or ''} is NaN: no action can be chosen for it")
+    if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
+        raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
+    if array.dtype.kind == "f" and np.dtype(space.dtype).kind != "f" and (array != np.rint(array)).any():
+        raise ValueError(f"{name} has fractions (dtype {array.dtype}), expected whole numbers of {space}")
     return array if batched else array[None]

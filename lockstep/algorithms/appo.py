@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.on_policy import OnPolicyLearner
+from lockstep.algorithms.families.on_policy import CorrectedOptions, CorrectedTraining, OnPolicyLearner
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
@@ -30,18 +29,11 @@ from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
-class APPOOptions(TrainingOptions, total=False):
+class APPOOptions(CorrectedOptions, total=False):
     """Options of `APPOTraining`."""
 
-    max_lag: int
-    vtrace: bool
-    vtrace_clip_rho_threshold: float | None
-    vtrace_clip_pg_rho_threshold: float | None
-    lambda_: float
     clip_param: ScheduleLike
     target_worker_clipping: float
-    vf_loss_coeff: float
-    entropy_coeff: ScheduleLike
     use_kl_loss: bool
     kl_coeff: float
     kl_target: float
@@ -50,29 +42,13 @@ class APPOOptions(TrainingOptions, total=False):
 
 
 @dataclass
-class APPOTraining(TrainingSection[ConfigT]):
+class APPOTraining(CorrectedTraining[ConfigT]):
     """Options of `APPOConfig.training(...)`."""
 
-    lr: ScheduleLike = 5e-4
-    train_batch_size: int = 500
-    max_lag: int = option(2, ge=0)
-    """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
-    0: they take turns"""
-    grad_clip: float | None = 40.0
-    vtrace: bool = True
-    """correct for the policy that acted; `False`: GAE, as if the target network had acted"""
-    vtrace_clip_rho_threshold: float | None = option(1.0, gt=0)
-    """upper limit of the importance weights of the value targets; `None`: no limit"""
-    vtrace_clip_pg_rho_threshold: float | None = option(1.0, gt=0)
-    """the same in the advantages"""
-    lambda_: float = option(1.0, ge=0, le=1)
-    """how far the corrections reach; lambda of GAE with `vtrace=False`"""
     clip_param: ScheduleLike = option(0.4, gt=0)
     """epsilon of the clipped surrogate"""
     target_worker_clipping: float = option(2.0, ge=1)
     """upper limit of the ratio between the policy that acted and the target network (the paper's rho)"""
-    vf_loss_coeff: float = option(0.5, ge=0)
-    entropy_coeff: ScheduleLike = 0.01
     use_kl_loss: bool = False
     """penalise the KL divergence from the target network"""
     kl_coeff: float = option(1.0, ge=0)
@@ -85,7 +61,6 @@ class APPOTraining(TrainingSection[ConfigT]):
     """how far an update takes the target network towards the one that learns; 1: all the way"""
 
     def __call__(self, **options: Unpack[APPOOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -103,7 +78,6 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         self.register_state(f"{module_id}/kl_coeff", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         names = (Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
         config = self.config_of(module_id)
         return (*names, Columns.ACTION_DIST_INPUTS) if config.use_kl_loss else names
@@ -116,15 +90,17 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         target_inputs = self.inputs_under(target, trajectories, rollout)
         dist_cls = self.module[module_id].action_dist_cls
         target_logp = dist_cls.from_inputs(target_inputs).log_prob(rollout.actions)
-        corrected = self.correct(module_id, config, trajectories, rollout, target_logp=target_logp, weighted=True)
+        advantages, value_targets = self.correct(
+            module_id, trajectories, rollout, target_logp=target_logp, weighted=True
+        )
         # Equation 4: new / max(target, acted / limit), so that one who acted far from the target weighs no more.
         floor = rollout.old_logp - math.log(config.target_worker_clipping)
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
             Columns.ACTION_LOGP: torch.maximum(target_logp, floor),
-            Columns.ADVANTAGES: corrected.advantages,
-            Columns.VALUE_TARGETS: corrected.value_targets,
+            Columns.ADVANTAGES: advantages,
+            Columns.VALUE_TARGETS: value_targets,
         }
         if config.use_kl_loss:
             columns[Columns.ACTION_DIST_INPUTS] = target_inputs
@@ -173,11 +149,4 @@ class APPOConfig(AlgorithmConfig):
     first_values = ("kl_coeff",)
     training_class = APPOTraining
     is_asynchronous = True
-
-    @property
-    def training(self) -> APPOTraining[Self]:
-        """The update."""
-        return self._section("training")
-
-
-__all__ = ["APPOConfig", "APPOLearner", "APPOTraining"]
+    training: APPOTraining[Self]

@@ -16,7 +16,6 @@ import torch
 from gymnasium import spaces as gym_spaces
 
 from lockstep.algorithms.json_form import from_plain, to_plain
-from lockstep.algorithms.option_names import ELSEWHERE
 from lockstep.connectors import (
     ClipActions,
     FrameStack,
@@ -46,6 +45,7 @@ from lockstep.learner.reduction import Reducer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActionDist,
+    EpsilonGreedy,
     Exploration,
     MultiRLModule,
     MultiRLModuleSpec,
@@ -67,8 +67,83 @@ from lockstep.state.streams import RandomStreams
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
+SECTIONS: dict[str, type[Section]] = {
+    "environment": EnvironmentSection,
+    "env_runners": EnvRunnersSection,
+    "learners": LearnersSection,
+    "resources": ResourcesSection,
+    "rl_module": RLModuleSection,
+    "training": TrainingSection,
+    "multi_agent": MultiAgentSection,
+    "evaluation": EvaluationSection,
+    "offline_data": OfflineDataSection,
+    "reporting": ReportingSection,
+    "checkpointing": CheckpointingSection,
+    "debugging": DebuggingSection,
+    "fault_tolerance": FaultToleranceSection,
+    "framework": FrameworkSection,
+    "callbacks": CallbacksSection,
+}
+"""by name, in the order in which they are shown; "replay" comes after them where there is one"""
 Spaces = tuple[Any, Any]
 """observation and action space, of all modules or `{module_id: space}`"""
+
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "n_steps": "train_batch_size rollout_fragment_length",
+    "num_steps": "rollout_fragment_length",
+    "n_envs": "num_envs_per_env_runner",
+    "num_envs": "num_envs_per_env_runner",
+    "batch_size": "minibatch_size train_batch_size",
+    "train_batch_size_per_learner": "train_batch_size",
+    "sgd_minibatch_size": "minibatch_size",
+    "n_epochs": "num_epochs",
+    "num_sgd_iter": "num_epochs",
+    "update_epochs": "num_epochs",
+    "repeat_per_collect": "num_epochs",
+    "discount_factor": "gamma",
+    "gae_lambda": "lambda_",
+    "lambda": "lambda_",
+    "clip_range": "clip_param",
+    "clip_coef": "clip_param",
+    "eps_clip": "clip_param",
+    "clip_range_vf": "vf_clip_param",
+    "value_clip": "vf_clip_param",
+    "use_kl_loss": "kl_coeff",
+    "advantage_normalization": "normalize_advantages",
+    "ent_coef": "entropy_coeff alpha",
+    "vf_coef": "vf_loss_coeff",
+    "max_grad_norm": "grad_clip",
+    "exploration_fraction": "epsilon",
+    "exploration_initial_eps": "epsilon",
+    "exploration_final_eps": "epsilon",
+    "estimation_step": "n_step",
+    "polyak": "tau",
+    "policy_freq": "policy_delay",
+    "action_noise": "exploration_noise",
+    "target_policy_noise": "target_noise",
+    "target_noise_clip": "noise_clip",
+    "q_lr": "critic_lr",
+    "policy_lr": "actor_lr",
+    "critic_learning_rate": "critic_lr",
+    "actor_learning_rate": "actor_lr",
+    "alpha_learning_rate": "alpha_lr",
+    "buffer_size": "capacity",
+    "train_freq": "update_per_step",
+    "gradient_steps": "update_per_step",
+    "num_steps_sampled_before_learning_starts": "learning_starts",
+    "total_timesteps": "total_steps",
+    "net_arch": "model_config",
+    "policy_kwargs": "model_config",
+    "model": "model_config",
+    "eval_freq": "evaluation_interval",
+    "n_eval_episodes": "evaluation_episodes",
+    "evaluation_duration": "evaluation_episodes",
+    "normalize_actions": "rescale_actions",
+    "max_num_env_runner_restarts": "max_env_runner_restarts",
+    "restart_failed_sub_environments": "restart_failed_envs",
+}
+"""a name elsewhere -> the names here, separated by spaces, of which an algorithm has one"""
 
 
 class BaseConfig:
@@ -82,6 +157,8 @@ class BaseConfig:
     algorithm: ClassVar[str] = ""
     learner_class: ClassVar[type[Learner]] = Learner
     training_class: ClassVar[type[TrainingSection]] = TrainingSection
+    module_class: ClassVar[type[RLModule] | None] = None
+    """the class of the network where none is configured; None: an actor with a state value, with memory or without"""
     is_off_policy: ClassVar[bool] = False
     """whether it learns from a replay buffer; then there is a section `replay`"""
     is_offline: ClassVar[bool] = False
@@ -95,114 +172,47 @@ class BaseConfig:
     is_asynchronous: ClassVar[bool] = False
     """whether it learns from what older policies did; then env runners in other processes collect while it learns"""
 
+    environment: EnvironmentSection[Self]
+    """which environment"""
+    env_runners: EnvRunnersSection[Self]
+    """how data is collected"""
+    learners: LearnersSection[Self]
+    """where learners run"""
+    resources: ResourcesSection[Self]
+    """what the main process takes of a cluster"""
+    rl_module: RLModuleSection[Self]
+    """which networks"""
+    training: TrainingSection[Self]
+    """the update"""
+    multi_agent: MultiAgentSection[Self]
+    """which modules there are, whose steps go where, who learns"""
+    evaluation: EvaluationSection[Self]
+    offline_data: OfflineDataSection[Self]
+    """what an offline algorithm learns from"""
+    reporting: ReportingSection[Self]
+    """length of the run and loggers"""
+    checkpointing: CheckpointingSection[Self]
+    debugging: DebuggingSection[Self]
+    """seeds"""
+    fault_tolerance: FaultToleranceSection[Self]
+    """how often what failed is started again"""
+    framework: FrameworkSection[Self]
+    """compile, device, threads"""
+    callbacks: CallbacksSection[Self]
+    """who watches the run"""
+    replay: ReplaySection[Self]
+    """what is remembered, and how often it is learned from; `ValueError` for an algorithm without a memory"""
+    sections: Mapping[str, Section]
+    """all of them by name"""
+
     def __init__(self) -> None:
-        sections: dict[str, Section] = {
-            "environment": EnvironmentSection(),
-            "env_runners": EnvRunnersSection(),
-            "learners": LearnersSection(),
-            "resources": ResourcesSection(),
-            "rl_module": RLModuleSection(),
-            "training": self.training_class(),
-            "multi_agent": MultiAgentSection(),
-            "evaluation": EvaluationSection(),
-            "offline_data": OfflineDataSection(),
-            "reporting": ReportingSection(),
-            "checkpointing": CheckpointingSection(),
-            "debugging": DebuggingSection(),
-            "fault_tolerance": FaultToleranceSection(),
-            "framework": FrameworkSection(),
-            "callbacks": CallbacksSection(),
-        }
+        kinds: dict[str, type] = {**SECTIONS, "training": self.training_class}
         if self.is_off_policy:
-            sections["replay"] = ReplaySection()
-        self.join_sections(sections)
+            kinds["replay"] = ReplaySection
+        self.join_sections({name: kind() for name, kind in kinds.items()})
         object.__setattr__(self, "_frozen", False)
 
-    sections: Mapping[str, Section]
-
     # -- sections ---
-
-    @property
-    def environment(self) -> EnvironmentSection[Self]:
-        """Which environment."""
-        return self._section("environment")
-
-    @property
-    def env_runners(self) -> EnvRunnersSection[Self]:
-        """How data is collected."""
-        return self._section("env_runners")
-
-    @property
-    def learners(self) -> LearnersSection[Self]:
-        """Where learners run."""
-        return self._section("learners")
-
-    @property
-    def resources(self) -> ResourcesSection[Self]:
-        """What the main process takes of a cluster."""
-        return self._section("resources")
-
-    @property
-    def rl_module(self) -> RLModuleSection[Self]:
-        """Which networks."""
-        return self._section("rl_module")
-
-    @property
-    def training(self) -> TrainingSection[Self]:
-        """The update."""
-        return self._section("training")
-
-    @property
-    def replay(self) -> ReplaySection[Self]:
-        """What is remembered, and how often it is learned from; `ValueError` for an algorithm without a memory."""
-        if not self.is_off_policy:
-            raise ValueError(f"{self.algorithm} has no replay section: it learns from what it has just collected")
-        return self._section("replay")
-
-    @property
-    def offline_data(self) -> OfflineDataSection[Self]:
-        """What an offline algorithm learns from."""
-        return self._section("offline_data")
-
-    @property
-    def multi_agent(self) -> MultiAgentSection[Self]:
-        """Which modules there are, whose steps go where, who learns."""
-        return self._section("multi_agent")
-
-    @property
-    def evaluation(self) -> EvaluationSection[Self]:
-        """Evaluation."""
-        return self._section("evaluation")
-
-    @property
-    def reporting(self) -> ReportingSection[Self]:
-        """Length of the run and loggers."""
-        return self._section("reporting")
-
-    @property
-    def checkpointing(self) -> CheckpointingSection[Self]:
-        """Checkpoints."""
-        return self._section("checkpointing")
-
-    @property
-    def debugging(self) -> DebuggingSection[Self]:
-        """Seeds."""
-        return self._section("debugging")
-
-    @property
-    def fault_tolerance(self) -> FaultToleranceSection[Self]:
-        """How often what failed is started again."""
-        return self._section("fault_tolerance")
-
-    @property
-    def framework(self) -> FrameworkSection[Self]:
-        """Compile, device, threads."""
-        return self._section("framework")
-
-    @property
-    def callbacks(self) -> CallbacksSection[Self]:
-        """Who watches the run."""
-        return self._section("callbacks")
 
     @property
     def collects_while_learning(self) -> bool:
@@ -213,9 +223,6 @@ class BaseConfig:
     def max_lag(self) -> int:
         """How many updates a fragment may be behind the learner; 0 where the algorithm has no such option."""
         return getattr(self.training, "max_lag", 0)
-
-    def _section(self, name: str) -> Any:
-        return self.__dict__["sections"][name]
 
     @property
     def is_multi_agent(self) -> bool:
@@ -248,6 +255,8 @@ class BaseConfig:
     if not TYPE_CHECKING:  # type checkers know options by their full paths only
 
         def __getattr__(self, name: str) -> Any:
+            if name == "replay":
+                raise ValueError(f"{self.algorithm} has no replay section: it learns from what it has just collected")
             if not name.startswith("_"):
                 for section in self.__dict__.get("sections", {}).values():
                     if name in section.__dict__:
@@ -378,17 +387,17 @@ class BaseConfig:
 
     # -- what an algorithm may override ---
 
-    def default_module_class(self, model_config: Any) -> type[RLModule]:
-        """Return the class of the network where none is configured."""
-        return default_module_class(model_config)
-
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """Return the configuration of the default network with what the algorithm adds."""
         return model_config
 
     def exploration(self, action_space: Any) -> Exploration | None:
-        """Return how actions are drawn while collecting; None: from the policy's distribution."""
-        return None
+        """Return how actions are drawn while collecting; None: from the policy's distribution.
+
+        A training section with an `epsilon` is one of action values.
+        """
+        epsilon = getattr(self.training, "epsilon", None)
+        return None if epsilon is None else EpsilonGreedy(epsilon, int(action_space.n))
 
     def process_buffer(self, buffer: Any) -> Any:
         """Return offline data in the form that the algorithm learns from."""
@@ -418,16 +427,18 @@ class BaseConfig:
 
         A single module's are those of the environment where that is not configured, unless frames are stacked between.
         """
-        several = self.multi_agent.policies is not None or isinstance(
+        configured = self.environment.observation_space is not None and self.environment.action_space is not None
+        if not self._modules_are_named and (configured or self.environment.frame_stack > 1):
+            return None
+        found = {mid: (spec.observation_space, spec.action_space) for mid, spec in self.module_specs().items()}
+        return None if any(None in pair for pair in found.values()) else by_kind(found)
+
+    @property
+    def _modules_are_named(self) -> bool:
+        """Whether the configuration names its modules, whose specs may then bring spaces."""
+        return self.multi_agent.policies is not None or isinstance(
             self.rl_module.rl_module_spec, MultiRLModule | MultiRLModuleSpec
         )
-        configured = self.environment.observation_space is not None and self.environment.action_space is not None
-        if not several and (configured or self.environment.frame_stack > 1):
-            return None
-        specs = self.module_specs()
-        observation = {mid: spec.observation_space for mid, spec in specs.items()}
-        action = {mid: spec.action_space for mid, spec in specs.items()}
-        return None if None in (*observation.values(), *action.values()) else (observation, action)
 
     def spaces_by_module(self, env: Any = None, spaces: Spaces | None = None) -> dict[str, Spaces]:
         """Return (observation space, action space) of each module: its spec's, else those of the environment.
@@ -435,76 +446,66 @@ class BaseConfig:
         The environment is asked only where its spaces are needed. Raises `KeyError` where spaces are given by module
         id and one is missing.
         """
-        found: list[Spaces] = []
-
-        def of_environment(module_id: str, which: int) -> Any:
-            if not found:
-                found.append(self.find_spaces(env, spaces))
-            space = found[0][which]
-            if type(space) is not dict:
-                return space
-            if module_id not in space:
-                kind = ("observation", "action")[which]
-                raise KeyError(f"no {kind} space for module {module_id!r}; there are some for {sorted(space)}")
-            return space[module_id]
-
-        spec_of_all = self.rl_module.rl_module_spec
-        several = self.multi_agent.policies is not None or isinstance(spec_of_all, MultiRLModule | MultiRLModuleSpec)
+        specs = self.module_specs()
+        declared = {
+            mid: (spec.observation_space, spec.action_space) if self._modules_are_named else (None, None)
+            for mid, spec in specs.items()
+        }
+        if not any(None in pair for pair in declared.values()):
+            return declared
+        of_environment = self.find_spaces(env, spaces)
         by_module = {}
-        for module_id, spec in self.module_specs().items():
-            declared = (spec.observation_space, spec.action_space) if several else (None, None)
-            by_module[module_id] = (
-                of_environment(module_id, 0) if declared[0] is None else declared[0],
-                of_environment(module_id, 1) if declared[1] is None else declared[1],
-            )
+        for module_id, pair in declared.items():
+            both = list(pair)
+            for which, kind in enumerate(("observation", "action")):
+                if both[which] is None:
+                    space = of_environment[which]
+                    if type(space) is dict and module_id not in space:
+                        raise KeyError(f"no {kind} space for module {module_id!r}; there are some for {sorted(space)}")
+                    both[which] = space[module_id] if type(space) is dict else space
+            by_module[module_id] = (both[0], both[1])
         return by_module
 
     def policy_spaces(self, env: Any = None, spaces: Spaces | None = None) -> Spaces:
         """Return observation and action space of a policy; of several agents both are dicts by module id."""
         if not self.is_multi_agent:
             return self.find_spaces(env, spaces)
-        by_module = self.spaces_by_module(env, spaces)
-        return {mid: pair[0] for mid, pair in by_module.items()}, {mid: pair[1] for mid, pair in by_module.items()}
+        return by_kind(self.spaces_by_module(env, spaces))
 
     def spaces_of_agents(self, env: Any) -> Spaces | None:
         """Return spaces by module id of a PettingZoo environment (or a function that makes one), else None.
 
-        The mapping function is asked for every possible agent of one episode. Where all agents have the same spaces, a
-        module that it does not name then (it may act in others) has them too. Raises `KeyError` for a module that is
-        not there, `ValueError` where two agents of one module have different spaces.
+        Where all agents have the same spaces, so has a module that the mapping function does not name at first. Raises
+        `KeyError` for a module that is not there, `ValueError` where two agents of one module have different spaces.
         """
         if self.multi_agent.policies is None or isinstance(env, str) or env is None:
             return None
         made = env(**self.environment.env_config) if callable(env) else env
         if not hasattr(made, "possible_agents"):
             return None
-        found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        module_ids = list(self.module_specs())
-        episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.multi_agent.policy_mapping_fn)
         try:
             of_agents = {
                 agent: (made.observation_space(agent), made.action_space(agent)) for agent in made.possible_agents
             }
-            for agent, pair in of_agents.items():
-                module_id = episode.module_for(agent)
-                if module_id not in module_ids:
-                    raise KeyError(
-                        f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(module_ids)}"
-                    )
-                for spaces, space in zip(found, pair):
-                    if spaces.setdefault(module_id, space) != space:
-                        raise ValueError(
-                            f"agent {agent!r} of module {module_id!r} has the space {space}, another agent of it "
-                            f"{spaces[module_id]}; map them to different modules"
-                        )
-            if all(pair == of_agents[made.possible_agents[0]] for pair in of_agents.values()):
-                for module_id in module_ids:
-                    for spaces, space in zip(found, of_agents[made.possible_agents[0]]):
-                        spaces.setdefault(module_id, space)
         finally:
             if made is not env:
                 made.close()
-        return found
+        episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.multi_agent.policy_mapping_fn)
+        module_ids = list(self.module_specs())
+        found: dict[str, Spaces] = {}
+        for agent, pair in of_agents.items():
+            module_id = episode.module_for(agent)
+            if module_id not in module_ids:
+                raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(module_ids)}")
+            if found.setdefault(module_id, pair) != pair:
+                raise ValueError(
+                    f"agent {agent!r} of module {module_id!r} has the spaces {pair}, another agent of it "
+                    f"{found[module_id]}; map them to different modules"
+                )
+        first = next(iter(of_agents.values()))
+        if all(pair == first for pair in of_agents.values()):
+            found = dict.fromkeys(module_ids, first) | found
+        return by_kind(found)
 
     def find_spaces(self, env: Any = None, spaces: Spaces | None = None) -> Spaces:
         """Return observation and action space: `spaces`, the configured ones, or those of an environment.
@@ -661,25 +662,25 @@ class BaseConfig:
     def build_learner_group(
         self, env: Any = None, spaces: tuple[Any, Any] | None = None, rl_module_spec: Any = None
     ) -> LearnerGroup:
-        """Build the group of learners. `rl_module_spec` takes the place of the configured one."""
+        """Build the group of learners, in this process or others, each from this configuration.
+
+        `rl_module_spec` takes the place of the configured one. `ImportError` where others need ray and it is not there.
+        """
         if rl_module_spec is not None:
             return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
         section = self.learners
-        return LearnerGroup(
-            self.build_learners(env, spaces) if section.num_learners else self.build_learner(env, spaces), section
-        )
-
-    def build_learners(self, env: Any = None, spaces: Spaces | None = None) -> LearnerBackend:
-        """Build learners in other processes, each from the same configuration. `ImportError` without ray."""
+        if section.num_learners == 0:
+            return LearnerGroup(self.build_learner(env, spaces), section)
         self.validate()
-        return start_learners(
+        learners = start_learners(
             partial(self.copy().build_learner, env, spaces),
-            self.learners,
+            section,
             strategy=self.resources.placement_strategy,
             limits=self.fault_tolerance.learner_limits,
             address=self.resources.ray_address,
             num_cpus=self.cpus_of_run,
         )
+        return LearnerGroup(learners, section)
 
     @property
     def cpus_of_run(self) -> float:
@@ -700,7 +701,7 @@ class BaseConfig:
             return spec
         section = self.rl_module
         model_config = spec.model_config if spec.model_config is not None else section.model_config
-        module_class = spec.module_class or self.default_module_class(model_config)
+        module_class = spec.module_class or self.module_class or default_module_class(model_config)
         if issubclass(module_class, CONFIGURED_MODULES):
             # A network of your own may have a dict of its own.
             model_config = self.complete_model_config(ModelConfig.of(model_config))
@@ -772,6 +773,7 @@ class BaseConfig:
     def join_sections(self, sections: Mapping[str, Section]) -> None:
         """Take these as the sections of this configuration."""
         object.__setattr__(self, "sections", {name: section.join(self) for name, section in sections.items()})
+        self.__dict__.update(self.sections)
 
     def _check_not_frozen(self) -> None:
         if self.__dict__.get("_frozen"):
@@ -826,6 +828,11 @@ def without_ray(error: ModuleNotFoundError, option: str) -> ImportError:
     if error.name != "ray":
         raise error
     return ImportError(f"{option} needs Ray: {install_hint('ray')}, or set it to 0")
+
+
+def by_kind(spaces: Mapping[str, Spaces]) -> Spaces:
+    """Return observation spaces and action spaces by module id, of both for each module."""
+    return {mid: pair[0] for mid, pair in spaces.items()}, {mid: pair[1] for mid, pair in spaces.items()}
 
 
 def check_spaces(algorithm: str, observation_space: Any, action_space: Any) -> None:

@@ -10,7 +10,7 @@ one instead. Learns from `offline_data(input_=...)`: only observations and actio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self, Unpack
+from typing import Literal, Self, Unpack
 
 from torch import Tensor
 
@@ -46,7 +46,6 @@ class BCTraining(SampledTraining[ConfigT]):
     """how much the entropy counts that keeps a policy from being surer than the data"""
 
     def __call__(self, **options: Unpack[BCOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -63,7 +62,6 @@ class BCLearner(Learner[BCTraining]):
             raise ValueError(f"training.loss='mse' needs a Box of actions, not {space}; set it to 'log_prob'")
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         return (Columns.OBS, Columns.ACTIONS)
 
     def compute_loss_for_module(
@@ -84,17 +82,7 @@ class BCConfig(AlgorithmConfig):
     algorithm = "bc"
     learner_class = BCLearner
     training_class = BCTraining
+    module_class = DefaultPolicyModule
     is_offline = True
     can_prioritize = False
-
-    @property
-    def training(self) -> BCTraining[Self]:
-        """The update."""
-        return self._section("training")
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """A policy without a value function."""
-        return DefaultPolicyModule
-
-
-__all__ = ["BCConfig", "BCLearner", "BCTraining"]
+    training: BCTraining[Self]

@@ -23,7 +23,7 @@ from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
+from lockstep.modules import DistributionalQModule, ModelConfig
 from lockstep.ops import project_on_atoms
 from lockstep.state.options import ConfigT, option
 
@@ -48,7 +48,6 @@ class C51Training(ActionValueTraining[ConfigT]):
     """the highest of them"""
 
     def __call__(self, **options: Unpack[C51Options]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
     def validate(self) -> None:
@@ -93,16 +92,9 @@ class C51Config(AlgorithmConfig):
     learner_class = C51Learner
     first_values = ("num_atoms", "v_min", "v_max")
     training_class = C51Training
+    module_class = DistributionalQModule
     is_off_policy = True
-
-    @property
-    def training(self) -> C51Training[Self]:
-        """The update."""
-        return self._section("training")
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Distributions of action values."""
-        return DistributionalQModule
+    training: C51Training[Self]
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """The atoms."""
@@ -111,10 +103,3 @@ class C51Config(AlgorithmConfig):
             num_value_outputs=self.training.num_atoms,
             value_range=(self.training.v_min, self.training.v_max),
         )
-
-    def exploration(self, action_space: Any) -> EpsilonGreedy | None:
-        """Epsilon-greedy."""
-        return EpsilonGreedy(self.training.epsilon, int(action_space.n))
-
-
-__all__ = ["C51Config", "C51Learner", "C51Training"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,6 +30,9 @@ from lockstep.rollout.group_collector import AsyncGroupCollector
 from lockstep.rollout.runner_group import LocalRunner
 from lockstep.state.streams import RandomStreams
 
+Rule = tuple[str, object, str]
+"""the path of an option, whether its value does not go with another's, and what is said after both"""
+
 
 class AlgorithmConfig(BaseConfig):
     """A typed configuration with one section for each concern, and the builder of all parts of a run.
@@ -45,127 +48,133 @@ class AlgorithmConfig(BaseConfig):
     # -- checks across sections ---
 
     def validate(self) -> None:
-        """Refuse options that do not go together; every build calls it. `ValueError` names both."""
+        """Refuse options that do not go together; every build calls it. `ValueError` names them and their values."""
         super().validate()
-        self._check_multi_agent()
-        if self.evaluation.epsilon and not hasattr(self.training, "epsilon"):
-            raise ValueError(
-                f"evaluation.epsilon={self.evaluation.epsilon} is not allowed for {self.algorithm}, which "
-                "has no action values; evaluation(evaluation_explore=True) draws from its policy"
-            )
-        if self.collects_while_learning:
-            self._check_asynchronous()
-        if not self.learners.num_learners and self._device_is_missing():  # others have devices of their own
-            raise ValueError(f"framework.device={self.framework.device!r} is not there; torch sees no such device")
-        if self.learners.num_gpus_per_learner and not self.framework.device.startswith("cuda"):
-            raise ValueError(
-                f"learners.num_gpus_per_learner={self.learners.num_gpus_per_learner}, but "
-                f"framework.device={self.framework.device!r}; "
-                "set framework(device='cuda'), or num_gpus_per_learner=0"
-            )
+        rules = [*self._rules_of_run(), *self._rules_of_modules()]
+        rules += self._rules_of_offline() if self.is_offline else self._rules_of_online()
+        self._refuse(rules)
         for module_id, overrides in self.rl_module.algorithm_config_overrides_per_module.items():
             try:
                 self.training.overridden(overrides)
             except (TypeError, ValueError) as error:
                 where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
                 raise type(error)(f"{where}: {error}") from None
-        if self.is_offline:
-            self._check_offline()
-            return
-        if self.is_off_policy:
-            self._check_off_policy()
-            return
-        batch, envs = self.training.train_batch_size, self.env_runners.num_envs
-        if batch < envs:
-            raise ValueError(
-                f"training.train_batch_size={batch} is smaller than env_runners.num_envs_per_env_runner={envs}; "
-                "one update needs at least one step of every environment"
-            )
 
-    def _check_multi_agent(self) -> None:
-        """Refuse what does not fit together: policies, mapping, who learns, specs, overrides."""
-        policies, spec = self.multi_agent.policies, self.rl_module.rl_module_spec
-        named = list(spec) if isinstance(spec, MultiRLModule) else None
-        named = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else named
-        if policies is not None and named is not None and set(named) != set(policies):
-            raise ValueError(
-                f"multi_agent.policies={sorted(policies)}, but rl_module.rl_module_spec has the modules "
-                f"{sorted(named)}; give both the same ids, or only one of them"
+    def _refuse(self, rules: Iterable[Rule]) -> None:
+        """Raise `ValueError` for the first rule that is broken."""
+        for path, is_broken, words in rules:
+            if is_broken:
+                section, _, option = path.partition(".")
+                value = getattr(self.sections[section], option)
+                raise ValueError(f"{path}={value!r} {words}")
+
+    def _rules_of_run(self) -> list[Rule]:
+        framework, asynchronous = self.framework, self.collects_while_learning
+        is_recurrent = getattr(self.rl_module.model_config, "recurrent", None) is not None
+        return [
+            (
+                "evaluation.epsilon",
+                self.evaluation.epsilon and not hasattr(self.training, "epsilon"),
+                f"is not allowed for {self.algorithm}, which has no action values; "
+                "evaluation(evaluation_explore=True) draws from its policy",
+            ),
+            (
+                "framework.device",
+                not self.learners.num_learners and self._device_is_missing(),  # others have devices of their own
+                "is not there; torch sees no such device",
+            ),
+            (
+                "learners.num_gpus_per_learner",
+                self.learners.num_gpus_per_learner and not framework.device.startswith("cuda"),
+                f"needs a GPU, and framework.device={framework.device!r}; set framework(device='cuda'), or 0 GPUs",
+            ),
+            (
+                "env_runners.batch_mode",
+                asynchronous and self.env_runners.batch_mode != "truncate_episodes",
+                f"is not allowed: {self.algorithm} collects fragments of equal length from env runners in other "
+                "processes; use 'truncate_episodes', or num_env_runners=0",
+            ),
+            (
+                "training.max_lag",
+                asynchronous and is_recurrent and self.max_lag > 0,
+                "is not allowed: a network with memory learns from its present self only; set max_lag=0",
+            ),
+        ]
+
+    def _rules_of_modules(self) -> list[Rule]:
+        """Policies, mapping, who learns, specs and overrides have to fit together."""
+        section, spec = self.multi_agent, self.rl_module.rl_module_spec
+        rules: list[Rule] = [
+            (
+                "multi_agent.reward_metric",
+                section.reward_metric is not None and not self.is_multi_agent,
+                "needs several agents; leave it out, or name modules with multi_agent(policies=...)",
             )
-        if self.multi_agent.reward_metric is not None and not self.is_multi_agent:
-            raise ValueError(
-                "multi_agent.reward_metric needs several agents; one agent's return is one number already. Leave it "
-                "out, or name modules with multi_agent(policies=...)"
-            )
-        if policies is None:
-            return
-        ids = list(policies)
-        if not ids:
-            raise ValueError("multi_agent.policies is empty; name at least one module, or None for a single agent")
-        if self.multi_agent.policy_mapping_fn is None and DEFAULT_MODULE_ID not in ids:
-            raise ValueError(
-                f"multi_agent.policy_mapping_fn=None maps every agent to {DEFAULT_MODULE_ID!r}, which is not among "
-                f"multi_agent.policies={ids}; give a function (agent_id, episode) -> module id"
-            )
-        allowed = self.multi_agent.policies_to_train
-        for name, given in (
-            ("multi_agent.policies_to_train", [] if allowed is None or callable(allowed) else list(allowed)),
+        ]
+        if section.policies is None:
+            return rules
+        ids = list(section.policies)
+        specs = list(spec) if isinstance(spec, MultiRLModule) else ids
+        specs = list(spec.rl_module_specs) if isinstance(spec, MultiRLModuleSpec) else specs
+        allowed, overrides = section.policies_to_train, self.rl_module.algorithm_config_overrides_per_module
+        here = f"multi_agent.policies={ids}"
+        return [
+            *rules,
+            ("multi_agent.policies", not ids, "is empty; name at least one module, or None for a single agent"),
+            (
+                "multi_agent.policies",
+                set(specs) != set(ids),
+                f"are others than the modules {specs} of rl_module.rl_module_spec; give the same",
+            ),
+            (
+                "multi_agent.policy_mapping_fn",
+                section.policy_mapping_fn is None and DEFAULT_MODULE_ID not in ids,
+                f"maps every agent to {DEFAULT_MODULE_ID!r}, and {here}; give a function (agent_id, episode) -> id",
+            ),
+            (
+                "multi_agent.policies_to_train",
+                allowed is not None and not callable(allowed) and not set(allowed) <= set(ids),
+                f"names others than {here}",
+            ),
             (
                 "rl_module.algorithm_config_overrides_per_module",
-                list(self.rl_module.algorithm_config_overrides_per_module),
+                not set(overrides) <= set(ids),
+                f"names others than {here}",
             ),
-        ):
-            unknown = sorted(set(given) - set(ids))
-            if unknown:
-                raise ValueError(f"{name} names {unknown}; multi_agent.policies={ids}")
+        ]
 
-    def _check_asynchronous(self) -> None:
-        """Refuse what does not go with collecting while learning."""
-        if self.env_runners.batch_mode != "truncate_episodes":
-            raise ValueError(
-                f"env_runners.batch_mode={self.env_runners.batch_mode!r}: {self.algorithm} collects fragments of equal "
-                "length from env runners in other processes; use 'truncate_episodes', or num_env_runners=0"
-            )
-        if getattr(self.rl_module.model_config, "recurrent", None) is not None and self.max_lag > 0:
-            raise ValueError(
-                f"training.max_lag={self.max_lag}: a network with memory learns from its present self only; set "
-                "max_lag=0"
-            )
+    def _rules_of_offline(self) -> list[Rule]:
+        env = self.environment
+        refused = f"is not allowed for {self.algorithm}:"
+        return [
+            ("environment.normalize_rewards", env.normalize_rewards, f"{refused} scale those of the data instead"),
+            ("environment.frame_stack", env.frame_stack > 1, f"{refused} store stacked observations in the data"),
+            ("framework.compile", self.framework.compile, f"{refused} its update is not compiled"),
+        ]
 
-    def _check_off_policy(self) -> None:
-        """Refuse what learning from a replay buffer cannot do."""
-        section = self.environment
-        for name in ("normalize_observations", "normalize_rewards"):
-            if getattr(section, name):
-                raise ValueError(
-                    f"environment.{name}=True is not allowed for {self.algorithm}: what was stored long ago would "
-                    "get other statistics than what acts; wrap the environment instead"
-                )
-        if self.framework.compile and self.learner_class.after_gradient_step is Learner.after_gradient_step:
-            raise ValueError(
-                f"framework.compile=True is not allowed for {self.algorithm}: its target network is not compiled"
-            )
-        if self.replay.capacity < self.env_runners.num_envs_per_env_runner:
-            raise ValueError(
-                f"replay.capacity={self.replay.capacity} is less than one transition for each of "
-                f"env_runners.num_envs_per_env_runner={self.env_runners.num_envs_per_env_runner} environments"
-            )
-
-    def _check_offline(self) -> None:
-        """Refuse what learning from data that are there already cannot do."""
-        section = self.environment
-        if section.normalize_rewards:
-            raise ValueError(
-                f"environment.normalize_rewards=True is not allowed for {self.algorithm}: it is for rewards as "
-                "they come; scale those of the data instead"
-            )
-        if section.frame_stack > 1:
-            raise ValueError(
-                f"environment.frame_stack={section.frame_stack} is not allowed for {self.algorithm}: data are taken as "
-                "they are; store stacked observations"
-            )
-        if self.framework.compile:
-            raise ValueError(f"framework.compile=True is not allowed for {self.algorithm}: its update is not compiled")
+    def _rules_of_online(self) -> list[Rule]:
+        env, runners, batch = self.environment, self.env_runners, self.training.train_batch_size
+        if not self.is_off_policy:
+            fewer = f"is smaller than one step of each of the {runners.num_envs} environments of all env runners"
+            return [("training.train_batch_size", batch < runners.num_envs, fewer)]
+        refused = f"is not allowed for {self.algorithm}:"
+        stale = f"{refused} what was stored long ago would get other statistics than what acts"
+        follows = self.learner_class.after_gradient_step is not Learner.after_gradient_step
+        return [
+            ("environment.normalize_observations", env.normalize_observations, stale),
+            ("environment.normalize_rewards", env.normalize_rewards, stale),
+            (
+                "framework.compile",
+                self.framework.compile and not follows,
+                f"{refused} its target network is not compiled",
+            ),
+            (
+                "replay.capacity",
+                self.replay.capacity < runners.num_envs_per_env_runner,
+                "is less than one transition for each of "
+                f"env_runners.num_envs_per_env_runner={runners.num_envs_per_env_runner} environments",
+            ),
+        ]
 
     def _device_is_missing(self) -> bool:
         try:
@@ -207,8 +216,13 @@ class AlgorithmConfig(BaseConfig):
         explore = self.env_runners.explore
         if self.is_off_policy:
             self._check_replay_memory(policy)
+        streams = RandomStreams(self.debugging.seed).child("train_collector")
         if policy.is_multi_agent:
-            return self._build_multi_agent_collector(policy, self.env_runners.num_envs_per_env_runner, explore)
+            several = self._make_agent_envs(self.env_runners.num_envs_per_env_runner)
+            collector = MultiAgentCollector(policy, several, exploration_noise=explore, streams=streams)
+            if self.is_off_policy:
+                collector.buffer = self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
+            return collector
         if self.env_runners.num_env_runners:
             return self._build_group_collector(policy)
         envs = self.make_envs(self.env_runners.num_envs_per_env_runner)
@@ -218,7 +232,7 @@ class AlgorithmConfig(BaseConfig):
             envs,
             self.build_replay_buffer(envs.num_envs) if self.is_off_policy else None,
             exploration_noise=explore,
-            streams=RandomStreams(self.debugging.seed).child("train_collector"),
+            streams=streams,
         )
 
     def build_test_collector(self, policy: Policy) -> CollectorLike:
@@ -228,23 +242,10 @@ class AlgorithmConfig(BaseConfig):
         streams = RandomStreams(self.debugging.seed).child("test_collector")
         explore, epsilon = section.evaluation_explore, section.epsilon
         if policy.is_multi_agent:
-            return MultiAgentCollector(
-                policy,
-                self._make_agent_envs(num_envs),
-                exploration_noise=explore,
-                epsilon=epsilon,
-                streams=streams,
-            )
+            several = self._make_agent_envs(num_envs)
+            return MultiAgentCollector(policy, several, exploration_noise=explore, epsilon=epsilon, streams=streams)
         envs = self.make_envs(num_envs)
         return Collector(policy, envs, exploration_noise=explore, epsilon=epsilon, streams=streams)
-
-    def _build_multi_agent_collector(self, policy: Policy, num_envs: int, explore: bool) -> MultiAgentCollector:
-        envs = self._make_agent_envs(num_envs)
-        streams = RandomStreams(self.debugging.seed).child("train_collector")
-        collector = MultiAgentCollector(policy, envs, exploration_noise=explore, streams=streams)
-        if self.is_off_policy:
-            collector.buffer = self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
-        return collector
 
     def _make_agent_envs(self, num_envs: int) -> PettingZooEnvs:
         """The environments of several agents; `ValueError` for options that do not go with them."""
@@ -253,23 +254,17 @@ class AlgorithmConfig(BaseConfig):
                 f"{self.algorithm} learns from data that are there already, which no trainer does for several agents; "
                 "use build_learner_group() and update_from_batch(MultiAgentBatch)"
             )
-        if self.is_off_policy and self.replay.her:
-            raise ValueError("replay.her=True is not allowed where a trainer trains several agents; leave it out")
-        allowed: dict[str, tuple[Any, ...]] = {
-            "env_runners.num_env_runners": (0,),
-            "env_runners.vectorize_mode": ("auto", "sync"),
-            "env_runners.batch_mode": ("truncate_episodes",),
-            "environment.frame_stack": (1,),
-            "multi_agent.count_steps_by": ("env_steps",),
-        }
-        for path, values in allowed.items():
-            section, _, option = path.partition(".")
-            value = getattr(self.sections[section], option)
-            if value not in values:
-                raise ValueError(
-                    f"{path}={value!r} is not allowed where a trainer trains several agents; choose "
-                    f"{' or '.join(map(repr, values))}"
-                )
+        runners, several = self.env_runners, "is not allowed where a trainer trains several agents; leave it out"
+        self._refuse(
+            [
+                ("replay.her", self.is_off_policy and self.replay.her, several),
+                ("env_runners.num_env_runners", runners.num_env_runners, several),
+                ("env_runners.vectorize_mode", runners.vectorize_mode not in ("auto", "sync"), several),
+                ("env_runners.batch_mode", runners.batch_mode != "truncate_episodes", several),
+                ("environment.frame_stack", self.environment.frame_stack > 1, several),
+                ("multi_agent.count_steps_by", self.multi_agent.count_steps_by != "env_steps", several),
+            ]
+        )
         env = self.environment.env
         if not isinstance(env, str) and not callable(env):
             return PettingZooEnvs(env)

@@ -21,18 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.soft_actor_critic import (
+from lockstep.algorithms.families.transitions import (
     NOISE,
+    RECTIFIED,
     SoftActorCriticLearner,
     SoftActorCriticOptions,
     SoftActorCriticTraining,
+    critic_loss,
+    td_targets,
+    values_of_actions,
 )
-from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
 from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DefaultSACModule, ModelConfig
+from lockstep.modules import DefaultSACModule
 from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
@@ -74,7 +77,6 @@ class CQLTraining(SoftActorCriticTraining[ConfigT]):
     lagrangian_thresh: float = 5.0
 
     def __call__(self, **options: Unpack[CQLOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -92,9 +94,8 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         """Register, beside those of SAC, "multiplier" where the weight of the conservative term is learned."""
         super().configure_optimizers_for_module(module_id, config)
         if config.lagrangian:
-            lr = config.lr if config.critic_lr is None else config.critic_lr
             params = [self.registered[f"{module_id}/log_multiplier"]]
-            self.register_adam(module_id, "multiplier", params, lr, config.adam_epsilon)
+            self.register_adam(module_id, "multiplier", params, config.lr_of("critic"), config.adam_epsilon)
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return, for a Box, the random numbers of the policy's and of the estimated sum's actions."""
@@ -169,22 +170,11 @@ class CQLConfig(AlgorithmConfig):
     learner_class = CQLLearner
     first_values = ("alpha", "initial_alpha")
     training_class = CQLTraining
+    module_class = DefaultSACModule
     is_offline = True
     squashes_actions = True
-
-    @property
-    def training(self) -> CQLTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: CQLTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()
-        own = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
-        self.rl_module(model_config=ModelConfig.of({**own, "free_log_std": False, "squash_actions": True}))
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultSACModule
-
-
-__all__ = ["CQLConfig", "CQLLearner", "CQLTraining"]
+        self.rl_module(model_config={**RECTIFIED, "free_log_std": False, "squash_actions": True})

@@ -12,7 +12,7 @@ frames (memory, epsilon's way, target network) is shortened to what tasks withou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,7 +23,7 @@ from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DefaultQModule, EpsilonGreedy
+from lockstep.modules import DefaultQModule
 from lockstep.state.options import ConfigT, option
 
 
@@ -41,7 +41,6 @@ class DQNTraining(ActionValueTraining[ConfigT]):
     """errors count by their square up to here, and linearly beyond; `None`: always by their square"""
 
     def __call__(self, **options: Unpack[DQNOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -74,20 +73,6 @@ class DQNConfig(AlgorithmConfig):
     algorithm = "dqn"
     learner_class = DQNLearner
     training_class = DQNTraining
+    module_class = DefaultQModule
     is_off_policy = True
-
-    @property
-    def training(self) -> DQNTraining[Self]:
-        """The update."""
-        return self._section("training")
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Action values."""
-        return DefaultQModule
-
-    def exploration(self, action_space: Any) -> EpsilonGreedy | None:
-        """Epsilon-greedy."""
-        return EpsilonGreedy(self.training.epsilon, int(action_space.n))
-
-
-__all__ = ["DQNConfig", "DQNLearner", "DQNTraining"]
+    training: DQNTraining[Self]

@@ -10,57 +10,22 @@ Defaults: value loss 0.5 and entropy 0.01 beside the paper's (table D.3), gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import Self
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.on_policy import OnPolicyLearner
+from lockstep.algorithms.families.on_policy import CorrectedTraining, OnPolicyLearner
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
-from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.state.options import ConfigT, option
-from lockstep.state.schedules import ScheduleLike
-
-
-class IMPALAOptions(TrainingOptions, total=False):
-    """Options of `IMPALATraining`."""
-
-    max_lag: int
-    vtrace: bool
-    vtrace_clip_rho_threshold: float | None
-    vtrace_clip_pg_rho_threshold: float | None
-    lambda_: float
-    vf_loss_coeff: float
-    entropy_coeff: ScheduleLike
+from lockstep.state.options import ConfigT
 
 
 @dataclass
-class IMPALATraining(TrainingSection[ConfigT]):
-    """Options of `IMPALAConfig.training(...)`."""
-
-    lr: ScheduleLike = 5e-4
-    train_batch_size: int = 500
-    max_lag: int = option(2, ge=0)
-    """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
-    0: they take turns"""
-    grad_clip: float | None = 40.0
-    vtrace: bool = True
-    """correct for the policy that acted; `False`: take its steps for those of the policy that learns"""
-    vtrace_clip_rho_threshold: float | None = option(1.0, gt=0)
-    """upper limit of the importance weights of the value targets (the paper's rho-bar); `None`: no limit"""
-    vtrace_clip_pg_rho_threshold: float | None = option(1.0, gt=0)
-    """the same in the policy gradient"""
-    lambda_: float = option(1.0, ge=0, le=1)
-    """how far the corrections reach (remark 2 of the paper)"""
-    vf_loss_coeff: float = option(0.5, ge=0)
-    entropy_coeff: ScheduleLike = 0.01
-
-    def __call__(self, **options: Unpack[IMPALAOptions]) -> ConfigT:
-        """Set options; return the configuration."""
-        return self.change(options)
+class IMPALATraining(CorrectedTraining[ConfigT]):
+    """Options of `IMPALAConfig.training(...)`: those of its family."""
 
 
 class IMPALALearner(OnPolicyLearner[IMPALATraining]):
@@ -69,7 +34,6 @@ class IMPALALearner(OnPolicyLearner[IMPALATraining]):
     scheduled = ("entropy_coeff",)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         names = (Columns.OBS, Columns.ACTIONS, Columns.ADVANTAGES, Columns.VALUE_TARGETS)
         config = self.config_of(module_id)
         return (*names, Columns.ACTION_LOGP) if config.vtrace else names
@@ -78,12 +42,12 @@ class IMPALALearner(OnPolicyLearner[IMPALATraining]):
         """Return V-trace targets and advantages of a rollout (section 4.1)."""
         config = self.config_of(module_id)
         rollout = self.evaluate(module_id, trajectories)
-        corrected = self.correct(module_id, config, trajectories, rollout)
+        advantages, value_targets = self.correct(module_id, trajectories, rollout)
         columns = {
             Columns.OBS: rollout.obs,
             Columns.ACTIONS: rollout.actions,
-            Columns.ADVANTAGES: corrected.advantages,
-            Columns.VALUE_TARGETS: corrected.value_targets,
+            Columns.ADVANTAGES: advantages,
+            Columns.VALUE_TARGETS: value_targets,
         }
         if config.vtrace:
             columns[Columns.ACTION_LOGP] = rollout.old_logp
@@ -115,11 +79,4 @@ class IMPALAConfig(AlgorithmConfig):
     learner_class = IMPALALearner
     training_class = IMPALATraining
     is_asynchronous = True
-
-    @property
-    def training(self) -> IMPALATraining[Self]:
-        """The update."""
-        return self._section("training")
-
-
-__all__ = ["IMPALAConfig", "IMPALALearner", "IMPALATraining"]
+    training: IMPALATraining[Self]

@@ -21,9 +21,17 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.transitions import COLUMNS, critic_loss, td_targets, values_of_actions
+from lockstep.algorithms.families.transitions import (
+    COLUMNS,
+    RECTIFIED,
+    ActorCriticOptions,
+    ActorCriticTraining,
+    critic_loss,
+    follow_targets,
+    td_targets,
+    values_of_actions,
+)
 from lockstep.data.columns import Columns
-from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.targets import TargetNetwork
@@ -33,42 +41,29 @@ from lockstep.state.options import ConfigT, option
 from lockstep.state.schedules import ScheduleLike
 
 
-class IQLOptions(TrainingOptions, total=False):
+class IQLOptions(ActorCriticOptions, total=False):
     """Options of `IQLTraining`."""
 
-    actor_lr: ScheduleLike | None
     value_lr: ScheduleLike | None
-    critic_lr: ScheduleLike | None
     expectile: float
     beta: float
     exp_adv_max: float
-    tau: float
 
 
 @dataclass
-class IQLTraining(SampledTraining[ConfigT]):
+class IQLTraining(ActorCriticTraining[ConfigT]):
     """Options of `IQLConfig.training(...)`."""
 
-    lr: ScheduleLike = 3e-4
-    """learning rate of all three optimizers that have none of their own"""
-    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the policy; `None`: `lr`"""
     value_lr: ScheduleLike | None = option(None, ge=0, finite=True)
     """of the state value; `None`: `lr`"""
-    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
-    """of the critics; `None`: `lr`"""
-    train_batch_size: int = 256
     expectile: float = option(0.7, gt=0, lt=1)
     """which expectile of the critics' values the state value is: 0.5 their mean, near 1 the best action in the data"""
     beta: float = option(3.0, ge=0)
     """how much better actions count more than worse ones; 0: all alike, which is behaviour cloning"""
     exp_adv_max: float = option(100.0, gt=0)
     """no action counts more than this"""
-    tau: float = option(0.005, gt=0, le=1)
-    """how far the target critics go towards those that learn, in each gradient step"""
 
     def __call__(self, **options: Unpack[IQLOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -91,11 +86,9 @@ class IQLLearner(Learner[IQLTraining]):
             params = [p for owner in owners if owner is not None for p in owner.parameters()]
             params = [p for p in params if id(p) not in taken]
             taken |= {id(p) for p in params}
-            lr = getattr(config, f"{name}_lr")
-            self.register_adam(module_id, name, params, config.lr if lr is None else lr, config.adam_epsilon)
+            self.register_adam(module_id, name, params, config.lr_of(name), config.adam_epsilon)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
         return COLUMNS
 
     def compute_loss_for_module(
@@ -122,9 +115,7 @@ class IQLLearner(Learner[IQLTraining]):
 
     def after_gradient_step(self) -> None:
         """Let the target critics follow."""
-        for module_id in self.optimizers.module_ids_with_loss():
-            target: TargetNetwork = self.registered[f"{module_id}/target"]
-            target.after_gradient_step(self.optimizers, 1, self.config_of(module_id).tau)
+        follow_targets(self)
 
 
 class IQLConfig(AlgorithmConfig):
@@ -133,21 +124,11 @@ class IQLConfig(AlgorithmConfig):
     algorithm = "iql"
     learner_class = IQLLearner
     training_class = IQLTraining
+    module_class = DefaultIQLModule
     is_offline = True
     squashes_actions = True
-
-    @property
-    def training(self) -> IQLTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: IQLTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()
-        self.rl_module(model_config={"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False})
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy, state value and critics."""
-        return DefaultIQLModule
-
-
-__all__ = ["IQLConfig", "IQLLearner", "IQLTraining"]
+        self.rl_module(model_config=RECTIFIED)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -46,22 +47,8 @@ def from_plain(value: Any) -> Any:
         return [from_plain(part) for part in value]
     if not isinstance(value, Mapping):
         return value
-    if set(value) == {"__import__"}:
-        module, _, name = value["__import__"].partition(":")
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
-    if set(value) == {"__path__"}:
-        return Path(value["__path__"])
-    if set(value) == {"__space__"}:
-        return space_from(value["__space__"])
-    if set(value) == {"__set__"}:
-        return set(value["__set__"])
-    if set(value) == {"__spec__"}:
-        return _spec(value["__spec__"])
-    if set(value) == {"__multi_spec__"}:
-        return MultiRLModuleSpec({mid: _spec(spec) for mid, spec in value["__multi_spec__"].items()})
+    if len(value) == 1 and (kind := next(iter(value))) in _READERS:
+        return _READERS[kind](value[kind])
     return {key: from_plain(part) for key, part in value.items()}
 
 
@@ -74,6 +61,21 @@ def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
 
 def _spec(plain: Mapping[str, Any]) -> RLModuleSpec:
     return RLModuleSpec.from_dict({**plain, "model_config": from_plain(plain["model_config"])})
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "__import__": _imported,
+    "__path__": Path,
+    "__space__": space_from,
+    "__set__": set,
+    "__spec__": _spec,
+    "__multi_spec__": lambda specs: MultiRLModuleSpec({mid: _spec(spec) for mid, spec in specs.items()}),
+}
 
 
 def _import_path(path: str, value: Any) -> str:

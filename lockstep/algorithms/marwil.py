@@ -66,7 +66,6 @@ class MARWILTraining(SampledTraining[ConfigT]):
     """how much large deviations of a Gaussian are rewarded, so that it does not collapse onto few data"""
 
     def __call__(self, **options: Unpack[MARWILOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -80,7 +79,6 @@ class MARWILLearner(Learner[MARWILTraining]):
         self.register_state(f"{module_id}/squared_advantages", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads (`discounts` only where they are there)."""
         return COLUMNS
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
@@ -139,11 +137,7 @@ class MARWILConfig(AlgorithmConfig):
     training_class = MARWILTraining
     is_offline = True
     can_prioritize = False
-
-    @property
-    def training(self) -> MARWILTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: MARWILTraining[Self]
 
     def process_buffer(self, buffer: Any) -> Any:
         """Rewards become returns of the rest of the episode. `MalformedBufferError` for rows without their episodes."""
@@ -155,6 +149,3 @@ class MARWILConfig(AlgorithmConfig):
                 "'rewards' and gamma ** (number of steps) as 'discounts'"
             )
         return buffer
-
-
-__all__ = ["MARWILConfig", "MARWILLearner", "MARWILTraining"]

@@ -204,6 +204,3 @@ def _check_actions(actions: Any, part: ActingPolicy) -> None:
             f"actions of the offline data reach from {low:g} to {high:g}, the policy's lie within [-1, 1] "
             "(policy.from_env translates the environment's)"
         )
-
-
-__all__ = ["OfflineData", "check_numbers", "offline_source", "open_data"]

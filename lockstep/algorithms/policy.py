@@ -522,10 +522,9 @@ class Policy:
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]]) -> None:
         """Restore from the folders of a checkpoint; `ValueError` where there is no policy in it."""
-        if "policy" not in folders:
-            raise ValueError(f"there is no policy, but {_content_of(folders)}; give what Policy.save_to_path wrote")
+        state = _policy_in(folders, "the checkpoint")
         self.learner_group.set_checkpoint_folders(folders)
-        self._set_time_and_rng(folders["policy"]["state"])
+        self._set_time_and_rng(state)
 
     def save_to_path(self, path: str | Path | None = None) -> str:
         """Write a checkpoint folder, a new temporary one for None; returns its absolute path."""
@@ -551,9 +550,7 @@ class Policy:
                     "lockstep.load_policy(folder) finds it"
                 ) from error
             raise
-        if "policy" not in folders:
-            raise ValueError(f"{path} holds no policy, but {_content_of(folders)}; give what Policy.save_to_path wrote")
-        saved = folders["policy"]["state"]
+        saved = _policy_in(folders, path)
         config = BaseConfig.of_algorithm(saved["config"]["algorithm"]).update_from_dict(saved["config"])
         config.learners(num_learners=0)
         if policy_mapping_fn is not None:
@@ -575,11 +572,7 @@ class Policy:
         if path.suffix in EXPORTS or (path / "card.json").exists():
             raise ValueError(f"init_from={path} is an export; give the run or the checkpoint that it was made of")
         folders = read_checkpoint(path)
-        if "policy" not in folders:
-            raise ValueError(
-                f"init_from={path} holds no policy, but {_content_of(folders)}; give a run or one of its checkpoints"
-            )
-        saved = folders["policy"]["state"]
+        saved = _policy_in(folders, f"init_from={path}")
         for name in ("observation_space", "action_space"):
             space, other = getattr(self, name), _space_of(saved[name])
             if space != other:
@@ -603,10 +596,6 @@ class Policy:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Policy is not pickled: write it with save_to_path(path), read it with from_checkpoint(path)")
-
-
-MultiAgentPolicy = Policy
-"""the name that policies of several agents had"""
 
 
 def policy_within_training_step(policy: Policy, enabled: bool = True) -> AbstractContextManager[Policy]:
@@ -705,13 +694,16 @@ def _same_threads() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def _content_of(folders: Mapping[str, Any]) -> str:
-    """Say what a checkpoint without a policy holds."""
+def _policy_in(folders: Mapping[str, Any], where: object) -> Any:
+    """Return the state of the policy in a checkpoint; `ValueError` says what it holds instead."""
+    if "policy" in folders:
+        return folders["policy"]["state"]
+    found = f"the folders {sorted(folders)}"
     if {"weights", "spec"} <= set(folders.get("", {})):
-        return "an RLModule (RLModule.from_checkpoint reads it)"
-    if "learner" in folders:
-        return "a learner (Learner.from_checkpoint reads it)"
-    return f"the folders {sorted(folders)}"
+        found = "an RLModule (RLModule.from_checkpoint reads it)"
+    elif "learner" in folders:
+        found = "a learner (Learner.from_checkpoint reads it)"
+    raise ValueError(f"{where} holds no policy, but {found}; give what Policy.save_to_path wrote")
 
 
 def _described(space: Any) -> Any:

@@ -69,7 +69,6 @@ class PPOTraining(TrainingSection[ConfigT]):
     """the penalty's target"""
 
     def __call__(self, **options: Unpack[PPOOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -86,17 +85,13 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         self.register_state(f"{module_id}/kl_coeff", start)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return the columns that the loss reads."""
         config = self.config_of(module_id)
-        names: tuple[str, ...] = (
-            Columns.OBS,
-            Columns.ACTIONS,
-            Columns.ACTION_LOGP,
-            Columns.ADVANTAGES,
-            Columns.VALUE_TARGETS,
-        )
-        names += (Columns.VF_PREDS,) if config.vf_clip_param is not None else ()
-        return names + ((Columns.ACTION_DIST_INPUTS,) if config.kl_coeff > 0 else ())
+        names = [Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS]
+        if config.vf_clip_param is not None:
+            names.append(Columns.VF_PREDS)
+        if config.kl_coeff > 0:
+            names.append(Columns.ACTION_DIST_INPUTS)
+        return tuple(names)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return advantages and value targets of a rollout, computed once, and what the policy that acted gave."""
@@ -113,7 +108,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
             Columns.VALUE_TARGETS: targets,
         }
         if config.vf_clip_param is not None:
-            columns[Columns.VF_PREDS] = self.to_tensor(rollout.old_values.reshape(-1))
+            columns[Columns.VF_PREDS] = rollout.old_values
         if config.kl_coeff > 0:
             columns[Columns.ACTION_DIST_INPUTS] = rollout.old_dist_inputs
         columns = self.rows_to_train(columns, rollout, trajectories)
@@ -177,11 +172,4 @@ class PPOConfig(AlgorithmConfig):
     learner_class = PPOLearner
     first_values = ("kl_coeff",)
     training_class = PPOTraining
-
-    @property
-    def training(self) -> PPOTraining[Self]:
-        """The update."""
-        return self._section("training")
-
-
-__all__ = ["PPOConfig", "PPOLearner", "PPOTraining"]
+    training: PPOTraining[Self]

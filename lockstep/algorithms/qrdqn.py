@@ -11,7 +11,7 @@ Defaults: kappa 1 as the paper's QR-DQN-1; its 200 quantiles are shortened to 50
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from lockstep.algorithms.families.transitions import discounts_of
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DistributionalQModule, EpsilonGreedy, ModelConfig
+from lockstep.modules import DistributionalQModule, ModelConfig
 from lockstep.ops import quantile_huber_loss
 from lockstep.state.options import ConfigT, option
 
@@ -43,7 +43,6 @@ class QRDQNTraining(ActionValueTraining[ConfigT]):
     """errors count by their square up to here, and linearly beyond; 0: always linearly"""
 
     def __call__(self, **options: Unpack[QRDQNOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -77,24 +76,10 @@ class QRDQNConfig(AlgorithmConfig):
     learner_class = QRDQNLearner
     first_values = ("num_quantiles",)
     training_class = QRDQNTraining
+    module_class = DistributionalQModule
     is_off_policy = True
-
-    @property
-    def training(self) -> QRDQNTraining[Self]:
-        """The update."""
-        return self._section("training")
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Distributions of action values."""
-        return DistributionalQModule
+    training: QRDQNTraining[Self]
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
         """The quantiles."""
         return replace(model_config, num_value_outputs=self.training.num_quantiles, value_range=None)
-
-    def exploration(self, action_space: Any) -> EpsilonGreedy | None:
-        """Epsilon-greedy."""
-        return EpsilonGreedy(self.training.epsilon, int(action_space.n))
-
-
-__all__ = ["QRDQNConfig", "QRDQNLearner", "QRDQNTraining"]

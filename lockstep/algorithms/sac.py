@@ -13,13 +13,19 @@ dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.soft_actor_critic import SoftActorCriticLearner, SoftActorCriticTraining
-from lockstep.algorithms.families.transitions import critic_loss, td_targets, values_of_actions
+from lockstep.algorithms.families.transitions import (
+    RECTIFIED,
+    SoftActorCriticLearner,
+    SoftActorCriticTraining,
+    critic_loss,
+    td_targets,
+    values_of_actions,
+)
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultSACModule
@@ -57,29 +63,12 @@ class SACConfig(AlgorithmConfig):
     learner_class = SACLearner
     first_values = ("alpha", "initial_alpha")
     training_class = SACTraining
+    module_class = DefaultSACModule
     is_off_policy = True
     squashes_actions = True
-
-    @property
-    def training(self) -> SACTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: SACTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()
         self.replay(capacity=1_000_000, update_per_step=1.0)
-        own = {
-            "hiddens": (256, 256),
-            "activation": "relu",
-            "orthogonal_init": False,
-            "free_log_std": False,
-            "squash_actions": True,
-        }
-        self.rl_module(model_config=own)
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultSACModule
-
-
-__all__ = ["SACConfig", "SACLearner", "SACTraining"]
+        self.rl_module(model_config={**RECTIFIED, "free_log_std": False, "squash_actions": True})

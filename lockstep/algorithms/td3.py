@@ -19,13 +19,12 @@ from typing import Any, Self, Unpack
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.delayed_actor_critic import (
+from lockstep.algorithms.families.transitions import (
+    RECTIFIED,
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
 )
-from lockstep.algorithms.families.transitions import critic_loss, td_targets
-from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultTD3Module, GaussianNoise
@@ -47,7 +46,6 @@ class TD3Training(DelayedActorCriticTraining[ConfigT]):
     """deviation of the noise on actions while collecting: a number, or a schedule over sampled steps"""
 
     def __call__(self, **options: Unpack[TD3Options]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -58,15 +56,10 @@ class TD3Learner(DelayedActorCriticLearner[TD3Training]):
         self, *, module_id: str, config: TD3Training, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the errors of clipped double Q-learning (algorithm 1); when it is due, the policy's values, too."""
-        targets = td_targets(batch, self.smoothed_next_values(module_id, batch), config.gamma)
-        loss = critic_loss(batch, fwd_out["q_values"], targets, module_id=module_id, learner=self)
+        loss = self.critic_loss(module_id, config, batch, fwd_out)
         if not self.policy_learns(module_id):
             return loss
-        module: Any = self.module[module_id]
-        with self.mixed_precision():
-            actions = module.compute_actions(batch)
-            values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0])
-        actor_loss = -self.masked_mean(values, batch)
+        actor_loss = -self.masked_mean(self.policy_values(module_id, batch)[1], batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss
 
@@ -77,19 +70,15 @@ class TD3Config(AlgorithmConfig):
     algorithm = "td3"
     learner_class = TD3Learner
     training_class = TD3Training
+    module_class = DefaultTD3Module
     is_off_policy = True
     squashes_actions = True
-
-    @property
-    def training(self) -> TD3Training[Self]:
-        """The update."""
-        return self._section("training")
+    training: TD3Training[Self]
 
     def __init__(self) -> None:
         super().__init__()
         self.replay(capacity=1_000_000, update_per_step=1.0)
-        own = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
-        self.rl_module(model_config=own)
+        self.rl_module(model_config=RECTIFIED)
 
     @classmethod
     def ddpg(cls) -> Self:
@@ -97,13 +86,6 @@ class TD3Config(AlgorithmConfig):
         config = cls().training(policy_delay=1, target_noise=0.0)
         return config.rl_module(model_config={"num_critics": 1})
 
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultTD3Module
-
     def exploration(self, action_space: Any) -> GaussianNoise:
         """Normal noise on the policy's action."""
         return GaussianNoise(self.training.exploration_noise, math.prod(action_space.shape))
-
-
-__all__ = ["TD3Config", "TD3Learner", "TD3Training"]

@@ -14,17 +14,17 @@ target noise 0.2 (limited to 0.5).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from torch import Tensor
 
 from lockstep.algorithms.config import AlgorithmConfig
-from lockstep.algorithms.families.delayed_actor_critic import (
+from lockstep.algorithms.families.transitions import (
+    RECTIFIED,
     DelayedActorCriticLearner,
     DelayedActorCriticOptions,
     DelayedActorCriticTraining,
 )
-from lockstep.algorithms.families.transitions import critic_loss, td_targets
 from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
@@ -46,7 +46,6 @@ class TD3BCTraining(DelayedActorCriticTraining[ConfigT]):
     """how much the critics count beside the distance to the data's actions; 0: imitation of them"""
 
     def __call__(self, **options: Unpack[TD3BCOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -57,14 +56,10 @@ class TD3BCLearner(DelayedActorCriticLearner[TD3BCTraining]):
         self, *, module_id: str, config: TD3BCTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the errors of TD3's critics; when it is due, the policy's scaled values and distance to the data."""
-        targets = td_targets(batch, self.smoothed_next_values(module_id, batch), config.gamma)
-        loss = critic_loss(batch, fwd_out["q_values"], targets, module_id=module_id, learner=self)
+        loss = self.critic_loss(module_id, config, batch, fwd_out)
         if not self.policy_learns(module_id):
             return loss
-        module: Any = self.module[module_id]
-        with self.mixed_precision():
-            actions = self.to_tensor(module.compute_actions(batch))
-            values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0])
+        actions, values = self.policy_values(module_id, batch)
         size = self.masked_mean(values.detach().abs(), batch)
         distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
         actor_loss = distance - config.alpha / size.clamp(min=1e-8) * self.masked_mean(values, batch)
@@ -78,22 +73,12 @@ class TD3BCConfig(AlgorithmConfig):
     algorithm = "td3_bc"
     learner_class = TD3BCLearner
     training_class = TD3BCTraining
+    module_class = DefaultTD3Module
     is_offline = True
     squashes_actions = True
-
-    @property
-    def training(self) -> TD3BCTraining[Self]:
-        """The update."""
-        return self._section("training")
+    training: TD3BCTraining[Self]
 
     def __init__(self) -> None:
         super().__init__()
         self.environment(normalize_observations=True)
-        self.rl_module(model_config={"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False})
-
-    def default_module_class(self, model_config: Any) -> Any:
-        """Policy and critics."""
-        return DefaultTD3Module
-
-
-__all__ = ["TD3BCConfig", "TD3BCLearner", "TD3BCTraining"]
+        self.rl_module(model_config=RECTIFIED)

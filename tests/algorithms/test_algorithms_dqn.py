@@ -8,9 +8,8 @@ from space_envs import SpaceEnv
 
 from lockstep import Collector, DQNConfig, PPOConfig, SampleBatch, policy_within_training_step
 from lockstep.algorithms import C51Config, QRDQNConfig
-from lockstep.algorithms import policy as policy_file
 from lockstep.algorithms.dqn import DQNLearner
-from lockstep.modules import DefaultQModule, EpsilonGreedy
+from lockstep.modules import EpsilonGreedy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 
 MODULE = "default_policy"
@@ -106,20 +105,6 @@ def test_dueling_values_are_value_plus_advantages_without_their_mean():
         torch.testing.assert_close(values, expected)
         assert torch.equal(values.argmax(-1), advantages.argmax(-1))  # acting needs the advantages only
         assert sum(p.numel() for p in module.parameters()) == (3 + 1) * 2 + (3 + 1)
-
-
-@pytest.mark.parametrize("interval, tau", [(3, 1.0), (1, 0.25), (2, 0.5)])
-def test_the_target_network_follows_after_every_intervalth_gradient_step(interval, tau):
-    learner = learner_of({"target_update_interval": interval, "tau": tau})
-    target = learner.registered[f"{MODULE}/target"]
-    expected = target.flat.clone()
-    for step in range(1, 7):
-        learner.update_from_batch(batch_of())
-        if step % interval == 0:
-            online = torch.cat([p.detach().reshape(-1) for p in learner.module[MODULE].parameters()])
-            expected += tau * (online - expected)
-        torch.testing.assert_close(target.flat, expected)
-        assert torch.equal(target.module.policy_head.weight.reshape(-1), target.flat[:6])
 
 
 def test_the_target_network_is_part_of_the_learners_state():
@@ -247,17 +232,6 @@ def test_an_epsilon_for_evaluation_needs_action_values_and_a_probability(attempt
         attempt()
 
 
-def test_forbidden_actions_are_never_taken():
-    space = spaces.Dict({"observations": spaces.Box(-1.0, 1.0, (2,)), "action_mask": spaces.MultiBinary(3)})
-    policy = DQNConfig().training(epsilon=1.0).build_policy(spaces=(space, spaces.Discrete(3)))
-    masks = np.tile(np.array([[1, 0, 1], [0, 1, 0]], np.int8), (500, 1))
-    obs = {"observations": np.zeros((1000, 2), np.float32), "action_mask": masks}
-    with policy_within_training_step(policy):
-        actions = policy.compute_actions(obs)
-    assert masks[np.arange(1000), actions].all()
-    assert set(actions[::2]) == {0, 2}
-
-
 @pytest.mark.parametrize("kind", [DQNConfig, C51Config, QRDQNConfig])
 def test_spaces_networks_and_goals_without_action_values_are_refused(kind):
     for actions in (spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(3)):
@@ -269,33 +243,3 @@ def test_spaces_networks_and_goals_without_action_values_are_refused(kind):
         kind().environment("CartPole-v1").replay(her=True).build_trainer()
     with pytest.raises(ValueError, match="ppo has no replay section"):
         PPOConfig().replay(capacity=10)
-
-
-def test_the_configuration_survives_json():
-    config = DQNConfig().environment("CartPole-v1").replay(capacity=77, prioritized=True).training(tau=0.5)
-    assert DQNConfig().update_from_dict(config.to_dict()).to_dict() == config.to_dict()
-    assert isinstance(config.build_learner().module[MODULE], DefaultQModule)
-
-
-@pytest.mark.parametrize("most_bytes, drawn", [(2**27, [56]), (1_100, [32, 24]), (1, [8] * 7)])
-def test_samples_of_several_gradient_steps_are_drawn_together_as_far_as_their_bytes_allow(
-    most_bytes, drawn, monkeypatch
-):
-    numbers = []
-
-    class Noting(VectorReplayBuffer):
-        def sample(self, n):
-            numbers.append(n)
-            return super().sample(n)
-
-    buffer = Noting(20, 2)
-    rng = np.random.default_rng(0)
-    for _ in range(10):
-        obs, new_obs = rng.normal(size=(2, 2, 4)).astype(np.float32)
-        ends = {"terminateds": np.zeros(2, bool), "truncateds": np.zeros(2, bool)}
-        buffer.add({"obs": obs, "actions": np.zeros(2, int), "rewards": np.ones(2), **ends, "new_obs": new_obs})
-    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (4,)}).build_policy()
-    monkeypatch.setattr(policy_file, "MOST_BYTES", most_bytes)  # a transition has 2 observations of 16 bytes
-    with policy_within_training_step(policy):
-        stats = policy.update(8, buffer, repeat=7)
-    assert (numbers, stats.gradient_steps) == (drawn, 7)

@@ -3,7 +3,6 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.envs.classic_control import CartPoleEnv
 
 from lockstep import DQNConfig
 from lockstep.envs import BitFlipping, check_environment, goal_functions, make_vector
@@ -76,20 +75,6 @@ def test_dqn_learns_six_bits_with_hindsight():
             ended = reached or truncated
         solved += reached
     assert solved >= 30
-
-
-@pytest.mark.parametrize("finished", [False, True])
-def test_an_environment_without_goals_that_was_made_to_look_at_is_closed(finished):
-    closed = []
-
-    class NoGoals(CartPoleEnv):
-        def close(self):
-            closed.append(self)
-
-    config = DQNConfig().environment(NoGoals() if finished else NoGoals).replay(her=True)
-    with pytest.raises(ValueError, match=r"NoGoals has no compute_reward\(achieved_goal, desired_goal, info\)"):
-        config.build_hindsight()
-    assert len(closed) == (0 if finished else 1)
 
 
 def test_a_finished_environment_gives_its_own_functions():

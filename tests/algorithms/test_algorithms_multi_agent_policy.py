@@ -53,18 +53,6 @@ def test_it_explores_in_a_training_step_only_with_other_random_numbers_for_each_
     assert not policy.is_exploring
 
 
-def test_explicit_exploration_and_bad_observations_are_as_for_one_agent(policy):
-    drawn = [tuple(policy.compute_actions(OBSERVATIONS, explore=True).values()) for _ in range(50)]
-    assert len(set(drawn)) > 1
-    nan = np.array([np.nan, 1.0], np.float32)
-    for bad, message in (
-        (nan, r"observations\['b'\]\[0\] is NaN"),
-        (nan[:1], r"observations\['b'\] has the shape \(1,\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            policy.compute_actions({**OBSERVATIONS, "b": bad})
-
-
 @pytest.mark.parametrize("epsilon, actions", [(0.0, {0}), (1.0, {0, 1})])
 def test_evaluation_of_several_agents_takes_chance_actions_with_an_epsilon_of_its_own(epsilon, actions):
     seen = set()
@@ -127,14 +115,6 @@ def test_metrics_of_a_module_that_nobody_acts_with_bear_its_name_and_those_of_al
     stats = policy.training_stats(results, 0.0)
     means = {"new/policy_loss": 1.0, "others/policy_loss": 2.0, "total_loss": 3.0, "others/rows": 7.0}
     assert stats.get_loss_stats_dict() == means
-
-
-def test_who_is_not_to_learn_does_not():
-    policy = game_config(multi_agent={"policies_to_train": ["others"]}).build_policy()
-    before = policy.learner_group.get_weights()["first"]
-    with policy_within_training_step(policy):
-        policy.update(0, store_of(policy), 8, 1)
-    assert all(np.array_equal(leaf, policy.learner_group.get_weights()["first"][name]) for name, leaf in before.items())
 
 
 def drawn(policy):

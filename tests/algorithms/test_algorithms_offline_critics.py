@@ -19,7 +19,6 @@ from lockstep.envs.probes import (
     ObservationActionProbeContinuous,
     TruncationProbe,
 )
-from lockstep.ops import expectile_loss, exponential_weights
 
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
 ROWS, GAMMA = 12, 0.9
@@ -72,25 +71,6 @@ def near(results, **expected):
 
 
 # -- losses of rows ---
-
-
-def test_the_expectile_loss_weighs_errors_by_their_sign():
-    errors = torch.tensor([-2.0, 0.0, 3.0])
-    torch.testing.assert_close(expectile_loss(errors, 0.7), torch.tensor([0.3 * 4, 0.0, 0.7 * 9]))
-    torch.testing.assert_close(expectile_loss(errors, 0.5), 0.5 * errors.square())
-    data = torch.tensor([0.0, 1.0, 2.0, 10.0])
-    found = torch.linspace(0, 10, 10001)[
-        torch.stack([expectile_loss(data - v, 0.9).mean() for v in torch.linspace(0, 10, 10001)]).argmin()
-    ]
-    weights = torch.where(data > found, 0.9, 0.1)
-    assert float(found) == pytest.approx(float((weights * data).sum() / weights.sum()), abs=2e-3)
-
-
-def test_exponential_weights_are_finite_where_they_are_limited():
-    advantages = torch.tensor([-1.0, 0.0, 1e6])
-    expected = torch.tensor([math.exp(-3.0), 1.0, 100.0])
-    torch.testing.assert_close(exponential_weights(advantages, 3.0, 100.0), expected)
-    assert exponential_weights(advantages, 0.0).tolist() == [1.0, 1.0, 1.0]
 
 
 # -- IQL ---
@@ -183,11 +163,6 @@ def test_the_critics_of_td3_bc_are_those_of_td3_and_its_policy_waits():
     assert all(torch.equal(a, b) for a, b in zip(before, target.parameters()))
     assert "actor_loss" in learner.update_from_batch(batch_of())[MODULE]
     assert not all(torch.equal(a, b) for a, b in zip(before, target.parameters()))
-
-
-def test_td3_bc_normalises_observations_unless_told_otherwise():
-    assert TD3BCConfig().normalize_observations
-    assert not IQLConfig().normalize_observations
 
 
 # -- CQL ---

@@ -9,10 +9,10 @@ from gymnasium import spaces
 from space_envs import SpaceEnv
 from torch import nn
 
-from lockstep import PPOConfig, TD3Config, get_config
-from lockstep.algorithms import DQNLearner, PPOLearner
+from lockstep import PPOConfig, get_config
+from lockstep.algorithms import PPOLearner
 from lockstep.data.episode import SingleAgentEpisode
-from lockstep.modules import DefaultQModule, MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
+from lockstep.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, wrap_module
 
 OBS, BOX, CHOICES = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 
@@ -30,13 +30,6 @@ class Fixed(Plain):
 
     def setup(self):
         self.layer = nn.Linear(2, 2)
-
-
-class PlainQ(Plain):
-    """All that DQN needs."""
-
-    def forward_train(self, batch):
-        return {"q_values": self.layer(batch["obs"])}
 
 
 class OneHead(RLModule):
@@ -116,15 +109,6 @@ def test_a_network_that_does_not_learn_needs_no_more_than_acting_does(algorithm)
             config.build_trainer()
 
 
-def test_what_a_network_that_is_added_lacks_is_named_and_nothing_changes():
-    learner = TD3Config().environment(observation_space=OBS, action_space=BOX).build_learner()
-    before = learner.get_state()
-    with pytest.raises(ValueError, match=r"TD3Learner needs what Plain .*'second'.* critics, compute_actions"):
-        learner.add_module(module_id="second", module_spec=RLModuleSpec(Plain, OBS, BOX))
-    assert list(learner.module) == ["default_policy"]
-    assert list(learner.get_state()["registered"]) == list(before["registered"])
-
-
 def test_an_output_that_the_loss_looks_for_in_vain_is_named_with_the_network():
     learner = config("dqn", CHOICES).build_learner()
     message = r"DQNLearner needs what Plain.forward_train does not return: q_values \(it returns action_dist_inputs\)"
@@ -146,29 +130,6 @@ def test_state_values_that_a_network_does_not_have_are_named_before_advantages_a
     learner = config("ppo", CHOICES).build_learner()
     with pytest.raises(ValueError, match=r"PPOLearner needs what Plain.forward_train does not return: vf_preds"):
         learner.update_from_episodes([episode()])
-
-
-def test_dqn_needs_nothing_but_action_values_with_its_loss_written_out_too():
-    class WrittenOut(DQNLearner):
-        def masked_mean(self, values, batch):  # an overridden mean keeps the compiled kernel away
-            return super().masked_mean(values, batch)
-
-    fused = config("dqn", CHOICES, PlainQ).build_learner()
-    written = config("dqn", CHOICES, PlainQ).training(learner_class=WrittenOut).build_learner()
-    for learner in (fused, written):
-        learner.update_from_batch(transitions(CHOICES))
-    for first, second in zip(fused.module.parameters(), written.module.parameters()):
-        torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
-
-
-def test_an_error_of_ones_own_loss_arrives_as_it_is():
-    class Own(DQNLearner):
-        def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-            return config.learner_config_dict["my_option"]
-
-    learner = config("dqn", CHOICES, DefaultQModule).training(learner_class=Own).build_learner()
-    with pytest.raises(KeyError, match="my_option"):
-        learner.update_from_batch(transitions(CHOICES))
 
 
 class PlainMasked(nn.Module):

@@ -50,13 +50,6 @@ def test_single_actions_take_and_give_a_state_without_rows():
     assert state["h"].shape == (4,)
 
 
-def test_continuous_actions_of_a_policy_with_memory():
-    policy = config(action_space=spaces.Box(-1.0, 1.0, (2,))).build_policy()
-    actions, state = policy.compute_actions(obs()[0])
-    assert actions.shape == (2, 2)
-    assert set(state) == {"h", "c"}
-
-
 def test_a_state_that_does_not_fit_is_refused_with_both_shapes():
     policy = config("gru").build_policy()
     with pytest.raises(ValueError, match=r"\{'h': \(3, 4\)\}, expected \{'h': \(2, 4\)\}; None begins episodes"):

@@ -9,9 +9,9 @@ import torch
 from algorithm_tools import MODULE, transitions
 from gymnasium import spaces
 
-from lockstep import SACConfig, SampleBatch, TD3Config, policy_within_training_step
+from lockstep import SACConfig, TD3Config, policy_within_training_step
 from lockstep.algorithms import SACLearner, TD3Learner
-from lockstep.modules import ActionCritics, DefaultSACModule, DefaultTD3Module, GaussianNoise, ModelConfig
+from lockstep.modules import ActionCritics, DefaultTD3Module, GaussianNoise, ModelConfig
 
 OBS, BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
 ROWS, GAMMA, TAU, LR = 12, 0.9, 0.1, {"actor_lr": 1e-3, "critic_lr": 3e-3}
@@ -213,16 +213,6 @@ def test_td3_and_ddpg_are_the_plain_implementation(kind):
     assert_same_networks(target, plain.target_actor, plain.targets)
 
 
-@pytest.mark.parametrize("config", [SACConfig, TD3Config])
-def test_many_gradient_steps_in_one_call_are_as_many_calls(config):
-    one, other = learner_of(config()), learner_of(config())
-    batch = batch_of(rows=4 * ROWS)
-    one.update_from_batch(batch, minibatch_size=ROWS)
-    for start in range(0, 4 * ROWS, ROWS):
-        other.update_from_batch(batch[start : start + ROWS])
-    assert_same(one.module[MODULE].parameters(), other.module[MODULE].parameters())
-
-
 def test_a_fixed_temperature_is_not_learned_and_zero_is_allowed():
     for alpha in (0.3, 0.0):
         learner = learner_of(SACConfig(), alpha=alpha)
@@ -261,16 +251,6 @@ def test_state_restores_targets_temperature_noise_and_the_next_update(config):
     assert torch.equal(*[learner.registered[f"{MODULE}/target"].flat for learner in (one, other)])
 
 
-@pytest.mark.parametrize("config", [SACConfig, TD3Config])
-def test_mixed_precision_computes_networks_in_bfloat16_and_keeps_float32_parameters(config):
-    exact, half = (config().framework(mixed_precision=on).build_learner(spaces=(OBS, BOX)) for on in (False, True))
-    results = [learner.update_from_batch(batch_of(rows=64), minibatch_size=32)[MODULE] for learner in (exact, half)]
-    assert results[0]["critic_loss"] != results[1]["critic_loss"]
-    for name in ("critic_loss", "actor_loss", "q_mean"):
-        assert results[1][name] == pytest.approx(results[0][name], abs=0.02)
-    assert {p.dtype for p in half.module[MODULE].parameters()} == {torch.float32}
-
-
 def test_critics_are_a_loop_over_single_networks_and_a_frozen_pass_has_no_gradient_but_the_actions():
     for space in (OBS, spaces.Box(0, 255, (12, 12, 3), np.uint8)):
         critics = ActionCritics(space, BOX, ModelConfig(hiddens=(8,), num_critics=3, image_hiddens=(6,)))
@@ -286,24 +266,6 @@ def test_critics_are_a_loop_over_single_networks_and_a_frozen_pass_has_no_gradie
         assert actions.grad.abs().sum() > 0
     with pytest.raises(ValueError, match="critics of a Box action space need actions"):
         critics(obs)
-
-
-def test_forbidden_actions_of_discrete_sac_are_neither_taken_nor_valued():
-    space = spaces.Dict({"observations": OBS, "action_mask": spaces.MultiBinary(3)})
-    config = SACConfig().rl_module(model_config={"hiddens": (8,)})
-    policy = config.build_policy(spaces=(space, DISCRETE))
-    masks = np.tile(np.array([[1, 0, 1], [0, 1, 0]], np.int8), (100, 1))
-    obs = {"observations": np.zeros((200, 3), np.float32), "action_mask": masks}
-    with policy_within_training_step(policy):
-        actions = policy.compute_actions(obs)
-    assert masks[np.arange(200), actions].all()
-    assert set(actions[::2]) == {0, 2}
-    rest = batch_of(DISCRETE, rows=200)
-    given = {name: rest[name] for name in ("rewards", "terminateds")}
-    batch = SampleBatch({"obs": obs, "new_obs": obs, "actions": actions, **given})
-    results = policy.learner_group.update_from_batch(batch)[MODULE]
-    assert abs(results["q_mean"]) < 10
-    assert abs(results["actor_loss"]) < 10
 
 
 @pytest.mark.parametrize("config", [SACConfig, TD3Config])
@@ -351,20 +313,6 @@ def test_exploration_noise_of_td3_has_its_deviation_and_follows_its_schedule():
 def test_spaces_and_networks_that_cannot_be_are_refused(config, model, space, message):
     with pytest.raises(ValueError, match=message):
         config().rl_module(model_config=model).build_learner(spaces=(OBS, space))
-
-
-@pytest.mark.parametrize("config, kind", [(SACConfig, DefaultSACModule), (TD3Config, DefaultTD3Module)])
-def test_the_configuration_survives_json_and_modules_their_specs(config, kind):
-    given = config().environment("Pendulum-v1").replay(capacity=77).training(tau=0.5)
-    again = config().update_from_dict(given.to_dict())
-    assert again.to_dict() == given.to_dict()
-    module = again.build_learner().module[MODULE]
-    assert isinstance(module, kind)
-    built = module.spec().build()
-    built.set_state(module.get_state())
-    assert built.spec().to_dict() == module.spec().to_dict()
-    acting = type(module)(OBS, BOX, inference_only=True, model_config={"hiddens": (4,)})
-    assert not any(name.startswith("critics") for name in acting.state_dict())
 
 
 def test_what_a_deterministic_policy_cannot_say_is_refused():

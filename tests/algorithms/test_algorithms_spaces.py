@@ -88,17 +88,6 @@ def test_every_action_space_trains_two_updates_and_the_environment_gets_its_own_
     assert space.contains(policy.compute_single_action(np.zeros(3, np.float32)))
 
 
-def test_masked_actions_are_never_chosen_drawn_or_greedy():
-    policy, _, results = train(PPOConfig(), OBSERVATIONS["masked"])  # the environment raises for a forbidden one
-    assert 0.5 < results["default_policy"]["entropy"] <= np.log(2) + 1e-6  # two of three actions are allowed
-    masks = np.eye(3, dtype=np.int8).repeat(20, axis=0)
-    obs = {"observations": np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), "action_mask": masks}
-    with policy_within_training_step(policy):
-        drawn = policy.compute_actions(obs)
-    for actions in (drawn, policy.compute_actions(obs)):
-        np.testing.assert_array_equal(actions, masks.argmax(1))
-
-
 @pytest.mark.parametrize("name", ["masked", "masked_obs", "masked_several"])
 @pytest.mark.parametrize(
     ("config", "model"),
@@ -138,16 +127,6 @@ def learner_of(algorithm, space, mixed=False, **training):
     return config.build_learner(spaces=(BOX, space))
 
 
-@pytest.mark.parametrize("space", ["box", "box_2d", "box_0d"])
-@pytest.mark.parametrize("algorithm", ["sac", "td3"])
-def test_boxes_of_any_shape_are_collected_and_learned_from(algorithm, space):
-    config = get_config(algorithm).environment(lambda: SpaceEnv(BOX, LEARNED[space]))
-    config.replay(learning_starts=8).training(train_batch_size=8).reporting(total_steps=32)
-    config.env_runners(num_envs_per_env_runner=2).evaluation(evaluation_episodes=1)
-    info = config.rl_module(model_config={"hiddens": (8,)}).build_trainer().run()
-    assert info.gradient_step > 0
-
-
 @pytest.mark.parametrize(
     "algorithm, space",
     [(kind, space) for kind in ANY for space in LEARNED]
@@ -158,14 +137,6 @@ def test_recorded_actions_of_every_space_are_learned_from(algorithm, space):
     config.offline_data(input_=transitions(LEARNED[space], rows=64)).reporting(total_steps=2)
     trainer = config.rl_module(model_config={"hiddens": (8,)}).build_trainer()
     assert trainer.run().gradient_step == 2
-
-
-def test_an_action_out_of_range_of_a_table_of_choices_is_refused():
-    batch = transitions(LEARNED["multi_discrete_2d"], rows=64)
-    batch["actions"] = batch["actions"].reshape(64, -1)
-    batch["actions"][5, 1] = 3
-    with pytest.raises(ValueError, match=r"column 'actions' has .* at row 5; allowed are whole numbers"):
-        learner_of("bc", LEARNED["multi_discrete_2d"]).update_from_batch(batch)
 
 
 @pytest.mark.parametrize(

@@ -173,14 +173,6 @@ def test_without_vtrace_older_policies_are_not_corrected_for(config):
     torch.testing.assert_close(columns["advantages"], expected["advantages"], rtol=0, atol=1e-12)
 
 
-def test_shards_carry_the_log_probabilities_of_their_own_rows():
-    whole = trajectories_from_episodes(some_episodes(logp=True))
-    shards = whole.shards(3)
-    assert sorted(row for shard in shards for row in shard.positions) == list(range(12))
-    for shard in shards:
-        np.testing.assert_array_equal(shard.action_logp[shard.owned], whole.action_logp[shard.positions, 0])
-
-
 # -- target network, penalty ---
 
 

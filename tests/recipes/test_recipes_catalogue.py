@@ -27,11 +27,6 @@ def test_recipes_are_found_by_algorithm_and_environment():
     assert find_recipe("ppo", gym.make) is None
 
 
-def test_each_pair_has_one_recipe():
-    pairs = [(recipe.algorithm, recipe.env) for recipe in RECIPES]
-    assert len(set(pairs)) == len(pairs)
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=name)
 def test_a_recipe_is_a_full_configuration(recipe):
     config = recipe.config()

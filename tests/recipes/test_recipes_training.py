@@ -6,7 +6,7 @@ import lockstep
 from lockstep import PPOConfig
 from lockstep.algorithms import get_config
 from lockstep.cli.commands import parse
-from lockstep.recipes import RECIPES, find_recipe
+from lockstep.recipes import RECIPES
 from lockstep.recipes.training import find_settings
 from lockstep.tracking import RunFolder
 
@@ -112,9 +112,3 @@ def test_environments_that_cannot_be_split_are_refused_with_the_numbers_that_can
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_recipe_is_found_under_the_id_alone():
-    assert find_recipe("ppo", "CartPole-v1") is not None
-    made = find_settings("ppo", lambda: None)
-    assert made.sources == ["the defaults of ppo"]

@@ -374,5 +374,5 @@ def test_what_a_checkpoint_without_a_policy_holds_is_told():
     module = learner.module["default_policy"].save_to_path()
     with pytest.raises(ValueError, match=r"holds no policy, but an RLModule \(RLModule.from_checkpoint reads it\)"):
         Policy.from_checkpoint(module)
-    with pytest.raises(ValueError, match=r"there is no policy, but a learner \(Learner.from_checkpoint reads it\)"):
+    with pytest.raises(ValueError, match=r"holds no policy, but a learner \(Learner.from_checkpoint reads it\)"):
         cartpole().build_policy().restore_from_path(learner.save_to_path())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
-from lockstep.learner.config import TrainingSection
+from lockstep.learner.config import TrainingOptions, TrainingSection
 from lockstep.learner.inputs import check_outputs
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
@@ -22,20 +21,48 @@ from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
 from lockstep.ops.fused_losses import Others, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
+from lockstep.state.options import ConfigT, option
+from lockstep.state.schedules import ScheduleLike
 
 Training = TypeVar("Training", bound=TrainingSection)
 
 
-class CorrectionOptions(Protocol):
-    """Options of V-trace, which IMPALA and APPO share."""
+class CorrectedOptions(TrainingOptions, total=False):
+    """Options of `CorrectedTraining`."""
 
-    gamma: float
-    lambda_: float
+    max_lag: int
     vtrace: bool
     vtrace_clip_rho_threshold: float | None
     vtrace_clip_pg_rho_threshold: float | None
-    max_lag: int
+    lambda_: float
     vf_loss_coeff: float
+    entropy_coeff: ScheduleLike
+
+
+@dataclass
+class CorrectedTraining(TrainingSection[ConfigT]):
+    """Options of IMPALA and APPO, which V-trace corrects for the policy that acted."""
+
+    lr: ScheduleLike = 5e-4
+    train_batch_size: int = 500
+    max_lag: int = option(2, ge=0)
+    """with env runners in other processes: updates that may lie between the policy that acted and the one that learns;
+    0: they take turns"""
+    grad_clip: float | None = 40.0
+    vtrace: bool = True
+    """correct for the policy that acted; `False`: take its steps for those of the policy that learns (or of the target
+    network)"""
+    vtrace_clip_rho_threshold: float | None = option(1.0, gt=0)
+    """upper limit of the importance weights of the value targets (the paper's rho-bar); `None`: no limit"""
+    vtrace_clip_pg_rho_threshold: float | None = option(1.0, gt=0)
+    """the same in the policy gradient"""
+    lambda_: float = option(1.0, ge=0, le=1)
+    """how far the corrections reach; lambda of GAE with `vtrace=False`"""
+    vf_loss_coeff: float = option(0.5, ge=0)
+    entropy_coeff: ScheduleLike = 0.01
+
+    def __call__(self, **options: Unpack[CorrectedOptions]) -> ConfigT:
+        return self.change(options)
 
 
 @dataclass(slots=True)
@@ -54,25 +81,16 @@ class Evaluated:
     """[T * B, D] what acted, as far as it was recorded; `action_dist_inputs` where it was not"""
     old_logp: Tensor
     """[T * B] the same of `action_logp`"""
+    old_values: Tensor
+    """[T * B] the same of the values"""
     values: np.ndarray
     """[T, B]"""
-    old_values: np.ndarray
-    """[T, B] values as recorded when acting; `values` where they were not"""
     next_values: np.ndarray
     """[T, B] value of the true next observation; the estimator ignores it where the episode terminated"""
     sequences: SequenceRows | None = None
     """of a module with memory: the sequences to train on"""
     bootstrap_obs: Tree = None
     """[K, ...] tensors, after the observation pipeline; None for K = 0"""
-
-
-@dataclass(slots=True)
-class Corrected:
-    """A rollout `[T, B]`, corrected by V-trace; flat rows `[T * B]` on the learner's device."""
-
-    advantages: Tensor
-    """for the policy gradient, without an importance weight (unless `weighted`)"""
-    value_targets: Tensor
 
 
 class OnPolicyLearner(Learner[Training]):
@@ -102,7 +120,37 @@ class OnPolicyLearner(Learner[Training]):
         last = None
         if len(trajectories.bootstrap_index):
             last = map_tree(self.to_tensor, pipeline(trajectories.bootstrap_obs))
-        sequences, bootstrap = None, None
+        inputs, flat_values, bootstrap, sequences = self._outputs(module, trajectories, obs, last)
+        actions = self.to_tensor(trajectories.flat_actions())
+        values = flat_values.cpu().numpy().reshape(trajectories.shape)
+        next_values = np.zeros_like(values)
+        next_values[:-1] = values[1:]
+        if bootstrap is not None:
+            next_values.reshape(-1)[trajectories.bootstrap_index] = self.to_tensor(bootstrap).cpu().numpy()
+        logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
+        old_inputs = self._recorded(trajectories, Columns.ACTION_DIST_INPUTS, inputs)
+        old_logp = logp
+        if old_inputs is not inputs:
+            old_logp = module.action_dist_cls.from_inputs(old_inputs).log_prob(actions)
+        return Evaluated(
+            obs=obs,
+            actions=actions,
+            action_dist_inputs=inputs,
+            action_logp=logp,
+            old_dist_inputs=old_inputs,
+            old_logp=self._recorded(trajectories, Columns.ACTION_LOGP, old_logp),
+            old_values=self._recorded(trajectories, Columns.VF_PREDS, flat_values),
+            values=values,
+            next_values=next_values,
+            sequences=sequences,
+            bootstrap_obs=last,
+        )
+
+    def _outputs(
+        self, module: RLModule, trajectories: Trajectories, obs: Tree, last: Tree
+    ) -> tuple[Tensor, Tensor, Tensor | None, SequenceRows | None]:
+        """Return distribution inputs and values of all rows, values `[K]` of `last`, and sequences with memory."""
+        bootstrap, sequences = None, None
         if module.is_stateful():
             out, bootstrap, sequences = evaluate_sequences(self.to_tensor, module, trajectories, obs, last)
         else:
@@ -113,50 +161,16 @@ class OnPolicyLearner(Learner[Training]):
         check_outputs(out, names, type(module).__name__, type(self).__name__)
         if last is not None and not module.is_stateful():
             bootstrap = module.compute_values({Columns.OBS: last})
-        actions = self.to_tensor(trajectories.flat_actions())
-        inputs = out[Columns.ACTION_DIST_INPUTS]
-        values = self.to_tensor(out[Columns.VF_PREDS]).cpu().numpy().reshape(trajectories.shape)
-        next_values = np.empty_like(values)
-        next_values[:-1] = values[1:]
-        next_values[-1] = 0.0
-        if bootstrap is not None:
-            next_values.reshape(-1)[trajectories.bootstrap_index] = self.to_tensor(bootstrap).cpu().numpy()
-        logp = module.action_dist_cls.from_inputs(inputs).log_prob(actions)
-        old_inputs, old_logp, old_values = self._as_recorded(module, trajectories, actions, inputs, logp, values)
-        return Evaluated(
-            obs, actions, inputs, logp, old_inputs, old_logp, values, old_values, next_values, sequences, last
-        )
+        return out[names[0]], self.to_tensor(out[names[1]]), bootstrap, sequences
 
-    def _as_recorded(
-        self,
-        module: RLModule,
-        trajectories: Trajectories,
-        actions: Tensor,
-        inputs: Tensor,
-        logp: Tensor,
-        values: np.ndarray,
-    ) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Return inputs of the action distribution, log-probabilities and values as recorded when acting.
-
-        Where nothing was recorded, they are those that are passed in.
-        """
-        recorded = dict(trajectories.recorded or {})
-        old_inputs = self._recorded(recorded, Columns.ACTION_DIST_INPUTS, inputs)
-        if old_inputs is not inputs:
-            logp = module.action_dist_cls.from_inputs(old_inputs).log_prob(actions)
-        if trajectories.action_logp is not None:
-            recorded[Columns.ACTION_LOGP] = trajectories.action_logp
-            logp = self._recorded(recorded, Columns.ACTION_LOGP, logp)
-        if Columns.VF_PREDS in recorded:
-            flat = self._recorded(recorded, Columns.VF_PREDS, self.to_tensor(values.reshape(-1)))
-            values = flat.cpu().numpy().reshape(values.shape)
-        return old_inputs, logp, values
-
-    def _recorded(self, recorded: Mapping[str, np.ndarray], name: str, computed: Tensor) -> Tensor:
-        """Return what was recorded as `name` `[T, B, ...]` in rows, and `computed` `[T * B, ...]` where it is NaN."""
-        if name not in recorded:
+    def _recorded(self, trajectories: Trajectories, name: str, computed: Tensor) -> Tensor:
+        """Return what was recorded as `name` when acting, in rows, and `computed` `[T * B, ...]` where it is NaN."""
+        found: Any = (trajectories.recorded or {}).get(name)
+        if name == Columns.ACTION_LOGP:
+            found = trajectories.action_logp
+        if found is None:
             return computed
-        found = self.to_tensor(np.ascontiguousarray(recorded[name])).to(computed.dtype)
+        found = self.to_tensor(np.ascontiguousarray(found)).to(computed.dtype)
         if found.numel() != computed.numel():
             raise ValueError(
                 f"the episodes recorded {name!r} with {found.numel() // len(computed)} numbers for each step, this "
@@ -193,18 +207,19 @@ class OnPolicyLearner(Learner[Training]):
     def correct(
         self,
         module_id: str,
-        options: CorrectionOptions,
         trajectories: Trajectories,
         rollout: Evaluated,
         *,
         target_logp: Tensor | None = None,
         weighted: bool = False,
-    ) -> Corrected:
-        """Return V-trace from the policy that acted to the one of `target_logp` `[T * B]` (None: the one that learns).
+    ) -> tuple[Tensor, Tensor]:
+        """Return advantages and value targets, `[T * B]` each, by V-trace from the policy that acted.
 
-        Steps whose `action_logp` is not known count as acted by the policy that learns, as it is now. With
-        `vtrace=False` nothing is corrected: lambda returns and GAE.
+        It corrects towards the policy of `target_logp` `[T * B]` (None: the one that learns). Steps whose `action_logp`
+        is not known count as acted by the policy that learns, as it is now. With `vtrace=False` nothing is corrected:
+        lambda returns and GAE. `weighted`: the advantages have importance weights in them.
         """
+        options: Any = self.config_of(module_id)
         target, behaviour = rollout.action_logp if target_logp is None else target_logp, rollout.old_logp
         log_ratios = target - behaviour if options.vtrace else torch.zeros_like(behaviour)
         targets, advantages = vtrace(
@@ -221,7 +236,7 @@ class OnPolicyLearner(Learner[Training]):
             weighted=weighted,
         )
         self._log_explained_variance(module_id, trajectories, rollout.values, targets)
-        return Corrected(self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1)))
+        return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def _log_explained_variance(
         self, module_id: str, trajectories: Trajectories, values: np.ndarray, targets: np.ndarray

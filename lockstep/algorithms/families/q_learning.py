@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.families.transitions import COLUMNS
+from lockstep.algorithms.families.transitions import COLUMNS, follow_targets
 from lockstep.data.columns import Columns
 from lockstep.learner.config import SampledTraining, TrainingOptions
 from lockstep.learner.learner import Learner, Outputs
@@ -47,7 +47,6 @@ class ActionValueTraining(SampledTraining[ConfigT]):
     """how far an update takes the target network towards the one that learns; 1: all the way"""
 
     def __call__(self, **options: Unpack[ActionValueOptions]) -> ConfigT:
-        """Set options; return the configuration."""
         return self.change(options)
 
 
@@ -64,14 +63,11 @@ class QLearner(Learner[Training]):
             load_q_kernel(int(self.module[module_id].action_space.n), self.dtype)  # type: ignore[attr-defined]
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
-        """Return what the loss reads (`discounts` and `weights` only where they are there)."""
         return COLUMNS
 
     def after_gradient_step(self) -> None:
         """Let target networks follow, as `target_update_interval` and `tau` say."""
-        for module_id in self.optimizers.module_ids_with_loss():
-            config, target = self.config_of(module_id), self.registered[f"{module_id}/target"]
-            target.after_gradient_step(self.optimizers, config.target_update_interval, config.tau)
+        follow_targets(self, "target_update_interval")
 
     # -- what comes next ---
 

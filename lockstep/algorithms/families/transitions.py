@@ -1,16 +1,38 @@
-"""What losses on single transitions share: the columns they read, and what they do with rewards and critics."""
+"""Learning from single transitions: what all such losses share, and two families of actor-critics.
+
+`SoftActorCriticLearner` has a policy that keeps its entropy, `DelayedActorCriticLearner` one that learns in every n-th
+step only.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Unpack
+
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.data.columns import Columns
-from lockstep.learner.learner import Learner
+from lockstep.learner.config import SampledTraining, TrainingOptions
+from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
+from lockstep.learner.optimizers import RegisteredOptimizer
+from lockstep.learner.targets import TargetNetwork
+from lockstep.state.options import ConfigT, option
+from lockstep.state.schedules import ScheduleLike
 
 COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
 """what the losses read, and `discounts` and `weights` where they are there"""
+NOISE, NEXT_NOISE = "action_noise", "next_action_noise"
+"""columns: what draws the policy's actions at an observation, and at the one after it"""
+RECTIFIED = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
+"""the networks of the papers: two layers of 256 rectified units"""
+DISCRETE_ENTROPY = 0.98
+"""share of the highest entropy that "auto" aims at where actions are discrete (Christodoulou 2019)"""
+TARGET_NOISE = "target_noise"
+"""column: what smooths the target policy's action"""
 
 
 def discounts_of(batch: TensorColumns, gamma: float, dtype: torch.dtype) -> Tensor:
@@ -57,8 +79,289 @@ def critic_loss(batch: TensorColumns, values: Tensor, targets: Tensor, *, module
     return loss
 
 
-def actor_and_critics(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of a module's `critics`, after all others."""
-    critics: list[nn.Parameter] = list(module.critics.parameters())  # type: ignore[union-attr]
+def follow_targets(learner: Learner[Any], interval_option: str | None = None) -> None:
+    """Let target networks go `tau` towards what learns, in each step or as often as an option says."""
+    for module_id in learner.optimizers.module_ids_with_loss():
+        config = learner.config_of(module_id)
+        interval = 1 if interval_option is None else getattr(config, interval_option)
+        learner.registered[f"{module_id}/target"].after_gradient_step(learner.optimizers, interval, config.tau)
+
+
+# -- actor-critics ---
+
+
+class ActorCriticOptions(TrainingOptions, total=False):
+    """Options of `ActorCriticTraining`."""
+
+    actor_lr: ScheduleLike | None
+    critic_lr: ScheduleLike | None
+    tau: float
+
+
+@dataclass
+class ActorCriticTraining(SampledTraining[ConfigT]):
+    """Options of all actor-critics that learn from single transitions."""
+
+    lr: ScheduleLike = 3e-4
+    """learning rate of all optimizers that have none of their own"""
+    actor_lr: ScheduleLike | None = option(None, ge=0, finite=True)
+    """of the policy; `None`: `lr`"""
+    critic_lr: ScheduleLike | None = option(None, ge=0, finite=True)
+    """of the critics; `None`: `lr`"""
+    tau: float = option(0.005, gt=0, le=1)
+    """how far target networks go towards those that learn, in each update of them"""
+
+    def lr_of(self, optimizer_name: str) -> ScheduleLike:
+        """Return the learning rate of an optimizer: its own, `<name>_lr`, or `lr`."""
+        own: ScheduleLike | None = getattr(self, f"{optimizer_name}_lr")
+        return self.lr if own is None else own
+
+
+def register_actor_and_critics(learner: Learner[Any], module_id: str, config: ActorCriticTraining[Any]) -> None:
+    """Register the optimizers "actor" and "critic": of a module's `critics`, and of all its other parameters."""
+    module: Any = learner.module[module_id]
+    critics: list[nn.Parameter] = list(module.critics.parameters())
     ids = {id(param) for param in critics}
-    return [param for param in module.parameters() if id(param) not in ids], critics
+    actor = [param for param in module.parameters() if id(param) not in ids]
+    for name, params in (("actor", actor), ("critic", critics)):
+        learner.register_adam(module_id, name, params, config.lr_of(name), config.adam_epsilon)
+
+
+class SoftActorCriticOptions(ActorCriticOptions, total=False):
+    """Options of `SoftActorCriticTraining`."""
+
+    alpha_lr: ScheduleLike | None
+    target_update_interval: int
+    alpha: float | Literal["auto"]
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+
+
+@dataclass
+class SoftActorCriticTraining(ActorCriticTraining[ConfigT]):
+    """Options that SAC and CQL have in common."""
+
+    alpha_lr: ScheduleLike | None = option(None, ge=0, finite=True)
+    """of the temperature; `None`: `lr`"""
+    target_update_interval: int = option(1, ge=1)
+    """gradient steps between two updates of the target critics"""
+    alpha: float | Literal["auto"] = option("auto", ge=0)
+    """temperature, the weight of the entropy: a number, or "auto": learned, so that the entropy is `target_entropy`"""
+    initial_alpha: float = option(1.0, gt=0)
+    """where a learned temperature begins"""
+    target_entropy: float | Literal["auto"] = option("auto", finite=True)
+    """in nats; "auto": minus the number of action dimensions, or 0.98 of the highest for discrete actions"""
+
+    def __call__(self, **options: Unpack[SoftActorCriticOptions]) -> ConfigT:
+        return self.change(options)
+
+
+SoftTraining = TypeVar("SoftTraining", bound=SoftActorCriticTraining[Any])
+
+
+class SoftActorCriticLearner(Learner[SoftTraining]):
+    """The family of SAC and CQL. Target critics and temperature are part of the learner's state."""
+
+    def setup_module(self, module_id: str) -> None:
+        """Make the target critics, `<module id>/target`, and the temperature, `<module id>/log_alpha`."""
+        parts = ["critics.is_discrete"] if self.is_discrete(module_id) else ["critics.is_discrete", "sample"]
+        self.check_parts(module_id, *parts)
+        config = self.config_of(module_id)
+        module: Any = self.module[module_id]
+        self.register_state(f"{module_id}/target", TargetNetwork(module.critics))
+        first = config.initial_alpha if config.alpha == "auto" else config.alpha
+        log_alpha = torch.tensor(math.log(first) if first > 0 else -math.inf, dtype=self.dtype, device=self.device)
+        self.register_state(f"{module_id}/log_alpha", nn.Parameter(log_alpha, requires_grad=config.alpha == "auto"))
+
+    def configure_optimizers_for_module(self, module_id: str, config: SoftTraining) -> None:
+        """Register "actor", "critic" and, where the temperature is learned, "alpha"."""
+        register_actor_and_critics(self, module_id, config)
+        if config.alpha == "auto":
+            params = [self.registered[f"{module_id}/log_alpha"]]
+            self.register_adam(module_id, "alpha", params, config.lr_of("alpha"), config.adam_epsilon)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        return COLUMNS
+
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """Return, for a Box, the random numbers of two actions for each row."""
+        if self.is_discrete(module_id):
+            return {}
+        return dict.fromkeys((NOISE, NEXT_NOISE), self.module[module_id].action_dist_cls.noise_size)
+
+    def after_gradient_step(self) -> None:
+        """Let the target critics follow, as `target_update_interval` and `tau` say."""
+        follow_targets(self, "target_update_interval")
+
+    def is_discrete(self, module_id: str) -> bool:
+        """Return whether actions are choices."""
+        return isinstance(self.module[module_id].action_space, spaces.Discrete)
+
+    @torch.no_grad()
+    def soft_next_values(self, module_id: str, batch: TensorColumns, alpha: Tensor | float) -> Tensor:
+        """Return the soft value `[N]` (Haarnoja et al. 2018, equation 3) of the next observation.
+
+        By the smallest target critic.
+        """
+        module: Any = self.module[module_id]
+        critics = self.registered[f"{module_id}/target"].module
+        after = {Columns.OBS: batch[Columns.NEXT_OBS]}
+        if NEXT_NOISE in batch:
+            actions, logp = module.sample(after, batch[NEXT_NOISE])
+            return self.to_tensor(critics(after[Columns.OBS], actions).amin(0)) - alpha * logp
+        log_probs = self._log_probs(module_id, module.forward_inference(after))
+        values = self.to_tensor(critics(after[Columns.OBS]).amin(0))
+        return (log_probs.exp() * (values - alpha * log_probs)).sum(-1)
+
+    def policy_terms(
+        self, module_id: str, batch: TensorColumns, fwd_out: Outputs, alpha: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what each row adds to the policy's loss, and the log-density of its action, `[N]` each.
+
+        Of a discrete policy both are means over all actions.
+        """
+        module: Any = self.module[module_id]
+        if self.is_discrete(module_id):
+            log_probs = self._log_probs(module_id, fwd_out)
+            probs, values = log_probs.exp(), fwd_out["q_values"].detach().amin(0)
+            return (probs * (alpha * log_probs - values)).sum(-1), (probs * log_probs).sum(-1)
+        dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        actions, logp = dist.sample_with_log_prob(batch[NOISE])
+        values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True).amin(0))
+        return alpha * logp - values, logp
+
+    def _log_probs(self, module_id: str, outputs: Outputs) -> Tensor:
+        """Return `[N, A]` of a discrete policy."""
+        dist: Any = self.module[module_id].action_dist_cls.from_inputs(
+            self.to_tensor(outputs[Columns.ACTION_DIST_INPUTS])
+        )
+        return dist.log_probs
+
+    def temperature_loss(self, module_id: str, batch: TensorColumns, neg_entropy: Tensor) -> Tensor | float:
+        """Return the loss of a learned temperature (equation 18), 0 of a fixed one; log entropy and temperature."""
+        config = self.config_of(module_id)
+        log_alpha = self.registered[f"{module_id}/log_alpha"]
+        entropy = -self.masked_mean(neg_entropy.detach(), batch)
+        self.log(module_id, entropy=entropy, alpha=log_alpha.detach().exp())
+        if config.alpha != "auto":
+            return 0.0
+        missing = neg_entropy.detach() + self.target_entropy(module_id)
+        alpha_loss = self.masked_mean(-log_alpha * missing, batch)
+        self.log(module_id, alpha_loss=alpha_loss)
+        return alpha_loss
+
+    def target_entropy(self, module_id: str) -> float:
+        """Return what the entropy is to be, in nats."""
+        config = self.config_of(module_id)
+        if config.target_entropy != "auto":
+            return float(config.target_entropy)
+        space: Any = self.module[module_id].action_space
+        if isinstance(space, spaces.Discrete):
+            return DISCRETE_ENTROPY * math.log(int(space.n))
+        return -float(math.prod(space.shape))
+
+
+class DelayedActorCriticOptions(ActorCriticOptions, total=False):
+    """Options of `DelayedActorCriticTraining`."""
+
+    policy_delay: int
+    target_noise: float
+    noise_clip: float
+
+
+@dataclass
+class DelayedActorCriticTraining(ActorCriticTraining[ConfigT]):
+    """Options that TD3 and TD3+BC have in common."""
+
+    policy_delay: int = option(2, ge=1)
+    """gradient steps of the critics for one of the policy and one update of the target networks"""
+    target_noise: float = option(0.2, ge=0)
+    """deviation of the noise on the target policy's action; 0: none"""
+    noise_clip: float = option(0.5, ge=0)
+    """limit of that noise"""
+
+    def __call__(self, **options: Unpack[DelayedActorCriticOptions]) -> ConfigT:
+        return self.change(options)
+
+
+DelayedTraining = TypeVar("DelayedTraining", bound=DelayedActorCriticTraining[Any])
+
+
+class DelayedActorCriticLearner(Learner[DelayedTraining]):
+    """The family of TD3 and TD3+BC. Target policy and critics are part of the learner's state.
+
+    `fwd_out["q_values"]` `[K, N]` are the values of the actions that were taken.
+    """
+
+    def setup_module(self, module_id: str) -> None:
+        """Make the target policy and critics, `<module id>/target`."""
+        self.check_parts(module_id, "critics", "compute_actions")
+        self.register_state(f"{module_id}/target", TargetNetwork(self.module[module_id]))
+
+    def configure_optimizers_for_module(self, module_id: str, config: DelayedTraining) -> None:
+        """Register "actor" and "critic"."""
+        register_actor_and_critics(self, module_id, config)
+
+    def required_columns(self, module_id: str) -> tuple[str, ...]:
+        return COLUMNS
+
+    def noise_columns(self, module_id: str) -> dict[str, int]:
+        """Return the random numbers that smooth the target action; none where there is no noise."""
+        config = self.config_of(module_id)
+        return {TARGET_NOISE: self.module[module_id].action_dist_cls.noise_size} if config.target_noise > 0 else {}
+
+    def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Outputs]:
+        """Return `q_values` `[K, N]` of the actions that were taken, by module."""
+        modules: Any = self.module
+        with self.mixed_precision():
+            return {
+                mid: {"q_values": self.to_tensor(modules[mid].critics(part[Columns.OBS], part[Columns.ACTIONS]))}
+                for mid, part in batch.items()
+            }
+
+    @torch.no_grad()
+    def smoothed_next_values(self, module_id: str, batch: TensorColumns) -> Tensor:
+        """Return `[N]`, what the smallest target critic says of the target policy's next action, smoothed by noise.
+
+        Fujimoto et al. 2018, algorithm 1.
+        """
+        config = self.config_of(module_id)
+        target = self.registered[f"{module_id}/target"].module
+        with self.mixed_precision():
+            actions = self.to_tensor(target.compute_actions({Columns.OBS: batch[Columns.NEXT_OBS]}))
+            if TARGET_NOISE in batch:
+                noise = (batch[TARGET_NOISE] * config.target_noise).clamp(-config.noise_clip, config.noise_clip)
+                actions = (actions + noise).clamp(-1.0, 1.0)
+            return self.to_tensor(target.critics(batch[Columns.NEXT_OBS], actions).amin(0))
+
+    def critic_loss(self, module_id: str, config: DelayedTraining, batch: TensorColumns, fwd_out: Outputs) -> Tensor:
+        """Return the errors of clipped double Q-learning (algorithm 1)."""
+        targets = td_targets(batch, self.smoothed_next_values(module_id, batch), config.gamma)
+        return critic_loss(batch, fwd_out["q_values"], targets, module_id=module_id, learner=self)
+
+    def policy_values(self, module_id: str, batch: TensorColumns) -> tuple[Tensor, Tensor]:
+        """Return the policy's actions `[N, A]`, and what the first critic says of them `[N]`, without its gradient."""
+        module: Any = self.module[module_id]
+        with self.mixed_precision():
+            actions = self.to_tensor(module.compute_actions(batch))
+            values = module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0]
+        return actions, self.to_tensor(values)
+
+    # -- every n-th step ---
+
+    def policy_learns(self, module_id: str) -> bool:
+        """Return whether, in the present gradient step, the policy learns and the target networks follow."""
+        config = self.config_of(module_id)
+        return bool((self.registered[f"{module_id}/target"].num_steps + 1) % config.policy_delay == 0)
+
+    def takes_part(self, entry: RegisteredOptimizer) -> bool:
+        """Return whether the optimizer is stepped now: that of the policy when it is due."""
+        return entry.name != "actor" or self.policy_learns(entry.module_id)
+
+    def compiled_variant(self) -> tuple[bool, ...]:
+        """Return which policies learn now."""
+        return tuple(self.policy_learns(module_id) for module_id in self.module)
+
+    def after_gradient_step(self) -> None:
+        """Let the target networks follow where the policy has learned."""
+        follow_targets(self, "policy_delay")

@@ -16,13 +16,11 @@ from lockstep import (
     OfflineTrainer,
     OffpolicyTrainer,
     SACConfig,
-    SampleBatch,
     TD3Config,
 )
 from lockstep.algorithms.offline import offline_source
 from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.state import read_checkpoint, write_checkpoint
 
 UNEVEN = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([4.0, 0.5], np.float32))
 CASES = {
@@ -112,14 +110,6 @@ def test_a_buffer_of_the_environments_actions_is_told_apart_and_translated_where
     assert learned.action_form == policy.action_form
 
 
-def test_what_process_buffer_makes_of_a_batch_is_looked_at_too():
-    _, buffer, _ = collected(SACConfig, UNEVEN)
-    policy = policy_of(CQLConfig, UNEVEN)
-    policy.process_buffer = lambda given: ReplayBuffer.from_batch(given.to_batch())
-    with pytest.raises(MalformedBufferError, match="the replay buffer holds the environment's actions"):
-        OfflineTrainer(policy, buffer=buffer, max_epoch=1, batch_size=4, step_per_epoch=2)
-
-
 @pytest.mark.parametrize("kind", [Collector, AsyncCollector])
 def test_a_collector_takes_no_buffer_that_holds_other_actions(kind):
     policy, buffer, _ = collected(SACConfig, UNEVEN)
@@ -151,20 +141,6 @@ def test_training_begins_with_translated_actions_or_not_at_all():
     np.testing.assert_allclose(made.all()["actions"], buffer.all()["actions"], atol=1e-6)
 
 
-def test_a_file_of_before_buffers_knew_their_actions_is_loaded_and_told_them_before_training_begins_with_it(tmp_path):
-    policy, buffer, _ = collected(SACConfig, UNEVEN)
-    folders = read_checkpoint(buffer.save(tmp_path / "buffer"))
-    del folders[""]["action_form"]
-    loaded = ReplayBuffer.load(write_checkpoint(tmp_path / "earlier", folders))
-    options = {"max_epoch": 1, "batch_size": 4, "step_per_epoch": 4, "step_per_collect": 2, "buffer": loaded}
-    collector = Collector(policy, Taking(UNEVEN), VectorReplayBuffer(40, 1))
-    with pytest.raises(MalformedBufferError, match="where they are the same already, set its action_form"):
-        OffpolicyTrainer(policy, train_collector=collector, **options)
-    loaded.action_form = policy.action_form
-    made = OffpolicyTrainer(policy, train_collector=collector, **options).buffer
-    np.testing.assert_array_equal(made.all()["actions"], buffer.all()["actions"])
-
-
 def test_buffers_are_joined_where_they_hold_the_same_actions():
     _, buffer, _ = collected(SACConfig, UNEVEN)
     empty = ReplayBuffer(40)
@@ -180,17 +156,6 @@ def test_buffers_are_joined_where_they_hold_the_same_actions():
     np.testing.assert_allclose(of_env.all()["actions"][12:], of_env.all()["actions"][:12])
 
 
-def test_the_state_of_a_buffer_with_other_actions_is_refused_and_changes_nothing():
-    _, buffer, _ = collected(SACConfig, UNEVEN)
-    other = ReplayBuffer.from_batch(buffer.to_batch())
-    before = buffer.all()["actions"]
-    with pytest.raises(ValueError, match=r"the state has the environment's actions, this buffer actions rescaled"):
-        buffer.set_state(other.get_state())
-    np.testing.assert_array_equal(buffer.all()["actions"], before)
-    other.set_state(buffer.get_state())
-    assert other.action_form == buffer.action_form
-
-
 def test_buffers_of_several_agents_know_it_too():
     config = game_config(BitGame, SACConfig)
     collector = config.build_collector(config.build_policy())
@@ -202,10 +167,3 @@ def test_buffers_of_several_agents_know_it_too():
     collector.buffer.buffers[module_id].action_form = policy.action_form
     with pytest.raises(ValueError, match="the buffer holds actions rescaled"):
         collector.buffer = collector.buffer
-
-
-def test_an_empty_buffer_gives_an_empty_batch_whatever_it_holds():
-    policy = policy_of(SACConfig, UNEVEN)
-    made = ReplayBuffer(4, observation_space=BOX, action_space=UNEVEN, action_form=policy.action_form)
-    assert len(made.to_batch()) == 0
-    assert isinstance(made.to_batch(), SampleBatch)
