@@ -22,7 +22,6 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from lockstep._version import __version__
 from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
-from lockstep.cli import EarlyInterrupt
 from lockstep.cli.listing import algorithm_table, markdown, options_of, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
@@ -43,8 +42,7 @@ from lockstep.rollout import Collector
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.trainer import Callback, ProgressDisplay
-from lockstep.trainer.callbacks import Stop
-from lockstep.trainer.events import CollectEnd, EvaluationEnd, RunStart, UpdateEnd
+from lockstep.trainer.callbacks import Event, Stop
 from lockstep.trainer.run import Run, find_policy, load_policy, prepare_resume, prepare_run
 from lockstep.trainer.video import FORMATS, record_video
 
@@ -474,8 +472,7 @@ def _check_environment(config: AlgorithmConfig) -> None:
 class Interruption(Callback):
     """While entered, SIGINT and SIGTERM ask the run to stop where it can go on bit by bit: after an update.
 
-    Before the run has begun they end the process as usual; where Python drops the exception (in a destructor, say), the
-    run stops as it begins. A second signal ends the run without a new checkpoint.
+    Before the run has begun they end the process as usual. A second signal ends the run without a new checkpoint.
     """
 
     def __init__(self, display: ProgressDisplay | None = None) -> None:
@@ -493,8 +490,6 @@ class Interruption(Callback):
     def __enter__(self) -> Self:
         for code in (signal.SIGINT, signal.SIGTERM):
             self._before[code] = signal.signal(code, self._handle)
-        if EarlyInterrupt.came:
-            self.signal = int(signal.SIGINT)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -515,25 +510,10 @@ class Interruption(Callback):
         else:
             os.write(2, f"{note}\n".encode())  # a handler must not enter a buffered stream a second time
 
-    def _reason(self) -> Stop:
-        return None if self.signal is None else "interrupted"
-
-    def on_run_start(self, event: RunStart) -> Stop:
-        """Ask to stop where a signal came before; from now on one waits for the end of the update."""
+    def on_event(self, event: Event) -> Stop:
+        """Ask to stop after a signal; the update that belongs to collected data is still made."""
         self._running = True
-        return self._reason()
-
-    def on_collect_end(self, event: CollectEnd) -> Stop:
-        """Ask to stop; the update that belongs to the collected data is still made."""
-        return self._reason()
-
-    def on_update_end(self, event: UpdateEnd) -> Stop:
-        """Ask to stop."""
-        return self._reason()
-
-    def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Ask to stop."""
-        return self._reason()
+        return None if self.signal is None else "interrupted"
 
 
 def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> int:

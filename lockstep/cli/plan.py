@@ -6,19 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.data.minibatch import minibatches_per_pass
-from lockstep.data.rollout import RolloutStore
-from lockstep.data.trees import leaves
-from lockstep.learner.learner import Learner
-from lockstep.replay import ReplayBuffer
-from lockstep.rollout import CollectorLike
 from lockstep.trainer import OfflineTrainer, OnpolicyTrainer
 from lockstep.trainer.build import Trainer
-from lockstep.trainer.offline import UPDATES_AT_ONCE
 
 
 class Plan:
@@ -35,11 +28,8 @@ class Plan:
         policy, collector = trainer.policy, trainer.train_collector or trainer.test_collector
         where = ""
         if collector is not None:
-            envs, kind = (
-                collector.env,
-                getattr(config.environment.env, "__name__", type(config.environment.env).__name__),
-            )
-            name = config.environment.env if isinstance(config.environment.env, str) else kind
+            envs, env = collector.env, config.environment.env
+            name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
             where = f"{envs.num_envs} x {name} ({envs.backend}, {envs.autoreset_mode}): "
         parameters = [p for p in policy.module.parameters() if p.requires_grad]
         num_bytes = sum(p.numel() * p.element_size() for p in parameters)
@@ -49,7 +39,6 @@ class Plan:
             "settings": "; ".join(sources),
             "environments": f"{where}{_space_text(policy.observation_space)} -> {_space_text(policy.action_space)}",
             **self._updates(),
-            "learning rate": self._rates_text(),
             "networks": f"{sum(p.numel() for p in parameters):,} parameters ({size_text(num_bytes)})",
             "device": f"{framework.device}, {framework.dtype}, {_count(threads, 'thread', 'threads')}, {how}",
             "evaluation": self._evaluation_text(),
@@ -70,20 +59,13 @@ class Plan:
             per_update = trainer.step_per_collect or buffer.num_steps * num_envs
             num_updates = math.ceil(left / per_update)
             steps = f"{num_updates:,} of {per_update:,} environment steps, {left:,} in all{self._beyond()}"
-            facts = {"updates": steps, "gradient steps": self._minibatches_text(trainer, num_updates, per_update)}
-            if isinstance(buffer, RolloutStore):
-                facts["rollout store"] = f"{buffer.num_steps:,} x {num_envs} steps, {size_text(_store_bytes(buffer))}"
-            return facts
-        memory = ""
-        if isinstance(buffer, ReplayBuffer):
-            files = "in files of " if self.config.replay.storage == "memmap" else ""
-            memory = f", {files}{size_text(_replay_bytes(buffer, trainer.collector))}"
+            return {"updates": steps, "gradient steps": self._minibatches_text(trainer, num_updates, per_update)}
         return {
             "updates": f"{trainer.update_per_step:g} gradient steps for each of {left:,} environment steps, after "
             f"{trainer.learning_starts:,} random ones{self._beyond()}",
             "gradient steps": f"{'about ' if self._varies() else ''}{trainer.gradient_steps_left:,} on "
             f"{f'{trainer.batch_size:,}' if trainer.batch_size else 'all'} transitions each",
-            "replay buffer": f"{buffer.maxsize:,} transitions, {len(buffer):,} in it{memory}",
+            "replay buffer": f"{buffer.maxsize:,} transitions, {len(buffer):,} in it",
         }
 
     def _minibatches_text(self, trainer: OnpolicyTrainer, num_updates: int, per_update: int) -> str:
@@ -119,30 +101,6 @@ class Plan:
             return ""
         return f" (whole collects: the run ends at {total:,}, the first that has the {asked:,} asked for)"
 
-    # -- learning rates ---
-
-    def _rates_text(self) -> str:
-        """Return the learning rates of the first and the last update; by optimizer where they differ."""
-        rates: dict[str, str] = self.trainer.policy.learner_group.first_learner(_rates, *self._first_and_last_update())
-        texts = set(rates.values())
-        return texts.pop() if len(texts) == 1 else "; ".join(f"{name} {text}" for name, text in rates.items())
-
-    def _first_and_last_update(self) -> tuple[int, int]:
-        """Return the steps of the run at its first and its last update, by which schedules go."""
-        trainer = self.trainer
-        start, end = trainer.position, trainer.position + self.left
-        if isinstance(trainer, OfflineTrainer):
-            return start, max(start, end - ((self.left - 1) % trainer.step_per_epoch % UPDATES_AT_ONCE + 1))
-        collect = trainer.step_per_collect
-        if collect is None:
-            return start, end
-        if isinstance(trainer, OnpolicyTrainer):
-            return start + collect, end
-        random = -(-max(0, trainer.learning_starts - trainer.env_step) // collect) * collect
-        rate, learned_from = trainer.update_per_step, trainer.steps_learned_from
-        missing = (math.floor(rate * learned_from) + 1) / rate - learned_from
-        return start + random + max(1, math.ceil(missing / collect - 1e-9)) * collect, end
-
     def _evaluation_text(self) -> str:
         trainer, config = self.trainer, self.config
         if trainer.test_collector is None:
@@ -151,41 +109,9 @@ class Plan:
         epsilon, how = config.evaluation.epsilon, "most likely actions"
         if epsilon or config.evaluation.evaluation_explore:
             how = f"epsilon {epsilon:g}" if epsilon else "drawn actions"
-        stop = (
-            ""
-            if config.evaluation.stop_return is None
-            else f"; stops at a mean return of {config.evaluation.stop_return:g}"
-        )
+        wanted = config.evaluation.stop_return
+        stop = "" if wanted is None else f"; stops at a mean return of {wanted:g}"
         return f"{trainer.episode_per_test} episodes every {every:,} steps, {how}{stop}"
-
-
-def _store_bytes(store: Any) -> int:
-    """Return the memory of a rollout store, its actions included."""
-    columns = [*leaves(store.obs), store.rewards, store.terminateds, store.truncateds, store.valid]
-    space = store.action_space
-    action = int(np.prod(space.shape or ())) * 8 if space.shape is not None else 8
-    return sum(column.nbytes for column in columns) + store.num_steps * store.num_envs * action
-
-
-def _replay_bytes(buffer: Any, collector: CollectorLike) -> int:
-    """Return the memory of a replay buffer's columns once it has rows."""
-    if buffer.nbytes():
-        return int(buffer.nbytes())
-    options = {**buffer.options.keywords(), "storage": "memory"}
-    spaces = {"observation_space": collector.observation_space, "action_space": collector.env.action_space}
-    small = ReplayBuffer(2 * buffer.buffer_num, **options, **spaces)
-    return small.nbytes() // small.maxsize * int(buffer.maxsize)
-
-
-def _rates(learner: Learner, first: int, last: int) -> dict[str, str]:
-    found = {}
-    for entry in learner.optimizers:
-        schedule, groups = entry.schedule, entry.optimizer.param_groups
-        if schedule is None or schedule.constant:
-            found[entry.key] = ", ".join(dict.fromkeys(f"{group['lr']:g}" for group in groups)) + " throughout"
-        else:
-            found[entry.key] = f"{schedule.at(first):g} at the first update, {schedule.at(last):g} at the last"
-    return found
 
 
 def size_text(num_bytes: int) -> str:

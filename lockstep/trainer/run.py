@@ -315,7 +315,7 @@ def prepare_resume(
         del changes[EPOCH]  # as long as they were
     changes.check(config.first_values)
     state = read_checkpoint(checkpoint / "trainer")[""]["state"]
-    counters, reason = state["counters"], state["stop_reason"]
+    counters, reason = state["counters"], state["counters"]["stop_reason"]
     step = int(counters["env_step"] or counters["gradient_step"])
     if (
         step - config.reporting.total_steps >= RunLength.of(config).per_update
@@ -341,7 +341,7 @@ def prepare_resume(
         sources.append(f"from step {step:,} on {words}")
     if stretched:
         sources.append(f"{', '.join(stretched)} stretched to {config.reporting.total_steps:,} steps")
-    is_finished = has_ended and step >= config.reporting.total_steps and not state.get("under_way")
+    is_finished = has_ended and step >= config.reporting.total_steps and not counters["in_epoch"]
     return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason)
 
 

@@ -126,19 +126,9 @@ def happened_in(run: Path, gradient_steps: int, steps: int) -> Happened:
     collector = checkpoint["trainer"]["state"]["train_collector"]
     runners = [saved["collector"] for saved in collector["group"]["runners"]] if "group" in collector else [collector]
     happened.num_envs = sum(len(np.asarray(saved["lengths"])) for saved in runners)
-    earlier = Happened()
     for record in read_metrics(run):
-        if record["scope"] == "update" and record["step"] > gradient_steps:
-            happened.note_rates(record["data"])
-        elif record["scope"] == "update":
-            earlier.note_rates(record["data"])
         if record["scope"] == "test" and record["step"] > steps:
             happened.episodes.add(int(record["data"]["n_collected_episodes"]))
-    changes = [entry["changes"].get("training.lr", {}) for entry in RunFolder.open(run).info.get("history", [])]
-    ends = [change["before"][-1][1] for change in changes if isinstance(change.get("before"), list)]
-    happened.earlier = {name: [rates[-1], *ends] for name, rates in earlier.rates.items()}
-    for key, optimizer in checkpoint["learner/optimizer"].items():  # a record may be the mean over several updates
-        happened.rates[key.rpartition(".")[2]].append(optimizer["param_groups"][0]["lr"])
     return happened
 
 
@@ -178,7 +168,6 @@ def assert_true(run: Ran) -> None:
         assert len(run.plans) == number, run.out
         for announced, happened in run.plans:
             assert differences(announced, happened) == [], f"{shlex.join(run.words)}\n{run.out}"
-            assert happened.rates
     else:
         assert run.out.strip()
 
@@ -216,13 +205,11 @@ LIES = [
     {"steps": 1},
     {"num_envs": 1},
     {"episodes": 1},
-    {"rates": {"": (0.5, 0.5)}},
-    {"rates": {"default_policy.other": (1e-3, 0.0)}},
 ]
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_plan_that_lies_is_found(lie, ran):
     (announced, happened), *_ = next(iter(ran["README.md"].values())).plans
-    changed = {name: value if name == "rates" else getattr(announced, name) + value for name, value in lie.items()}
+    changed = {name: getattr(announced, name) + value for name, value in lie.items()}
     assert differences(replace(announced, **changed), happened)

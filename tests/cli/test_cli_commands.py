@@ -143,15 +143,6 @@ def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> No
     assert "| `rl_module.model_config.hiddens` |" in text
 
 
-def test_list_markdown_gives_each_algorithm_the_values_that_it_begins_with(lockstep: Command) -> None:
-    text = lockstep("list", "--markdown").out
-    parts = {name: text.partition(f"## Options of {name}\n")[2].partition("\n## ")[0] for name in ("dqn", "td3", "ppo")}
-    assert re.findall(r"`replay.update_per_step` \| `float` \| `(.*?)`", parts["dqn"] + parts["td3"]) == ["0.25", "1.0"]
-    assert "| `rl_module.model_config.hiddens` | `tuple[int, ...]` | `(256, 256)` |" in parts["td3"]
-    assert "rl_module" not in parts["ppo"]
-    assert all(part.count("| option |") == 1 for part in parts.values())
-
-
 def test_doctor_of_a_run_shows_where_the_time_went(lockstep: Command, trained: Trained) -> None:
     said = lockstep("doctor", str(trained.runs[0]))
     assert said.code == 0

@@ -5,12 +5,10 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from agent_games import CountingGame, game_config
 
 from lockstep import BCConfig, DQNConfig, PPOConfig, SACConfig, SampleBatch
-from lockstep.algorithms.ppo import PPOLearner
-from lockstep.cli.plan import Plan, size_text
+from lockstep.cli.plan import Plan
 from lockstep.trainer.run import prepare_run
 
 
@@ -109,25 +107,6 @@ def test_an_update_that_may_end_early_announces_a_bound():
     assert made < announced
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        off_policy(),
-        off_policy(ignore_obs_next=True),
-        off_policy().environment("CartPole-v1", frame_stack=3),
-        off_policy(SACConfig, "Pendulum-v1", num_envs=1),
-        off_policy(storage="memmap"),
-    ],
-)
-def test_the_announced_memory_of_the_replay_buffer_is_taken(config):
-    trainer = config.build_trainer()
-    plan = Plan(trainer, config).facts(["test"])["replay buffer"]
-    assert trainer.buffer.nbytes() == 0, "said before it is taken"
-    trainer.run()
-    kind = "in files of " if config.storage == "memmap" else ""
-    assert plan == f"1,000 transitions, 0 in it, {kind}{size_text(trainer.buffer.nbytes())}"
-
-
 def test_a_replay_buffer_larger_than_the_memory_is_refused_with_both_numbers(tmp_path):
     config = off_policy(capacity=10**12)
     with pytest.raises(ValueError) as caught:
@@ -158,16 +137,3 @@ def test_the_announced_gradient_steps_are_made_by_two_learners():
     pytest.importorskip("ray")
     announced, made, _ = announced_and_made(ppo(num_learners=2))
     assert announced == made == 12
-
-
-class WithOwnRate(PPOLearner):
-    """Registers an optimizer without a rate: its own stays."""
-
-    def configure_optimizers_for_module(self, module_id, config):
-        params = list(self.module[module_id].parameters())
-        self.register_optimizer(module_id=module_id, optimizer=torch.optim.Adam(params, lr=2e-3), params=params)
-
-
-def test_an_optimizer_with_a_rate_of_its_own_has_a_plan():
-    config = ppo(learner_class=WithOwnRate)
-    assert "0.002 throughout" in str(Plan(config.build_trainer(), config).facts(["test"]))

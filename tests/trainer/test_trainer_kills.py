@@ -8,7 +8,7 @@ import pytest
 from kill_tools import KINDS, bits_of, run_kind, work_on
 from trainer_tools import records_of
 
-NUM_KILLS = 50
+FIFTY = [pytest.param(kind, 50, marks=pytest.mark.faults) for kind in KINDS]
 EPOCH = 128
 
 
@@ -22,9 +22,8 @@ def test_half_a_run_and_a_new_trainer_for_the_other_half_are_the_whole_to_the_la
     assert resumed.gradient_step > 0
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("kind", KINDS)
-def test_fifty_kills_at_random_moments_change_no_bit_and_no_record(kind, processes, folder):
+@pytest.mark.parametrize("kind, number", [("on-policy", 4), *FIFTY])
+def test_fifty_kills_at_random_moments_change_no_bit_and_no_record(kind, number, processes, folder):
     """Every other kill waits for a new checkpoint first, so that the run gets on; the others come at any time. A run
     that reaches its end meanwhile is compared, and another begins.
     """
@@ -38,7 +37,7 @@ def test_fifty_kills_at_random_moments_change_no_bit_and_no_record(kind, process
         assert records_of(place) == records_of(folder / "whole")
         shutil.rmtree(place)
 
-    while kills < NUM_KILLS:
+    while kills < number:
         process, answers = started(processes, place, kind, total)
         if kills % 2:
             before = newest_step(place)
@@ -54,7 +53,7 @@ def test_fifty_kills_at_random_moments_change_no_bit_and_no_record(kind, process
             continue
         assert process.exitcode == -9
         kills, furthest = kills + 1, max(furthest, newest_step(place))
-    assert furthest > 10 * EPOCH
+    assert furthest > (10 * EPOCH if number == 50 else 0)
     process, answers = started(processes, place, kind, total)
     process.join()
     finished(answers)

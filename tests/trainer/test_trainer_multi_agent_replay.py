@@ -117,21 +117,6 @@ def test_nothing_reaches_over_from_the_episodes_of_another_collector_whose_buffe
     np.testing.assert_allclose(summed, [1.99, 1.0] * 4, rtol=1e-6)
 
 
-def test_nothing_reaches_over_from_buffers_that_are_put_back_to_what_is_collected_then():
-    collector = collector_of(FourSteps, n_step=3)
-    collector.collect(n_step=4)
-    before = {module_id: buffer.get_state() for module_id, buffer in collector.buffer.buffers.items()}
-    collector.collect(n_step=4)
-    for module_id, buffer in collector.buffer.buffers.items():
-        buffer.set_state(before[module_id])
-    collector.collect(n_step=4)
-    first = collector.buffer.buffers["first"].to_batch()  # of `a`, in both environments
-    assert first["obs"][:, 0].tolist() == [0, 1, 0, 1] * 2
-    assert first["eps_id"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    summed = collector.buffer.buffers["first"].all()["rewards"]  # each step pays 1
-    np.testing.assert_allclose(summed, [1.99, 1.0] * 4, rtol=1e-6)
-
-
 def test_an_off_policy_run_of_several_agents_goes_on_bit_by_bit_where_episodes_end_with_the_checkpoint(folder):
     def build():
         config = game_config(FourSteps, DQNConfig)

@@ -8,7 +8,6 @@ from trainer_tools import digest, learned, noting, random_transitions, records_o
 from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
-from lockstep.replay.buffer import CHUNK
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.tracking import RunFolder
@@ -157,15 +156,6 @@ def test_infinity_in_offline_data_is_refused_by_column_and_row(column, value, tm
         trainer_of(rows, BCConfig, max_epoch=1).run()
 
 
-def test_the_row_of_an_infinity_in_a_large_buffer_is_counted_from_its_first():
-    number = CHUNK + 10
-    rows = batch_of()
-    large = SampleBatch({name: np.resize(column, (number, *column.shape[1:])) for name, column in rows.items()})
-    large["rewards"][CHUNK + 3] = np.inf
-    with pytest.raises(MalformedBufferError, match=rf"\(row {CHUNK + 3} of {number} looked at\)"):
-        trainer_of(ReplayBuffer.from_batch(large), BCConfig)
-
-
 @pytest.mark.parametrize("algorithm", ["cql", "iql", "td3_bc", "marwil", "bc"])
 def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(algorithm):
     policy = get_config(algorithm).environment("Pendulum-v1").training(gamma=0.9).build_policy()
@@ -185,14 +175,6 @@ def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(
         return
     with pytest.raises(ValueError, match=r"sums n_step=3 rewards with gamma=0.8, the policy learns with gamma=0.9"):
         OfflineTrainer(policy, buffer=buffer(n_step=3, gamma=0.8), **options)
-
-
-def test_infinite_actions_of_offline_data_are_refused():
-    policy = get_config("iql").environment("Pendulum-v1").build_policy()
-    bad = random_transitions("Pendulum-v1", 50)
-    bad["actions"][4] = np.inf
-    with pytest.raises(MalformedBufferError, match="have inf in column 'actions'"):
-        OfflineTrainer(policy, buffer=bad, max_epoch=1, batch_size=8, step_per_epoch=8)
 
 
 def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_path):

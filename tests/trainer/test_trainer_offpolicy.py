@@ -1,6 +1,5 @@
 """`OffpolicyTrainer`: the order of events, how many gradient steps, what is refused, what a checkpoint holds."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from trainer_tools import config_for, digest, noting
@@ -8,8 +7,8 @@ from trainer_tools import config_for, digest, noting
 from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer
 from lockstep.envs import make_vector
 from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
-from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
-from lockstep.trainer import Callback, CheckpointCallback, restore_trainer, save_trainer
+from lockstep.state.checkpoint import read_checkpoint
+from lockstep.trainer import Callback, restore_trainer, save_trainer
 
 NUM_ENVS = 4
 
@@ -135,21 +134,6 @@ def test_a_buffer_to_begin_with_is_learned_from():
     assert len(trainer.buffer) == 32
 
 
-def test_numbers_of_numpy_are_as_good_as_those_of_python(tmp_path):
-    numbers = {"batch_size": np.int64(8), "step_per_epoch": np.int32(16), "step_per_collect": np.uint8(8)}
-    numbers |= {"update_per_step": np.float32(0.25), "seed": np.int64(1), "learning_starts": np.int64(0)}
-    trainer = trainer_of(
-        max_epoch=np.int64(2), callbacks=[CheckpointCallback(tmp_path, interval=np.int64(1))], **numbers
-    )
-    plain = trainer_of(seed=1)
-    assert (trainer.run().gradient_step, trainer.env_step) == (plain.run().gradient_step, plain.env_step) == (8, 32)
-    for name in ("batch_size", "step_per_epoch", "step_per_collect", "learning_starts", "max_epoch"):
-        assert type(getattr(trainer, name)) is int
-    restore_trainer(plain, newest_checkpoint(tmp_path))
-    with pytest.raises(ValueError, match=r"batch_size=np.float64\(8.0\) is not allowed; it must be a whole number"):
-        trainer_of(batch_size=np.float64(8))
-
-
 def test_batch_size_none_learns_from_everything_once():
     trainer = trainer_of(max_epoch=1, batch_size=None, step_per_epoch=8)
     trainer.run()
@@ -226,27 +210,6 @@ def test_a_buffer_that_gives_other_shapes_than_the_policy_takes_is_refused_at_co
             trainer_of(policy=policy, train_collector=collector)
 
 
-class Named(gym.ObservationWrapper):
-    """CartPole, whose observations have a name."""
-
-    def __init__(self):
-        super().__init__(gym.make("CartPole-v1"))
-        self.observation_space = gym.spaces.Dict({"cart": self.env.observation_space})
-
-    def observation(self, observation):
-        return {"cart": observation}
-
-
-def test_a_buffer_that_stacks_observations_with_names_that_the_policy_takes_single_is_refused_at_construction():
-    policy = DQNConfig().environment(Named).rl_module(model_config={"hiddens": (8,)}).build_policy()
-    collector = Collector(policy, Named, ReplayBuffer(50, stack_num=3))
-    given = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "update_per_step": 0.25, "batch_size": 4}
-    with pytest.raises(ValueError, match=r"shape \(3, 4\), and the policy takes \(4,\) \(obs/cart\)"):
-        OffpolicyTrainer(policy, train_collector=collector, **given)
-    collector.buffer = ReplayBuffer(50)
-    assert OffpolicyTrainer(policy, train_collector=collector, **given).run().gradient_step == 4
-
-
 def test_random_steps_for_the_whole_run_are_told_at_construction():
     with pytest.warns(UserWarning, match="learning_starts=32 is not below the 32 steps of the run"):
         trainer_of(learning_starts=32)
@@ -270,14 +233,6 @@ def test_a_buffer_that_discounts_otherwise_than_the_policy_is_refused_at_constru
 def test_steps_that_are_rounded_up_are_told_by_the_name_that_a_trainer_has_for_them():
     with pytest.warns(UserWarning, match=r"6 steps .* step_per_collect\) are no multiple of the 4 environments: 8 are"):
         trainer_of(step_per_collect=6).run()
-
-
-def test_offline_data_of_an_algorithm_that_collects_its_own_are_refused():
-    config = config_for("dqn", offline_data={"input_": "nobody/has-this-v0"})
-    with pytest.raises(
-        ValueError, match=r"offline_data.input_ is set, and dqn collects its own data; .*OfflineTrainer"
-    ):
-        config.build_trainer()
 
 
 @pytest.mark.parametrize("returned", [False, True, 1, ""])

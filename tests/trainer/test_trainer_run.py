@@ -1,15 +1,12 @@
 """The order of events, the ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
 
 import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from scenario_tools import KINDS, Paying, trainer_of
-from trainer_tools import Recorder, build, config_for, learned, noting
+from scenario_tools import KINDS, trainer_of
+from trainer_tools import Recorder, build, config_for, noting
 
 from lockstep import Collector, OnpolicyTrainer
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer import Callback
 
@@ -217,68 +214,6 @@ def test_show_progress_shows_plain_lines_only_where_the_output_is_no_terminal(ca
     text = "".join(told)
     assert "\x1b" not in text
     assert [line.split("/")[0].strip() for line in text.splitlines()] == ["0", "128", "256"]
-
-
-def test_rows_that_only_reset_are_in_no_statistics_of_the_policy():
-    from gymnasium.vector import AutoresetMode
-
-    episodes = ((1, "terminate"), (3, "truncate"), (2, "terminate"))
-    vector = CountingVectorEnv(4, episodes, AutoresetMode.NEXT_STEP)
-    config = config_for(env=vector, evaluation={"evaluation_interval": 0})
-    trainer = config.build_trainer()
-    stats = next(trainer)
-    steps = stats.train_collect_stat.n_collected_steps
-    assert steps < 128 * 1.5
-    connectors = trainer.policy.connectors
-    assert connectors.rewards.moments.count == steps
-    assert connectors.get_state()["obs"]["0_NormalizeObs"]["leaves"][0]["count"] == steps
-    assert trainer.env_step == steps
-
-
-class Nested(CountingEnv):
-    """Observations are a dict with a tuple in it."""
-
-    def __init__(self):
-        super().__init__(((5, "terminate"), (8, "truncate")))
-        parts = (spaces.Discrete(9), spaces.MultiBinary(2))
-        self.observation_space = spaces.Dict({"step": spaces.Box(0.0, 9.0, (1,)), "rest": spaces.Tuple(parts)})
-
-    def _observation(self):
-        parity = np.array([self.step_number % 2, self.episode_number % 2], np.int8)
-        return {"step": np.array([self.step_number], np.float32), "rest": (np.int64(self.step_number), parity)}
-
-
-def test_nested_observations_are_trained_on_and_resumed(folder):
-    from lockstep.trainer import restore_trainer, save_trainer
-
-    def make():
-        return config_for(env=Nested, total_steps=256).build_trainer()
-
-    whole = make()
-    first = next(whole)
-    assert first.train_collect_stat.lens_stat.max == 8
-    path = save_trainer(whole, folder / "checkpoint")
-    next(whole)
-    resumed = make()
-    restore_trainer(resumed, path)
-    resumed.run()
-    assert learned(resumed) == learned(whole)
-
-
-class Endless(Paying):
-    """Its episodes never end."""
-
-    def step(self, action):
-        obs, reward, _, *rest = super().step(action)
-        return obs, reward, False, *rest
-
-
-def test_no_word_of_episodes_that_never_end_before_one_could_have(recwarn):
-    trainer_of("on", env=Endless, max_epoch=12, evaluate=False).run()  # 96 steps of each environment
-    assert not [one for one in recwarn if "no training episode ended" in str(one.message)]
-    with pytest.warns(UserWarning, match="in the first 208 steps of 2 env.*max_episode_steps") as told:
-        trainer_of("on", env=Endless, max_epoch=16, evaluate=False).run()
-    assert len([one for one in told if "no training episode ended" in str(one.message)]) == 1
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

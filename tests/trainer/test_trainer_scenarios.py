@@ -11,7 +11,6 @@ import pytest
 from scenario_tools import KINDS, LENGTH, Raises, outcome_of, play, trainer_of
 from trainer_tools import Recorder, RecordingLogger, Stops, learned
 
-from lockstep.tracking import MovAvg
 from lockstep.tracking.statistics import TimingStats
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 
@@ -337,8 +336,3 @@ def test_test_in_train_is_off_with_a_warning_where_it_cannot_work():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trainer_of("off", test_in_train=True, stop_fn=bool).test_in_train
-
-
-def test_moving_average_of_returns_ignores_what_is_no_number():
-    average = MovAvg(2)
-    assert [average.add(value) for value in (1.0, NAN, 3.0, INF, 5.0)] == [1.0, 1.0, 2.0, 2.0, 4.0]
