@@ -10,9 +10,7 @@ from typing import Any, ClassVar, Unpack
 from lockstep.algorithms.offline import check_numbers
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data import MultiAgentBatch
-from lockstep.data.trees import named_leaves
 from lockstep.replay import ReplayBuffer
-from lockstep.replay.storage import shapes_of_space
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checks import check_whole, is_number
@@ -78,7 +76,6 @@ class OffpolicyTrainer(BaseTrainer):
         self.buffer = train_collector.buffer
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
         if isinstance(self.buffer, ReplayBuffer):
-            self._check_shapes()
             check_discounts(policy.config.training.gamma, self.buffer)
         if max_epoch and learning_starts >= self.steps_in_all:
             warnings.warn(
@@ -88,22 +85,6 @@ class OffpolicyTrainer(BaseTrainer):
             )
         if buffer is not None:
             self._begin_with(buffer)
-
-    def _check_shapes(self) -> None:
-        """Raise `ValueError` where the buffer stacks frames (or takes stacks apart) into what the policy rejects."""
-        stack_num, only_last = self.buffer.options.stack_num, self.buffer.options.save_only_last_obs
-        if stack_num == 1 and not only_last:
-            return
-        shapes = shapes_of_space(self.collector.observation_space)  # it stacks what the policy wants stacked
-        for name, leaf in named_leaves("obs", shapes):
-            frame = leaf.shape[1:] if only_last else leaf.shape
-            stacked = frame if stack_num == 1 else (stack_num, *frame)
-            if stacked != leaf.shape:
-                raise ValueError(
-                    f"stack_num={stack_num}, save_only_last_obs={only_last}: the buffer of train_collector would give "
-                    f"observations of shape {stacked}, and the policy takes {leaf.shape} ({name}). Environments that "
-                    "stack frames on the first axis go with save_only_last_obs=True; for others leave both out"
-                )
 
     def _begin_with(self, source: object) -> None:
         """Take in the transitions to begin with, once through the policy's `process_buffer`."""

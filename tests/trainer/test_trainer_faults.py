@@ -116,26 +116,3 @@ def test_an_environment_that_raises_leaves_a_checkpoint_to_go_on_from(folder):
     assert [stats.epoch for stats in info.history] == [1, 2, 3, 4]
     steps = [r["data"]["n_collected_steps"] for r in read_metrics(run.path) if r["scope"] == "train"]
     assert sum(steps) == WHOLE
-
-
-def test_a_process_that_ends_between_a_checkpoint_and_its_record_loses_no_record(folder, expected):
-    config = config_for(total_steps=WHOLE)
-    run = RunFolder.create(folder, algo="ppo", env="CartPole-v1", seed=3, config=config.to_dict())
-    run.path.rename(folder / "run")
-    trainer = build_trainer(config, folder=RunFolder.open(folder / "run"))
-    save = trainer.save_checkpoint_fn
-
-    def save_and_die(epoch, env_step, gradient_step):
-        path = save(epoch, env_step, gradient_step)
-        if env_step == 256:
-            raise SystemExit(1)
-        return path
-
-    trainer.save_checkpoint_fn = save_and_die
-    with pytest.raises(SystemExit):
-        trainer.run()
-    saves = [r["data"]["env_step"] for r in read_metrics(folder / "run") if r["scope"] == "save"]
-    assert saves == [128]
-    assert_whole(folder / "run", [128, 256])
-    trainer = run_in(folder / "run", "ppo", WHOLE)
-    assert (hashes(trainer), records_of(folder / "run")) == expected

@@ -3,23 +3,19 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from trainer_tools import digest, learned, noting, random_transitions, records_of
+from trainer_tools import learned, noting, random_transitions
 
 from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
-from lockstep.tracking import RunFolder
-from lockstep.tracking.plots import read_curve
 from lockstep.trainer import (
     Callback,
     CheckpointCallback,
-    build_trainer,
     restore_trainer,
     save_trainer,
 )
-from lockstep.trainer.run import Run, load_policy, prepare_resume
 
 ROWS = 100
 
@@ -219,14 +215,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch(data):
     assert trainer.stop_reason == "error"
 
 
-def test_an_off_policy_algorithm_can_learn_offline_with_priorities():
-    buffer = PrioritizedReplayBuffer(ROWS)
-    buffer.extend(batch_of())
-    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)}).build_policy()
-    OfflineTrainer(policy, buffer=buffer, max_epoch=1, batch_size=8, step_per_epoch=5).run()
-    assert len(np.unique(buffer.priorities.tree[np.arange(ROWS)])) > 8
-
-
 def test_beta_goes_by_gradient_steps_offline_and_by_rows_added_again_afterwards():
     buffer = PrioritizedReplayBuffer(ROWS, beta=[[0, 0.0], [100, 1.0]])
     buffer.extend(batch_of())
@@ -252,41 +240,6 @@ def test_build_trainer_makes_an_offline_trainer_without_an_environment(data):
     assert trainer.run().gradient_step == 20
     with pytest.raises(ValueError, match=r"offline_data\.input_ is not set"):
         config_of(BCConfig).build_trainer()
-
-
-@pytest.mark.parametrize("kind, columns", [(MARWILConfig, None), (BCConfig, ["obs", "actions"])])
-def test_n_and_a_restart_and_n_are_2n_to_the_last_bit(kind, columns, folder):
-    batch_of().to_npz(folder / "data.npz")
-    given = {"input_": str(folder / "data.npz"), "columns": columns}
-
-    def run(name, total):
-        if (folder / name).exists():
-            run = prepare_resume(folder / name, total_steps=total).build()
-        else:
-            config = config_of(kind, offline_data=given, reporting={"total_steps": total, "steps_per_epoch": 70})
-            made = RunFolder.create(
-                folder / "all", algo=kind.algorithm, env="CartPole-v1", seed=0, config=config.to_dict()
-            )
-            made.path.rename(folder / name)
-            run_folder = RunFolder.open(folder / name)
-            run = Run(build_trainer(config, folder=run_folder), run_folder)
-        run.finish()
-        return run.trainer
-
-    whole = run("whole", 280)
-    run("parts", 140)
-    parts = run("parts", 280)
-    assert learned(parts) == learned(whole)
-    assert digest(parts.own_folders()) == digest(whole.own_folders())
-    assert (parts.samples_seen, parts.gradient_step) == (whole.samples_seen, whole.gradient_step) == (4480, 280)
-    scopes = ('"test"', '"update"')  # "info" says how long the run is
-    both = [
-        [line for line in records_of(folder / name) if any(s in line for s in scopes)] for name in ("whole", "parts")
-    ]
-    assert both[0] == both[1]
-    assert read_curve(folder / "whole").steps.tolist() == [0, 70, 140, 210, 280]
-    assert [path.name for path in sorted((folder / "whole" / "checkpoints").iterdir())][-1] == f"step_{280:012d}"
-    assert load_policy(folder / "whole").config.algorithm == kind.algorithm
 
 
 def test_a_checkpoint_holds_no_data_and_is_refused_with_other_data(folder):

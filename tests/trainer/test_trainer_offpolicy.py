@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from trainer_tools import config_for, digest, noting
 
-from lockstep import A2CConfig, Collector, DQNConfig, OffpolicyTrainer, OnpolicyTrainer
+from lockstep import Collector, DQNConfig, OffpolicyTrainer
 from lockstep.envs import make_vector
-from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from lockstep.replay import ReplayBuffer, VectorReplayBuffer
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 
@@ -140,19 +140,6 @@ def test_batch_size_none_learns_from_everything_once():
     assert sorted(trainer.policy.last_batch["batch_indexes"]) == list(range(8))
 
 
-def test_build_trainer_makes_the_trainer_that_the_algorithm_needs():
-    config = config_for("dqn")
-    trainer = config.build_trainer()
-    assert isinstance(trainer, OffpolicyTrainer)
-    assert isinstance(A2CConfig().environment("CartPole-v1").build_trainer(), OnpolicyTrainer)
-    assert (trainer.step_per_collect, trainer.update_per_step, trainer.learning_starts) == (8, 0.3, 64)
-    assert (trainer.buffer.maxsize, trainer.buffer.options.n_step) == (200, 3)
-    assert trainer.buffer.priorities is not None
-    plain = DQNConfig().environment("CartPole-v1").build_trainer()
-    assert plain.collector.buffer is plain.buffer
-    assert plain.buffer.priorities is None
-
-
 def test_the_replay_buffer_is_part_of_the_checkpoint(folder):
     trainer = config_for("dqn", total_steps=256).build_trainer()
     trainer.run()
@@ -165,22 +152,6 @@ def test_the_replay_buffer_is_part_of_the_checkpoint(folder):
     assert np.array_equal(other.buffer.sample_indices(50), trainer.buffer.sample_indices(50))
     with pytest.raises(ValueError, match="no replay buffer"):
         other.set_own_folders({"trainer": {}})
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch():
-    class Bad(PrioritizedVectorReplayBuffer):
-        def sample(self, n):
-            batch = super().sample(n)
-            batch["rewards"][:] = np.nan
-            return batch
-
-    base = trainer_of()
-    collector = Collector(base.policy, base.collector.env, buffer=Bad(100, NUM_ENVS))
-    trainer = trainer_of(policy=base.policy, train_collector=collector, max_epoch=1)
-    with pytest.raises(FloatingPointError, match="not finite"), pytest.warns(RuntimeWarning, match="not finite"):
-        trainer.run()
-    assert np.isnan(trainer.bad_batch["rewards"]).all()
-    assert trainer.stop_reason == "error"
 
 
 @pytest.mark.parametrize("at, steps", [(5, 8), (70, 100)])
@@ -202,14 +173,6 @@ def test_a_loss_that_is_not_finite_is_told_with_its_gradient_step_and_the_sample
     np.testing.assert_array_equal(trainer.bad_batch["obs"], samples[at - 1])
 
 
-def test_a_buffer_that_gives_other_shapes_than_the_policy_takes_is_refused_at_construction():
-    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)}).build_policy()
-    for options, shape in (({"stack_num": 3}, r"\(3, 4\)"), ({"save_only_last_obs": True}, r"\(\)")):
-        collector = Collector(policy, "CartPole-v1", ReplayBuffer(50, **options))
-        with pytest.raises(ValueError, match=rf"observations of shape {shape}, and the policy takes \(4,\)"):
-            trainer_of(policy=policy, train_collector=collector)
-
-
 def test_random_steps_for_the_whole_run_are_told_at_construction():
     with pytest.warns(UserWarning, match="learning_starts=32 is not below the 32 steps of the run"):
         trainer_of(learning_starts=32)
@@ -228,11 +191,6 @@ def test_a_buffer_that_discounts_otherwise_than_the_policy_is_refused_at_constru
             trainer_of(policy=policy, train_collector=collector)
     for fitting in (VectorReplayBuffer(50, NUM_ENVS), VectorReplayBuffer(50, NUM_ENVS, n_step=3, gamma=0.9)):
         trainer_of(policy=policy, train_collector=Collector(policy, collector.env, fitting))
-
-
-def test_steps_that_are_rounded_up_are_told_by_the_name_that_a_trainer_has_for_them():
-    with pytest.warns(UserWarning, match=r"6 steps .* step_per_collect\) are no multiple of the 4 environments: 8 are"):
-        trainer_of(step_per_collect=6).run()
 
 
 @pytest.mark.parametrize("returned", [False, True, 1, ""])

@@ -1,9 +1,7 @@
 """Exact resume: N steps, a new process and N more are 2N steps, to the last bit; kills included."""
 
-import shutil
-
 import pytest
-from trainer_tools import At, config_for, digest, hashes, learned, records_of, run_in, work
+from trainer_tools import config_for, digest, hashes, learned, records_of, run_in, work
 
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking import RunFolder
@@ -56,20 +54,6 @@ def state_of(folder):
 
     names = ("counters", "best", "last_test", "collected", "updates", "history", "callbacks")
     return digest([folders, kept({name: state[name] for name in names})])
-
-
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_run_interrupted_in_mid_epoch_goes_on_in_it(uninterrupted, folder, asks):
-    whole, expected = uninterrupted
-    callback = At("UpdateEnd", 192, "interrupted" if asks else KeyboardInterrupt())
-    first = run_in(folder / "run", "ppo", WHOLE, callbacks=[callback])
-    assert (first.stop_reason, first.env_step, first.epoch) == ("interrupted", 192, 2)
-    trainer = run_in(folder / "run", "ppo", WHOLE)
-    assert hashes(trainer) == expected["ppo_4"]
-    assert [stats.epoch for stats in trainer.history] == [1, 2, 3, 4]
-    assert [stats.train_collect_stat.n_collected_steps for stats in trainer.history] == [128] * 4
-    assert [stats.training_stat.gradient_steps for stats in trainer.history] == [8] * 4
-    assert records_of(folder / "run") == records_of(whole / "ppo_4")
 
 
 def test_a_resumed_run_knows_its_history_and_its_best(folder):
@@ -160,18 +144,3 @@ def test_an_environment_without_a_name_can_be_trained_on_and_its_policy_read_bac
     policy = Policy.from_checkpoint(path)
     assert digest(policy.get_state()) == learned(trainer)
     assert policy.config.env == "<lambda>"
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_the_bits_stay_the_same(uninterrupted, folder):
-    whole, expected = uninterrupted
-    shutil.copytree(whole / "ppo_4", folder / "run")
-    newest = RunFolder.open(folder / "run").newest_checkpoint()
-    assert newest.name == f"step_{WHOLE:012d}"
-    weights = next(newest.rglob("weights.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(bytes(content))
-    with pytest.warns(RuntimeWarning, match=rf"passed over step_{WHOLE:012d}.*weights\.safetensors"):
-        trainer = run_in(folder / "run", "ppo", WHOLE)
-    assert hashes(trainer) == expected["ppo_4"]
-    assert records_of(folder / "run") == records_of(whole / "ppo_4")

@@ -351,18 +351,6 @@ def test_displays_profiles_and_checkpoints_change_no_bit_of_training(straight, f
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_holds_the_times_and_the_last_evaluation(kind, tmp_path):
-    trainer = trainer_of(kind, max_epoch=1)
-    timing = trainer.run().timing
-    other = trainer_of(kind)
-    restore_trainer(other, save_trainer(trainer, tmp_path / "checkpoint"))
-    assert other.info().timing == timing
-    assert min(timing.train_time_collect, timing.train_time_update, timing.test_time) > 0
-    assert other.last_test == trainer.last_test
-    assert len(other.last_test.returns) == 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_test_in_train_evaluates_once_in_an_epoch_that_is_interrupted_and_goes_on(kind, folder):
     def trainer(*callbacks):
         options = {
@@ -382,7 +370,6 @@ def test_test_in_train_evaluates_once_in_an_epoch_that_is_interrupted_and_goes_o
 
 
 def test_a_resume_that_is_refused_saves_nothing_and_is_refused_again(folder):
-    """It wrote a checkpoint of no step, which the log then named to go on from; a second `run` began anew."""
 
     def trainer(resume, **options):
         logger = JsonlLogger(folder / "metrics.jsonl", resume=resume)
@@ -403,7 +390,6 @@ def test_a_resume_that_is_refused_saves_nothing_and_is_refused_again(folder):
 
 
 def test_gradient_steps_of_a_collect_after_which_a_hook_failed_are_made_after_the_next_one(folder):
-    """They were lost: a run that went on made fewer than `update_per_step` for each step."""
     first, again = trainer_of("off", callbacks=[At("CollectEnd", 24, LookupError("mine"))]), trainer_of("off")
     with pytest.raises(LookupError, match="mine"):
         first.run()
@@ -414,7 +400,6 @@ def test_gradient_steps_of_a_collect_after_which_a_hook_failed_are_made_after_th
 
 
 def test_a_run_that_fails_at_its_start_raises_that_error_alone(folder):
-    """The callback that writes checkpoints had not seen the start, and failed at the end."""
     trainer = trainer_of("on", callbacks=[At("RunStart", 0, KeyboardInterrupt()), CheckpointCallback(folder)])
     assert trainer.run().stop_reason == "interrupted"
     trainer = trainer_of("on", callbacks=[At("RunStart", 0, LookupError("mine")), CheckpointCallback(folder)])
@@ -425,7 +410,6 @@ def test_a_run_that_fails_at_its_start_raises_that_error_alone(folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_held_back_are_the_same_where_a_run_with_a_checkpoint_callback_is_interrupted(kind, folder):
-    """They were written before that last checkpoint, and so cut in two where the run went on."""
 
     def run(name, *callbacks, go_on_from=None):
         path = folder / f"{name}.jsonl"

@@ -170,18 +170,6 @@ def test_statistics_are_those_of_the_epoch():
     assert timing.update_speed == pytest.approx(256 / timing.train_time)
 
 
-def test_a_run_may_go_on_from_the_counters_of_a_log(folder):
-    from lockstep.tracking import JsonlLogger
-
-    build(max_epoch=2, logger=JsonlLogger(folder / "metrics.jsonl")).run()
-    logger = JsonlLogger(folder / "metrics.jsonl", resume=True)
-    trainer = build(max_epoch=3, logger=logger, resume_from_log=True)
-    assert [(stats.epoch, stats.info_stat.train_step) for stats in trainer] == [(3, 384)]
-    assert trainer.gradient_step == 12
-    assert trainer.policy.timesteps == {"num_env_steps_sampled_lifetime": 384}
-    assert [stats.epoch for stats in trainer] == [1, 2, 3]  # the next run is a new one
-
-
 def test_verbose_prints_a_line_for_each_evaluation_with_its_return_and_else_nothing_is_printed(capsys):
     build().run()
     assert capsys.readouterr().out == ""

@@ -26,7 +26,6 @@ def offline(total_steps, steps_per_epoch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_ends_with_the_steps_asked_for_and_its_last_epoch_is_shorter(kind):
-    """It was rounded up to whole epochs: 48 steps."""
     trainer = config_of(kind).reporting(total_steps=40).build_trainer()
     assert trainer.steps_in_all == 40
     info = trainer.run()
