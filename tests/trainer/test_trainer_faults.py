@@ -6,7 +6,8 @@ import resource
 
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
-from trainer_tools import config_for, hashes, records_of, run_in
+from kill_tools import bits_of, run_kind
+from trainer_tools import config_for, records_of
 
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.state.checkpoint import CheckpointError, verify_checkpoint
@@ -18,7 +19,7 @@ WHOLE = 512
 
 @pytest.fixture(scope="module")
 def expected(shared_folder):
-    return hashes(run_in(shared_folder / "whole", "ppo", WHOLE)), records_of(shared_folder / "whole")
+    return bits_of(run_kind(shared_folder / "whole", "on-policy", WHOLE)), records_of(shared_folder / "whole")
 
 
 class At(Callback):
@@ -58,13 +59,13 @@ def test_a_full_disk_in_the_middle_of_a_run_loses_nothing_that_was_whole(folder,
         limit(1 << 14 if what == "checkpoint" else (folder / "run" / "metrics.jsonl").stat().st_size + 10)
 
     with pytest.raises((OSError, CheckpointError), match=message) as caught:
-        run_in(folder / "run", "ppo", WHOLE, callbacks=[At(320, fill)])
+        run_kind(folder / "run", "on-policy", WHOLE, callbacks=[At(320, fill)])
     assert "File too large" in str(caught.value)
     assert type(caught.value) is (CheckpointError if what == "checkpoint" else OSError)
     limit(resource.RLIM_INFINITY)
     assert_whole(folder / "run", [128, 256])
-    trainer = run_in(folder / "run", "ppo", WHOLE)
-    assert (hashes(trainer), records_of(folder / "run")) == expected
+    trainer = run_kind(folder / "run", "on-policy", WHOLE)
+    assert (bits_of(trainer), records_of(folder / "run")) == expected
 
 
 class Fragile(CartPoleEnv):

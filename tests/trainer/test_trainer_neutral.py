@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from kill_tools import LSTM
-from trainer_tools import Recorder, RecordingLogger, config_for, learned, run_in
+from kill_tools import run_kind
+from trainer_tools import Recorder, RecordingLogger, config_for, learned
 
 from lockstep import Collector, OnpolicyTrainer
 from lockstep.state.streams import RandomStreams
@@ -183,6 +183,6 @@ def test_a_run_with_both_loggers_can_be_read_back(folder):
 
 
 def test_evaluation_changes_nothing_in_a_run_that_remembers(folder):
-    with_evaluation = run_in(folder / "with", "ppo", 256, **LSTM)
-    without = run_in(folder / "without", "ppo", 256, **LSTM, evaluation={"evaluation_interval": 0})
+    with_evaluation = run_kind(folder / "with", "recurrent", 256)
+    without = run_kind(folder / "without", "recurrent", 256, evaluation={"evaluation_interval": 0})
     assert learned(with_evaluation) == learned(without)

@@ -1,44 +1,35 @@
-"""Exact resume: N steps, a new process and N more are 2N steps, to the last bit; kills included."""
+"""Exact resume: N steps, a new process and N more are 2N steps, to the last bit; kills with SIGKILL included."""
+
+import random
+import shutil
+import time
 
 import pytest
-from trainer_tools import config_for, digest, hashes, learned, records_of, run_in, work
+from kill_tools import KINDS, MORE_KINDS, bits_of, run_kind, work_on
+from trainer_tools import config_for, digest, learned, records_of
 
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking import RunFolder
 from lockstep.trainer import OnpolicyTrainer, restore_trainer, save_trainer
 from lockstep.trainer.callbacks import EarlyStop
 
-RUNS = {"ppo_4": ("ppo", 4), "ppo_1": ("ppo", 1), "a2c_4": ("a2c", 4), "dqn_4": ("dqn", 4)} | {
-    f"{name}_4": (name, 4) for name in ("c51", "qrdqn")
-}
-RUNS |= {"sac_4": ("sac", 4), "td3_1": ("td3", 1)}
-HALF, WHOLE = 256, 512
+FIFTY = [pytest.param(kind, 50, marks=pytest.mark.faults) for kind in KINDS]
+EPOCH = 128
+HALF, WHOLE = 2 * EPOCH, 4 * EPOCH
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(shared_folder):
-    folder = shared_folder
-    trainers = {name: run_in(folder / name, algo, WHOLE, num_envs=n) for name, (algo, n) in RUNS.items()}
-    return folder, {name: hashes(trainer) for name, trainer in trainers.items()}
-
-
-def test_n_and_a_new_process_and_n_are_2n_to_the_last_bit(uninterrupted, processes, folder):
+@pytest.mark.parametrize("kind", [*KINDS, *MORE_KINDS])
+def test_n_and_a_new_process_and_n_are_2n_to_the_last_bit(kind, processes, folder):
     """Weights, optimizer, normalisers, random streams, environments, counters and records."""
-    whole, expected = uninterrupted
-    for name, (algorithm, num_envs) in RUNS.items():
-        half = run_in(folder / name, algorithm, HALF, num_envs=num_envs)
-        assert half.env_step == HALF
-        assert learned(half) != expected[name][0]
-    answers = processes.SimpleQueue()
-    jobs = [(name, algorithm, num_envs, WHOLE) for name, (algorithm, num_envs) in RUNS.items()]
-    process = processes.Process(target=work, args=(folder, jobs, answers))
-    process.start()
-    got = answers.get()
+    whole = bits_of(run_kind(folder / "whole", kind, WHOLE))
+    half = run_kind(folder / "halves", kind, HALF)
+    assert half.gradient_step > 0
+    assert bits_of(half) != whole
+    process, answers = started(processes, folder / "halves", kind, WHOLE)
+    assert answers.get() == whole
     process.join()
-    assert got == expected
-    for name in RUNS:
-        assert records_of(folder / name) == records_of(whole / name)
-        assert state_of(folder / name) == state_of(whole / name)
+    assert records_of(folder / "halves") == records_of(folder / "whole")
+    assert state_of(folder / "halves") == state_of(folder / "whole")
 
 
 def state_of(folder):
@@ -56,10 +47,58 @@ def state_of(folder):
     return digest([folders, kept({name: state[name] for name in names})])
 
 
+@pytest.mark.parametrize("kind, number", [("on-policy", 4), *FIFTY])
+def test_fifty_kills_at_random_moments_change_no_bit_and_no_record(kind, number, processes, folder):
+    """Every other kill waits for a new checkpoint first, so that the run gets on; the others come at any time. A run
+    that reaches its end meanwhile is compared, and another begins.
+    """
+    chance = random.Random(kind)
+    total = 40 * EPOCH
+    expected = bits_of(run_kind(folder / "whole", kind, total))
+    place, kills, furthest = folder / "killed", 0, 0
+
+    def finished(answers):
+        assert answers.get() == expected
+        assert records_of(place) == records_of(folder / "whole")
+        shutil.rmtree(place)
+
+    while kills < number:
+        process, answers = started(processes, place, kind, total)
+        if kills % 2:
+            before = newest_step(place)
+            while process.is_alive() and newest_step(place) <= before:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0.0, 0.05))
+        else:
+            time.sleep(chance.uniform(0.0, 0.4))
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            finished(answers)
+            continue
+        assert process.exitcode == -9
+        kills, furthest = kills + 1, max(furthest, newest_step(place))
+    assert furthest > (10 * EPOCH if number == 50 else 0)
+    process, answers = started(processes, place, kind, total)
+    process.join()
+    finished(answers)
+
+
+def started(processes, place, kind, total):
+    answers = processes.SimpleQueue()
+    process = processes.Process(target=work_on, args=(str(place), kind, total, answers))
+    process.start()
+    return process, answers
+
+
+def newest_step(place):
+    return max((int(path.name[5:]) for path in (place / "checkpoints").glob("step_*")), default=0)
+
+
 def test_a_resumed_run_knows_its_history_and_its_best(folder):
-    whole = run_in(folder / "whole", "ppo", WHOLE)
-    run_in(folder / "parts", "ppo", HALF)
-    parts = run_in(folder / "parts", "ppo", WHOLE)
+    whole = run_kind(folder / "whole", "on-policy", WHOLE)
+    run_kind(folder / "parts", "on-policy", HALF)
+    parts = run_kind(folder / "parts", "on-policy", WHOLE)
     assert len(parts.history) == len(whole.history) == 4
     for left, right in zip(whole.history, parts.history):
         assert left.train_collect_stat.returns.tolist() == right.train_collect_stat.returns.tolist()
@@ -73,9 +112,9 @@ def test_a_resumed_run_knows_its_history_and_its_best(folder):
 
 
 def test_a_finished_run_that_is_resumed_trains_nothing_and_knows_what_it_took_and_came_to(folder):
-    first = run_in(folder / "run", "ppo", HALF)
+    first = run_kind(folder / "run", "on-policy", HALF)
     before = records_of(folder / "run")
-    trainer = run_in(folder / "run", "ppo", HALF)
+    trainer = run_kind(folder / "run", "on-policy", HALF)
     assert (trainer.env_step, trainer.stop_reason) == (HALF, "max_epoch")
     assert trainer.last_test.returns.tolist() == first.last_test.returns.tolist()
     assert all(trainer.seconds[name] == first.seconds[name] > 0 for name in ("collect", "update", "test"))

@@ -208,35 +208,6 @@ def without_wall_time(value: Any) -> Any:
     return value
 
 
-def run_in(
-    folder: Path, algorithm: str, total_steps: int, *, num_envs: int = 4, callbacks: Any = (), **sections: Any
-) -> Any:
-    """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer."""
-    from lockstep.tracking import RunFolder
-    from lockstep.trainer import build_trainer, restore_trainer
-
-    config = config_for(algorithm, num_envs=num_envs, total_steps=total_steps, **sections)
-    if (folder / "config.json").exists():
-        run, resume = RunFolder.open(folder), True
-    else:
-        made = RunFolder.create(folder.parent, algo=algorithm, env="CartPole-v1", seed=3, config=config.to_dict())
-        made.path.rename(folder)
-        run, resume = RunFolder.open(folder), False
-    trainer = build_trainer(config, folder=run, callbacks=callbacks, resume=resume)
-    newest = run.newest_checkpoint()
-    if newest is not None:
-        restore_trainer(trainer, newest)
-    trainer.run()
-    return trainer
-
-
-def work(folder: Path, jobs: list[tuple[str, str, int, int]], answers: Any) -> None:
-    """In another process: `(name, algorithm, num_envs, total_steps)` each; answers with their hashes."""
-    torch.set_num_threads(1)
-    answers.put({name: hashes(run_in(folder / name, algorithm, total_steps, num_envs=num_envs))
-                 for name, algorithm, num_envs, total_steps in jobs})  # fmt: skip
-
-
 def hashes(trainer: Any) -> tuple[str, str]:
     """All that must be equal but the records."""
     return learned(trainer), collected(trainer)
