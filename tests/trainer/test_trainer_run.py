@@ -1,41 +1,14 @@
-"""The order of events, the ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
+"""The ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
 
 import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from scenario_tools import KINDS, trainer_of
-from trainer_tools import Recorder, build, config_for, noting
+from trainer_tools import Recorder, build, config_for
 
 from lockstep import Collector, OnpolicyTrainer
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer import Callback
-
-
-def test_events_come_in_the_order_of_the_contract():
-    log = []
-
-    options = noting(log)
-    note_checkpoint = options["save_checkpoint_fn"]
-    trainer = build(**{**options, "save_checkpoint_fn": lambda *where: note_checkpoint(*where) or "somewhere"})
-    for collector, name in ((trainer.train_collector, "train"), (trainer.test_collector, "test")):
-        collector.on_step_hook = lambda step, name=name: log.append(name) if log[-1] != name else None
-    log.extend(f"epoch {stats.epoch}" for stats in trainer)
-
-    def evaluation(epoch, step):
-        test = [f"test_fn {epoch} {step}", "test", "score", f"log test {step}"]
-        return [*test, "EvaluationEnd", "save_best", "stop_fn"]
-
-    def update(epoch, step, gradient_step):
-        collect = [f"train_fn {epoch} {step - 64}", "train", f"log train {step}", "CollectEnd"]
-        return [*collect, f"log update {gradient_step}", "UpdateEnd"]
-
-    def end(epoch, *steps):
-        saved = [f"checkpoint {(epoch, *steps)}", "CheckpointSaved"]
-        return [*saved, f"log info {epoch}", "EpochEnd", f"epoch {epoch}"]
-
-    first = [*update(1, 64, 2), *update(1, 128, 4), *evaluation(1, 128), *end(1, 128, 4)]
-    second = [*update(2, 192, 6), *update(2, 256, 8), *evaluation(2, 256), *end(2, 256, 8)]
-    assert log == ["RunStart", *evaluation(0, 0), *first, *second, "RunEnd", "finalize"]
 
 
 def test_a_trainer_is_an_iterator_over_epochs_whose_items_unpack_into_three():
