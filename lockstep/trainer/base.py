@@ -199,6 +199,8 @@ class BaseTrainer(Counters, ABC):
     episode_per_collect: int | None = None
     buffer: Any = None
     """what is learned from"""
+    _phase: str
+    """`next` resets and begins a run ("new"), begins or goes on with one ("ready", "running"), or ends ("over")"""
 
     def __init__(
         self,
@@ -256,11 +258,8 @@ class BaseTrainer(Counters, ABC):
         watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
         savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
-        """those that write checkpoints come after others, whose state they save"""
         self.set_seed(seed)
-        self._interrupt = DeferredInterrupt()
-        self._phase = "new"
-        """`next` resets and begins a run ("new"), begins or goes on with one ("ready", "running"), or ends ("over")"""
+        self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
 
     def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
