@@ -9,8 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -522,29 +521,21 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
     say_facts({**Plan(run.trainer, config).facts(run.sources), "folder": shown})
     say()
     try:
-        with _failing_run(folder.path):
-            run.finish()
+        run.finish()
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 130
         there = folder.newest_checkpoint()
         how = f"go on from its last checkpoint with: lockstep resume {shown}" if there else "it has no checkpoint yet"
         raise CommandFailedError(f"stopped at once; {how}", code) from None
+    except Exception as error:
+        then = f"The run's folder: {shown}."
+        if any((folder.path / "checkpoints").glob("step_*/manifest.json")):
+            then += f" To go on from its last checkpoint: lockstep resume {shown}"
+        raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
     show_result(folder)
     if interruption.signal is not None:
         say(f"\ninterrupted; go on with: lockstep resume {shown}")
     return interruption.exit_code
-
-
-@contextmanager
-def _failing_run(folder: Path) -> Iterator[None]:
-    """Turn an error into a run that failed: exit code 1, with the folder and how to go on."""
-    try:
-        yield
-    except Exception as error:
-        then = f"The run's folder: {shown_path(folder)}."
-        if any((folder / "checkpoints").glob("step_*/manifest.json")):
-            then += f" To go on from its last checkpoint: lockstep resume {shown_path(folder)}"
-        raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
 
 
 Command = (

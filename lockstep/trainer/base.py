@@ -538,15 +538,11 @@ class BaseTrainer(Counters, ABC):
         """Write a checkpoint and record it; without one its counters, unless callbacks write and record checkpoints."""
         written = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
         path = None if written is None else Path(written)
-        if path is not None or not self._has_saver():
+        if path is not None or not any(isinstance(callback, CheckpointCallback) for callback in self.callbacks):
             self.logger.save_data(*self._where(), lambda *_: path)
         self._saved_at = self._progress()
         if path is not None:
             self._emit(CheckpointSaved(*self._where(), path=path))
-
-    def _has_saver(self) -> bool:
-        """Return whether a callback writes checkpoints and their records."""
-        return any(isinstance(callback, CheckpointCallback) for callback in self.callbacks)
 
     # -- reports ---
 
