@@ -8,8 +8,9 @@ import threading
 import pytest
 from trainer_tools import Recorder, build
 
+from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking.statistics import CollectStats
-from lockstep.trainer import EarlyStop
+from lockstep.trainer import EarlyStop, save_trainer
 
 
 def test_early_stop_at_a_threshold_after_patience_and_after_a_time():
@@ -77,41 +78,35 @@ def test_a_last_checkpoint_that_fails_too_does_not_hide_the_first_error():
     assert caught.value.__notes__ == ["the run could not be ended in order either: second"]
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(factor, folder):
-    from lockstep.state.checkpoint import read_checkpoint
-    from lockstep.trainer import save_trainer
+def spoil(trainer, factor, env_step=None):
+    """Multiply a logged loss at an environment step, or always."""
+    learner = trainer.policy.learner_group.learner
+    plain = learner.compute_losses
 
-    trainer = build(max_epoch=2, save_checkpoint_fn=lambda *at: save_trainer(trainer, folder / "last"))
-    learner, plain = trainer.policy.learner_group.learner, trainer.policy.learner_group.learner.compute_losses
-
-    def poisoned(**arguments):
+    def spoiled(**arguments):
         losses = plain(**arguments)
-        if trainer.env_step == 128:
+        if env_step in (None, trainer.env_step):
             learner.log("default_policy", policy_loss=losses["default_policy"] * factor)
         return losses
 
-    learner.compute_losses = poisoned
+    learner.compute_losses = spoiled
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(factor, folder):
+    trainer = build(max_epoch=2, save_checkpoint_fn=lambda *at: save_trainer(trainer, folder / "last"))
+    spoil(trainer, factor, env_step=128)
     expected = "policy_loss is not finite at environment step 128, gradient step 4"
     with pytest.raises(FloatingPointError, match=expected):
         trainer.run()
-    batch = read_checkpoint(folder / "last")["bad_batch"]["batch"]
-    assert batch["obs"].shape == (16, 4, 4)
-    assert batch["rewards"].shape == (16, 4)
-    assert read_checkpoint(folder / "last")["trainer"]["state"]["counters"]["stop_reason"] == "error"
-    learner.compute_losses = plain
+    saved = read_checkpoint(folder / "last")
+    assert saved["bad_batch"]["batch"]["obs"].shape == (16, 4, 4)
+    assert saved["bad_batch"]["batch"]["rewards"].shape == (16, 4)
+    assert saved["trainer"]["state"]["counters"]["stop_reason"] == "error"
     trainer.reset()
     assert trainer.bad_batch is None
     going_on = build(max_epoch=1, nan_policy="ignore")
-    ignoring = going_on.policy.learner_group.learner
-    spoiled = ignoring.compute_losses
-
-    def spoiling(**arguments):
-        losses = spoiled(**arguments)
-        ignoring.log("default_policy", policy_loss=losses["default_policy"] * factor)
-        return losses
-
-    ignoring.compute_losses = spoiling
+    spoil(going_on, factor)
     info = going_on.run()
     assert info.stop_reason == "max_epoch"
     seen = info.history[0].training_stat.metrics["policy_loss"]

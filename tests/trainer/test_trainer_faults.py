@@ -7,12 +7,12 @@ import resource
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from kill_tools import bits_of, run_kind
-from trainer_tools import config_for, records_of
+from trainer_tools import At, config_for, records_of
 
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.state.checkpoint import CheckpointError, verify_checkpoint
 from lockstep.tracking import RunFolder, read_metrics
-from lockstep.trainer import Callback, build_trainer, restore_trainer
+from lockstep.trainer import build_trainer, restore_trainer
 
 WHOLE = 512
 
@@ -20,17 +20,6 @@ WHOLE = 512
 @pytest.fixture(scope="module")
 def expected(shared_folder):
     return bits_of(run_kind(shared_folder / "whole", "on-policy", WHOLE)), records_of(shared_folder / "whole")
-
-
-class At(Callback):
-    """Calls something when an update ends at an environment step."""
-
-    def __init__(self, env_step, call):
-        self.env_step, self.call = env_step, call
-
-    def on_update_end(self, event):
-        if event.env_step == self.env_step:
-            self.call()
 
 
 def assert_whole(path, checkpoints):
@@ -59,7 +48,7 @@ def test_a_full_disk_in_the_middle_of_a_run_loses_nothing_that_was_whole(folder,
         limit(1 << 14 if what == "checkpoint" else (folder / "run" / "metrics.jsonl").stat().st_size + 10)
 
     with pytest.raises((OSError, CheckpointError), match=message) as caught:
-        run_kind(folder / "run", "on-policy", WHOLE, callbacks=[At(320, fill)])
+        run_kind(folder / "run", "on-policy", WHOLE, callbacks=[At("UpdateEnd", 320, fill)])
     assert "File too large" in str(caught.value)
     assert type(caught.value) is (CheckpointError if what == "checkpoint" else OSError)
     limit(resource.RLIM_INFINITY)

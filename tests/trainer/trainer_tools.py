@@ -129,17 +129,19 @@ class Stops(Callback):
 
 
 class At(Callback):
-    """Raises an error, or answers with a reason to stop, once: at an event of a name and an environment step."""
+    """Raises an error, calls a function or answers with a reason to stop, once: at an event of a name and an
+    environment step (None: at the first of that name).
+    """
 
-    def __init__(self, name: str, env_step: int, action: BaseException | str | None) -> None:
-        self.where, self.left = (name, env_step), [action]
+    def __init__(self, name: str, env_step: int | None, action: Any) -> None:
+        self.name, self.env_step, self.left = name, env_step, [action]
 
     def on_event(self, event: Any) -> str | None:
-        if (type(event).__name__, event.env_step) == self.where and self.left:
+        if type(event).__name__ == self.name and self.env_step in (None, event.env_step) and self.left:
             action = self.left.pop()
             if isinstance(action, BaseException):
                 raise action
-            return action
+            return action() if callable(action) else action
         return None
 
 
