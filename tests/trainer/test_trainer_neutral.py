@@ -106,19 +106,6 @@ def test_gymnasiums_vectors_train_to_the_same_bits_as_ours(plain, vector):
     assert train(env)[:3] == plain
 
 
-def test_empty_statistics_are_none_and_not_zero():
-    empty = SequenceSummaryStats.from_sequence([])
-    assert dataclasses.asdict(empty) == {
-        **dict.fromkeys(("mean", "std", "max", "min", "median")),
-        "count": 0,
-    }
-    one = SequenceSummaryStats.from_sequence([2.5])
-    assert one == SequenceSummaryStats(2.5, 0.0, 2.5, 2.5, 2.5, 1)
-    some = SequenceSummaryStats.from_sequence(np.array([1.0, 2.0, 6.0]))
-    assert dataclasses.astuple(some) == (3.0, pytest.approx(14**0.5 / 3**0.5), 6.0, 1.0, 2.0, 3)
-    assert all(type(value) in (float, int) for value in dataclasses.astuple(some))
-
-
 @pytest.mark.parametrize(
     "stats",
     [CollectStats(), TrainingStats(), TimingStats(), InfoStats(), SequenceSummaryStats()]

@@ -208,13 +208,3 @@ def test_an_evaluation_in_mid_epoch_does_not_explore(kind):
     collector.collect = watched
     trainer.run()
     assert exploring == [False] * 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_reset_begins_both_collectors_and_all_of_their_counts_anew(kind):
-    trainer = trainer_of(kind, max_epoch=1)
-    trainer.run()
-    collectors = trainer.train_collector, trainer.test_collector
-    assert all(collector.collect_step > 0 for collector in collectors)
-    trainer.reset()
-    assert [(c.collect_step, c.collect_episode, c.collect_time) for c in collectors] == [(0, 0, 0.0)] * 2
