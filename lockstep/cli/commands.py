@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -20,8 +20,8 @@ from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from lockstep._version import __version__
-from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
-from lockstep.cli.listing import algorithm_table, markdown, options_of, recipe_table
+from lockstep.algorithms import AlgorithmConfig
+from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
     make_console,
@@ -357,8 +357,6 @@ class Plot:
 class List:
     """List algorithms, the spaces they take, and recipes with their reference scores."""
 
-    options: bool = False
-    """Every option of every algorithm, too."""
     markdown: bool = False
     """The whole reference, options included, as Markdown."""
 
@@ -370,10 +368,6 @@ class List:
             return 0
         show_table(*algorithm_table())
         show_table(*recipe_table())
-        for config_class in ALGORITHMS if self.options else ():
-            for section, options in options_of(config_class):
-                rows = [(f"{section}.{option.name}", option.default, option.text) for option in options]
-                show_table(("option", "default", "meaning"), rows, title=f"{config_class.algorithm}: {section}")
         return 0
 
 
@@ -400,7 +394,7 @@ class Doctor:
         return FAILED if errors else 0
 
     def _examine_run(self, path: Path) -> int:
-        """Print seconds and shares by stage, from summary.json, with advice about the largest."""
+        """Print seconds and shares by stage, from summary.json."""
         folder = RunFolder.open(path)
         summary = folder.read_summary()
         rows = stage_rows(summary)
@@ -413,37 +407,7 @@ class Doctor:
         inner = summary.get("update_seconds_by_stage") or {}
         if inner:
             say("within the update: " + ", ".join(f"{name} {float(seconds):.2f} s" for name, seconds in inner.items()))
-        for line in advice({name: share for name, _, share in rows}, folder.config):
-            say(line)
         return 0
-
-
-def advice(shares: Mapping[str, float], config: Mapping[str, Any]) -> list[str]:
-    """Return what to try, from where the time went: shares by stage, and the options of the run by section."""
-    mode = (config.get("env_runners") or {}).get("vectorize_mode", "auto")
-    compiled = (config.get("framework") or {}).get("compile", False)
-    lines = []
-    if shares.get("environment", 0) > 0.4 and mode in ("auto", "sync"):
-        lines.append(
-            "The environments take most: try --set env_runners.vectorize_mode=vector (native vectors), envpool, or "
-            "async (one process each, for slow environments)."
-        )
-    if shares.get("update", 0) > 0.5 and not compiled:
-        lines.append(
-            "The update takes most: try --compile, larger minibatches (training.minibatch_size) or fewer passes "
-            "(training.num_epochs)."
-        )
-    if shares.get("evaluation", 0) > 0.3:
-        lines.append(
-            "Evaluation takes much: fewer episodes (evaluation.evaluation_episodes) or longer epochs "
-            "(reporting.steps_per_epoch)."
-        )
-    if shares.get("checkpoints, logs", 0) > 0.3:
-        lines.append(
-            "Checkpoints and logs take much: longer epochs (reporting.steps_per_epoch) or fewer checkpoints "
-            "(checkpointing.checkpoint_interval)."
-        )
-    return lines or ["No stage stands out."]
 
 
 def _check_environment(config: AlgorithmConfig) -> None:

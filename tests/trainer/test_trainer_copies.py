@@ -12,7 +12,6 @@ from lockstep.envs import make_vector
 from lockstep.rollout import GroupCollector
 
 COPIES = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": pickle.dumps}
-EPISODES = ((3, "terminate"),)
 
 
 @pytest.mark.parametrize("how", COPIES)
