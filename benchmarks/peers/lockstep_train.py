@@ -19,8 +19,7 @@ import numpy as np  # noqa: E402
 
 import lockstep  # noqa: E402
 from lockstep.envs import make_vector  # noqa: E402
-from lockstep.trainer import Callback  # noqa: E402
-from lockstep.trainer.events import CollectEnd, RunStart, UpdateEnd  # noqa: E402
+from lockstep.trainer import Callback, CollectEnd, RunStart, UpdateEnd  # noqa: E402
 
 NATIVE = getattr(w, "native", False)
 

@@ -9,8 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -21,9 +20,8 @@ from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from lockstep._version import __version__
-from lockstep.algorithms import ALGORITHMS, AlgorithmConfig
-from lockstep.cli import EarlyInterrupt
-from lockstep.cli.listing import algorithm_table, markdown, options_of, recipe_table
+from lockstep.algorithms import AlgorithmConfig
+from lockstep.cli.listing import algorithm_table, markdown, recipe_table
 from lockstep.cli.plan import Plan
 from lockstep.cli.report import (
     make_console,
@@ -43,8 +41,7 @@ from lockstep.rollout import Collector
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking import RunFolder, plot_runs
 from lockstep.trainer import Callback, ProgressDisplay
-from lockstep.trainer.callbacks import Stop
-from lockstep.trainer.events import CollectEnd, EvaluationEnd, RunStart, UpdateEnd
+from lockstep.trainer.callbacks import Event, Stop
 from lockstep.trainer.run import Run, find_policy, load_policy, prepare_resume, prepare_run
 from lockstep.trainer.video import FORMATS, record_video
 
@@ -360,8 +357,6 @@ class Plot:
 class List:
     """List algorithms, the spaces they take, and recipes with their reference scores."""
 
-    options: bool = False
-    """Every option of every algorithm, too."""
     markdown: bool = False
     """The whole reference, options included, as Markdown."""
 
@@ -373,10 +368,6 @@ class List:
             return 0
         show_table(*algorithm_table())
         show_table(*recipe_table())
-        for config_class in ALGORITHMS if self.options else ():
-            for section, options in options_of(config_class):
-                rows = [(f"{section}.{option.name}", option.default, option.text) for option in options]
-                show_table(("option", "default", "meaning"), rows, title=f"{config_class.algorithm}: {section}")
         return 0
 
 
@@ -474,8 +465,7 @@ def _check_environment(config: AlgorithmConfig) -> None:
 class Interruption(Callback):
     """While entered, SIGINT and SIGTERM ask the run to stop where it can go on bit by bit: after an update.
 
-    Before the run has begun they end the process as usual; where Python drops the exception (in a destructor, say), the
-    run stops as it begins. A second signal ends the run without a new checkpoint.
+    Before the run has begun they end the process as usual. A second signal ends the run without a new checkpoint.
     """
 
     def __init__(self, display: ProgressDisplay | None = None) -> None:
@@ -493,8 +483,6 @@ class Interruption(Callback):
     def __enter__(self) -> Self:
         for code in (signal.SIGINT, signal.SIGTERM):
             self._before[code] = signal.signal(code, self._handle)
-        if EarlyInterrupt.came:
-            self.signal = int(signal.SIGINT)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -515,25 +503,10 @@ class Interruption(Callback):
         else:
             os.write(2, f"{note}\n".encode())  # a handler must not enter a buffered stream a second time
 
-    def _reason(self) -> Stop:
-        return None if self.signal is None else "interrupted"
-
-    def on_run_start(self, event: RunStart) -> Stop:
-        """Ask to stop where a signal came before; from now on one waits for the end of the update."""
+    def on_event(self, event: Event) -> Stop:
+        """Ask to stop after a signal; the update that belongs to collected data is still made."""
         self._running = True
-        return self._reason()
-
-    def on_collect_end(self, event: CollectEnd) -> Stop:
-        """Ask to stop; the update that belongs to the collected data is still made."""
-        return self._reason()
-
-    def on_update_end(self, event: UpdateEnd) -> Stop:
-        """Ask to stop."""
-        return self._reason()
-
-    def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Ask to stop."""
-        return self._reason()
+        return None if self.signal is None else "interrupted"
 
 
 def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> int:
@@ -542,29 +515,21 @@ def _finish(run: Run, config: AlgorithmConfig, interruption: Interruption) -> in
     say_facts({**Plan(run.trainer, config).facts(run.sources), "folder": shown})
     say()
     try:
-        with _failing_run(folder.path):
-            run.finish()
+        run.finish()
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 130
         there = folder.newest_checkpoint()
         how = f"go on from its last checkpoint with: lockstep resume {shown}" if there else "it has no checkpoint yet"
         raise CommandFailedError(f"stopped at once; {how}", code) from None
+    except Exception as error:
+        then = f"The run's folder: {shown}."
+        if any((folder.path / "checkpoints").glob("step_*/manifest.json")):
+            then += f" To go on from its last checkpoint: lockstep resume {shown}"
+        raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
     show_result(folder)
     if interruption.signal is not None:
         say(f"\ninterrupted; go on with: lockstep resume {shown}")
     return interruption.exit_code
-
-
-@contextmanager
-def _failing_run(folder: Path) -> Iterator[None]:
-    """Turn an error into a run that failed: exit code 1, with the folder and how to go on."""
-    try:
-        yield
-    except Exception as error:
-        then = f"The run's folder: {shown_path(folder)}."
-        if any((folder / "checkpoints").glob("step_*/manifest.json")):
-            then += f" To go on from its last checkpoint: lockstep resume {shown_path(folder)}"
-        raise CommandFailedError(f"{describe(error)}\n{then}", FAILED) from error
 
 
 Command = (

@@ -21,10 +21,8 @@ PLAIN_WIDTH = 200
 
 def make_console() -> Console:
     """Return a console on stdout that takes text as it is; wide where no terminal sets a width."""
-    plain = Console(markup=False, highlight=False, emoji=False)
-    if plain.is_terminal:
-        return plain
-    return Console(markup=False, highlight=False, emoji=False, width=PLAIN_WIDTH)
+    width = None if Console().is_terminal else PLAIN_WIDTH
+    return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def shown_path(path: str | Path) -> str:
@@ -46,9 +44,9 @@ def say_facts(facts: Mapping[str, str]) -> None:
         say(f"  {name:<{width}}  {value}")
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a small table; columns of numbers are aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
         numeric = all(row[number].lstrip("-")[:1].isdigit() for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -71,13 +69,12 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
     summary = folder.read_summary()
     stages = "  ".join(f"{name} {share:.0%}" for name, _, share in stage_rows(summary))
     best = summary.get("best_score")
-    epoch = summary.get("best_epoch")
     say()
     say_facts(
         {
             "final return": return_text(summary.get("final_return"), summary.get("final_return_std"))
             + _evaluated_text(summary),
-            "best return": "none" if best is None else f"{best:.4g} (epoch {epoch}, kept in best/)",
+            "best return": "none" if best is None else f"{best:.4g} (epoch {summary.get('best_epoch')}, kept in best/)",
             "steps": _steps_text(summary),
             "speed": f"{summary['steps_per_second']:,.0f} steps/s while training, "
             f"{clock_text(summary['timing']['total_time'])} in all",

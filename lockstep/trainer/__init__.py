@@ -3,19 +3,23 @@
 from lockstep.algorithms.config import AlgorithmConfig
 from lockstep.trainer.base import BaseTrainer
 from lockstep.trainer.build import build_trainer
-from lockstep.trainer.callbacks import Callback, CheckpointCallback, EarlyStop, LoggingCallback, Profiler
-from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import gather_info, test_episode
-from lockstep.trainer.events import (
+from lockstep.trainer.callbacks import (
+    Callback,
+    CheckpointCallback,
     CheckpointSaved,
     CollectEnd,
+    EarlyStop,
     EpochEnd,
     EvaluationEnd,
     Event,
+    LoggingCallback,
+    Profiler,
     RunEnd,
     RunStart,
     UpdateEnd,
 )
+from lockstep.trainer.display import ProgressDisplay
+from lockstep.trainer.evaluation import gather_info, test_episode
 from lockstep.trainer.offline import OfflineTrainer
 from lockstep.trainer.offpolicy import OffpolicyTrainer
 from lockstep.trainer.onpolicy import OnpolicyTrainer

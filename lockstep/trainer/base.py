@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import fields
-from os import PathLike
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, Self, TypedDict
 
 from lockstep.algorithms.json_form import to_plain
@@ -17,6 +21,7 @@ from lockstep.algorithms.policy import Policy
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.replay import MultiAgentReplayBuffer, OfflineRows, ReplayBuffer
 from lockstep.rollout import Collector, CollectorLike, MultiAgentCollector
+from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.group_collector import GroupCollector
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 from lockstep.state.checks import check_choice, check_flags, check_functions, check_whole, check_wholes
@@ -34,36 +39,31 @@ from lockstep.tracking.statistics import (
     TrainingStats,
     TrainingTotals,
 )
-from lockstep.trainer.callbacks import Callback, CheckpointCallback, LoggingCallback, check_callbacks, savers_last
-from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
-from lockstep.trainer.display import ProgressDisplay
-from lockstep.trainer.evaluation import mean_return, score_of, test_episode, warn_endless, with_reward_metric
-from lockstep.trainer.events import (
+from lockstep.trainer.callbacks import (
+    Callback,
+    CheckpointCallback,
     CheckpointSaved,
     CollectEnd,
     EpochEnd,
     EvaluationEnd,
     Event,
+    LoggingCallback,
     RunEnd,
     RunStart,
     TrainerView,
     UpdateEnd,
+    check_callbacks,
 )
-from lockstep.trainer.interrupts import DeferredInterrupt
+from lockstep.trainer.checks import check_collector, check_evaluation, check_logger, check_policy
+from lockstep.trainer.display import ProgressDisplay
+from lockstep.trainer.evaluation import mean_return, score_of, test_episode, warn_endless, with_reward_metric
 
 REPLAYS = (ReplayBuffer, MultiAgentReplayBuffer)
-COLLECTORS = ("train_collector", "test_collector")
 OPTIONS = (
     *("batch_size", "step_per_epoch", "step_per_collect", "episode_per_collect", "repeat_per_collect"),
     *("update_per_step", "learning_starts"),
 )
 """options of a trainer that a run which goes on bit by bit has in common with the one before"""
-COUNTERS = (
-    *("env_step", "gradient_step", "env_episode", "test_env_step", "test_episode", "last_test_at"),
-    *("best_score", "best_epoch", "tested_in_train"),
-)
-FORMER_COUNTERS = {"test_step": "test_env_step"}
-"""names of counters in checkpoints of earlier versions, with their names today"""
 
 EpochFn = Callable[[int, int], None]
 SaveCheckpointFn = Callable[[int, int, int], Any]
@@ -93,7 +93,79 @@ class TrainerOptions(TypedDict, total=False):
     nan_policy: str
 
 
-class BaseTrainer:
+@dataclass(eq=False, repr=False)
+class Counters:
+    """What a run counts: plain values, reset with it and part of its checkpoints."""
+
+    epoch: int = 0
+    in_epoch: bool = False
+    """an epoch has begun and not ended"""
+    epoch_steps: int = 0
+    """of the epoch under way; between two, those beyond `step_per_epoch` (below 0: those that a cut epoch lacks)"""
+    epoch_end_due: bool = False
+    """the last epoch is saved, but callbacks have not seen its end yet"""
+    env_step: int = 0
+    env_episode: int = 0
+    gradient_step: int = 0
+    test_env_step: int = 0
+    test_episode: int = 0
+    """steps and episodes of all evaluations"""
+    last_test_at: int | None = None
+    """`position` at the last evaluation"""
+    tested_in_train: bool = False
+    best_score: float | None = None
+    best_epoch: int | None = None
+    stop_reason: str | None = None
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
+    )
+    steps_learned_from: int = 0
+    """off-policy: collected steps that gradient steps are due for"""
+    updates_made: int = 0
+    """off-policy: gradient steps that were made for them"""
+    samples_seen: int = 0
+    """offline: transitions in all gradient steps"""
+
+
+class DeferredInterrupt:
+    """Within the context the first Ctrl-C only waits for `check()`, which raises it; a second one is raised at once.
+
+    So a run ends where its state is whole, and goes on from there bit by bit. Other handlers of SIGINT than Python's
+    own, and other threads than the main one, are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._pending = False
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._pending = False
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._restore()
+        if kind is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise the `KeyboardInterrupt` that came meanwhile, if one did."""
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._pending = True
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+
+class BaseTrainer(Counters, ABC):
     """The part that all trainers share. Iterate over it epoch by epoch, or call `run()`.
 
     Order of events: reset, first evaluation, then in each epoch `train_fn`, collect, update (until `step_per_epoch`
@@ -124,6 +196,11 @@ class BaseTrainer:
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """parameters of other trainers, and what this one does instead"""
     step_per_collect: int | None = None
+    episode_per_collect: int | None = None
+    buffer: Any = None
+    """what is learned from"""
+    _phase: str
+    """`next` resets and begins a run ("new"), begins or goes on with one ("ready", "running"), or ends ("over")"""
 
     def __init__(
         self,
@@ -179,11 +256,10 @@ class BaseTrainer:
         if test_in_train and stop_fn is None:
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
         watchers = [ProgressDisplay(live=None if show_progress else False)] if verbose or show_progress else []
-        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last(callbacks), *watchers]
+        savers_last = sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
+        self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last, *watchers]
         self.set_seed(seed)
-        self._interrupt = DeferredInterrupt()
-        self._phase = "new"  # "new": `next` begins a run; "running"; "over": `next` raises `StopIteration`
-        self._ready = False  # reset or restored, and not run since
+        self._interrupt, self._phase = DeferredInterrupt(), "new"
         self._zero()
 
     def _check_parts(self, compute_score_fn: Callable[..., Any] | None, reward_metric: object) -> None:
@@ -196,35 +272,20 @@ class BaseTrainer:
         functions = {"stop_fn": self.stop_fn, "test_fn": self.test_fn, "save_best_fn": self.save_best_fn}
         check_evaluation(test, train, self.episode_per_test, {**functions, "compute_score_fn": compute_score_fn})
 
+    def _set_amount(self, step_per_collect: int | None, episode_per_collect: int | None) -> None:
+        amount = exactly_one(step_per_collect=step_per_collect, episode_per_collect=episode_per_collect)
+        self.step_per_collect = None if step_per_collect is None else amount
+        self.episode_per_collect = None if episode_per_collect is None else amount
+
     def _zero(self) -> None:
-        """Set all counters, statistics and the best score to those of a run that has not begun."""
-        self.epoch = self.env_step = self.gradient_step = self.env_episode = 0
-        self.in_epoch = False
-        self.epoch_steps = 0
-        """steps of the epoch under way"""
-        self.carried_steps = 0
-        """steps of the last collect beyond `step_per_epoch`, counted in the next epoch; below 0: those that an epoch
-        lacks which was cut short"""
-        self.under_way = False
-        """the run goes on inside an epoch"""
+        vars(self).update(vars(Counters()))
         self.collected, self.updates = CollectTotals(), TrainingTotals()
-        self.test_env_step = self.test_episode = 0
-        """steps and episodes of all evaluations"""
-        self.best_score: float | None = None
         self.best_stats: CollectStats | None = None
-        self.best_epoch: int | None = None
         self.last_test: CollectStats | None = None
-        self.last_test_at: int | None = None
-        """`position` at the last evaluation"""
-        self.stop_reason: str | None = None
         self.history: list[EpochStats] = []
-        self.epoch_end_due = False
-        """the last epoch is saved, but callbacks have not seen its end yet"""
         self.bad_batch: dict[str, Any] | None = None
-        """the rollout whose update gave a loss or gradient that is not finite"""
-        self.seconds = dict.fromkeys(("total", "collect", "update", "test", "env", "act"), 0.0)
+        """the rollout or sample whose update gave a loss or gradient that is not finite"""
         self._saved_at: tuple[int, ...] | None = None
-        self.tested_in_train = False
         self._clock = time.monotonic()
 
     # -- use ---
@@ -235,15 +296,10 @@ class BaseTrainer:
 
         The run begins with `reset(reset_collectors, reset_buffer)`, unless the trainer was just reset or restored.
         """
-        self._leave(reset_collectors, reset_buffer)
-        self._resume_logged_run(reset_collectors, reset_buffer)
-        try:
-            self._start(reset_collectors, reset_buffer)
-            while self.stop_reason is None and not self.is_complete:
-                self._train_epoch()
-            self._finish(self.stop_reason or "max_epoch")
-        except BaseException as error:
-            self._end_after(error)
+        if self._phase != "ready":
+            self.reset(reset_collectors, reset_buffer)
+        for _ in self:
+            pass
         return self.info()
 
     def __iter__(self) -> Self:
@@ -254,15 +310,23 @@ class BaseTrainer:
         if self._phase == "over":
             raise StopIteration
         if self._phase == "new":
-            self._resume_logged_run()
+            self.reset()
         try:
-            if self._phase == "new":
+            if self._phase == "ready":
                 self._start()
             if self.stop_reason is None and not self.is_complete:
                 return self._train_epoch()
-            self._finish(self.stop_reason or "max_epoch")
+            self._end(self.stop_reason or "max_epoch")
+        except KeyboardInterrupt:
+            self._end("interrupted")
         except BaseException as error:
-            self._end_after(error)
+            try:
+                self._end("error", save=not isinstance(error, SystemExit))
+            except Exception as second:
+                error.add_note(f"the run could not be ended in order either: {second}")
+            if isinstance(error, StopIteration):  # it would end a loop over the epochs without a word
+                raise RuntimeError("a function of the run raised StopIteration") from error
+            raise
         raise StopIteration
 
     def reset(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
@@ -271,16 +335,36 @@ class BaseTrainer:
         `reset_collectors`: begin new episodes and set the collectors' counters to zero; `reset_buffer`: empty the
         replay buffer.
         """
-        self._leave(reset_collectors, reset_buffer)
-        self._begin(reset_collectors, reset_buffer)
-        self._ready = True
+        check_flags(reset_collectors=reset_collectors, reset_buffer=reset_buffer)
+        if reset_buffer and not reset_collectors:
+            raise ValueError(
+                "reset_buffer=True is not allowed with reset_collectors=False; a buffer is emptied where its collector "
+                "begins new episodes"
+            )
+        self._phase = "new" if self._phase == "ready" else self._phase
+        self._leave()
+        self._zero()
+        is_restored = self.resume_from_log and self._restore_logged_state()
+        self.resume_from_log = False
+        if not is_restored:
+            self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where counters do
+            for collector in self._collectors().values() if reset_collectors else ():
+                rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
+                collector.reset(reset_buffer=reset_buffer or rollout)
+        self._phase = "ready"
+
+    def _leave(self) -> None:
+        """End a run that was left before its end; the next iteration begins a new one."""
+        if self._phase == "running":
+            self._end("interrupted")
+        if self._phase == "over":
+            self._phase = "new"
 
     def close(self) -> None:
         """End the processes and the environments that were made for the run; one that was handed over stays open."""
         if isinstance(self.policy.config.environment.env, str) or callable(self.policy.config.environment.env):
-            for collector in (self.train_collector, self.test_collector):
-                if collector is not None:
-                    collector.close()
+            for collector in self._collectors().values():
+                collector.close()
         if self.policy.learner_group.is_remote:  # an error ended the run, or its learners are lost
             self.policy.learner_group.shutdown()
 
@@ -288,45 +372,39 @@ class BaseTrainer:
 
     def _train_epoch(self) -> EpochStats:
         """Collect and learn for an epoch, evaluate, write a checkpoint; return the statistics."""
-        self.epoch += 1
-        self.in_epoch, self.under_way, self.epoch_steps = True, False, self.carried_steps
+        if not self.in_epoch:
+            self.epoch, self.in_epoch = self.epoch + 1, True
         with self._interrupt:
-            while self.epoch_steps < self.step_per_epoch and self.stop_reason is None and not self._has_all_steps():
+            while self.epoch_steps < self.step_per_epoch and self.stop_reason is None and not self._has_all_steps:
                 if self.train_fn is not None:
                     self.train_fn(self.epoch, self.env_step)
-                if self.training_step()[2] and self.stop_reason is None:
+                *_, stop = self.training_step()
+                if stop and self.stop_reason is None:
                     self.stop_reason = "stop_fn"
                 self._interrupt.check()
                 if self.stop_reason == "interrupted":  # a callback's request: the same as Ctrl-C
                     raise KeyboardInterrupt
-            test = None
-            last = self.stop_reason is not None or self.is_complete
-            if self.test_collector is not None and (self.epoch % self.test_interval == 0 or last):
-                test = self._test()
-            self._tick()
-            info = self.info(with_history=False)
-            collected = None if self.train_collector is None else self.collected.stats()
-            stats = EpochStats(self.epoch, collected, test, self.updates.stats(), info)
+            is_last = self.stop_reason is not None or self.epoch >= self.max_epoch or self._has_all_steps
+            tests = self.test_collector is not None and (self.epoch % self.test_interval == 0 or is_last)
+            stats = self._epoch_stats(self._test() if tests else None)
             self.history.append(stats)
             self.in_epoch, self.tested_in_train, self.epoch_end_due = False, False, True
-            self.carried_steps = self.epoch_steps - self.step_per_epoch
+            self.epoch_steps -= self.step_per_epoch
             self.collected, self.updates = CollectTotals(), TrainingTotals()
             if self.epoch % self.checkpoint_interval == 0:
                 self._checkpoint()
             self._end_epoch()
         return stats
 
+    @abstractmethod
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
         """Collect once and learn once. Return the statistics of both (None: nothing was learned), and whether the run
         is to stop.
         """
-        raise TypeError(
-            f"{type(self).__name__} has no training step; use OnpolicyTrainer, OffpolicyTrainer or OfflineTrainer"
-        )
 
+    @abstractmethod
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Learn from what was collected, within a training step of the policy, and return the statistics."""
-        raise TypeError(f"{type(self).__name__} has no update; use OnpolicyTrainer, OffpolicyTrainer or OfflineTrainer")
 
     def test_step(self) -> tuple[CollectStats, bool]:
         """Evaluate once. Return the statistics, and whether `stop_fn` is satisfied."""
@@ -345,17 +423,12 @@ class BaseTrainer:
         self.seconds["test"] += stats.collect_time
         score = score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
-        before = self.last_test, self.last_test_at, self.best_score, self.best_stats, self.best_epoch
         self.last_test, self.last_test_at = stats, self.position
         if is_best:
             self.best_score, self.best_stats, self.best_epoch = score, stats, self.epoch
-        try:
-            self._emit(EvaluationEnd(*self._where(), stats=stats, score=score, is_best=is_best))
-            if is_best and self.save_best_fn is not None:
-                self.save_best_fn(self.policy)
-        except BaseException:  # a run that goes on from here evaluates again: this score was not saved as the best
-            self.last_test, self.last_test_at, self.best_score, self.best_stats, self.best_epoch = before
-            raise
+        self._emit(EvaluationEnd(*self._where(), stats=stats, score=score, is_best=is_best))
+        if is_best and self.save_best_fn is not None:
+            self.save_best_fn(self.policy)
         return stats, self.stop_fn is not None and bool(self.stop_fn(score))
 
     def _test(self) -> CollectStats:
@@ -365,7 +438,8 @@ class BaseTrainer:
         return stats
 
     def _count_collect(self, stats: CollectStats) -> None:
-        stats = with_reward_metric(self.reward_metric, stats)
+        if self.reward_metric is not None:
+            stats = with_reward_metric(self.reward_metric, stats)
         self.env_step += stats.n_collected_steps
         self.epoch_steps += stats.n_collected_steps
         self.env_episode += stats.n_collected_episodes
@@ -388,58 +462,30 @@ class BaseTrainer:
         bad = stats.bad_losses()
         if bad and self.nan_policy == "stop":
             step = self.gradient_step - stats.gradient_steps + (stats.first_bad_step or stats.gradient_steps)
-            kept = self.save_checkpoint_fn is not None or self._has_saver()
             raise FloatingPointError(
                 f"{bad[0]} is not finite at environment step {self.env_step}, gradient step {step}; "
                 "lower the learning rate, clip gradients, or check the rewards (nan_policy='ignore' goes on). "
-                f"The batch is in trainer.bad_batch{' and in the last checkpoint' if kept else ''}"
+                "The batch is in trainer.bad_batch, which checkpoints hold"
             )
 
     # -- beginning and end ---
 
-    def _resume_logged_run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
-        """Begin where the log says, before anything is saved: a log that cannot be resumed from keeps its last save."""
-        if self.resume_from_log and not self._ready:
-            self._begin(reset_collectors, reset_buffer)
-            self._ready = True
-
-    def _begin(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
-        self._zero()
-        if self.resume_from_log:
-            restored = self._restore_logged_state()
-            self.resume_from_log = False
-            if restored:
-                return
-        self.policy.timesteps[STEPS_SAMPLED] = self.position  # exploration and schedules begin where the counters do
-        if reset_collectors:
-            for collector in (self.train_collector, self.test_collector):
-                if collector is not None:
-                    rollout = collector is self.train_collector and not isinstance(collector.buffer, REPLAYS)
-                    collector.reset(reset_buffer=reset_buffer or rollout)
-
-    def _start(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
+    def _start(self) -> None:
         """Begin a run, or go on with the one that was restored: `RunStart`, first evaluation."""
         self._phase = "running"
-        if not self._ready:
-            self._begin(reset_collectors, reset_buffer)
-        self._ready = False
         self._clock = time.monotonic() - self.seconds["total"]
         self._emit(RunStart(*self._where(), trainer=TrainerView(self)))
         if self.epoch_end_due:
             self._end_epoch()
-        begins = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
-        if self.test_collector is not None and begins and self.last_test is None:
+        is_first = self.max_epoch > 0 and self.epoch == 0 and self.stop_reason != "interrupted"
+        if self.test_collector is not None and is_first and self.last_test is None:
             with self._interrupt:
                 self._test()
-        self._reopen_epoch()
-
-    def _reopen_epoch(self) -> None:
-        """Continue the epoch that an earlier `total_steps` cut short, or a callback if it was the last one."""
-        if self.carried_steps >= 0 or self._has_all_steps():
-            return
-        if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
-            self.epoch -= 1
-            self.carried_steps += self.step_per_epoch
+        if self.epoch_steps < 0 and not self.in_epoch and not self._has_all_steps:
+            # an earlier `total_steps` cut the last epoch short, or a callback did where it was the last of the run
+            if self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch:
+                self.in_epoch = True
+                self.epoch_steps += self.step_per_epoch
 
     def _end_epoch(self) -> None:
         """Emit `EpochEnd`: after the checkpoint, so a run that goes on from there emits it once more."""
@@ -449,60 +495,33 @@ class BaseTrainer:
             warn_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
         self._emit(EpochEnd(*self._where(), stats=stats))
 
-    def _leave(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
-        """End a run that was left before its end; the next iteration begins a new one."""
-        check_flags(reset_collectors=reset_collectors, reset_buffer=reset_buffer)
-        if reset_buffer and not reset_collectors:
-            raise ValueError(
-                "reset_buffer=True is not allowed with reset_collectors=False; a buffer is emptied where its collector "
-                "begins new episodes"
-            )
-        if self._phase == "running":
-            self._finish("interrupted")
-        self._phase = "new"
-
-    def _end_after(self, error: BaseException) -> None:
-        """End the run in order after an error, and raise it unless it is Ctrl-C."""
-        if isinstance(error, KeyboardInterrupt):
-            self._finish("interrupted")
-            return
-        try:
-            self._finish("error", save=not isinstance(error, SystemExit))
-        except Exception as second:
-            error.add_note(f"the run could not be ended in order either: {second}")
-        if isinstance(error, StopIteration):  # it would end a loop over the epochs without a word
-            raise RuntimeError("a function of the run raised StopIteration") from error
-        raise error
-
-    def _finish(self, reason: str, save: bool = True) -> None:
-        """Write the last checkpoint and emit `RunEnd`, once for each run. An interrupted checkpoint is tried again."""
+    def _end(self, reason: str, save: bool = True) -> None:
+        """Write the last checkpoint, emit `RunEnd` to every callback and close the logger; then raise the first failure
+        of these. An interrupted checkpoint is tried again.
+        """
         if self._phase == "over":
             return
         self.stop_reason = reason
         self._tick()
+        failures = []
         try:
             if save and self._saved_at != self._progress():
                 self._checkpoint()
-        except Exception:
+        except Exception as error:
             self.stop_reason = "error"
-            self._end()
-            raise
-        self._end()
-
-    def _end(self) -> None:
-        """Emit `RunEnd` to every callback, also where one fails, and close the logger; raise the first failure."""
+            failures.append(error)
         self._phase = "over"
-        event, failures = RunEnd(*self._where(), reason=str(self.stop_reason), info=self.info()), []
+        event = RunEnd(*self._where(), reason=self.stop_reason, info=self.info())
         try:
             for callback in self.callbacks:
                 try:
                     callback.on_event(event)
                 except Exception as error:
                     failures.append(error)
-            if failures:
-                raise failures[0]
         finally:
             self.logger.finalize()
+        if failures:
+            raise failures[0]
 
     def _emit(self, event: Event) -> None:
         for callback in self.callbacks:
@@ -517,26 +536,22 @@ class BaseTrainer:
 
     def _checkpoint(self) -> None:
         """Write a checkpoint and record it; without one its counters, unless callbacks write and record checkpoints."""
-        path = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
-        if not isinstance(path, str | PathLike | None):
-            raise TypeError(f"save_checkpoint_fn returned {path!r}; it must return the path of what it wrote, or None")
-        if path is not None or not self._has_saver():
+        written = None if self.save_checkpoint_fn is None else self.save_checkpoint_fn(*self._where())
+        path = None if written is None else Path(written)
+        if path is not None or not any(isinstance(callback, CheckpointCallback) for callback in self.callbacks):
             self.logger.save_data(*self._where(), lambda *_: path)
         self._saved_at = self._progress()
         if path is not None:
-            self._emit(CheckpointSaved(*self._where(), path=Path(path)))
-
-    def _has_saver(self) -> bool:
-        """Return whether a callback writes checkpoints and their records."""
-        return any(isinstance(callback, CheckpointCallback) for callback in self.callbacks)
+            self._emit(CheckpointSaved(*self._where(), path=path))
 
     # -- reports ---
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has made all its epochs, or all its steps."""
-        return not self.under_way and (self.epoch >= self.max_epoch or self._has_all_steps())
+        """Whether the run has ended all its epochs, or made all its steps."""
+        return not self.in_epoch and (self.epoch >= self.max_epoch or self._has_all_steps)
 
+    @property
     def _has_all_steps(self) -> bool:
         return self.total_steps is not None and self.position >= self.total_steps
 
@@ -582,6 +597,11 @@ class BaseTrainer:
             history=tuple(self.history) if with_history else (),
         )
 
+    def _epoch_stats(self, test: CollectStats | None) -> EpochStats:
+        self._tick()
+        collected = None if self.train_collector is None else self.collected.stats()
+        return EpochStats(self.epoch, collected, test, self.updates.stats(), self.info(with_history=False))
+
     def _tick(self) -> None:
         self.seconds["total"] = time.monotonic() - self._clock
 
@@ -624,28 +644,17 @@ class BaseTrainer:
     )
 
     def get_state(self) -> dict[str, Any]:
-        """Return counters, statistics, best score, collectors, callbacks and logger (the policy is saved beside it).
-
-        An epoch that was interrupted counts as not begun: its steps are carried into it again, with its statistics.
-        """
-        counters = {name: getattr(self, name) for name in COUNTERS}
-        counters["epoch"] = self.epoch - self.in_epoch
-        counters["carried_steps"] = self.epoch_steps if self.in_epoch else self.carried_steps
+        """Return counters, statistics, best score, collectors, callbacks and logger (the policy is saved beside it)."""
         return {
             "options": self._options(),
-            "counters": counters,
-            "saved_at": list(self._where()),
-            "seconds": dict(self.seconds),
+            "counters": copy.deepcopy({name: getattr(self, name) for name in vars(Counters())}),
             "best": None if self.best_stats is None else self.best_stats.get_state(),
             "last_test": None if self.last_test is None else self.last_test.get_state(),
             "collected": self.collected.stats().get_state(),
             "updates": self.updates.get_state(),
             "history": [stats.get_state() for stats in self.history],
-            "epoch_end_due": self.epoch_end_due,
-            "under_way": self.in_epoch or self.under_way,
-            "stop_reason": self.stop_reason,
-            **dict.fromkeys(COLLECTORS),
-            **{name: collector.get_state() for name, collector in self._collectors().items()},
+            "train_collector": None if self.train_collector is None else self.train_collector.get_state(),
+            "test_collector": None if self.test_collector is None else self.test_collector.get_state(),
             "callbacks": [[type(callback).__name__, dict(callback.get_state())] for callback in self.callbacks],
             "logger": self.logger.get_state(),
             "logger_class": type(self.logger).__name__,
@@ -656,20 +665,16 @@ class BaseTrainer:
         class, in order. Raises `ValueError`, changing nothing, for collectors of other environments or another number
         of them.
         """
-        self._check_collectors(state)
         self._leave()
-        self._set_collectors(state)
+        with self._put_back_where_refused():
+            self._set_collectors(state)
         self._zero()
-        for name, value in state["counters"].items():
-            setattr(self, FORMER_COUNTERS.get(name, name), value)
-        self.seconds = dict(state["seconds"])
+        vars(self).update(copy.deepcopy(state["counters"]), stop_reason=None)
         self.best_stats = None if state["best"] is None else CollectStats.from_state(state["best"])
         self.last_test = None if state["last_test"] is None else CollectStats.from_state(state["last_test"])
         self.collected.add(CollectStats.from_state(state["collected"]))
         self.updates.set_state(state["updates"])
         self.history = [EpochStats.from_state(stats) for stats in state["history"]]
-        self.epoch_end_due = bool(state["epoch_end_due"])
-        self.under_way = bool(state.get("under_way"))  # checkpoints of earlier versions have none
         saved = list(state["callbacks"])
         for callback in self.callbacks:
             entry = next((entry for entry in saved if entry[0] == type(callback).__name__), None)
@@ -687,14 +692,25 @@ class BaseTrainer:
                 stacklevel=3,
             )
         self._saved_at = self._progress()
-        self._ready = True
+        self._phase = "ready"
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Return further folders of a checkpoint, for large things: a replay buffer."""
-        return {}
+        """Return further folders of a checkpoint, for large things: each replay buffer."""
+        return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore what `own_folders` gave, from all folders of a checkpoint."""
+        """Restore what `own_folders` gave, from all folders of a checkpoint; `ValueError` where it does not fit."""
+        replays = self._replays()
+        if not set(replays) <= set(folders):
+            raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
+        for folder, buffer in replays.items():
+            buffer.set_state(folders[folder])
+
+    def _replays(self) -> dict[str, ReplayBuffer]:
+        """Return the replay buffers by their folders in a checkpoint: of several agents one for each module."""
+        if isinstance(self.buffer, MultiAgentReplayBuffer):
+            return {f"replay/{module_id}": replay for module_id, replay in self.buffer.buffers.items()}
+        return {"replay": self.buffer} if isinstance(self.buffer, ReplayBuffer) else {}
 
     def save_to_path(self, path: str | Path) -> Path:
         """Write a full checkpoint and return its path: policy and all its state in its own folders, the trainer's in
@@ -723,34 +739,36 @@ class BaseTrainer:
         self._restore(path, _read_run(path))
 
     def _restore(self, path: str | Path, folders: dict[str, dict[str, Any]], *, keep_record: bool = False) -> None:
+        state, made_by = folders["trainer"]["state"], folders["trainer"]["made_by"]["algorithm"]
         algorithm = self.policy.config.algorithm
-        made_by = folders["trainer"].get("made_by", {}).get("algorithm", algorithm)
         if made_by != algorithm:
             raise ValueError(
                 f"{path} is of a run of {made_by!r}, and this trainer's policy is of {algorithm!r}; give it one of "
                 f"{algorithm!r}"
             )
-        state = folders["trainer"]["state"]
-        self._check_collectors(state)
         self._leave()
-        policy, collectors = self.policy.get_state(), self._states_to_put_back()
-        self.policy.set_checkpoint_folders(folders)
-        try:
+        with self._put_back_where_refused():
+            self.policy.set_checkpoint_folders(folders)
             self._set_collectors(state)
             self.set_own_folders(folders)
-        except BaseException:
-            self.policy.set_state(policy)
-            self._set_collectors(collectors)
-            raise
         self.set_state(state)  # its collectors once more: they write boundaries into the buffer that is restored now
-        self._warn_of_other_options(state.get("options", {}))  # checkpoints of earlier versions have none
-        ended_early = state["stop_reason"] in ("interrupted", "error")
-        if not keep_record and (ended_early or (state["stop_reason"] == "max_epoch" and not self.is_complete)):
+        self._warn_of_other_options(state["options"])
+        reason = state["counters"]["stop_reason"]
+        ended_early = reason in ("interrupted", "error") or (reason == "max_epoch" and not self.is_complete)
+        if ended_early and not keep_record:
             self.logger.drop_save()  # a run that never stopped has no such checkpoint
-        else:  # A kill may have come between the checkpoint and its record; a record that is there is not doubled.
-            epoch, env_step, gradient_step = state["saved_at"]
-            self.logger.save_data(epoch, env_step, gradient_step, lambda *_: Path(path))
-        self._warn_of_cut_episodes()
+        else:  # a kill may have come between the checkpoint and its record; a record that is there is not doubled
+            self.logger.save_data(*self._where(), lambda *_: Path(path))
+        cut = 0 if self.train_collector is None else self.train_collector.episodes_cut
+        if self.train_collector is not None and cut:
+            warnings.warn(
+                f"the state of the {self.train_collector.env.backend!r} environments is not in the checkpoint: {cut} "
+                "running episodes end there (nothing is estimated across), and the run is not bit by bit the one that "
+                "would never have stopped",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            self.logger.remark("env_step", self.env_step, {"save/episodes_cut": cut})
 
     def _restore_logged_state(self) -> bool:
         """Go on from what the logger's last save names: everything, where that is a full checkpoint (then True), else
@@ -774,83 +792,50 @@ class BaseTrainer:
             warnings.warn(f"resume_from_log: only the counters are restored, as {reason}", RuntimeWarning, stacklevel=2)
         return False
 
-    def _warn_of_cut_episodes(self) -> None:
-        """Warn, and record, where running episodes could not be continued."""
-        collector = self.train_collector
-        if collector is None or not collector.episodes_cut:
-            return
-        cut = collector.episodes_cut
-        warnings.warn(
-            f"the state of the {collector.env.backend!r} environments is not in the checkpoint: {cut} running episodes "
-            "end there (nothing is estimated across), and the run is not bit by bit the one that would never have "
-            "stopped",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-        self.logger.remark("env_step", self.env_step, {"save/episodes_cut": cut})
-
     def _collectors(self) -> dict[str, CollectorLike]:
         """Return the collectors by name, those that are there."""
         pairs = (("train_collector", self.train_collector), ("test_collector", self.test_collector))
         return {name: collector for name, collector in pairs if collector is not None}
 
-    def _states_to_put_back(self) -> dict[str, Any]:
-        """Return the collectors' states by name, None for one that holds data: no state has those, and a restored run
-        drops them.
-        """
-        found: dict[str, Any] = dict.fromkeys(COLLECTORS)
-        for name, collector in self._collectors().items():
-            with suppress(ValueError):
-                found[name] = collector.get_state()
-        return found
-
     def _set_collectors(self, state: Mapping[str, Any]) -> None:
-        """Set the states of both collectors, or of none: what was before is put back where one is refused."""
-        self._check_collectors(state)
-        before, collectors = self._states_to_put_back(), self._collectors()
-        try:
-            for name, collector in collectors.items():
-                if state[name] is not None:
-                    collector.set_state(state[name])
-        except BaseException:
-            for name, collector in collectors.items():
-                if before[name] is not None:
-                    collector.set_state(before[name])
-            raise
-
-    def _check_collectors(self, state: Mapping[str, Any]) -> None:
-        """Raise `ValueError` where a collector could not go on from what is saved of it."""
         for name, collector in self._collectors().items():
             saved = state[name]
             if saved is None:
                 continue
-            here, there = isinstance(collector, GroupCollector), "group" in saved
-            if here != there:
-                where = ("in this process", "in env runners")
-                raise ValueError(
-                    f"the {name} of the checkpoint has its environments {where[there]}, this one {where[here]}; resume "
-                    "with the same env_runners.num_env_runners"
-                )
-            if "lengths" in saved and len(saved["lengths"]) != collector.num_envs:
-                raise ValueError(
-                    f"the {name} of the checkpoint has {len(saved['lengths'])} environments, this one has "
-                    f"{collector.num_envs}; resume with as many"
-                )
+            there = "env runners" if "group" in saved else f"{len(saved['lengths'])} environments"
+            here = "env runners" if isinstance(collector, GroupCollector) else f"{collector.num_envs} environments"
+            if there != here:
+                raise ValueError(f"the {name} of the checkpoint has {there}, this one has {here}; resume with the same")
+            collector.set_state(saved)
+
+    @contextmanager
+    def _put_back_where_refused(self) -> Iterator[None]:
+        """Put several buffers, the policy and the collectors back to what they were where a state is refused."""
+        replays = self._replays().values()
+        parts = [*(replays if len(replays) > 1 else ()), self.policy, *self._collectors().values()]
+        before: list[tuple[Any, Any]] = []
+        for part in parts:
+            with suppress(ValueError):  # a collector that holds data has no state
+                before.append((part, part.get_state()))
+        try:
+            yield
+        except BaseException:
+            for part, state in before:
+                part.set_state(state)
+            raise
 
     def _options(self) -> dict[str, Any]:
         """Return the options that a run which goes on bit by bit keeps; functions are left out."""
         found = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
-        sections = self.policy.config.sections
-        pairs = [(sections[name], field.name) for name in ("training", "framework") for field in fields(sections[name])]
-        for section, name in [*pairs, (sections["rl_module"], "algorithm_config_overrides_per_module")]:
+        config = self.policy.config
+        overrides = config.rl_module.algorithm_config_overrides_per_module
+        options = {**config.training.options(), **config.framework.options()}
+        for name, value in {**options, "algorithm_config_overrides_per_module": overrides}.items():
             with suppress(ValueError):  # it holds a function that has no name
-                found[f"policy.{name}"] = to_plain(name, getattr(section, name))
-        buffer = getattr(self, "buffer", None)
-        buffers = buffer.buffers if isinstance(buffer, MultiAgentReplayBuffer) else {"": buffer}
-        for module_id, replay in buffers.items():
-            if isinstance(replay, ReplayBuffer):
-                options = {**replay.options.keywords(), **(replay.priority_options() or {})}
-                found |= {f"buffer.{module_id}.{name}".replace("..", "."): value for name, value in options.items()}
+                found[f"policy.{name}"] = to_plain(name, value)
+        for folder, replay in self._replays().items():
+            options = {**replay.options.keywords(), **(replay.priority_options() or {})}
+            found |= {f"{folder}.{name}": value for name, value in options.items()}
         return {name: value for name, value in found.items() if not callable(value)}
 
     def _warn_of_other_options(self, saved: Mapping[str, Any]) -> None:

@@ -109,7 +109,7 @@ def build_trainer(
             "step_per_epoch": length.per_epoch,
             "episode_per_test": evaluation.evaluation_episodes if evaluate else None,
             "test_interval": evaluation.evaluation_interval or 1,
-            "stop_fn": _reached(evaluation.stop_return),
+            "stop_fn": None if evaluation.stop_return is None else partial(_has_reached, evaluation.stop_return),
             "checkpoint_interval": config.checkpointing.checkpoint_interval,
             "callbacks": [*(make() for make in config.callbacks.classes), *callbacks],
         }
@@ -137,8 +137,8 @@ def build_trainer(
     return trainer
 
 
-def _reached(wanted: float | None) -> Callable[[float], bool] | None:
-    return None if wanted is None else lambda score: score >= wanted
+def _has_reached(wanted: float, score: float) -> bool:
+    return score >= wanted
 
 
 def _keep_files(trainer: Trainer, folder: RunFolder, num_to_keep: int) -> None:

@@ -1,28 +1,134 @@
-"""Callbacks: each watches the events of a run and does one thing. None can change the run but to ask for its end."""
+"""Events of a run, and callbacks that watch them. None can change the run but to ask for its end."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-from lockstep.state.checks import check_number, check_whole, check_wholes, suggestion
+from lockstep.state.checks import check_number, check_whole, check_wholes
 from lockstep.tracking import BaseLogger, LazyLogger, prune_checkpoints
-from lockstep.trainer.events import (
-    CheckpointSaved,
-    CollectEnd,
-    EpochEnd,
-    EvaluationEnd,
-    Event,
-    RunEnd,
-    RunStart,
-    UpdateEnd,
-)
+from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats, TrainingStats
 
 Stop = str | None
 STAGES = ("environment", "acting", "storing", "returns", "update", "evaluation", "waiting")
+
+# -- events ---
+
+
+@dataclass(frozen=True)
+class Event:
+    """The base of all events: where the run is."""
+
+    method: ClassVar[str] = ""
+    """of a callback: what handles the event"""
+    epoch: int
+    env_step: int
+    gradient_step: int
+
+    @property
+    def position(self) -> int:
+        """Environment steps; of a run that collects nothing, gradient steps."""
+        return self.env_step or self.gradient_step
+
+
+class TrainerView:
+    """A trainer for reading: its public attributes and methods, but none that change the run.
+
+    Lists come as tuples and dicts as read-only mappings. Setting an attribute and calling a method that changes the run
+    raise `AttributeError`.
+    """
+
+    CHANGES = frozenset(
+        (
+            *("run", "reset", "close", "training_step", "policy_update_fn", "test_step", "set_seed"),
+            *("set_state", "set_own_folders", "restore_from_path"),
+        )
+    )
+
+    def __init__(self, trainer: Any) -> None:
+        object.__setattr__(self, "_trainer", trainer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.CHANGES or name.startswith("_"):
+            raise AttributeError(
+                f"a callback observes the run and cannot call trainer.{name}(). To end the run, return the reason as "
+                "text from an event's method; to change what it does, override training_step, policy_update_fn or "
+                "test_step in a subclass"
+            )
+        value = getattr(object.__getattribute__(self, "_trainer"), name)
+        if isinstance(value, list):
+            return tuple(value)
+        return MappingProxyType(value) if isinstance(value, dict) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a callback observes the run and cannot set trainer.{name}")
+
+
+@dataclass(frozen=True)
+class RunStart(Event):
+    """The run begins or goes on; `trainer` shows it, and cannot be changed."""
+
+    method: ClassVar[str] = "on_run_start"
+    trainer: TrainerView
+
+
+@dataclass(frozen=True)
+class CollectEnd(Event):
+    """Data was collected."""
+
+    method: ClassVar[str] = "on_collect_end"
+    stats: CollectStats
+
+
+@dataclass(frozen=True)
+class UpdateEnd(Event):
+    """The policy learned from it."""
+
+    method: ClassVar[str] = "on_update_end"
+    stats: TrainingStats
+
+
+@dataclass(frozen=True)
+class EvaluationEnd(Event):
+    """The policy was evaluated."""
+
+    method: ClassVar[str] = "on_evaluation_end"
+    stats: CollectStats
+    score: float
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint is on disk."""
+
+    method: ClassVar[str] = "on_checkpoint_saved"
+    path: Path
+
+
+@dataclass(frozen=True)
+class EpochEnd(Event):
+    """An epoch is over."""
+
+    method: ClassVar[str] = "on_epoch_end"
+    stats: EpochStats
+
+
+@dataclass(frozen=True)
+class RunEnd(Event):
+    """The run is over: `max_epoch`, `stop_fn`, `interrupted`, `error`, or a callback's own reason."""
+
+    method: ClassVar[str] = "on_run_end"
+    reason: str
+    info: InfoStats
+
+
+# -- callbacks ---
 
 
 class Callback:
@@ -30,45 +136,28 @@ class Callback:
 
     def on_event(self, event: Event) -> Stop:
         """Call `on_run_start`, `on_collect_end`, ... by the event's class."""
-        handlers: dict[type, Callable[[Any], Stop]] = {
-            RunStart: self.on_run_start,
-            CollectEnd: self.on_collect_end,
-            UpdateEnd: self.on_update_end,
-            EvaluationEnd: self.on_evaluation_end,
-            CheckpointSaved: self.on_checkpoint_saved,
-            EpochEnd: self.on_epoch_end,
-            RunEnd: self.on_run_end,
-        }
-        handler = handlers.get(type(event))
-        return None if handler is None else handler(event)
+        return getattr(self, event.method)(event)
 
     def on_run_start(self, event: RunStart) -> Stop:
         """Handle the beginning of a run, or of the part of it that goes on."""
-        return None
 
     def on_collect_end(self, event: CollectEnd) -> Stop:
         """Handle the end of a collect."""
-        return None
 
     def on_update_end(self, event: UpdateEnd) -> Stop:
         """Handle the end of an update."""
-        return None
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
         """Handle the end of an evaluation."""
-        return None
 
     def on_checkpoint_saved(self, event: CheckpointSaved) -> Stop:
         """Handle a checkpoint that is on disk."""
-        return None
 
     def on_epoch_end(self, event: EpochEnd) -> Stop:
         """Handle the end of an epoch."""
-        return None
 
     def on_run_end(self, event: RunEnd) -> Stop:
         """Handle the end of a run."""
-        return None
 
     def get_state(self) -> Mapping[str, Any]:
         """Return what must survive a resume."""
@@ -79,24 +168,15 @@ class Callback:
 
 
 def check_callbacks(callbacks: object) -> None:
-    """Raise `ValueError` unless it is a list of callbacks whose methods are all called by an event."""
+    """Raise `ValueError` unless it is a list of callbacks."""
     if not isinstance(callbacks, Sequence):
         hint = "; put it into one, callbacks=[...]" if isinstance(callbacks, Callback) else ""
         raise ValueError(
             f"callbacks={callbacks!r} is not allowed; it must be a list of lockstep.trainer.Callback{hint}"
         )
-    known = [name for name in vars(Callback) if name.startswith("on_") and name != "on_event"]
     for callback in callbacks:
-        kind = type(callback)
         if not isinstance(callback, Callback):
             raise ValueError(f"callbacks: {callback!r} is not allowed; each must be a lockstep.trainer.Callback")
-        others = [name for name in dir(kind) if name.startswith("on_") and not hasattr(Callback, name)]
-        unknown = [name for name in others if callable(getattr(kind, name))]
-        if unknown and kind.on_event is Callback.on_event:
-            raise ValueError(
-                f"callbacks: {kind.__name__}.{unknown[0]} would never be called; {suggestion(unknown[0], known)} A "
-                "method of your own needs a name without on_"
-            )
 
 
 class LoggingCallback(Callback):
@@ -158,11 +238,6 @@ class CheckpointCallback(Callback):
         self._trainer.logger.save_data(event.epoch, event.env_step, event.gradient_step, lambda *_: path)
         prune_checkpoints(self.directory, self.num_to_keep)
         self._saved_at = event.epoch, event.position
-
-
-def savers_last(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return the callbacks with those that write checkpoints at the end: they save what the others know."""
-    return sorted(callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
 
 
 class EarlyStop(Callback):
@@ -242,11 +317,6 @@ class Profiler(Callback):
         total = self.total
         return {name: seconds / total if total else 0.0 for name, seconds in self.seconds.items()}
 
-    def report(self) -> str:
-        """Return a line for each stage: seconds and share."""
-        lines = [f"{name:<12}{self.seconds[name]:>10.3f} s{share:>8.1%}" for name, share in self.shares.items()]
-        return "\n".join([*lines, f"{'together':<12}{self.total:>10.3f} s"])
-
     def on_run_start(self, event: RunStart) -> None:
         """Begin a new run at zero, and one that goes on where it was."""
         if event.env_step == event.gradient_step == 0:
@@ -274,7 +344,9 @@ class Profiler(Callback):
         """Print the table, if it is wanted."""
         self._wait()
         if self.print_at_end:
-            sys.stdout.write(self.report() + "\n")
+            for name, share in self.shares.items():
+                sys.stdout.write(f"{name:<12}{self.seconds[name]:>10.3f} s{share:>8.1%}\n")
+            sys.stdout.write(f"{'together':<12}{self.total:>10.3f} s\n")
 
     def _add(self, stage: str, seconds: float) -> None:
         self.seconds[stage] += max(0.0, seconds)

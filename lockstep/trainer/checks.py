@@ -10,10 +10,8 @@ from lockstep.algorithms.policy import Policy
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout import AsyncCollector, CollectorLike, MultiAgentCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector
-from lockstep.state.checks import check_functions, check_whole, suggestion
+from lockstep.state.checks import check_functions, suggestion
 from lockstep.tracking import BaseLogger, LazyLogger
-
-EvaluationFunctions = Mapping[str, Callable[..., Any] | None]
 
 
 def own_options(
@@ -44,10 +42,10 @@ def check_policy(policy: object, trainer: str, *, from_rollouts: bool, collects:
     config = policy.config
     if from_rollouts == (config.is_off_policy or config.is_offline):
         kinds = ("samples of a buffer", "whole rollouts")
-        offline = "OfflineTrainer" if config.is_offline else "OnpolicyTrainer"
+        online = "OffpolicyTrainer" if config.is_off_policy else "OnpolicyTrainer"
         raise ValueError(
             f"policy of {config.algorithm!r} learns from {kinds[not from_rollouts]}, {trainer} gives it "
-            f"{kinds[from_rollouts]}; use {'OffpolicyTrainer' if config.is_off_policy else offline}"
+            f"{kinds[from_rollouts]}; use {'OfflineTrainer' if config.is_offline else online}"
         )
 
 
@@ -58,17 +56,14 @@ def check_collector(name: str, collector: object, policy: object, reward_metric:
     if isinstance(collector.policy, Policy) and collector.policy is not policy:
         raise ValueError(f"{name} acts with another policy than the one to train; make it with the same one")
     if reward_metric is not None and not isinstance(collector, MultiAgentCollector):
-        raise ValueError(
-            f"reward_metric needs several agents, and {name} has one, whose return is one number already; leave it "
-            "out, or collect with a MultiAgentCollector"
-        )
+        raise ValueError(f"reward_metric needs several agents, and {name} has one; leave it out")
 
 
 def check_evaluation(
     test_collector: CollectorLike | None,
     train_collector: CollectorLike | None,
     num_episodes: int | None,
-    functions: EvaluationFunctions,
+    functions: Mapping[str, Callable[..., Any] | None],
 ) -> None:
     """Raise `ValueError` for an evaluation that lacks something, or functions that would never be called."""
     check_functions(**functions)
@@ -105,19 +100,6 @@ def check_logger(logger: object, resume_from_log: bool) -> BaseLogger:
     if resume_from_log and (logger is None or isinstance(logger, LazyLogger)):
         raise ValueError("resume_from_log=True needs a logger that keeps records; give that of the earlier run")
     return logger or LazyLogger()
-
-
-def check_amount(step_per_collect: int | None, episode_per_collect: int | None) -> tuple[int | None, int | None]:
-    """Return the two; raise `ValueError` unless exactly one is given, a whole number of at least 1."""
-    if (step_per_collect is None) == (episode_per_collect is None):
-        raise ValueError(
-            f"give exactly one of step_per_collect and episode_per_collect, not {step_per_collect} and "
-            f"{episode_per_collect}"
-        )
-    return (
-        check_whole("step_per_collect", step_per_collect, 1, optional=True),
-        check_whole("episode_per_collect", episode_per_collect, 1, optional=True),
-    )
 
 
 def check_discounts(gamma: float, buffer: ReplayBuffer) -> None:

@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lockstep.tracking.statistics import CollectStats, EpochStats, TrainingStats
-from lockstep.trainer.callbacks import Callback
-from lockstep.trainer.events import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
+from lockstep.trainer.callbacks import Callback, CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
 
 if TYPE_CHECKING:
     from rich.console import Console

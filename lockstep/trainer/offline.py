@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from lockstep.algorithms.offline import OfflineData, offline_source
+from lockstep.algorithms.offline import offline_source
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data import SampleBatch
 from lockstep.data.columns import Columns
@@ -44,8 +44,9 @@ class OfflineTrainer(BaseTrainer):
     Raises `MalformedBufferError` for data that are empty, have NaN or infinity, or do not fit the policy.
     """
 
-    policy: Policy
     collects = False
+    updates_now = 0
+    """gradient steps that `policy_update_fn` makes"""
     elsewhere: ClassVar[Mapping[str, str]] = {
         "train_collector": COLLECTS_NOTHING,
         "step_per_collect": COLLECTS_NOTHING,
@@ -73,8 +74,7 @@ class OfflineTrainer(BaseTrainer):
         options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
         super().__init__(policy, max_epoch, batch_size, None, test_collector, step_per_epoch, **options)
         try:
-            source = offline_source(buffer, policy)
-            self.buffer: OfflineData = policy.process_buffer(source)
+            self.buffer = policy.process_buffer(offline_source(buffer, policy))
         except (KeyError, ValueError) as error:
             if isinstance(error, MalformedBufferError):
                 raise
@@ -90,13 +90,6 @@ class OfflineTrainer(BaseTrainer):
                 )
         seed_buffer(self.buffer, options.get("seed"))
         self.fingerprint = self._fingerprint()
-
-    def _zero(self) -> None:
-        super()._zero()
-        self.samples_seen = 0
-        """transitions in all gradient steps so far"""
-        self.updates_now = 0
-        """gradient steps that `policy_update_fn` makes"""
 
     @property
     def dataset_passes(self) -> float:
@@ -135,15 +128,6 @@ class OfflineTrainer(BaseTrainer):
         return replace(info, samples_seen=self.samples_seen, dataset_passes=self.dataset_passes)
 
     # -- state ---
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state of `BaseTrainer` and the samples seen; where drawing stands is a folder of its own."""
-        return {**super().get_state(), "samples_seen": self.samples_seen}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`."""
-        super().set_state(state)
-        self.samples_seen = int(state["samples_seen"])
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
         """Return where drawing from the data stands, and a fingerprint of the data. The data are not saved."""

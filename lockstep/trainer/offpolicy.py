@@ -10,15 +10,13 @@ from typing import Any, ClassVar, Unpack
 from lockstep.algorithms.offline import check_numbers
 from lockstep.algorithms.policy import Policy, policy_within_training_step
 from lockstep.data import MultiAgentBatch
-from lockstep.data.trees import named_leaves
-from lockstep.replay import MultiAgentReplayBuffer, ReplayBuffer
-from lockstep.replay.storage import shapes_of_space
+from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.checks import check_whole, is_number
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import REPLAYS, BaseTrainer, TrainerOptions, seed_buffer
-from lockstep.trainer.checks import check_amount, check_discounts, own_options
+from lockstep.trainer.checks import check_discounts, own_options
 
 
 class OffpolicyTrainer(BaseTrainer):
@@ -32,6 +30,8 @@ class OffpolicyTrainer(BaseTrainer):
     policy's configuration says. Other parameters: `BaseTrainer`.
     """
 
+    updates_now = 0
+    """gradient steps that `policy_update_fn` makes"""
     elsewhere: ClassVar[Mapping[str, str]] = {
         "repeat_per_collect": "makes gradient steps by the number of collected steps; set update_per_step",
     }
@@ -54,7 +54,7 @@ class OffpolicyTrainer(BaseTrainer):
     ) -> None:
         options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
-        self.step_per_collect, self.episode_per_collect = check_amount(step_per_collect, episode_per_collect)
+        self._set_amount(step_per_collect, episode_per_collect)
         self.learning_starts: int = check_whole("learning_starts", learning_starts, 0)
         if not is_number(update_per_step) or not 0 < update_per_step < math.inf:
             raise ValueError(f"update_per_step={update_per_step!r} is not allowed; it must be a number above 0")
@@ -73,10 +73,9 @@ class OffpolicyTrainer(BaseTrainer):
                 "OffpolicyTrainer learns from a replay buffer, train_collector has a rollout store; give "
                 f"Collector(..., buffer=VectorReplayBuffer(size, {train_collector.num_envs}))"
             )
-        self.buffer: Any = train_collector.buffer
+        self.buffer = train_collector.buffer
         """a `ReplayBuffer`; of several agents a `MultiAgentReplayBuffer`"""
         if isinstance(self.buffer, ReplayBuffer):
-            self._check_shapes()
             check_discounts(policy.config.training.gamma, self.buffer)
         if max_epoch and learning_starts >= self.steps_in_all:
             warnings.warn(
@@ -86,22 +85,6 @@ class OffpolicyTrainer(BaseTrainer):
             )
         if buffer is not None:
             self._begin_with(buffer)
-
-    def _check_shapes(self) -> None:
-        """Raise `ValueError` where the buffer stacks frames (or takes stacks apart) into what the policy rejects."""
-        stack_num, only_last = self.buffer.options.stack_num, self.buffer.options.save_only_last_obs
-        if stack_num == 1 and not only_last:
-            return
-        shapes = shapes_of_space(self.collector.observation_space)  # it stacks what the policy wants stacked
-        for name, leaf in named_leaves("obs", shapes):
-            frame = leaf.shape[1:] if only_last else leaf.shape
-            stacked = frame if stack_num == 1 else (stack_num, *frame)
-            if stacked != leaf.shape:
-                raise ValueError(
-                    f"stack_num={stack_num}, save_only_last_obs={only_last}: the buffer of train_collector would give "
-                    f"observations of shape {stacked}, and the policy takes {leaf.shape} ({name}). Environments that "
-                    "stack frames on the first axis go with save_only_last_obs=True; for others leave both out"
-                )
 
     def _begin_with(self, source: object) -> None:
         """Take in the transitions to begin with, once through the policy's `process_buffer`."""
@@ -123,15 +106,6 @@ class OffpolicyTrainer(BaseTrainer):
         except (KeyError, ValueError) as error:
             raise MalformedBufferError(f"buffer does not fit the train collector's: {error}") from error
 
-    def _zero(self) -> None:
-        super()._zero()
-        self.steps_learned_from = 0
-        """collected steps that gradient steps are made for"""
-        self.updates_due = 0
-        """gradient steps still to make for them; they wait for the next collect where a hook failed after this one"""
-        self.updates_now = 0
-        """gradient steps that `policy_update_fn` makes"""
-
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
         """Collect once, and make the gradient steps that are due for it, where there are any."""
         random = self.env_step < self.learning_starts
@@ -140,20 +114,19 @@ class OffpolicyTrainer(BaseTrainer):
                 n_step=self.step_per_collect, n_episode=self.episode_per_collect, random=random
             )
         if not random:
-            before = self._num_due(self.steps_learned_from)
             self.steps_learned_from += stats.n_collected_steps
-            self.updates_due += self._num_due(self.steps_learned_from) - before
         self._count_collect(stats)
-        self.updates_now, self.updates_due = self.updates_due, 0
-        training = None
-        if self.updates_now:
-            try:
-                with policy_within_training_step(self.policy):
-                    training = self.policy_update_fn(stats)
-                self._count_update(training)
-            except FloatingPointError:
-                self.bad_batch = self._last_columns()
-                raise
+        due = self._num_due(self.steps_learned_from)
+        self.updates_now, self.updates_made = due - self.updates_made, due
+        if self.updates_now == 0:
+            return stats, None, self.stop_reason is not None
+        try:
+            with policy_within_training_step(self.policy):
+                training = self.policy_update_fn(stats)
+            self._count_update(training)
+        except FloatingPointError:
+            self.bad_batch = self._last_columns()
+            raise
         return stats, training, self.stop_reason is not None
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
@@ -169,8 +142,7 @@ class OffpolicyTrainer(BaseTrainer):
         """Gradient steps that the rest of the run makes if nothing ends it earlier."""
         collect, left = self.step_per_collect or 1, self.steps_in_all - self.env_step
         random = min(left, -(-max(0, self.learning_starts - self.env_step) // collect) * collect)
-        learned = self.steps_learned_from
-        return self.updates_due + self._num_due(learned + left - random) - self._num_due(learned)
+        return self._num_due(self.steps_learned_from + left - random) - self.updates_made
 
     def _last_columns(self) -> dict[str, Any] | None:
         """Return the columns of the policy's last batch, by module where there are several."""
@@ -178,40 +150,3 @@ class OffpolicyTrainer(BaseTrainer):
         if isinstance(batch, MultiAgentBatch):
             return {module_id: dict(batch[module_id].items()) for module_id in batch}
         return None if batch is None else dict(batch.items())
-
-    # -- state ---
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state of `BaseTrainer` and the steps learned from; the buffer is a folder of its own."""
-        counters = {"steps_learned_from": self.steps_learned_from, "updates_due": self.updates_due}
-        return {**super().get_state(), **counters}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`."""
-        super().set_state(state)
-        self.steps_learned_from = int(state["steps_learned_from"])
-        self.updates_due = int(state.get("updates_due", 0))
-
-    def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Return the state of the replay buffer, of several agents that of each module."""
-        return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
-
-    def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore the replay buffer; raise `ValueError`, changing nothing, where there is none or it does not fit."""
-        replays = self._replays()
-        if not set(replays) <= set(folders):
-            raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
-        before = {folder: buffer.get_state() for folder, buffer in replays.items()} if len(replays) > 1 else {}
-        try:
-            for folder, buffer in replays.items():
-                buffer.set_state(folders[folder])
-        except BaseException:
-            for folder, state in before.items():
-                replays[folder].set_state(state)
-            raise
-
-    def _replays(self) -> dict[str, ReplayBuffer]:
-        """Return the replay buffers by their folders in a checkpoint."""
-        if isinstance(self.buffer, MultiAgentReplayBuffer):
-            return {f"replay/{module_id}": replay for module_id, replay in self.buffer.buffers.items()}
-        return {"replay": self.buffer}

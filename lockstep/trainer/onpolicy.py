@@ -14,7 +14,7 @@ from lockstep.rollout import CollectorLike, MultiAgentCollector
 from lockstep.state.checks import check_whole
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer, TrainerOptions
-from lockstep.trainer.checks import check_amount, own_options
+from lockstep.trainer.checks import own_options
 
 
 class OnpolicyTrainer(BaseTrainer):
@@ -48,7 +48,7 @@ class OnpolicyTrainer(BaseTrainer):
     ) -> None:
         options = own_options(type(self), self.elsewhere, TrainerOptions.__annotations__, options)
         super().__init__(policy, max_epoch, batch_size, train_collector, test_collector, step_per_epoch, **options)
-        self.step_per_collect, self.episode_per_collect = check_amount(step_per_collect, episode_per_collect)
+        self._set_amount(step_per_collect, episode_per_collect)
         self.repeat_per_collect: int = check_whole("repeat_per_collect", repeat_per_collect, 1)
         self.collector = train_collector
         if train_collector.buffer is None and isinstance(train_collector, MultiAgentCollector):
@@ -61,7 +61,7 @@ class OnpolicyTrainer(BaseTrainer):
             )
         if not isinstance(train_collector.buffer, RolloutStore | EpisodeStore):
             raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
-        self.buffer: Any = train_collector.buffer
+        self.buffer = train_collector.buffer
         """a `RolloutStore`; of several agents an `EpisodeStore`"""
 
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:

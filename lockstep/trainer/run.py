@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.algorithms import get_config
 from lockstep.algorithms.config import AlgorithmConfig
@@ -143,8 +142,6 @@ def prepare_run(
     the policy begins with; all else is new. `sources`: where the settings come from, in words.
     """
     config.validate()
-    parents = [Path(root).absolute(), *Path(root).absolute().parents]
-    missing = [parent for parent in parents if not parent.exists()]
     source = None if init_from is None else find_policy(init_from).absolute()
     env = config.environment.env
     name = "offline" if env is None else env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
@@ -157,19 +154,16 @@ def prepare_run(
         init_from=None if source is None else str(source),
     )
     try:
-        trainer = build_trainer(config, folder=folder, callbacks=callbacks)
+        run = Run(build_trainer(config, folder=folder, callbacks=callbacks), folder, tuple(sources))
         if source is not None:
             try:
-                trainer.policy.start_from(source)
+                run.trainer.policy.start_from(source)
             except BaseException:
-                trainer.close()
+                run.trainer.close()
                 raise
-        return Run(trainer, folder, tuple(sources))
+        return run
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another run has begun in it
-            for parent in missing:
-                parent.rmdir()
         raise
 
 
@@ -205,47 +199,42 @@ def load_policy(path: str | Path) -> Policy:
 # -- going on with other settings ---
 
 
-class Change(NamedTuple):
-    """An option's value before and after."""
-
-    before: Any
-    after: Any
+Changes = dict[str, tuple[Any, Any]]
+"""options by path, as plain values: before and after"""
 
 
-class Changes(dict[str, Change]):
-    """Options that differ between two configurations, as plain values by path."""
+def changes_between(before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
+    """Return the options that differ."""
+    old, new = dict(_leaves(before.named_options())), dict(_leaves(after.named_options()))
+    pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
+    return {path: (left, right) for path, (left, right) in pairs.items() if left != right}
 
-    @classmethod
-    def between(cls, before: AlgorithmConfig, after: AlgorithmConfig) -> Changes:
-        """Return the options that differ."""
-        old, new = dict(_leaves(before.named_options())), dict(_leaves(after.named_options()))
-        pairs = {path: Change(old.get(path), new.get(path)) for path in {**old, **new}}
-        return cls({path: pair for path, pair in pairs.items() if pair.before != pair.after})
 
-    def check(self, first_values: Sequence[str]) -> None:
-        """Raise `ValueError` naming an option that a run keeps, with its two values and what to do instead.
+def check_changes(changes: Changes, first_values: Sequence[str]) -> None:
+    """Raise `ValueError` naming an option that a run keeps, with its two values and what to do instead.
 
-        `first_values`: training options that only begin what the run has gone on with.
-        """
-        for path, (before, after) in self.items():
-            section, _, option = path.partition(".")
-            reason = KEPT.get(path) or KEPT.get(section)
-            if section == "training" and option in first_values:
-                reason = f"the run goes on with what has become of it; {ANEW}"
-            if reason is not None and not path.startswith(CHANGEABLE):
-                raise ValueError(
-                    f"{path}={after!r} (the run has {before!r}) cannot be changed in a run that goes on: {reason}"
-                )
+    `first_values`: training options that only begin what the run has gone on with.
+    """
+    for path, (before, after) in changes.items():
+        section, _, option = path.partition(".")
+        reason = KEPT.get(path) or KEPT.get(section)
+        if section == "training" and option in first_values:
+            reason = f"the run goes on with what has become of it; {ANEW}"
+        if reason is not None and not path.startswith(CHANGEABLE):
+            raise ValueError(
+                f"{path}={after!r} (the run has {before!r}) cannot be changed in a run that goes on: {reason}"
+            )
 
-    def in_words(self, without: Sequence[str] = ()) -> str:
-        """Return `"training.lr=0.001 (was 0.0003), ..."`."""
-        pairs = {path: pair for path, pair in self.items() if path not in without}
-        return ", ".join(f"{path}={after!r} (was {before!r})" for path, (before, after) in pairs.items())
 
-    def history_entry(self, step: int) -> dict[str, Any]:
-        """Return the entry that a run's `config.json` gets for changes from a step on."""
-        pairs = {path: {"before": before, "after": after} for path, (before, after) in self.items()}
-        return {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "changes": pairs}
+def _in_words(changes: Changes) -> str:
+    """Return `"training.lr=0.001 (was 0.0003), ..."`."""
+    return ", ".join(f"{path}={after!r} (was {before!r})" for path, (before, after) in changes.items())
+
+
+def _history_entry(changes: Changes, step: int) -> dict[str, Any]:
+    """Return the entry that a run's `config.json` gets for changes from a step on."""
+    pairs = {path: {"before": before, "after": after} for path, (before, after) in changes.items()}
+    return {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "changes": pairs}
 
 
 def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -284,7 +273,7 @@ class Resumption:
                     warnings.simplefilter("ignore", ConfiguredValueWarning)
                 trainer.restore_from_path(self.checkpoint)
             if self.changes:
-                self.folder.record_changes(self.config.named_options(), self.changes.history_entry(self.step))
+                self.folder.record_changes(self.config.named_options(), _history_entry(self.changes, self.step))
         except BaseException:
             trainer.close()
             raise
@@ -305,43 +294,40 @@ def prepare_resume(
         raise ValueError(f"{folder.path} has no intact checkpoint to go on from; start a new run")
     saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
     before, config = (get_config(folder.algo).update_from_dict(options) for options in (saved, folder.config))
-    edited = Changes.between(before, config)
+    edited = changes_between(before, config)
     for option, value in asked.items():
         config.set_path(option, value)
     stretched = _follow_total(before, config, asked)
     config.validate()
-    changes = Changes.between(before, config)
+    changes = changes_between(before, config)
     if EPOCH in changes and config.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
         del changes[EPOCH]  # as long as they were
-    changes.check(config.first_values)
-    state = read_checkpoint(checkpoint / "trainer")[""]["state"]
-    counters, reason = state["counters"], state["stop_reason"]
-    step = int(counters["env_step"] or counters["gradient_step"])
-    if (
-        step - config.reporting.total_steps >= RunLength.of(config).per_update
-    ):  # more than the last whole collect brought
+    check_changes(changes, config.first_values)
+    counters = read_checkpoint(checkpoint / "trainer")[""]["state"]["counters"]
+    step, total = int(counters["env_step"] or counters["gradient_step"]), config.reporting.total_steps
+    if step - total >= RunLength.of(config).per_update:  # more than the last whole collect brought
         raise ValueError(
-            f"total_steps={config.reporting.total_steps} is not allowed; the run in {folder.path} has {step} steps "
-            "already, give as many or more"
+            f"total_steps={total} is not allowed; the run in {folder.path} has {step} steps already, give as many or "
+            "more"
         )
-    has_ended = folder.ended_at() == (counters["env_step"], counters["gradient_step"])
-    if has_ended or reason in ("interrupted", "error", "max_epoch"):
-        reason = None
-    unasked = Changes({name: change for name, change in edited.items() if name in changes and name not in asked})
-    if unasked and not folder.has_recorded(changes.history_entry(step)):
+    unasked = {name: change for name, change in edited.items() if name in changes and name not in asked}
+    if unasked and not folder.has_recorded(_history_entry(changes, step)):
         warnings.warn(
             f"{folder.path / 'config.json'} is not as it was at the checkpoint; the run goes on with "
-            f"{unasked.in_words()}",
+            f"{_in_words(unasked)}",
             RuntimeWarning,
             stacklevel=2,
         )
     sources = ["the run's config.json"]
-    words = changes.in_words(without=stretched)
-    if words:
+    if words := _in_words({path: change for path, change in changes.items() if path not in stretched}):
         sources.append(f"from step {step:,} on {words}")
     if stretched:
-        sources.append(f"{', '.join(stretched)} stretched to {config.reporting.total_steps:,} steps")
-    is_finished = has_ended and step >= config.reporting.total_steps and not state.get("under_way")
+        sources.append(f"{', '.join(stretched)} stretched to {total:,} steps")
+    has_ended = folder.ended_at() == (counters["env_step"], counters["gradient_step"])
+    is_finished = has_ended and step >= total and not counters["in_epoch"]
+    reason = counters["stop_reason"]
+    if has_ended or reason in ("interrupted", "error", "max_epoch"):
+        reason = None
     return Resumption(folder, checkpoint, config, step, changes, tuple(sources), is_finished, reason)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from lockstep.state.checks import check_wholes
 from lockstep.state.messages import install_hint
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats
-from lockstep.trainer.callbacks import Callback
-from lockstep.trainer.events import EvaluationEnd, RunStart
+from lockstep.trainer.callbacks import Callback, EvaluationEnd, RunStart
 
 FORMATS = (".mp4", ".gif")
 GIF_MAX_FPS = 50
@@ -33,12 +31,10 @@ def record_video(
     num_episodes: int = 1,
     explore: bool = False,
     seed: int = 0,
-    fps: float | None = None,
 ) -> CollectStats:
     """Play whole episodes in one environment of its own, write their frames to `path`, return their statistics.
 
-    `fps`: frames per second; `None` takes what the environment's metadata says, else 30. Nothing is left at `path`
-    where it fails.
+    Frames per second are those of the environment's metadata, else 30. Nothing is left at `path` where it fails.
 
     Raises `ValueError` for another ending than .mp4 and .gif, and for an environment that cannot render frames;
     `ImportError` where the extra `video` is not installed; `OSError` where the file cannot be written.
@@ -49,13 +45,16 @@ def record_video(
     if target.suffix.lower() not in FORMATS:
         raise ValueError(f"a video's name must end in {' or '.join(FORMATS)}, not {target.name!r}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    _without_window()
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")
     envs = _rendering_envs(policy.config)
     part = target.with_name(f".{target.stem}.part{target.suffix.lower()}")
     try:
         envs.reset([seed])
         _frame(envs)  # raises where it cannot be filmed, before a file is made
-        writer = _open_writer(part, fps or _fps(envs))
+        writer = _open_writer(part, envs)
         try:
             collector = Collector(
                 policy,
@@ -112,14 +111,6 @@ class VideoCallback(Callback):
         self.num_evaluations = int(state["num_evaluations"])
 
 
-def _without_window() -> None:
-    """Keep the libraries that draw from looking for a screen where there is none."""
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        os.environ.setdefault("MUJOCO_GL", "egl")
-
-
 def _rendering_envs(config: BaseConfig) -> Any:
     """Make one environment with `render_mode="rgb_array"`, in this process."""
     config = config.copy().env_runners(vectorize_mode="auto")
@@ -132,10 +123,7 @@ def _rendering_envs(config: BaseConfig) -> Any:
 
 
 def _frame(envs: Any) -> np.ndarray:
-    try:
-        frame = envs.render()
-    except ImportError as error:
-        raise ImportError(f"the environment cannot draw: {error}") from error
+    frame = envs.render()
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
         raise ValueError(
             "the environment cannot be filmed: with render_mode='rgb_array' its render() must give a uint8 array "
@@ -144,14 +132,9 @@ def _frame(envs: Any) -> np.ndarray:
     return frame
 
 
-def _fps(envs: Any) -> float:
-    metadata: Mapping[str, Any] = {}
-    with suppress(AttributeError, IndexError):
-        metadata = envs.envs[0].metadata
-    return float(metadata.get("render_fps") or 30.0)
-
-
-def _open_writer(path: Path, fps: float) -> Any:
+def _open_writer(path: Path, envs: Any) -> Any:
+    env = next(iter(getattr(envs, "envs", ())), None)
+    fps = float(getattr(env, "metadata", {}).get("render_fps") or 30.0)
     try:
         from imageio import v2 as imageio
 

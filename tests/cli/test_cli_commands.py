@@ -58,13 +58,6 @@ def test_eval_writes_a_video_that_can_be_read_back(trained: Trained, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["out.gif"]
 
 
-def test_eval_refuses_what_is_no_video(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
-    said = lockstep("eval", str(trained.runs[0]), "--video", "out.avi")
-    assert said.code == 2
-    assert "must end in .mp4 or .gif" in said.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_video_of_a_policy_without_pictures_says_so(lockstep: Command, tmp_path: Path) -> None:
     words = ("--total-steps", "64", "--set", "training.train_batch_size=64", "--root", "runs")
     assert lockstep("train", "a2c", "cli_envs:Counter", *words).code == 0
@@ -141,15 +134,6 @@ def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> No
         assert all(f"| `{name}.{field.name}` |" in text for field in fields(section))
     assert "| `training.lambda_` | `float` | `0.95` | lambda of GAE (Schulman et al. 2016) |" in text
     assert "| `rl_module.model_config.hiddens` |" in text
-
-
-def test_list_markdown_gives_each_algorithm_the_values_that_it_begins_with(lockstep: Command) -> None:
-    text = lockstep("list", "--markdown").out
-    parts = {name: text.partition(f"## Options of {name}\n")[2].partition("\n## ")[0] for name in ("dqn", "td3", "ppo")}
-    assert re.findall(r"`replay.update_per_step` \| `float` \| `(.*?)`", parts["dqn"] + parts["td3"]) == ["0.25", "1.0"]
-    assert "| `rl_module.model_config.hiddens` | `tuple[int, ...]` | `(256, 256)` |" in parts["td3"]
-    assert "rl_module" not in parts["ppo"]
-    assert all(part.count("| option |") == 1 for part in parts.values())
 
 
 def test_doctor_of_a_run_shows_where_the_time_went(lockstep: Command, trained: Trained) -> None:

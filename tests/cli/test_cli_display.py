@@ -14,8 +14,8 @@ from lockstep.tracking.statistics import (
     TimingStats,
     TrainingStats,
 )
+from lockstep.trainer.callbacks import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
 from lockstep.trainer.display import ProgressDisplay, clock_text
-from lockstep.trainer.events import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
 
 TRAIN = CollectStats(2, 500, 0.5, returns=(10.0, 20.0), lens=(10, 20))
 TEST = CollectStats(2, 60, 0.1, returns=(30.0, 30.0), lens=(30, 30))

@@ -71,14 +71,6 @@ def test_unknown_commands_and_flags_are_answered_with_what_there_is(
     assert "Traceback" not in said.err
 
 
-def test_root_that_cannot_hold_runs_is_refused(lockstep: Command, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    said = lockstep(*TRAIN, "--root", "file")
-    assert said.code == 2
-    assert "cannot make a run folder in" in said.err
-    assert said.err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("env", "message"),
     [

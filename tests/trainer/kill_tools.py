@@ -31,6 +31,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "offline": ("marwil", {}),
     "offline pass after pass": ("bc", {"offline_data": {"columns": ("obs", "actions")}}),
 }
+ONE_ENV = {"env_runners": {"num_envs_per_env_runner": 1}}
+MORE_KINDS = {"one environment": ("ppo", ONE_ENV), **{name: (name, {}) for name in ("a2c", "c51", "qrdqn")}}
 
 
 class BitFlip(gym.Env):
@@ -68,17 +70,17 @@ def reached(achieved: Any, desired: Any, *_: Any) -> Any:
     return -(np.asarray(achieved) != np.asarray(desired)).any(-1).astype(np.float32)
 
 
-def run_kind(folder: Path, kind: str, total_steps: int) -> Any:
+def run_kind(folder: Path, kind: str, total_steps: int, *, callbacks: Any = (), **more: Any) -> Any:
     """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer.
 
     A run that was killed before its first checkpoint cannot be resumed: it begins again in a new folder.
     """
-    algorithm, sections = KINDS[kind]
+    algorithm, sections = {**KINDS, **MORE_KINDS}[kind]
     if folder.exists() and RunFolder.open(folder).newest_checkpoint() is None:
         shutil.rmtree(folder)
     goals = kind == "hindsight"
     env: Any = BitFlip if goals else "CartPole-v1"
-    config = config_for(algorithm, env, total_steps=total_steps, **sections)
+    config = config_for(algorithm, env, total_steps=total_steps, **sections, **more)
     if config.is_offline:
         config.offline_data(input_=random_transitions("CartPole-v1"))
     resume = (folder / "config.json").exists()
@@ -87,7 +89,7 @@ def run_kind(folder: Path, kind: str, total_steps: int) -> Any:
         made = RunFolder.create(folder.parent, algo=algorithm, env="a task", seed=3, config=plain)
         made.path.rename(folder)
     run = RunFolder.open(folder)
-    trainer: Any = build_trainer(config, folder=run, resume=resume)
+    trainer: Any = build_trainer(config, folder=run, resume=resume, callbacks=callbacks)
     if goals:
         trainer.collector.buffer = HERVectorReplayBuffer(200, 4, reached, seed=5)
         trainer.buffer = trainer.collector.buffer

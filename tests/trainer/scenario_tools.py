@@ -21,7 +21,6 @@ from lockstep import (
     OnpolicyTrainer,
     SampleBatch,
 )
-from lockstep.trainer import Callback
 
 NUM_ENVS, LENGTH = 2, 4
 KINDS = ("on", "off")
@@ -119,18 +118,6 @@ class Outcome:
     updates: int
     log: list[str] = field(repr=False)
     trainer: Any = field(repr=False)
-
-
-class Raises(Callback):
-    """Raises at the first event of a name."""
-
-    def __init__(self, event_name: str, error: BaseException) -> None:
-        self.event_name, self.error = event_name, error
-
-    def on_event(self, event: Any) -> str | None:
-        if type(event).__name__ == self.event_name:
-            raise self.error
-        return None
 
 
 def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **options: Any) -> Outcome:

@@ -2,21 +2,16 @@
 
 import copy
 import pickle
-from functools import partial
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from scenario_tools import offline_trainer_of, trainer_of
 
 import lockstep
 from lockstep import A2CConfig
-from lockstep.envs import WorkerVectorEnv, make_vector
-from lockstep.envs.counting import CountingEnv
+from lockstep.envs import make_vector
 from lockstep.rollout import GroupCollector
 
 COPIES = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": pickle.dumps}
-EPISODES = ((3, "terminate"),)
 
 
 @pytest.mark.parametrize("how", COPIES)
@@ -36,26 +31,6 @@ def test_trainers_and_collectors_say_what_to_do_instead_of_copying_them(how):
         match = rf"this {type(collector).__name__} holds .* then other.set_state\(collector.get_state\(\)\)"
         with pytest.raises(TypeError, match=match):
             COPIES[how](collector)
-
-
-@pytest.mark.parametrize("how", COPIES)
-def test_environments_in_processes_say_that_they_cannot_be_copied(how):
-    makers = [partial(CountingEnv, EPISODES)]
-    with WorkerVectorEnv(makers) as workers, make_vector(gym.vector.AsyncVectorEnv(makers)) as vector:
-        for env in (workers, vector):
-            with pytest.raises(TypeError, match=f"this {type(env).__name__} holds processes and is neither copied nor"):
-                COPIES[how](env)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copy_of_a_vector_in_this_process_goes_on_as_the_vector_does(duplicate):
-    env = make_vector(partial(CountingEnv, EPISODES), num_envs=2)
-    env.reset([0, 1])
-    env.step(np.zeros(2, np.int64))
-    twin = duplicate(env)
-    for one in (env, twin):
-        ended = [one.step(np.zeros(2, np.int64)).terminateds.tolist() for _ in range(5)]
-        assert ended == [[False] * 2, [True] * 2, [False] * 2, [False] * 2, [True] * 2]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

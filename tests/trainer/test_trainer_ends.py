@@ -5,31 +5,12 @@ import os
 import signal
 import threading
 
-import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium import spaces
-from trainer_tools import Recorder, Stops, build
+from trainer_tools import Recorder, build
 
-from lockstep.envs.errors import EnvironmentStepError
+from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking.statistics import CollectStats
-from lockstep.trainer import Callback, EarlyStop
-
-
-@pytest.mark.parametrize("event, env_step", [("CollectEnd", 64), ("UpdateEnd", 64), ("EpochEnd", 128)])
-def test_a_callback_may_ask_to_stop_with_a_reason(event, env_step):
-    saved, log = [], []
-    trainer = build(
-        max_epoch=4,
-        callbacks=[Stops(event, "I have seen enough"), Recorder(log)],
-        save_checkpoint_fn=lambda *where: saved.append(where),
-    )
-    info = trainer.run()
-    assert info.stop_reason == "I have seen enough"
-    assert info.train_step == env_step
-    assert saved[-1][1] == env_step
-    assert log[-1] == "RunEnd"
-    assert log.count("UpdateEnd") == env_step // 64  # what was collected is still learned from
+from lockstep.trainer import EarlyStop, save_trainer
 
 
 def test_early_stop_at_a_threshold_after_patience_and_after_a_time():
@@ -49,36 +30,6 @@ def test_early_stop_at_a_threshold_after_patience_and_after_a_time():
     assert build(max_epoch=1, callbacks=[EarlyStop(time_limit_s=1e6)]).run().stop_reason == "max_epoch"
     with pytest.raises(ValueError, match="threshold, patience or time_limit_s"):
         EarlyStop()
-
-
-@pytest.mark.parametrize("where", ["train_fn", "collect", "UpdateEnd", "test_fn"])
-def test_an_interrupt_anywhere_ends_the_run_in_order_with_a_checkpoint(where):
-    saved, log = [], []
-
-    def interrupt(*arguments):
-        if trainer.epoch == 2:
-            raise KeyboardInterrupt
-
-    class AtUpdate(Callback):
-        def on_update_end(self, event):
-            interrupt()
-
-    options = {where: interrupt} if where.endswith("_fn") else {}
-    watchers = [AtUpdate()] if where == "UpdateEnd" else []
-    trainer = build(
-        max_epoch=4,
-        save_checkpoint_fn=lambda *at: (saved.append(at), trainer.get_state())[0],
-        callbacks=[*watchers, Recorder(log)],
-        **options,
-    )
-    if where == "collect":
-        trainer.train_collector.on_step_hook = interrupt
-    info = trainer.run()
-    assert info.stop_reason == "interrupted"
-    assert len(info.history) == 1
-    assert saved[-1][0] == 2
-    assert log[-1] == "RunEnd"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_waits_for_the_end_of_the_update_and_the_second_one_does_not():
@@ -115,69 +66,6 @@ def test_a_run_in_another_thread_leaves_signals_alone():
     assert trainer.stop_reason == "max_epoch"
 
 
-class Failing(gym.Env):
-    """Raises in its 100th step."""
-
-    observation_space, action_space = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2)
-    count = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        type(self).count += 1
-        if type(self).count == 100:
-            raise ZeroDivisionError("in the simulator")
-        done = type(self).count % 9 == 0
-        return np.zeros(2, np.float32), 1.0, done, False, {}
-
-
-def test_an_error_in_an_environment_arrives_whole_after_a_last_checkpoint():
-    Failing.count, saved, log = 0, [], []
-    trainer = build(
-        Failing,
-        evaluate=False,
-        save_checkpoint_fn=lambda *at: (saved.append(at), trainer.get_state(), "somewhere")[2],
-        callbacks=[Recorder(log)],
-    )
-    with pytest.raises(EnvironmentStepError, match="ZeroDivisionError: in the simulator") as caught:
-        trainer.run()
-    assert caught.value.env_index == 99 % 4
-    assert type(caught.value.__cause__) is ZeroDivisionError
-    assert any(entry.name == "step" and entry.path.name == "test_trainer_ends.py" for entry in _tracebacks(caught))
-    assert saved == [(1, 64, 2)]  # one rollout was whole
-    assert log == ["RunStart", "CollectEnd", "UpdateEnd", "CheckpointSaved", "RunEnd"]
-    assert trainer.stop_reason == "error"
-
-
-def _tracebacks(caught):
-    from _pytest._code import Traceback
-
-    return [*caught.traceback, *Traceback(caught.value.__cause__.__traceback__)]
-
-
-@pytest.mark.parametrize("where", ["train_fn", "test_fn", "save_best_fn", "callback", "update"])
-def test_an_error_anywhere_is_raised_after_a_last_checkpoint(where):
-    saved = []
-
-    def fail(*arguments, **options):
-        raise LookupError("mine")
-
-    class AtCollect(Callback):
-        on_collect_end = fail
-
-    options = {where: fail} if where.endswith("_fn") else {"callbacks": [AtCollect()]} if where == "callback" else {}
-    trainer = build(save_checkpoint_fn=lambda *at: (saved.append(at), trainer.get_state())[0], **options)
-    if where == "update":
-        trainer.policy.learner_group.learner.compute_losses = fail
-    with pytest.raises(LookupError, match="mine"):
-        trainer.run()
-    assert trainer.stop_reason == "error"
-    assert len(saved) == 1
-    assert len(trainer.buffer) == 0
-
-
 def test_a_last_checkpoint_that_fails_too_does_not_hide_the_first_error():
     def fail(*arguments):
         raise LookupError("first")
@@ -190,41 +78,35 @@ def test_a_last_checkpoint_that_fails_too_does_not_hide_the_first_error():
     assert caught.value.__notes__ == ["the run could not be ended in order either: second"]
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(factor, folder):
-    from lockstep.state.checkpoint import read_checkpoint
-    from lockstep.trainer import save_trainer
+def spoil(trainer, factor, env_step=None):
+    """Multiply a logged loss at an environment step, or always."""
+    learner = trainer.policy.learner_group.learner
+    plain = learner.compute_losses
 
-    trainer = build(max_epoch=2, save_checkpoint_fn=lambda *at: save_trainer(trainer, folder / "last"))
-    learner, plain = trainer.policy.learner_group.learner, trainer.policy.learner_group.learner.compute_losses
-
-    def poisoned(**arguments):
+    def spoiled(**arguments):
         losses = plain(**arguments)
-        if trainer.env_step == 128:
+        if env_step in (None, trainer.env_step):
             learner.log("default_policy", policy_loss=losses["default_policy"] * factor)
         return losses
 
-    learner.compute_losses = poisoned
+    learner.compute_losses = spoiled
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_with_step_metric_and_batch(factor, folder):
+    trainer = build(max_epoch=2, save_checkpoint_fn=lambda *at: save_trainer(trainer, folder / "last"))
+    spoil(trainer, factor, env_step=128)
     expected = "policy_loss is not finite at environment step 128, gradient step 4"
     with pytest.raises(FloatingPointError, match=expected):
         trainer.run()
-    batch = read_checkpoint(folder / "last")["bad_batch"]["batch"]
-    assert batch["obs"].shape == (16, 4, 4)
-    assert batch["rewards"].shape == (16, 4)
-    assert read_checkpoint(folder / "last")["trainer"]["state"]["stop_reason"] == "error"
-    learner.compute_losses = plain
+    saved = read_checkpoint(folder / "last")
+    assert saved["bad_batch"]["batch"]["obs"].shape == (16, 4, 4)
+    assert saved["bad_batch"]["batch"]["rewards"].shape == (16, 4)
+    assert saved["trainer"]["state"]["counters"]["stop_reason"] == "error"
     trainer.reset()
     assert trainer.bad_batch is None
     going_on = build(max_epoch=1, nan_policy="ignore")
-    ignoring = going_on.policy.learner_group.learner
-    spoiled = ignoring.compute_losses
-
-    def spoiling(**arguments):
-        losses = spoiled(**arguments)
-        ignoring.log("default_policy", policy_loss=losses["default_policy"] * factor)
-        return losses
-
-    ignoring.compute_losses = spoiling
+    spoil(going_on, factor)
     info = going_on.run()
     assert info.stop_reason == "max_epoch"
     seen = info.history[0].training_stat.metrics["policy_loss"]

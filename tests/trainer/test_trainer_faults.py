@@ -3,34 +3,23 @@ left on the disk, and that the run goes on from there to the same bits.
 """
 
 import resource
-import shutil
 
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
-from trainer_tools import config_for, hashes, records_of, run_in
+from kill_tools import bits_of, run_kind
+from trainer_tools import At, config_for, records_of
 
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.state.checkpoint import CheckpointError, verify_checkpoint
 from lockstep.tracking import RunFolder, read_metrics
-from lockstep.trainer import Callback, build_trainer, restore_trainer
+from lockstep.trainer import build_trainer, restore_trainer
 
 WHOLE = 512
 
 
 @pytest.fixture(scope="module")
 def expected(shared_folder):
-    return hashes(run_in(shared_folder / "whole", "ppo", WHOLE)), records_of(shared_folder / "whole")
-
-
-class At(Callback):
-    """Calls something when an update ends at an environment step."""
-
-    def __init__(self, env_step, call):
-        self.env_step, self.call = env_step, call
-
-    def on_update_end(self, event):
-        if event.env_step == self.env_step:
-            self.call()
+    return bits_of(run_kind(shared_folder / "whole", "on-policy", WHOLE)), records_of(shared_folder / "whole")
 
 
 def assert_whole(path, checkpoints):
@@ -59,29 +48,13 @@ def test_a_full_disk_in_the_middle_of_a_run_loses_nothing_that_was_whole(folder,
         limit(1 << 14 if what == "checkpoint" else (folder / "run" / "metrics.jsonl").stat().st_size + 10)
 
     with pytest.raises((OSError, CheckpointError), match=message) as caught:
-        run_in(folder / "run", "ppo", WHOLE, callbacks=[At(320, fill)])
+        run_kind(folder / "run", "on-policy", WHOLE, callbacks=[At("UpdateEnd", 320, fill)])
     assert "File too large" in str(caught.value)
     assert type(caught.value) is (CheckpointError if what == "checkpoint" else OSError)
     limit(resource.RLIM_INFINITY)
     assert_whole(folder / "run", [128, 256])
-    trainer = run_in(folder / "run", "ppo", WHOLE)
-    assert (hashes(trainer), records_of(folder / "run")) == expected
-
-
-def test_a_file_in_the_place_of_the_checkpoints_is_told(folder):
-    def block():
-        shutil.move(folder / "run" / "checkpoints", folder / "moved")
-        (folder / "run" / "checkpoints").write_text("in the way")
-
-    with pytest.raises(
-        CheckpointError, match=r"cannot write checkpoint .*checkpoints is a file, not a directory"
-    ) as caught:
-        run_in(folder / "run", "ppo", WHOLE, callbacks=[At(256, block)])
-    assert "the run could not be ended in order either" in caught.value.__notes__[0]
-    assert (folder / "run" / "checkpoints").read_text() == "in the way"
-    (folder / "run" / "checkpoints").unlink()
-    shutil.move(folder / "moved", folder / "run" / "checkpoints")
-    assert_whole(folder / "run", [128])
+    trainer = run_kind(folder / "run", "on-policy", WHOLE)
+    assert (bits_of(trainer), records_of(folder / "run")) == expected
 
 
 class Fragile(CartPoleEnv):
@@ -133,52 +106,3 @@ def test_an_environment_that_raises_leaves_a_checkpoint_to_go_on_from(folder):
     assert [stats.epoch for stats in info.history] == [1, 2, 3, 4]
     steps = [r["data"]["n_collected_steps"] for r in read_metrics(run.path) if r["scope"] == "train"]
     assert sum(steps) == WHOLE
-
-
-def test_the_environments_of_evaluation_may_break_too(folder):
-    config = config_for(env=Fragile, total_steps=WHOLE)
-    run = RunFolder.create(folder, algo="ppo", env="Fragile", seed=3, config=config_for().to_dict())
-    Fragile.count, Fragile.broken_at = 0, None
-    trainer = build_trainer(config, folder=run)
-    before = trainer.test_step
-
-    def evaluate():
-        Fragile.broken_at = Fragile.count + 7 if trainer.epoch == 2 else None
-        return before()
-
-    trainer.test_step = evaluate
-    with pytest.raises(EnvironmentStepError, match="motor 3 is stuck"):
-        trainer.run()
-    assert_whole(run.path, [128, 256])
-    Fragile.broken_at = None
-    again = build_trainer(config, folder=run, resume=True)
-    restore_trainer(again, run.newest_checkpoint())
-    again.run()
-    Fragile.count = 0
-    straight = build_trainer(config)
-    straight.run()
-    assert [s.test_collect_stat.n_collected_episodes for s in again.history] == [3, 3, 3, 3]
-    assert hashes(again)[0] == hashes(straight)[0]  # training never noticed
-
-
-def test_a_process_that_ends_between_a_checkpoint_and_its_record_loses_no_record(folder, expected):
-    config = config_for(total_steps=WHOLE)
-    run = RunFolder.create(folder, algo="ppo", env="CartPole-v1", seed=3, config=config.to_dict())
-    run.path.rename(folder / "run")
-    trainer = build_trainer(config, folder=RunFolder.open(folder / "run"))
-    save = trainer.save_checkpoint_fn
-
-    def save_and_die(epoch, env_step, gradient_step):
-        path = save(epoch, env_step, gradient_step)
-        if env_step == 256:
-            raise SystemExit(1)
-        return path
-
-    trainer.save_checkpoint_fn = save_and_die
-    with pytest.raises(SystemExit):
-        trainer.run()
-    saves = [r["data"]["env_step"] for r in read_metrics(folder / "run") if r["scope"] == "save"]
-    assert saves == [128]
-    assert_whole(folder / "run", [128, 256])
-    trainer = run_in(folder / "run", "ppo", WHOLE)
-    assert (hashes(trainer), records_of(folder / "run")) == expected

@@ -9,7 +9,6 @@ from lockstep import DQNConfig, MultiAgentCollector, OffpolicyTrainer
 from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import EnvironmentStepError
 from lockstep.replay import MultiAgentReplayBuffer, VectorReplayBuffer
-from lockstep.trainer import restore_trainer, save_trainer
 
 
 def collector_of(env=CountingGame, num_envs=2, **replay):
@@ -115,36 +114,6 @@ def test_nothing_reaches_over_from_the_episodes_of_another_collector_whose_buffe
     assert first["eps_id"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     summed = collector.buffer.buffers["first"].all()["rewards"]  # each step pays 1
     np.testing.assert_allclose(summed, [1.99, 1.0] * 4, rtol=1e-6)
-
-
-def test_nothing_reaches_over_from_buffers_that_are_put_back_to_what_is_collected_then():
-    collector = collector_of(FourSteps, n_step=3)
-    collector.collect(n_step=4)
-    before = {module_id: buffer.get_state() for module_id, buffer in collector.buffer.buffers.items()}
-    collector.collect(n_step=4)
-    for module_id, buffer in collector.buffer.buffers.items():
-        buffer.set_state(before[module_id])
-    collector.collect(n_step=4)
-    first = collector.buffer.buffers["first"].to_batch()  # of `a`, in both environments
-    assert first["obs"][:, 0].tolist() == [0, 1, 0, 1] * 2
-    assert first["eps_id"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    summed = collector.buffer.buffers["first"].all()["rewards"]  # each step pays 1
-    np.testing.assert_allclose(summed, [1.99, 1.0] * 4, rtol=1e-6)
-
-
-def test_an_off_policy_run_of_several_agents_goes_on_bit_by_bit_where_episodes_end_with_the_checkpoint(folder):
-    def build():
-        config = game_config(FourSteps, DQNConfig)
-        return config.env_runners(rollout_fragment_length=4).replay(n_step=2, prioritized=True).build_trainer()
-
-    straight, first, again = build(), build(), build()
-    straight.run()
-    next(first)
-    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
-    again.run()
-    assert learned(again) == learned(straight)
-    for module_id, buffer in again.buffer.buffers.items():
-        assert digest(buffer.get_state()) == digest(straight.buffer.buffers[module_id].get_state())
 
 
 def drawn(buffer):

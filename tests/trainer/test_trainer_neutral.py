@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from kill_tools import LSTM
-from trainer_tools import Recorder, RecordingLogger, config_for, learned, records_of, run_in
+from kill_tools import run_kind
+from trainer_tools import Recorder, RecordingLogger, config_for, learned
 
 from lockstep import Collector, OnpolicyTrainer
 from lockstep.state.streams import RandomStreams
@@ -94,24 +94,6 @@ def test_loggers_and_checkpoints_change_no_bit_of_training(plain, folder):
     assert sorted(path.name for path in folder.iterdir()) == ["128", "256", "384", "metrics.jsonl"]
 
 
-def test_checkpoints_change_no_record(folder):
-    for name, interval in (("often", 1), ("never", 100)):
-        logger = JsonlLogger(folder / f"{name}.jsonl", train_interval=200)
-        options = {"save_checkpoint_fn": lambda *where: None, "checkpoint_interval": interval}
-        train(logger=logger, evaluate=True, **options)
-    often, never = (
-        [r for r in records_of(folder / f"{name}.jsonl") if '"save"' not in r] for name in ("often", "never")
-    )
-    assert often == never
-
-
-def test_global_seeds_have_no_part_in_a_run(plain):
-    torch.manual_seed(77)
-    np.random.seed(77)  # noqa: NPY002
-    random.seed(77)
-    assert train()[:3] == plain
-
-
 @pytest.mark.parametrize("vector", ["sync_same", "sync_next", "sync_disabled", "async"])
 def test_gymnasiums_vectors_train_to_the_same_bits_as_ours(plain, vector):
     makers = [lambda: gym.make("CartPole-v1")] * 4
@@ -122,19 +104,6 @@ def test_gymnasiums_vectors_train_to_the_same_bits_as_ours(plain, vector):
         "async": lambda: AsyncVectorEnv(makers, autoreset_mode="SameStep"),
     }[vector]()
     assert train(env)[:3] == plain
-
-
-def test_empty_statistics_are_none_and_not_zero():
-    empty = SequenceSummaryStats.from_sequence([])
-    assert dataclasses.asdict(empty) == {
-        **dict.fromkeys(("mean", "std", "max", "min", "median")),
-        "count": 0,
-    }
-    one = SequenceSummaryStats.from_sequence([2.5])
-    assert one == SequenceSummaryStats(2.5, 0.0, 2.5, 2.5, 2.5, 1)
-    some = SequenceSummaryStats.from_sequence(np.array([1.0, 2.0, 6.0]))
-    assert dataclasses.astuple(some) == (3.0, pytest.approx(14**0.5 / 3**0.5), 6.0, 1.0, 2.0, 3)
-    assert all(type(value) in (float, int) for value in dataclasses.astuple(some))
 
 
 @pytest.mark.parametrize(
@@ -201,6 +170,6 @@ def test_a_run_with_both_loggers_can_be_read_back(folder):
 
 
 def test_evaluation_changes_nothing_in_a_run_that_remembers(folder):
-    with_evaluation = run_in(folder / "with", "ppo", 256, **LSTM)
-    without = run_in(folder / "without", "ppo", 256, **LSTM, evaluation={"evaluation_interval": 0})
+    with_evaluation = run_kind(folder / "with", "recurrent", 256)
+    without = run_kind(folder / "without", "recurrent", 256, evaluation={"evaluation_interval": 0})
     assert learned(with_evaluation) == learned(without)

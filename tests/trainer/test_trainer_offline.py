@@ -3,24 +3,19 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from trainer_tools import digest, learned, noting, random_transitions, records_of
+from trainer_tools import learned, random_transitions
 
 from lockstep import BCConfig, Collector, DQNConfig, MARWILConfig, OfflineTrainer, SampleBatch, get_config
 from lockstep.data import OfflineDataset, write_rows
 from lockstep.replay import PrioritizedReplayBuffer, ReplayBuffer
-from lockstep.replay.buffer import CHUNK
 from lockstep.rollout import MalformedBufferError
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
-from lockstep.tracking import RunFolder
-from lockstep.tracking.plots import read_curve
 from lockstep.trainer import (
     Callback,
     CheckpointCallback,
-    build_trainer,
     restore_trainer,
     save_trainer,
 )
-from lockstep.trainer.run import Run, load_policy, prepare_resume
 
 ROWS = 100
 
@@ -57,33 +52,6 @@ def trainer_of(buffer, kind=MARWILConfig, max_epoch=2, test=False, **options):
     if test:
         given |= {"test_collector": Collector(policy, "CartPole-v1"), "episode_per_test": 1}
     return OfflineTrainer(policy, max_epoch=max_epoch, buffer=buffer, **given)
-
-
-def test_events_come_in_the_order_of_the_contract(data):
-    log = []
-    trainer_of(
-        data,
-        test=True,
-        max_epoch=1,
-        **noting(log),
-    ).run()
-    evaluation = ["score", "EvaluationEnd", "save_best", "stop_fn"]
-    assert [entry for entry in log if not entry.startswith("log ")] == [
-        "RunStart",
-        "test_fn 0 0",
-        *evaluation,
-        "train_fn 1 0",
-        "UpdateEnd",
-        "train_fn 1 0",
-        "UpdateEnd",
-        "test_fn 1 0",
-        *evaluation,
-        "checkpoint (1, 0, 70)",
-        "EpochEnd",
-        "RunEnd",
-        "finalize",
-    ]
-    assert [entry for entry in log if entry.startswith("log test")] == ["log test 0", "log test 70"]
 
 
 def test_step_per_epoch_counts_gradient_steps_and_env_step_stays_0(data):
@@ -157,15 +125,6 @@ def test_infinity_in_offline_data_is_refused_by_column_and_row(column, value, tm
         trainer_of(rows, BCConfig, max_epoch=1).run()
 
 
-def test_the_row_of_an_infinity_in_a_large_buffer_is_counted_from_its_first():
-    number = CHUNK + 10
-    rows = batch_of()
-    large = SampleBatch({name: np.resize(column, (number, *column.shape[1:])) for name, column in rows.items()})
-    large["rewards"][CHUNK + 3] = np.inf
-    with pytest.raises(MalformedBufferError, match=rf"\(row {CHUNK + 3} of {number} looked at\)"):
-        trainer_of(ReplayBuffer.from_batch(large), BCConfig)
-
-
 @pytest.mark.parametrize("algorithm", ["cql", "iql", "td3_bc", "marwil", "bc"])
 def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(algorithm):
     policy = get_config(algorithm).environment("Pendulum-v1").training(gamma=0.9).build_policy()
@@ -185,14 +144,6 @@ def test_a_buffer_that_discounts_otherwise_is_refused_by_who_bootstraps_from_it(
         return
     with pytest.raises(ValueError, match=r"sums n_step=3 rewards with gamma=0.8, the policy learns with gamma=0.9"):
         OfflineTrainer(policy, buffer=buffer(n_step=3, gamma=0.8), **options)
-
-
-def test_infinite_actions_of_offline_data_are_refused():
-    policy = get_config("iql").environment("Pendulum-v1").build_policy()
-    bad = random_transitions("Pendulum-v1", 50)
-    bad["actions"][4] = np.inf
-    with pytest.raises(MalformedBufferError, match="have inf in column 'actions'"):
-        OfflineTrainer(policy, buffer=bad, max_epoch=1, batch_size=8, step_per_epoch=8)
 
 
 def test_an_empty_or_malformed_buffer_raises_malformed_buffer_error(data, tmp_path):
@@ -237,14 +188,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_batch(data):
     assert trainer.stop_reason == "error"
 
 
-def test_an_off_policy_algorithm_can_learn_offline_with_priorities():
-    buffer = PrioritizedReplayBuffer(ROWS)
-    buffer.extend(batch_of())
-    policy = DQNConfig().environment("CartPole-v1").rl_module(model_config={"hiddens": (8,)}).build_policy()
-    OfflineTrainer(policy, buffer=buffer, max_epoch=1, batch_size=8, step_per_epoch=5).run()
-    assert len(np.unique(buffer.priorities.tree[np.arange(ROWS)])) > 8
-
-
 def test_beta_goes_by_gradient_steps_offline_and_by_rows_added_again_afterwards():
     buffer = PrioritizedReplayBuffer(ROWS, beta=[[0, 0.0], [100, 1.0]])
     buffer.extend(batch_of())
@@ -270,41 +213,6 @@ def test_build_trainer_makes_an_offline_trainer_without_an_environment(data):
     assert trainer.run().gradient_step == 20
     with pytest.raises(ValueError, match=r"offline_data\.input_ is not set"):
         config_of(BCConfig).build_trainer()
-
-
-@pytest.mark.parametrize("kind, columns", [(MARWILConfig, None), (BCConfig, ["obs", "actions"])])
-def test_n_and_a_restart_and_n_are_2n_to_the_last_bit(kind, columns, folder):
-    batch_of().to_npz(folder / "data.npz")
-    given = {"input_": str(folder / "data.npz"), "columns": columns}
-
-    def run(name, total):
-        if (folder / name).exists():
-            run = prepare_resume(folder / name, total_steps=total).build()
-        else:
-            config = config_of(kind, offline_data=given, reporting={"total_steps": total, "steps_per_epoch": 70})
-            made = RunFolder.create(
-                folder / "all", algo=kind.algorithm, env="CartPole-v1", seed=0, config=config.to_dict()
-            )
-            made.path.rename(folder / name)
-            run_folder = RunFolder.open(folder / name)
-            run = Run(build_trainer(config, folder=run_folder), run_folder)
-        run.finish()
-        return run.trainer
-
-    whole = run("whole", 280)
-    run("parts", 140)
-    parts = run("parts", 280)
-    assert learned(parts) == learned(whole)
-    assert digest(parts.own_folders()) == digest(whole.own_folders())
-    assert (parts.samples_seen, parts.gradient_step) == (whole.samples_seen, whole.gradient_step) == (4480, 280)
-    scopes = ('"test"', '"update"')  # "info" says how long the run is
-    both = [
-        [line for line in records_of(folder / name) if any(s in line for s in scopes)] for name in ("whole", "parts")
-    ]
-    assert both[0] == both[1]
-    assert read_curve(folder / "whole").steps.tolist() == [0, 70, 140, 210, 280]
-    assert [path.name for path in sorted((folder / "whole" / "checkpoints").iterdir())][-1] == f"step_{280:012d}"
-    assert load_policy(folder / "whole").config.algorithm == kind.algorithm
 
 
 def test_a_checkpoint_holds_no_data_and_is_refused_with_other_data(folder):

@@ -4,16 +4,14 @@ import warnings
 from functools import partial
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from agent_games import CountingGame, game_config
-from scenario_tools import Paying, config_of, offline_trainer_of, trainer_of
-from trainer_tools import collected, digest, learned, smallest_config
+from scenario_tools import Paying, config_of, trainer_of
+from trainer_tools import collected, digest, learned
 
 import lockstep
-from lockstep import Collector, DQNConfig, MultiAgentCollector, OffpolicyTrainer, Policy, PPOConfig, load_policy
+from lockstep import Collector, DQNConfig, OffpolicyTrainer, Policy, PPOConfig, load_policy
 from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
-from lockstep.state import read_checkpoint, write_checkpoint
 from lockstep.state.checkpoint import CheckpointError
 from lockstep.tracking import JsonlLogger
 from lockstep.trainer import restore_trainer, save_trainer
@@ -52,7 +50,7 @@ def with_network(hiddens):
 REFUSED = {
     "another size of buffer": (lambda: with_buffer(VectorReplayBuffer(10, 2)), r"state is of a buffer of size="),
     "another number of test environments": (lambda: with_test_environments(3), r"test_collector .* has 2 env.*has 3"),
-    "another number of environments": (lambda: with_buffer(VectorReplayBuffer(64, 1)), "train_collector .* has 1;"),
+    "another number of environments": (lambda: with_buffer(VectorReplayBuffer(64, 1)), "train_collector .* has 1 env"),
     "another network": (lambda: with_network((5,)), r"shape|parameters"),
     "other environments": (lambda: with_buffer(VectorReplayBuffer(64, 2), Other), "is of a Paying, .* is a Other"),
     "priorities": (lambda: with_buffer(PrioritizedVectorReplayBuffer(64, 2)), "without priorities"),
@@ -112,30 +110,6 @@ def test_a_state_that_the_collectors_cannot_have_is_refused_and_changes_no_count
     assert (other.info(), collected(other)) == before
 
 
-def test_a_run_goes_on_in_the_same_environments_of_another_back_end(tmp_path):
-    first, other = trainer_of("off", max_epoch=1), with_buffer(VectorReplayBuffer(64, 2))
-    backends = {one.train_collector.env.backend for one in (first, other)}
-    assert backends == {"light_sync", "gymnasium_sync"}
-    first.run()
-    restore_trainer(other, save_trainer(first, tmp_path / "checkpoint"))
-    assert not other.train_collector.episodes_cut
-    for trainer in (first, other):
-        trainer.train_collector.collect(n_step=6)
-    states = [trainer.train_collector.get_state() for trainer in (first, other)]
-    assert digest(states[0]["env"]["envs"]) == digest(states[1]["env"]["envs"])
-
-
-def test_a_run_goes_on_from_a_checkpoint_whatever_was_collected_in_between(tmp_path):
-    first = trainer_of("on", max_epoch=2)
-    first.run()
-    path, other, straight = save_trainer(first, tmp_path / "checkpoint"), trainer_of("on"), trainer_of("on")
-    other.train_collector.collect(n_step=8)
-    restore_trainer(other, path)
-    for trainer in (other, straight):
-        assert trainer.run().train_step == 48
-    assert learned(other) == learned(straight)
-
-
 def weights_of(trainer):
     return digest(trainer.policy.get_state()["learner_group"]["learner"]["rl_module"])
 
@@ -171,46 +145,48 @@ def test_the_records_of_a_run_stay_where_its_checkpoint_is_refused(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == records
 
 
+def prioritised(**options):
+    return with_buffer(PrioritizedVectorReplayBuffer(64, 2, **options))
+
+
+def other_gamma(kind):
+    other = trainer_of(kind)
+    other.policy.config = other.policy.config.copy().training(gamma=0.5)
+    return other
+
+
+def of_modules(gamma):
+    overrides = {} if gamma is None else {"first": {"gamma": gamma}}
+    return game_config(CountingGame).rl_module(algorithm_config_overrides_per_module=overrides).build_trainer()
+
+
+PLAIN = partial(with_buffer, VectorReplayBuffer(64, 2))
 CHANGED = {
-    "batch_size": (lambda: with_buffer(VectorReplayBuffer(64, 2), batch_size=5), r"batch_size=5 \(was 4\)"),
-    "update_per_step": (lambda: with_buffer(VectorReplayBuffer(64, 2), update_per_step=1), r"step=1.0 \(was 0.125\)"),
-    "n_step": (lambda: with_buffer(VectorReplayBuffer(64, 2, n_step=3)), r"buffer.n_step=3 \(was 1\)"),
+    "batch_size": (PLAIN, partial(PLAIN, batch_size=5), r"batch_size=5 \(was 4\)"),
+    "update_per_step": (PLAIN, partial(PLAIN, update_per_step=1), r"step=1.0 \(was 0.125\)"),
+    "n_step": (PLAIN, lambda: with_buffer(VectorReplayBuffer(64, 2, n_step=3)), r"replay.n_step=3 \(was 1\)"),
+    "priorities": (
+        prioritised,
+        partial(prioritised, alpha=0.7, beta=0.5),
+        r"replay.alpha=0.7 \(was 0.6\), replay.beta=0.5 \(was 0.4\)",
+    ),
+    "on-policy": (partial(trainer_of, "on"), partial(other_gamma, "on"), r"policy.gamma=0.5 \(was 0.99\); from here"),
+    "off-policy": (partial(trainer_of, "off"), partial(other_gamma, "off"), r"policy.gamma=0.5 \(was 0.99\)"),
+    "a module": (partial(of_modules, 0.5), partial(of_modules, None), r"={} \(was {'first': {'gamma': 0.5}}\)"),
 }
 
 
 @pytest.mark.parametrize("case", CHANGED)
-def test_another_option_than_the_run_had_is_told(case, tmp_path):
-    make, message = CHANGED[case]
-    path = save_trainer(with_buffer(VectorReplayBuffer(64, 2)), tmp_path / "checkpoint")
+def test_another_option_than_the_run_had_is_told_and_another_length_is_none(case, tmp_path):
+    make, make_other, message = CHANGED[case]
+    path = save_trainer(make(), tmp_path / "checkpoint")
     with pytest.warns(RuntimeWarning, match=message):
-        restore_trainer(make(), path)
-
-
-def test_other_priorities_than_the_run_had_are_told(tmp_path):
-    first = with_buffer(PrioritizedVectorReplayBuffer(64, 2, alpha=0.6))
-    path = save_trainer(first, tmp_path / "checkpoint")
-    with pytest.warns(RuntimeWarning, match=r"buffer.alpha=0.7 \(was 0.6\), buffer.beta=0.5 \(was 0.4\)"):
-        restore_trainer(with_buffer(PrioritizedVectorReplayBuffer(64, 2, alpha=0.7, beta=0.5)), path)
-
-
-@pytest.mark.parametrize("kind", ["on", "off"])
-def test_other_options_of_the_policy_than_the_run_had_are_told(kind, tmp_path):
-    path = save_trainer(trainer_of(kind), tmp_path / "checkpoint")
-    other = trainer_of(kind)
-    other.policy.config = other.policy.config.copy().training(gamma=0.5)
-    with pytest.warns(RuntimeWarning, match=r"policy.gamma=0.5 \(was 0.99\); from here"):
-        restore_trainer(other, path)
-
-
-def test_other_options_of_a_module_than_the_run_had_are_told(tmp_path):
-    of_modules = {"first": {"gamma": 0.5}}
-    config = game_config(CountingGame).rl_module(algorithm_config_overrides_per_module=of_modules)
-    path = save_trainer(config.build_trainer(), tmp_path / "checkpoint")
-    with pytest.warns(RuntimeWarning, match=r"overrides_per_module={} \(was {'first': {'gamma': 0.5}}\); from here"):
-        restore_trainer(game_config(CountingGame).build_trainer(), path)
+        restore_trainer(make_other(), path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        restore_trainer(config.copy().build_trainer(), path)
+        longer = make()
+        longer.max_epoch = 9
+        restore_trainer(longer, path)
 
 
 def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goes_on_from_others(tmp_path):
@@ -220,32 +196,6 @@ def test_a_policy_whose_options_are_functions_without_a_name_has_a_state_and_goe
     options = trainer.get_state()["options"]
     assert options["policy.gamma"] == 0.99
     assert "policy.lr" not in options
-
-
-@pytest.mark.parametrize("make", [partial(trainer_of, "on"), partial(trainer_of, "off"), offline_trainer_of])
-def test_a_longer_run_is_no_other_option(make, tmp_path):
-    path = save_trainer(make(), tmp_path / "checkpoint")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        longer = make(max_epoch=9)
-        restore_trainer(longer, path)
-    assert longer.max_epoch == 9
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "td3"])
-def test_a_run_goes_on_from_a_checkpoint_that_tells_neither_options_nor_whose_actions_it_holds(algorithm, tmp_path):
-    first, straight, other = (smallest_config(algorithm).build_trainer() for _ in range(3))
-    first.max_epoch = 1
-    first.run()
-    folders = read_checkpoint(save_trainer(first, tmp_path / "checkpoint"))
-    del folders["trainer"]["state"]["options"]  # as of versions before both were kept
-    folders.get("replay", {}).pop("action_form", None)
-    restore_trainer(other, write_checkpoint(tmp_path / "earlier", folders))
-    if algorithm == "td3":
-        assert other.buffer.action_form == other.policy.action_form is not None
-    for trainer in (straight, other):
-        trainer.run()
-    assert (learned(other), collected(other)) == (learned(straight), collected(straight))
 
 
 def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
@@ -259,58 +209,11 @@ def test_a_collector_without_a_buffer_gets_the_one_of_the_configuration():
     assert trainer.run().gradient_step == 16
 
 
-@pytest.mark.parametrize("algorithm", ["bc", "cql", "iql", "marwil", "td3_bc"])
-def test_of_an_algorithm_without_a_replay_section_a_collector_gets_a_plain_buffer(algorithm):
-    config = smallest_config(algorithm)
-    policy = config.build_policy()
-    envs = gym.vector.SyncVectorEnv([partial(gym.make, config.env)] * 2, autoreset_mode="SameStep")
-    common = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "batch_size": 4}
-    trainer = OffpolicyTrainer(policy, train_collector=Collector(policy, envs), **common)
-    assert (trainer.buffer.maxsize, trainer.buffer.buffer_num, trainer.buffer.options.n_step) == (100_000, 2, 1)
-    assert trainer.buffer.priorities is None
-
-
-def test_a_collector_of_several_agents_gets_the_buffers_of_the_configuration():
-    config = game_config(CountingGame, DQNConfig)
-    config.replay(capacity=60, n_step=2)
-    policy = config.build_policy()
-    collector = MultiAgentCollector(policy, CountingGame)
-    common = {"max_epoch": 1, "step_per_epoch": 16, "step_per_collect": 8, "batch_size": 4}
-    buffers = OffpolicyTrainer(policy, train_collector=collector, **common).buffer.buffers
-    assert {buffer.options.size for buffer in buffers.values()} == {60}
-    assert {buffer.options.n_step for buffer in buffers.values()} == {2}
-
-
 def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
-    root = tmp_path / "runs"
-    with pytest.raises(ValueError, match="num_epochs"):
-        lockstep.train("ppo", "CartPole-v1", root=root, settings={"training.num_epochs": 0})
-    with pytest.raises(ValueError, match="NoSuchThing-v9"):
-        lockstep.train("ppo", "NoSuchThing-v9", root=root)
-    assert not root.exists()
-    with pytest.raises(ValueError, match="NoSuchThing-v9"):
-        lockstep.train("ppo", "NoSuchThing-v9", root=tmp_path / "made" / "on" / "the" / "way")
+    for env, settings, words in (("CartPole-v1", {"training.num_epochs": 0}, "num_epochs"), ("No-v9", {}, "No-v9")):
+        with pytest.raises(ValueError, match=words):
+            lockstep.train("ppo", env, root=tmp_path, settings=settings)
     assert list(tmp_path.iterdir()) == []
-    (root / "another").mkdir(parents=True)
-    with pytest.raises(ValueError, match="NoSuchThing-v9"):
-        lockstep.train("ppo", "NoSuchThing-v9", root=root)
-    assert [path.name for path in root.iterdir()] == ["another"]
-
-
-def test_to_go_on_to_fewer_steps_than_there_are_is_refused_and_changes_nothing(tmp_path):
-    result = lockstep.train(config_of("off"), root=tmp_path)
-    files = {path: path.read_bytes() for path in result.path.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"total_steps=16 is not allowed; the run in .* has 48 steps already"):
-        resume(result.path, total_steps=16)
-    assert {path: path.read_bytes() for path in result.path.rglob("*") if path.is_file()} == files
-    assert resume(result.path, total_steps=48).info.train_step == 48
-
-
-@pytest.mark.parametrize("total_steps", ["64", 0, -3, 64.5, True])
-def test_to_go_on_to_what_is_no_number_of_steps_is_refused(total_steps, tmp_path):
-    result = lockstep.train(config_of("off"), root=tmp_path)
-    with pytest.raises(ValueError, match=f"total_steps={total_steps!r} is not allowed; it must be a whole number, at"):
-        resume(result.path, total_steps=total_steps)
 
 
 def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_its_last_epoch_has_more(tmp_path):
@@ -322,19 +225,6 @@ def test_to_go_on_to_as_many_steps_as_the_run_was_asked_for_is_no_error_where_it
     assert resume(result.path, total_steps=58).info.train_step == 64
     with pytest.raises(ValueError, match=r"total_steps=42 is not allowed; the run in .* has 64 steps already"):
         resume(result.path, total_steps=42)
-
-
-@pytest.mark.parametrize("saves", [False, True])
-def test_a_loss_that_is_not_finite_names_a_checkpoint_only_where_there_is_one(saves, tmp_path):
-    options = {"save_checkpoint_fn": lambda *where: save_trainer(trainer, tmp_path / "last")} if saves else {}
-    trainer = trainer_of("off", **options)
-    learner = trainer.policy.learner_group.learner
-    compute = learner.compute_losses
-    learner.compute_losses = lambda **given: {name: np.nan * loss for name, loss in compute(**given).items()}
-    with pytest.raises(FloatingPointError) as told:
-        trainer.run()
-    assert "trainer.bad_batch" in str(told.value)
-    assert ("in the last checkpoint" in str(told.value)) == saves == (tmp_path / "last").exists()
 
 
 def cartpole(cls=PPOConfig):

@@ -10,7 +10,7 @@ from trainer_tools import digest, learned, records_of
 from lockstep import get_config
 from lockstep.state import ConfiguredValueWarning
 from lockstep.tracking import RunFolder
-from lockstep.trainer.run import Changes, prepare_resume, prepare_run, resume
+from lockstep.trainer.run import changes_between, check_changes, prepare_resume, prepare_run, resume
 
 STEPS = 48
 
@@ -45,7 +45,6 @@ def history_of(path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_schedule_that_ended_with_the_run_is_stretched_where_it_is_made_longer(kind, folder):
-    """All further steps were trained with a learning rate of 0."""
     other = {"entropy_coeff": [[0, 0.1], [10, 0.0]]} if kind == "on" else {"epsilon": [[0, 1.0], [10, 0.1]]}
     first = run_of(folder, kind, training={"lr": [[0, 0.01], [STEPS, 0.0]], **other})
     assert rate_of(first.policy) == 0.0
@@ -97,7 +96,6 @@ def test_settings_are_in_force_after_the_state_is_restored_and_are_written_into_
 
 
 def test_an_edited_config_is_used_with_a_warning_and_noted_once(folder):
-    """It was accepted and ignored."""
     path = run_of(folder, training={"lr": 0.01}).path
     edit(path, "training", lr=0.002)
     edit(path, "reporting", total_steps=64)
@@ -150,11 +148,10 @@ def test_options_whose_state_goes_on_are_named_by_each_algorithm(kind):
     name = before.first_values[0]
     after = before.copy().training(**{name: 0.75 if kind != "c51" else 7})
     with pytest.raises(ValueError, match=rf"training\.{name}=.* what has become of it"):
-        Changes.between(before, after).check(after.first_values)
+        check_changes(changes_between(before, after), after.first_values)
 
 
 def test_looking_at_how_a_finished_run_would_go_on_changes_nothing(folder):
-    """The last records had been cut off metrics.jsonl by then."""
     path = run_of(folder).path
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"scope": "own", "step": 1, "data": {}}\n{"torn')
@@ -197,7 +194,6 @@ def test_a_run_longer_by_settings_has_the_bits_of_one_that_was_so_long_from_the_
 
 
 def test_a_policy_restored_into_one_with_another_learning_rate_keeps_the_configured_one_and_says_so(folder):
-    """The old rate was silently put over it."""
     policy = config_of("on").training(lr=0.01, entropy_coeff=0.1).build_policy()
     path = policy.save_to_path(folder / "policy")
     other = config_of("on").training(lr=0.002, entropy_coeff=0.3).build_policy()

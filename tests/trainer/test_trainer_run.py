@@ -1,44 +1,14 @@
-"""The order of events, the ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
+"""The ways to use a trainer, scores and statistics. How a run ends: `test_trainer_ends.py`."""
 
 import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from scenario_tools import KINDS, Paying, trainer_of
-from trainer_tools import Recorder, build, config_for, learned, noting
+from scenario_tools import KINDS, trainer_of
+from trainer_tools import Recorder, build, config_for
 
 from lockstep import Collector, OnpolicyTrainer
-from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer import Callback
-
-
-def test_events_come_in_the_order_of_the_contract():
-    log = []
-
-    options = noting(log)
-    note_checkpoint = options["save_checkpoint_fn"]
-    trainer = build(**{**options, "save_checkpoint_fn": lambda *where: note_checkpoint(*where) or "somewhere"})
-    for collector, name in ((trainer.train_collector, "train"), (trainer.test_collector, "test")):
-        collector.on_step_hook = lambda step, name=name: log.append(name) if log[-1] != name else None
-    log.extend(f"epoch {stats.epoch}" for stats in trainer)
-
-    def evaluation(epoch, step):
-        test = [f"test_fn {epoch} {step}", "test", "score", f"log test {step}"]
-        return [*test, "EvaluationEnd", "save_best", "stop_fn"]
-
-    def update(epoch, step, gradient_step):
-        collect = [f"train_fn {epoch} {step - 64}", "train", f"log train {step}", "CollectEnd"]
-        return [*collect, f"log update {gradient_step}", "UpdateEnd"]
-
-    def end(epoch, *steps):
-        saved = [f"checkpoint {(epoch, *steps)}", "CheckpointSaved"]
-        return [*saved, f"log info {epoch}", "EpochEnd", f"epoch {epoch}"]
-
-    first = [*update(1, 64, 2), *update(1, 128, 4), *evaluation(1, 128), *end(1, 128, 4)]
-    second = [*update(2, 192, 6), *update(2, 256, 8), *evaluation(2, 256), *end(2, 256, 8)]
-    assert log == ["RunStart", *evaluation(0, 0), *first, *second, "RunEnd", "finalize"]
 
 
 def test_a_trainer_is_an_iterator_over_epochs_whose_items_unpack_into_three():
@@ -173,18 +143,6 @@ def test_statistics_are_those_of_the_epoch():
     assert timing.update_speed == pytest.approx(256 / timing.train_time)
 
 
-def test_a_run_may_go_on_from_the_counters_of_a_log(folder):
-    from lockstep.tracking import JsonlLogger
-
-    build(max_epoch=2, logger=JsonlLogger(folder / "metrics.jsonl")).run()
-    logger = JsonlLogger(folder / "metrics.jsonl", resume=True)
-    trainer = build(max_epoch=3, logger=logger, resume_from_log=True)
-    assert [(stats.epoch, stats.info_stat.train_step) for stats in trainer] == [(3, 384)]
-    assert trainer.gradient_step == 12
-    assert trainer.policy.timesteps == {"num_env_steps_sampled_lifetime": 384}
-    assert [stats.epoch for stats in trainer] == [1, 2, 3]  # the next run is a new one
-
-
 def test_verbose_prints_a_line_for_each_evaluation_with_its_return_and_else_nothing_is_printed(capsys):
     build().run()
     assert capsys.readouterr().out == ""
@@ -219,68 +177,6 @@ def test_show_progress_shows_plain_lines_only_where_the_output_is_no_terminal(ca
     assert [line.split("/")[0].strip() for line in text.splitlines()] == ["0", "128", "256"]
 
 
-def test_rows_that_only_reset_are_in_no_statistics_of_the_policy():
-    from gymnasium.vector import AutoresetMode
-
-    episodes = ((1, "terminate"), (3, "truncate"), (2, "terminate"))
-    vector = CountingVectorEnv(4, episodes, AutoresetMode.NEXT_STEP)
-    config = config_for(env=vector, evaluation={"evaluation_interval": 0})
-    trainer = config.build_trainer()
-    stats = next(trainer)
-    steps = stats.train_collect_stat.n_collected_steps
-    assert steps < 128 * 1.5
-    connectors = trainer.policy.connectors
-    assert connectors.rewards.moments.count == steps
-    assert connectors.get_state()["obs"]["0_NormalizeObs"]["leaves"][0]["count"] == steps
-    assert trainer.env_step == steps
-
-
-class Nested(CountingEnv):
-    """Observations are a dict with a tuple in it."""
-
-    def __init__(self):
-        super().__init__(((5, "terminate"), (8, "truncate")))
-        parts = (spaces.Discrete(9), spaces.MultiBinary(2))
-        self.observation_space = spaces.Dict({"step": spaces.Box(0.0, 9.0, (1,)), "rest": spaces.Tuple(parts)})
-
-    def _observation(self):
-        parity = np.array([self.step_number % 2, self.episode_number % 2], np.int8)
-        return {"step": np.array([self.step_number], np.float32), "rest": (np.int64(self.step_number), parity)}
-
-
-def test_nested_observations_are_trained_on_and_resumed(folder):
-    from lockstep.trainer import restore_trainer, save_trainer
-
-    def make():
-        return config_for(env=Nested, total_steps=256).build_trainer()
-
-    whole = make()
-    first = next(whole)
-    assert first.train_collect_stat.lens_stat.max == 8
-    path = save_trainer(whole, folder / "checkpoint")
-    next(whole)
-    resumed = make()
-    restore_trainer(resumed, path)
-    resumed.run()
-    assert learned(resumed) == learned(whole)
-
-
-class Endless(Paying):
-    """Its episodes never end."""
-
-    def step(self, action):
-        obs, reward, _, *rest = super().step(action)
-        return obs, reward, False, *rest
-
-
-def test_no_word_of_episodes_that_never_end_before_one_could_have(recwarn):
-    trainer_of("on", env=Endless, max_epoch=12, evaluate=False).run()  # 96 steps of each environment
-    assert not [one for one in recwarn if "no training episode ended" in str(one.message)]
-    with pytest.warns(UserWarning, match="in the first 208 steps of 2 env.*max_episode_steps") as told:
-        trainer_of("on", env=Endless, max_epoch=16, evaluate=False).run()
-    assert len([one for one in told if "no training episode ended" in str(one.message)]) == 1
-
-
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_no_word_of_episodes_that_never_end_before_their_known_limit(by_hand, recwarn):
     trainer = config_for(env="Pendulum-v1", total_steps=768).build_trainer()  # 192 steps of each, episodes have 200
@@ -312,13 +208,3 @@ def test_an_evaluation_in_mid_epoch_does_not_explore(kind):
     collector.collect = watched
     trainer.run()
     assert exploring == [False] * 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_reset_begins_both_collectors_and_all_of_their_counts_anew(kind):
-    trainer = trainer_of(kind, max_epoch=1)
-    trainer.run()
-    collectors = trainer.train_collector, trainer.test_collector
-    assert all(collector.collect_step > 0 for collector in collectors)
-    trainer.reset()
-    assert [(c.collect_step, c.collect_episode, c.collect_time) for c in collectors] == [(0, 0, 0.0)] * 2

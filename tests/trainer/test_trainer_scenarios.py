@@ -6,12 +6,10 @@ Each has epochs of two updates: of 8 environment steps and one gradient step, or
 import math
 import warnings
 
-import numpy as np
 import pytest
-from scenario_tools import KINDS, LENGTH, Raises, outcome_of, play, trainer_of
-from trainer_tools import Recorder, RecordingLogger, Stops, learned
+from scenario_tools import KINDS, LENGTH, outcome_of, play, trainer_of
+from trainer_tools import At, Recorder, RecordingLogger, Stops, learned, noting
 
-from lockstep.tracking import MovAvg
 from lockstep.tracking.statistics import TimingStats
 from lockstep.trainer import Callback, restore_trainer, save_trainer
 
@@ -47,11 +45,6 @@ SCENARIOS = {
     ),
     "infinite scores are compared as such": ({"scores": [-INF, 1, INF, 2]}, {"best": INF, "best_epoch": 2}),
     "a score that is no number does not stop the run": ({"scores": [NAN] * 4, "stop_at": -INF}, END),
-    "a score may be of numpy's kind": ({"scores": [np.float32(2), np.int64(3), 1, 1]}, {"best": 3.0}),
-    "stop_fn may answer with numpy's kind of truth": (
-        {"scores": [1, 9], "stop_fn": lambda score: np.float64(score) > 5},
-        {"reason": "stop_fn", "epochs": 1},
-    ),
     "success before training": (
         {"scores": [9], "stop_at": 9},
         {"reason": "stop_fn", "updates": 0, "epochs": 0, "saves": [(0, 0)], "best_saves": 1},
@@ -69,22 +62,14 @@ SCENARIOS = {
         {"max_epoch": 0},
         {"reason": "max_epoch", "updates": 0, "evaluations": 0, "saves": [(0, 0)]},
     ),
-    "no epoch: success is not asked for": ({"max_epoch": 0, "stop_fn": lambda score: 1 / 0}, {"reason": "max_epoch"}),
-    "one epoch": ({"max_epoch": 1}, {"epochs": 1, "updates": 2, "evaluations": 2, "saves": SAVED[:1]}),
     "evaluation every second epoch and at the end": ({"test_interval": 2}, {**END, "evaluations": 3}),
-    "evaluation rarer than the run is long": ({"test_interval": 99}, {**END, "evaluations": 2}),
     "checkpoints every second epoch and at the end": ({"checkpoint_interval": 2}, {"saves": SAVED[1:]}),
-    "checkpoints rarer than the run is long": ({"checkpoint_interval": 99}, {"saves": SAVED[2:]}),
     "no evaluation": ({"evaluate": False}, {**END, "evaluations": 0, "best": None, "saves": SAVED}),
     "no checkpoints": ({"save_checkpoint_fn": None}, END),
     "a checkpoint without a path is no event": ({"save_checkpoint_fn": lambda *where: None}, END),
     "a callback stops at the start: the first evaluation is still made": (
         {"callbacks": [Stops("RunStart")]},
         {"reason": "enough", "updates": 0, "evaluations": 1, "saves": [(0, 0)]},
-    ),
-    "a callback stops before training": (
-        {"callbacks": [Stops("EvaluationEnd")]},
-        {"reason": "enough", "updates": 0, "saves": [(0, 0)]},
     ),
     "a callback stops inside the second epoch": (
         {"callbacks": [Stops("UpdateEnd", at=3)]},
@@ -121,9 +106,7 @@ COLLECTING = {
         {"step_per_epoch": 3},
         {"steps": [8, 0, 8], "env_step": 16, "gradient_step": 2, "evaluations": 4},
     ),
-    "an epoch of one collect": ({"step_per_epoch": 8}, {"steps": [8, 8, 8], "gradient_step": 3}),
     "whole episodes instead of steps": ({"episode_per_collect": 2}, {"steps": [16, 16, 16], "gradient_step": 6}),
-    "an odd number of episodes": ({"episode_per_collect": 3, "step_per_epoch": 24}, {"steps": [24, 24, 24]}),
     "more environments than episodes": ({"episode_per_collect": 1, "step_per_epoch": 8}, {"steps": [8, 8, 8]}),
     "a callback stops after a collect: it is learned from": (
         {"callbacks": [Stops("CollectEnd")]},
@@ -145,8 +128,6 @@ COLLECTING = {
 OFF = {
     "gradient steps of a fraction are carried over": ({"update_per_step": 0.3}, {"gradient_step": 14, "env_step": 48}),
     "a fraction so small that most updates are empty": ({"update_per_step": 0.05}, {"gradient_step": 2}),
-    "a fraction too small for the run": ({"update_per_step": 0.001}, {"gradient_step": 0, "reason": "max_epoch"}),
-    "several gradient steps for each step": ({"update_per_step": 2}, {"gradient_step": 96}),
     "a third of a step never loses one to rounding": ({"update_per_step": 1 / 3}, {"gradient_step": 16}),
     "random steps first are not learned from": ({"learning_starts": 16}, {"gradient_step": 4, "env_step": 48}),
     "random steps only": ({"learning_starts": 99}, {"gradient_step": 0, "env_step": 48}),
@@ -154,7 +135,6 @@ OFF = {
     "a sample of everything": ({"batch_size": None}, {"gradient_step": 6}),
 }
 ON = {
-    "several passes": ({"repeat_per_collect": 3}, {"gradient_step": 18}),
     "minibatches": ({"batch_size": 4}, {"gradient_step": 12}),
     "passes of minibatches": ({"batch_size": 4, "repeat_per_collect": 2}, {"gradient_step": 24}),
 }
@@ -192,6 +172,37 @@ def test_scenario(kind, name, row):
         assert outcome.trainer.policy.timesteps["num_env_steps_sampled_lifetime"] == outcome.env_step
 
 
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_events_come_in_the_order_of_the_contract(kind):
+    log = []
+    options = noting(log)
+    note = options.pop("save_checkpoint_fn")
+    trainer = trainer_of(kind, max_epoch=2, save_checkpoint_fn=lambda *where: note(*where) or "somewhere", **options)
+    for collector, name in ((trainer.train_collector, "train"), (trainer.test_collector, "test")):
+        if collector is not None:
+            collector.on_step_hook = lambda step, name=name: log.append(name) if log[-1] != name else None
+    log.extend(f"epoch {stats.epoch}" for stats in trainer)
+
+    def evaluation(epoch, updates):
+        step, gradient_step = position(kind, updates)
+        test = [f"test_fn {epoch} {step}", "test", "score", f"log test {step or gradient_step}"]
+        return [*test, "EvaluationEnd", "save_best", "stop_fn"]
+
+    def update(epoch, updates):
+        step, gradient_step = position(kind, updates)
+        collect = [] if kind == "offline" else ["train", f"log train {step}", "CollectEnd"]
+        called = f"train_fn {epoch} {position(kind, updates - 1)[0]}"
+        return [called, *collect, f"log update {gradient_step}", "UpdateEnd"]
+
+    def end(epoch, updates):
+        saved = [f"checkpoint {(epoch, *position(kind, updates))}", "CheckpointSaved"]
+        return [*saved, f"log info {epoch}", "EpochEnd", f"epoch {epoch}"]
+
+    first = [*update(1, 1), *update(1, 2), *evaluation(1, 2), *end(1, 2)]
+    second = [*update(2, 3), *update(2, 4), *evaluation(2, 4), *end(2, 4)]
+    assert log == ["RunStart", *evaluation(0, 0), *first, *second, "RunEnd", "finalize"]
+
+
 HOOKS = ["train_fn", "test_fn", "stop_fn", "compute_score_fn", "save_best_fn", "save_checkpoint_fn", "RunStart"]
 HOOKS += ["UpdateEnd", "EvaluationEnd", "CheckpointSaved", "EpochEnd", "logger"]
 COLLECTOR_HOOKS = ["on_step_hook", "on_episode_done_hook", "CollectEnd"]
@@ -214,7 +225,7 @@ def broken(kind, hook, error, saves):
     if kind == "offline":
         options["step_per_epoch"] = 4
     log = []
-    watchers = [Raises(hook, error)] if hook[0].isupper() else []
+    watchers = [At(hook, None, error)] if hook[0].isupper() else []
     trainer = trainer_of(kind, callbacks=[*watchers, Recorder(log)], logger=RecordingLogger(log), **options)
     if hook.startswith("on_"):
         setattr(trainer.train_collector, hook, fail)
@@ -235,7 +246,6 @@ def test_an_exception_in_a_hook_ends_the_run_in_order_and_arrives_whole(hook, ki
     if hook != "save_checkpoint_fn":
         assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
         assert len(set(saves)) == len(saves)
-    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Raises)]
     info = trainer.run()  # the trainer is as good as new
     counts = (0, 12) if kind == "offline" else (48, 6)
     assert (info.stop_reason, info.train_step, info.gradient_step) == ("max_epoch", *counts)
@@ -337,8 +347,3 @@ def test_test_in_train_is_off_with_a_warning_where_it_cannot_work():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trainer_of("off", test_in_train=True, stop_fn=bool).test_in_train
-
-
-def test_moving_average_of_returns_ignores_what_is_no_number():
-    average = MovAvg(2)
-    assert [average.add(value) for value in (1.0, NAN, 3.0, INF, 5.0)] == [1.0, 1.0, 2.0, 2.0, 4.0]

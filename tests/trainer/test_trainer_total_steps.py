@@ -2,21 +2,10 @@
 
 import pytest
 from scenario_tools import KINDS, config_of, trainer_of
-from trainer_tools import collected, learned, random_transitions
+from trainer_tools import At, collected, learned, random_transitions
 
 from lockstep import BCConfig
-from lockstep.trainer import Callback, restore_trainer, save_trainer
-
-
-class Interrupt(Callback):
-    """Presses Ctrl-C in the update that reaches an environment step."""
-
-    def __init__(self, env_step):
-        self.env_step = env_step
-
-    def on_update_end(self, event):
-        if event.env_step == self.env_step:
-            raise KeyboardInterrupt
+from lockstep.trainer import restore_trainer, save_trainer
 
 
 def lengths_of(trainer):
@@ -37,7 +26,6 @@ def offline(total_steps, steps_per_epoch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_ends_with_the_steps_asked_for_and_its_last_epoch_is_shorter(kind):
-    """It was rounded up to whole epochs: 48 steps."""
     trainer = config_of(kind).reporting(total_steps=40).build_trainer()
     assert trainer.steps_in_all == 40
     info = trainer.run()
@@ -90,7 +78,7 @@ def test_a_run_made_longer_goes_on_inside_its_short_epoch_bit_by_bit(kind, folde
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_interrupted_before_its_last_evaluation_makes_it_where_it_goes_on(kind, folder):
     config = config_of(kind).reporting(total_steps=40)
-    first, again = config.build_trainer(callbacks=[Interrupt(40)]), config.build_trainer()
+    first, again = config.build_trainer(callbacks=[At("UpdateEnd", 40, KeyboardInterrupt())]), config.build_trainer()
     assert first.run().stop_reason == "interrupted"
     restore_trainer(again, save_trainer(first, folder / "checkpoint"))
     assert not again.is_complete

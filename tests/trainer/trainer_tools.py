@@ -129,17 +129,19 @@ class Stops(Callback):
 
 
 class At(Callback):
-    """Raises an error, or answers with a reason to stop, once: at an event of a name and an environment step."""
+    """Raises an error, calls a function or answers with a reason to stop, once: at an event of a name and an
+    environment step (None: at the first of that name).
+    """
 
-    def __init__(self, name: str, env_step: int, action: BaseException | str | None) -> None:
-        self.where, self.left = (name, env_step), [action]
+    def __init__(self, name: str, env_step: int | None, action: Any) -> None:
+        self.name, self.env_step, self.left = name, env_step, [action]
 
     def on_event(self, event: Any) -> str | None:
-        if (type(event).__name__, event.env_step) == self.where and self.left:
+        if type(event).__name__ == self.name and self.env_step in (None, event.env_step) and self.left:
             action = self.left.pop()
             if isinstance(action, BaseException):
                 raise action
-            return action
+            return action() if callable(action) else action
         return None
 
 
@@ -206,35 +208,6 @@ def without_wall_time(value: Any) -> Any:
         kept = {k: v for k, v in value.items() if not re.search(r"^wall_s$|time|speed|path$", str(k))}
         return {key: without_wall_time(part) for key, part in kept.items()}
     return value
-
-
-def run_in(
-    folder: Path, algorithm: str, total_steps: int, *, num_envs: int = 4, callbacks: Any = (), **sections: Any
-) -> Any:
-    """Runs in a folder until `total_steps`, from the newest checkpoint there if there is one; the trainer."""
-    from lockstep.tracking import RunFolder
-    from lockstep.trainer import build_trainer, restore_trainer
-
-    config = config_for(algorithm, num_envs=num_envs, total_steps=total_steps, **sections)
-    if (folder / "config.json").exists():
-        run, resume = RunFolder.open(folder), True
-    else:
-        made = RunFolder.create(folder.parent, algo=algorithm, env="CartPole-v1", seed=3, config=config.to_dict())
-        made.path.rename(folder)
-        run, resume = RunFolder.open(folder), False
-    trainer = build_trainer(config, folder=run, callbacks=callbacks, resume=resume)
-    newest = run.newest_checkpoint()
-    if newest is not None:
-        restore_trainer(trainer, newest)
-    trainer.run()
-    return trainer
-
-
-def work(folder: Path, jobs: list[tuple[str, str, int, int]], answers: Any) -> None:
-    """In another process: `(name, algorithm, num_envs, total_steps)` each; answers with their hashes."""
-    torch.set_num_threads(1)
-    answers.put({name: hashes(run_in(folder / name, algorithm, total_steps, num_envs=num_envs))
-                 for name, algorithm, num_envs, total_steps in jobs})  # fmt: skip
 
 
 def hashes(trainer: Any) -> tuple[str, str]:
