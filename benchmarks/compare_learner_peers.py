@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,34 +180,24 @@ def difference(quantity: str, pairs: Iterator[tuple[str, Any, Any]]) -> Differen
     return Difference(quantity, largest, where, scale)
 
 
-def compare(ours: n.Recording, theirs: Any, losses: Sequence[str], kinds: Sequence[str]) -> list[Difference]:
+def compare(ours: n.Recording, theirs: Any, with_kl: bool) -> list[Difference]:
     """Return the difference of each loss over all updates, and of gradients and parameters after the watched ones.
 
-    Target networks are told apart from the other parameters; what the compiled step does not show is left out.
+    What the compiled step does not show is left out.
     """
     found = []
-    for name in losses:
+    for name in ("total_loss", "policy_loss", "vf_loss", "entropy", *(("mean_kl_loss",) if with_kl else ())):
         steps = zip(ours.losses, theirs[f"loss/{name}"], strict=True)
         pairs = ((f"update {k}", step[name], value) for k, (step, value) in enumerate(steps, start=1))
         found.append(difference(f"{name}, updates 1 to {n.NUM_UPDATES}", pairs))
-    for kind in kinds:
+    for kind in ("gradient", "clipped gradient", "parameter"):
         for update in n.WATCHED:
-            start = f"{'parameter' if kind == 'target' else kind}/{update}/"
-            keys = [key for key in theirs.files if key.startswith(start)]
-            keys = [key for key in keys if (kind == "target") == key.startswith(f"{start}target")]
-            if "gradient" in kind and not any(key in ours.arrays for key in keys):
-                continue
-            both = [(key.removeprefix(start), ours.arrays[key], theirs[key]) for key in keys]
-            pairs = ((name, mine, other.reshape(mine.shape)) for name, mine, other in both)
-            found.append(difference(f"{kind}s, update {update}", pairs))
+            start = f"{kind}/{update}/"
+            keys = [key for key in theirs.files if key.startswith(start) and key in ours.arrays]
+            if keys:
+                pairs = ((key.removeprefix(start), ours.arrays[key], theirs[key]) for key in keys)
+                found.append(difference(f"{kind}s, update {update}", pairs))
     return found
-
-
-def entry_of(peer: str, version: str, compiled: bool, found: Sequence[Difference], **more: str) -> dict[str, Any]:
-    """Return what the raw results keep of one comparison, and tell its largest difference."""
-    names = {"peer": peer, "peer_version": version, **more, "lockstep": "compiled" if compiled else "eager"}
-    print(f"{', '.join(names.values())}: {max(item.largest for item in found):.1e}", flush=True)
-    return {**names, "differences": [vars(item) for item in found]}
 
 
 def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
@@ -220,11 +210,11 @@ def run_peer(peer: str, folder: Path, compiled: bool) -> list[dict[str, Any]]:
         theirs = np.load(folder / f"{number}.npz")
         order = [theirs[f"rows/{update}"] for update in range(1, n.NUM_UPDATES + 1)]
         for mode in (False, True) if compiled else (False,):
-            with_kl = peer != "RLlib" or case.kl_coeff > 0
-            losses = ("total_loss", "policy_loss", "vf_loss", "entropy", *(("mean_kl_loss",) if with_kl else ()))
-            kinds = ("gradient", "clipped gradient", "parameter")
-            found = compare(our_recording(case, order, mode), theirs, losses, kinds)
-            entries.append(entry_of(peer, line["version"], mode, found, case=name))
+            found = compare(our_recording(case, order, mode), theirs, peer != "RLlib" or case.kl_coeff > 0)
+            facts = {"case": name, "lockstep": "compiled" if mode else "eager"}
+            entries.append({"peer": peer, "peer_version": line["version"], **facts})
+            print(f"{', '.join(entries[-1].values())}: {max(item.largest for item in found):.1e}", flush=True)
+            entries[-1]["differences"] = [vars(item) for item in found]
     return entries
 
 
@@ -274,32 +264,22 @@ def render(record: dict[str, Any]) -> str:
     )
 
 
-def main(
-    text: str | None,
-    peers: Mapping[str, tuple[Any, ...]],
-    run_peer: Callable[[str, Path, bool], list[dict[str, Any]]],
-    render: Callable[[dict[str, Any]], str],
-    name: str,
-) -> int:
-    """Run the command of this comparison, or of SAC's. `peers`: of each its environment and its program, first."""
-
-    def measure(options: Any) -> dict[str, Any]:
-        chosen = options.only or list(peers)
-        check_installed([Entry(peers[peer][1], peers[peer][0]) for peer in chosen])
-        record = {"machine": report.machine(), "lockstep": __version__, "torch": torch.__version__, "entries": []}
-        for peer in chosen:
-            with tempfile.TemporaryDirectory() as folder:
-                record["entries"] += run_peer(peer, Path(folder), not options.no_compile)
-        largest = [item["largest"] for entry in record["entries"] for item in entry["differences"]]
-        if not all(value <= TOLERANCE for value in largest):
-            record["runs"] = [{"error": f"a difference above {TOLERANCE}"}]
-        return record
-
-    parser = report.parser_of(text)
-    parser.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
-    parser.add_argument("--only", nargs="+", choices=list(peers), help="some of the peers")
-    return report.command(parser, name, measure, render)
+def measure(options: Any) -> dict[str, Any]:
+    """Compare all peers that are asked for."""
+    chosen = options.only or list(PEERS)
+    check_installed([Entry(PEERS[peer][1], PEERS[peer][0]) for peer in chosen])
+    record = {"machine": report.machine(), "lockstep": __version__, "torch": torch.__version__, "entries": []}
+    for peer in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            record["entries"] += run_peer(peer, Path(folder), not options.no_compile)
+    largest = [item["largest"] for entry in record["entries"] for item in entry["differences"]]
+    if not all(value <= TOLERANCE for value in largest):
+        record["runs"] = [{"error": f"a difference above {TOLERANCE}"}]
+    return record
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(__doc__, PEERS, run_peer, render, "learner_numerics"))
+    command = report.parser_of(__doc__)
+    command.add_argument("--no-compile", action="store_true", help="only Lockstep's eager gradient step")
+    command.add_argument("--only", nargs="+", choices=list(PEERS), help="some of the peers")
+    raise SystemExit(report.command(command, "learner_numerics", measure, render))

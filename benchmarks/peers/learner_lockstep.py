@@ -1,6 +1,6 @@
 """Update Lockstep's PPO learner for ``learner_speed.py``, beside the same steps written by hand.
 
-With ``remote`` for ``remote_learners.py``: groups of 1 and 2 learners in Ray actors, and building one.
+With ``remote`` for ``learner_speed.py --remote``: groups of 1 and 2 learners in Ray actors, and building one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Define the cases of ``compare_learner_peers.py`` and ``compare_sac_peers.py``, and record what a learner does.
+"""Define the cases of ``compare_learner_peers.py``, and record what a learner does.
 
-Parameters have neutral names: ``policy.0.weight`` ... ``value.2.bias``, ``critic0.0.weight`` ..., ``log_std``.
+Parameters have neutral names: ``policy.0.weight`` ... ``value.2.bias``, ``log_std``.
 
 NumPy and the standard library alone: it runs in every peer's environment.
 """
@@ -52,22 +52,16 @@ SB3_CASES = {
 Weights = dict[str, np.ndarray]
 
 
-def drawn_weights(rng: np.random.Generator, networks: dict[str, tuple[int, int]], hiddens: tuple[int, int]) -> Weights:
-    """Return weights and biases of networks with so many inputs and outputs."""
-    weights: Weights = {}
-    for network, (inputs, outputs) in networks.items():
-        for layer, size in enumerate((*hiddens, outputs)):
+def initial_weights(case: Case) -> Weights:
+    """Return PPO's float32 weights."""
+    rng, weights = np.random.default_rng(7), Weights()
+    for network, outputs in (("policy", NUM_ACTIONS), ("value", 1)):
+        inputs = OBS_SIZE
+        for layer, size in enumerate((*HIDDENS, outputs)):
             scale = inputs**-0.5
             weights[f"{network}.{layer}.weight"] = rng.uniform(-scale, scale, (size, inputs)).astype(np.float32)
             weights[f"{network}.{layer}.bias"] = rng.uniform(-scale, scale, size).astype(np.float32)
             inputs = size
-    return weights
-
-
-def initial_weights(case: Case) -> Weights:
-    """Return PPO's float32 weights."""
-    rng = np.random.default_rng(7)
-    weights = drawn_weights(rng, {"policy": (OBS_SIZE, NUM_ACTIONS), "value": (OBS_SIZE, 1)}, HIDDENS)
     if not case.discrete:
         weights["log_std"] = rng.normal(-0.3, 0.1, NUM_ACTIONS).astype(np.float32)
     return weights
@@ -130,56 +124,10 @@ class Recording:
         np.savez(path, **rows, **losses, **self.arrays)
 
 
-# ---- SAC ----------------------------------------------------------------------------------------------------------
-
-SAC_BATCH = 256
-SAC_HIDDENS = (256, 256)
-GAMMA = 0.99
-TAU = 0.005
-INITIAL_ALPHA = 0.05
-LOSSES = ("critic_loss", "actor_loss", "alpha_loss", "alpha")
-
-
-def sac_weights() -> Weights:
-    """Return float32 weights of the policy (mean, then log-deviation) and two critics; targets begin as copies."""
-    critic = (OBS_SIZE + NUM_ACTIONS, 1)
-    networks = {"policy": (OBS_SIZE, 2 * NUM_ACTIONS), "critic0": critic, "critic1": critic}
-    return drawn_weights(np.random.default_rng(7), networks, SAC_HIDDENS)
-
-
-def make_rows() -> dict[str, np.ndarray]:
-    """Return transitions, a tenth of which end; rewards are small, so that no critic is off by 1 or more."""
-    rng = np.random.default_rng(11)
-    obs, next_obs = rng.normal(0.0, 1.0, (2, NUM_ROWS, OBS_SIZE)).astype(np.float32)
-    return {
-        "obs": obs,
-        "actions": rng.uniform(-1.0, 1.0, (NUM_ROWS, NUM_ACTIONS)).astype(np.float32),
-        "rewards": rng.uniform(-0.3, 0.3, NUM_ROWS).astype(np.float32),
-        "terminateds": rng.random(NUM_ROWS) < 0.1,
-        "new_obs": next_obs,
-    }
-
-
-def rows_of_update(number: int) -> np.ndarray:
-    """Return the rows of gradient step `number` (from 1)."""
-    return np.random.default_rng((13, number)).integers(0, NUM_ROWS, SAC_BATCH)
-
-
-def noise_of_update(number: int) -> np.ndarray:
-    """Return ``[2, SAC_BATCH, NUM_ACTIONS]``: what draws actions at the observation, and at the next one."""
-    return np.random.default_rng((17, number)).standard_normal((2, SAC_BATCH, NUM_ACTIONS), np.float32)
-
-
-def peer_main(text: str | None, ppo_cases: dict[str, Case], run_ppo: Any, run_sac: Any, version: str) -> None:
+def peer_main(text: str | None, cases: dict[str, Case], run: Any, version: str) -> None:
     """Take the gradient steps of a peer, write them to ``folder`` as ``<number>.npz`` and print one JSON line."""
-    work = protocol.read(text)
-    folder = Path(work.folder)
-    if work.algorithm == "sac":
-        recording = run_sac(sac_weights(), make_rows())
-        assert recording.done == NUM_UPDATES
-        recording.save(folder / "0.npz")
-    else:
-        for number, case in enumerate(ppo_cases.values()):
-            weights = initial_weights(case)
-            run_ppo(case, weights, make_batch(case, weights)).save(folder / f"{number}.npz")
+    folder = Path(protocol.read(text).folder)
+    for number, case in enumerate(cases.values()):
+        weights = initial_weights(case)
+        run(case, weights, make_batch(case, weights)).save(folder / f"{number}.npz")
     protocol.print_line(Path(sys.argv[0]).stem, version)

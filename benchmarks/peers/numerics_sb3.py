@@ -9,9 +9,8 @@ import numerics as n
 import numpy as np
 import stable_baselines3
 import torch
-from stable_baselines3 import PPO, SAC
+from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 NAMES = {
     "policy.0": "mlp_extractor.policy_net.0",
@@ -109,103 +108,4 @@ def run_ppo(case: n.Case, weights: n.Weights, batch: dict[str, np.ndarray]) -> n
     return recording
 
 
-# ---- SAC ----------------------------------------------------------------------------------------------------------
-
-SAC_LOGGED = {
-    "critic_loss": "train/critic_loss",
-    "actor_loss": "train/actor_loss",
-    "alpha_loss": "train/ent_coef_loss",
-    "alpha": "train/ent_coef",
-}
-
-
-def parts(model: Any) -> dict[str, list[Any]]:
-    """Return each neutral name's parameters; those of the policy's last layer are two, one below the other."""
-    actor, found = model.actor, {}
-    for end in ("weight", "bias"):
-        for layer in (0, 1):
-            found[f"policy.{layer}.{end}"] = [getattr(actor.latent_pi[2 * layer], end)]
-        found[f"policy.2.{end}"] = [getattr(actor.mu, end), getattr(actor.log_std, end)]
-        for name, critic in (("critic", model.critic), ("target", model.critic_target)):
-            for k, network in enumerate(critic.q_networks):
-                for layer in range(3):
-                    found[f"{name}{k}.{layer}.{end}"] = [getattr(network[2 * layer], end)]
-    return found
-
-
-def arrays(named: dict[str, list[Any]]) -> dict[str, np.ndarray]:
-    """Join the parts of each."""
-    return {name: np.concatenate([value.detach().numpy() for value in values]) for name, values in named.items()}
-
-
-def watch(model: Any, recording: n.Recording) -> None:
-    """Record gradients at each optimizer's step; the critics take theirs after the policy's.
-
-    Stable-Baselines3's policy learns from critics that have just moved, ours from those before.
-    """
-    optimizers = {"policy": model.actor.optimizer, "critic": model.critic.optimizer, "alpha": model.ent_coef_optimizer}
-    steps = {name: optimizer.step for name, optimizer in optimizers.items()}
-    held: list[torch.Tensor] = []
-
-    def keep(start: str) -> None:
-        named = {name: values for name, values in parts(model).items() if name.startswith(start)}
-        recording.keep("gradient", arrays({name: [p.grad for p in values] for name, values in named.items()}))
-
-    def critic_step() -> None:
-        keep("critic")
-        held[:] = [p.grad.clone() for p in model.critic.parameters()]
-
-    def policy_step() -> None:
-        keep("policy")
-        steps["policy"]()
-        for param, grad in zip(model.critic.parameters(), held, strict=True):
-            param.grad = grad
-        steps["critic"]()
-
-    def alpha_step() -> None:
-        recording.keep("gradient", {"log_alpha": model.log_ent_coef.grad.numpy()})
-        steps["alpha"]()
-
-    optimizers["critic"].step, optimizers["policy"].step = critic_step, policy_step
-    optimizers["alpha"].step = alpha_step
-
-
-def run_sac(weights: n.Weights, rows: dict[str, np.ndarray]) -> n.Recording:
-    """Call ``train()`` fifty times."""
-    model = SAC(
-        "MlpPolicy",
-        Spaces(False),
-        learning_rate=n.LEARNING_RATE,
-        batch_size=n.SAC_BATCH,
-        tau=n.TAU,
-        gamma=n.GAMMA,
-        ent_coef=f"auto_{n.INITIAL_ALPHA}",
-        policy_kwargs={"net_arch": list(n.SAC_HIDDENS)},
-        device="cpu",
-    )
-    model.set_logger(Logger(folder=None, output_formats=[]))
-    model.actor.action_dist.epsilon = 0.0
-    with torch.no_grad():
-        for name, params in parts(model).items():
-            array = torch.from_numpy(weights[name.replace("target", "critic")])
-            for param, value in zip(params, array.chunk(len(params)), strict=True):
-                param.copy_(value)
-    recording, noise = n.Recording(), []
-    watch(model, recording)
-    torch.distributions.Normal.rsample = lambda self, sample_shape=(): self.loc + self.scale * noise.pop(0)
-
-    for number in range(1, n.NUM_UPDATES + 1):
-        index = n.rows_of_update(number)
-        columns = {name: torch.from_numpy(column[index]) for name, column in rows.items()}
-        ends, rewards = columns["terminateds"].float()[:, None], columns["rewards"][:, None]
-        batch = ReplayBufferSamples(columns["obs"], columns["actions"], columns["new_obs"], ends, rewards)
-        model.replay_buffer.sample = lambda *_, batch=batch, **__: batch
-        noise[:] = torch.from_numpy(n.noise_of_update(number))
-        recording.rows.append(index)
-        model.train(gradient_steps=1, batch_size=n.SAC_BATCH)
-        recording.keep("parameter", {**arrays(parts(model)), "log_alpha": model.log_ent_coef.detach().numpy()})
-        recording.losses.append({name: float(model.logger.name_to_value[key]) for name, key in SAC_LOGGED.items()})
-    return recording
-
-
-n.peer_main(__doc__, n.SB3_CASES, run_ppo, run_sac, stable_baselines3.__version__)
+n.peer_main(__doc__, n.SB3_CASES, run_ppo, stable_baselines3.__version__)

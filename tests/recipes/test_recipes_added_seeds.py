@@ -17,7 +17,7 @@ def learning(monkeypatch, tmp_path):
     import learning
     import report
 
-    def run_seed(options, algorithm, env, seed, script):
+    def run_seed(options, algorithm, env, seed):
         lr = json.loads(options.set[0].partition("=")[2]) if options.set else 1e-3
         config = {
             "training": {**SETTINGS["training"], "lr": lr, "new_option": None},
