@@ -44,7 +44,7 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev         ## Lockstep beside its peers; installs each peer in an environment of its own
 	$(BIN)/python benchmarks/setup_peers.py
-	$(BIN)/python benchmarks/ppo_cartpole.py
+	$(BIN)/python benchmarks/train_speed.py ppo
 
 docs: $(VENV)/.core         ## what pages show of the code: docs/reference.md, and the ways of a run
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md

@@ -26,11 +26,9 @@ from house_counts import (  # noqa: E402
     checking_lines,
     circles,
     file_graph,
-    forwarding_methods,
     lines_in,
     owner_first,
     private_accesses,
-    type_checking_blocks,
 )
 
 RESULT = ROOT / "benchmarks" / "results" / "house.md"
@@ -136,8 +134,6 @@ def table() -> str:
         ("accesses to another object's `_private`", f"{len(private_accesses(sources))}"),
         ("functions that take their owner first", f"{len(owner_first(sources))}"),
         ("methods assigned in class bodies", f"{len(assigned_methods(sources))}"),
-        ("methods that only forward", f"{len(forwarding_methods(sources))}"),
-        ("`TYPE_CHECKING` blocks", f"{type_checking_blocks(sources)}"),
         ("lines that only check", f"{checking_lines(sources):,}"),
         ("parameters annotated `Any`", f"{any_parameters(sources)}"),
         ("frames from `trainer.run` to the optimizer's step", f"{len(ppo.frames)} in {frame_files} files"),

@@ -31,7 +31,11 @@ FINAL_EPISODES = 50
 
 
 def recipe_config(options: argparse.Namespace) -> Any:
-    """Return the recipe's settings."""
+    """Return the recipe's settings, or those of a MinAtar game."""
+    if options.env.startswith("MinAtar/"):
+        from minatar_dqn import minatar_dqn
+
+        return minatar_dqn(options.env)
     from lockstep.recipes import find_recipe
 
     recipe = find_recipe(options.algorithm, options.env)
@@ -91,9 +95,9 @@ def versions(package: str) -> str:
     return version(package)
 
 
-def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int, script: str) -> dict[str, Any]:
-    """Train one seed in a process of its own, which runs the script."""
-    command = [report.lockstep_python(), script, algorithm, env, "--one", "--seed", str(seed)]
+def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int) -> dict[str, Any]:
+    """Train one seed in a process of its own."""
+    command = [report.lockstep_python(), __file__, algorithm, env, "--one", "--seed", str(seed)]
     command += ["--episodes", str(options.episodes)]
     command += [flag for flag, on in (("--compile", options.compile), ("--verbose", options.verbose)) if on]
     command += [word for setting in options.set for word in ("--set", setting)]
@@ -105,8 +109,8 @@ def run_seed(options: argparse.Namespace, algorithm: str, env: str, seed: int, s
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def run_seeds(options: argparse.Namespace, algorithm: str, env: str, script: str = __file__) -> None:
-    """Train all seeds of a recipe, or of what the script trains; write the file after each."""
+def run_seeds(options: argparse.Namespace, algorithm: str, env: str) -> None:
+    """Train all seeds of a recipe; write the file after each."""
     name = options.name or result_name(algorithm, env)
     facts, before, runs = report.machine(), earlier_record(options, name), []
     if before:
@@ -114,7 +118,7 @@ def run_seeds(options: argparse.Namespace, algorithm: str, env: str, script: str
         runs = [{"compile": before["compile"], "revision": facts["revision"], **run} for run in before["runs"]]
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         moment = {"date": report.machine()["date"], "revision": report.revision()}
-        run = {**run_seed(options, algorithm, env, seed, script), "compile": options.compile, **moment}
+        run = {**run_seed(options, algorithm, env, seed), "compile": options.compile, **moment}
         config, library, installed = run.pop("config"), run.pop("lockstep"), run.pop("versions")
         del config["debugging"]
         if before:

@@ -2,7 +2,7 @@
 
     python benchmarks/learning_curves.py
 
-Reads ``results/*.json`` of ``learning.py`` and ``minatar_dqn.py``, and ``results/published_curves.json`` (each with its
+Reads ``results/*.json`` of ``learning.py``, and ``results/published_curves.json`` (each with its
 source and how it was read), and writes ``docs/images/learning_*.png``. Needs matplotlib (``lockstep-rl[plot]``).
 """
 

@@ -1,12 +1,10 @@
 """DQN on MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176), in the setting of the paper's own DQN.
 
     pip install --no-deps MinAtar==1.0.15                    # its games need numpy and gymnasium only
-    python benchmarks/minatar_dqn.py --seeds 5 --compile     # Breakout, 500,000 frames each
-    python benchmarks/minatar_dqn.py --game Asterix --steps 1000000
+    python benchmarks/learning.py dqn MinAtar/Breakout-v0 --compile --name minatar_breakout    # 500,000 frames each
 
-Writes ``results/minatar_<game>.json``, in the form of ``learning.py``, whose other options it takes too. MinAtar's last
-release is of 2023 and asks for plotting packages that its games do not use: so it is installed for this command only,
-without them, and the game is not among the recipes.
+MinAtar's last release is of 2023 and asks for plotting packages that its games do not use: so it is installed for this
+command only, without them, and the game is not among the recipes.
 
 As in the paper's code: one convolution of 16 filters of 3 x 3 and 128 units, learning after 5,000 frames, a memory of
 100,000, the target network copied every 1,000 frames, epsilon from 1 to 0.1 over 100,000 frames, errors clipped at 1,
@@ -18,26 +16,22 @@ of 5,000,000.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from typing import Any
 
-import learning
 
-GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-FRAMES = 500_000
-NUM_ENVS = 8
-
-
-def minatar_dqn(env: str, steps: int) -> Any:
-    """Return the settings for a game, by its id."""
+def minatar_dqn(env: str) -> Any:
+    """Return the settings for a game, by its id, and register MinAtar's games with gymnasium."""
+    try:
+        from minatar.gym import register_envs
+    except ImportError as error:
+        raise SystemExit(f"{error}; pip install --no-deps MinAtar==1.0.15") from None
     from lockstep import DQNConfig
 
+    register_envs()
     return (
         DQNConfig()
         .environment(env)
-        .env_runners(num_envs_per_env_runner=NUM_ENVS)
+        .env_runners(num_envs_per_env_runner=8)
         .training(
             lr=1e-3,
             gamma=0.99,
@@ -57,37 +51,5 @@ def minatar_dqn(env: str, steps: int) -> Any:
             }
         )
         .evaluation(evaluation_episodes=20)
-        .reporting(total_steps=steps)
+        .reporting(total_steps=500_000)
     )
-
-
-def register_games() -> None:
-    """Register MinAtar's games with gymnasium, which loads no package's by itself."""
-    try:
-        from minatar.gym import register_envs
-    except ImportError as error:
-        raise SystemExit(f"{error}; pip install --no-deps MinAtar==1.0.15") from None
-    register_envs()
-
-
-def main() -> None:
-    """Run what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--game", choices=GAMES, default="Breakout")
-    parser.add_argument("--steps", type=int, default=FRAMES, help="frames of a seed")
-    game_options, rest = parser.parse_known_args()
-    if "--one" in rest:  # a seed's own process: algorithm and environment come first
-        options = learning.parse(rest)
-        register_games()
-        config = minatar_dqn(options.env, FRAMES)
-        print(json.dumps(learning.train_one(options, config)))
-        return
-    env = f"MinAtar/{game_options.game}-v0"
-    options = learning.parse(["dqn", env, *rest])
-    options.name = options.name or f"minatar_{game_options.game.lower()}"
-    options.set = [f"reporting.total_steps={game_options.steps}", *options.set]
-    learning.run_seeds(options, "dqn", env, __file__)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

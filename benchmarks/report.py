@@ -154,7 +154,7 @@ def parser_of(text: str | None) -> argparse.ArgumentParser:
 
 def command(
     parser: argparse.ArgumentParser,
-    name: str,
+    name: str | Callable[[argparse.Namespace], str],
     measure: Callable[[argparse.Namespace], dict[str, Any]],
     render: Callable[[dict[str, Any]], str],
     *,
@@ -166,9 +166,12 @@ def command(
     """
     if rounds:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
-    parser.add_argument("--name", default=name, help="name of the files in benchmarks/results")
+    parser.add_argument(
+        "--name", default=None if callable(name) else name, help="name of the files in benchmarks/results"
+    )
     parser.add_argument("--render", action="store_true", help="only write the page again, from the raw results")
     options = parser.parse_args()
+    options.name = options.name or (name(options) if callable(name) else name)
     if options.render:
         record = json.loads((RESULTS / f"{options.name}.json").read_text(encoding="utf-8"))
     else:

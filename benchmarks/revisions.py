@@ -3,7 +3,7 @@
     git worktree add ../before REVISION
     python benchmarks/revisions.py ../before                       # all works, about six minutes
     python benchmarks/revisions.py ../before --works ppo learner   # those whose names begin so
-    python benchmarks/revisions.py ../before --name issue_24       # also writes results/issue_24.md and .json
+    python benchmarks/revisions.py ../before --name trial          # also writes results/trial.md and .json
 
 Each checkout has a process of its own for each work; a round asks both in turn, and each round begins with the other
 one. Two processes of the same code differ by several percent for as long as they live, so there are several pairs of
@@ -63,28 +63,36 @@ def sac() -> Any:
     return trainer_work("sac", "Pendulum-v1", 200, rl_module=model, replay={"learning_starts": 256})
 
 
-def learner_work(source: str) -> Any:
-    """PPO updates of 2,000 steps, 4 passes in minibatches of 256, from episodes or from a batch."""
+def made_up_batch() -> Any:
+    """A train batch of 2,000 rows."""
     import numpy as np
 
-    from lockstep import PPOConfig, SampleBatch
+    from lockstep import SampleBatch
+
+    rng, rows = np.random.default_rng(0), 2_000
+    return SampleBatch(
+        obs=rng.normal(size=(rows, 4)).astype(np.float32),
+        actions=rng.integers(2, size=rows),
+        action_logp=np.full(rows, -0.69, np.float32),
+        advantages=rng.normal(size=rows).astype(np.float32),
+        value_targets=rng.normal(size=rows).astype(np.float32),
+    )
+
+
+def learner_work(source: str) -> Any:
+    """PPO updates of 2,000 steps, 4 passes in minibatches of 250, from episodes or from a batch."""
+    import numpy as np
+
+    from lockstep import PPOConfig
     from lockstep.data import SingleAgentEpisode
 
-    rng = np.random.default_rng(0)
     config = PPOConfig().environment("CartPole-v1").framework(num_threads=1)
     learner = config.training(train_batch_size=2_000, minibatch_size=250).build_learner()
     options = {"num_epochs": 4, "minibatch_size": 250, "shuffle_batch_per_epoch": True}
-    rows = 2_000
-    obs = rng.normal(size=(rows, 4)).astype(np.float32)
     if source == "batch":
-        batch = SampleBatch(
-            obs=obs,
-            actions=rng.integers(2, size=rows),
-            action_logp=np.full(rows, -0.69, np.float32),
-            advantages=rng.normal(size=rows).astype(np.float32),
-            value_targets=rng.normal(size=rows).astype(np.float32),
-        )
+        batch = made_up_batch()
         return lambda: [learner.update_from_batch(batch, **options) for _ in range(8)]
+    rng = np.random.default_rng(0)
     episodes = [
         SingleAgentEpisode(
             observations=rng.normal(size=(201, 4)).astype(np.float32),
@@ -165,20 +173,11 @@ def data() -> Any:
 
 def two_learners() -> Any:
     """PPO updates of 2,000 steps by two learners on Ray."""
-    import numpy as np
+    from lockstep import PPOConfig
 
-    from lockstep import PPOConfig, SampleBatch
-
-    rng, rows = np.random.default_rng(0), 2_000
     config = PPOConfig().environment("CartPole-v1").learners(num_learners=2, num_cpus_per_learner=0)
-    group = config.training(train_batch_size=rows, minibatch_size=500).build_learner_group()
-    batch = SampleBatch(
-        obs=rng.normal(size=(rows, 4)).astype(np.float32),
-        actions=rng.integers(2, size=rows),
-        action_logp=np.full(rows, -0.69, np.float32),
-        advantages=rng.normal(size=rows).astype(np.float32),
-        value_targets=rng.normal(size=rows).astype(np.float32),
-    )
+    group = config.training(train_batch_size=2_000, minibatch_size=500).build_learner_group()
+    batch = made_up_batch()
     return lambda: [group.update_from_batch(batch, num_epochs=4, minibatch_size=500) for _ in range(8)]
 
 

@@ -14,7 +14,7 @@ one seed the two eager ones end with the same returns.
                 (loss, backward, clipping, Adam); compile time counts in the total and is left out of the
                 steady rate
 
-What LeanRL publishes is closer to the plain loop: see ``leanrl_style.py``.
+What LeanRL publishes is closer to the plain loop: see ``leanrl_style.py``, which takes agent and loss from here.
 """
 
 from __future__ import annotations
@@ -237,4 +237,5 @@ def main() -> None:
     clock.report(name, torch.__version__)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ w = protocol.read(__doc__)
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from cleanrl_style import Agent, ppo_loss  # noqa: E402
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.distributions import Categorical, Distribution  # noqa: E402
@@ -22,33 +23,12 @@ from torch.distributions import Categorical, Distribution  # noqa: E402
 Distribution.set_default_validate_args(False)
 
 
-def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
-    """Return two tanh layers and a linear head, orthogonally initialised."""
-    layers: list[nn.Module] = []
-    for size in w.hiddens:
-        layers += [nn.Linear(inputs, size), nn.Tanh()]
-        inputs = size
-    layers.append(nn.Linear(inputs, outputs))
-    for layer in layers[::2]:
-        nn.init.orthogonal_(layer.weight, gain if layer is layers[-1] else 2**0.5)
-        nn.init.zeros_(layer.bias)
-    return nn.Sequential(*layers)
-
-
-class Agent(nn.Module):
-    """Separate policy and value networks."""
-
-    def __init__(self, inputs: int, actions: int) -> None:
-        super().__init__()
-        self.actor = network(inputs, actions, 0.01)
-        self.critic = network(inputs, 1, 1.0)
-
-    def forward(self, obs: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return actions (drawn unless given), log-probabilities, entropies and values [N] of observations [N, 4]."""
-        distribution = Categorical(logits=self.actor(obs))
-        if action is None:
-            action = distribution.sample()
-        return action, distribution.log_prob(action), distribution.entropy(), self.critic(obs).flatten()
+def evaluate(agent: Agent, obs: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return actions (drawn unless given), log-probabilities, entropies and values [N] of observations [N, 4]."""
+    distribution = Categorical(logits=agent.actor(obs))
+    if action is None:
+        action = distribution.sample()
+    return action, distribution.log_prob(action), distribution.entropy(), agent.critic(obs).flatten()
 
 
 def advantages_of(next_value: Tensor, rewards: Tensor, values: Tensor, dones: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,20 +53,14 @@ def main() -> None:
     optimizer = torch.optim.Adam(agent.parameters(), lr=w.lr, eps=w.adam_epsilon, fused=True)
 
     def act(obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        action, logp, _, value = agent(obs)
+        action, logp, _, value = evaluate(agent, obs)
         return action, logp, value
 
     def update(obs: Tensor, action: Tensor, logp: Tensor, advantage: Tensor, target: Tensor, value: Tensor) -> Tensor:
         """Take one gradient step and return the loss."""
         optimizer.zero_grad()
-        _, new_logp, entropy, new_value = agent(obs, action)
-        ratio = (new_logp - logp).exp()
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        clipped_ratio = ratio.clamp(1 - w.clip, 1 + w.clip)
-        policy_loss = torch.max(-advantage * ratio, -advantage * clipped_ratio).mean()
-        clipped = value + (new_value - value).clamp(-w.clip, w.clip)
-        value_loss = 0.5 * torch.max((new_value - target) ** 2, (clipped - target) ** 2).mean()
-        loss = policy_loss - w.entropy_coeff * entropy.mean() + w.value_coeff * value_loss
+        _, new_logp, entropy, new_value = evaluate(agent, obs, action)
+        loss = ppo_loss(new_logp, entropy, new_value, logp, advantage, target, value)
         loss.backward()
         nn.utils.clip_grad_norm_(agent.parameters(), w.max_grad_norm)
         optimizer.step()

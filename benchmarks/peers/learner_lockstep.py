@@ -1,6 +1,6 @@
 """Update Lockstep's PPO learner for ``learner_speed.py``, beside the same steps written by hand.
 
-With ``remote`` for ``remote_learners.py``: groups of 1 and 2 learners in Ray actors, and building one.
+With ``remote`` for ``learner_speed.py --remote``: groups of 1 and 2 learners in Ray actors, and building one.
 """
 
 from __future__ import annotations
@@ -96,17 +96,19 @@ def make_batch() -> dict[str, Tensor]:
     return {name: torch.from_numpy(column).to(w.device) for name, column in lw.batch_of(ROLLOUT).items()}
 
 
+def make_data(source: str) -> Any:
+    """Return what an update takes: episodes, rollout, or a batch (of arrays where it goes to other processes)."""
+    if source == "batch":
+        return SampleBatch({name: ROLLOUT[f"batch/{name}"] for name in COLUMNS} if w.remote else make_batch())
+    return make_episodes() if source == "episodes" else make_rollout_episodes()
+
+
 def learner_entry(compiled: bool, source: str) -> Callable[[], protocol.Measured]:
     """Return updates of our learner from `source`: episodes, rollout or batch."""
 
     def make() -> protocol.Measured:
         learner = build(compiled)
-        make_data: dict[str, Callable[[], Any]] = {
-            "episodes": make_episodes,
-            "rollout": make_rollout_episodes,
-            "batch": lambda: SampleBatch(make_batch()),
-        }
-        data = make_data[source]()
+        data = make_data(source)
         method = learner.update_from_batch if source == "batch" else learner.update_from_episodes
 
         def update(_: Any = None) -> Any:
@@ -250,12 +252,7 @@ def group_entry(num_learners: int, source: str) -> Callable[[], protocol.Measure
         if num_learners not in GROUPS:
             GROUPS[num_learners] = build_group(num_learners)
         group = GROUPS[num_learners]
-        make_data: dict[str, Callable[[], Any]] = {
-            "episodes": make_episodes,
-            "rollout": make_rollout_episodes,
-            "batch": lambda: SampleBatch({name: ROLLOUT[f"batch/{name}"] for name in COLUMNS}),
-        }
-        data = make_data[source]()
+        data = make_data(source)
         update = group.update_from_batch if source == "batch" else group.update_from_episodes
         return protocol.Measured(lambda _: update(data, **PASSES))
 

@@ -1,6 +1,6 @@
 """Update RLlib's PPO learner (new API stack) for ``learner_speed.py``: from episodes and from a batch.
 
-With ``remote`` for ``remote_learners.py``: groups of 1 and 2 learners in Ray actors, and building one.
+With ``remote`` for ``learner_speed.py --remote``: groups of 1 and 2 learners in Ray actors, and building one.
 """
 
 from __future__ import annotations

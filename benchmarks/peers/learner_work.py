@@ -1,4 +1,4 @@
-"""Define the networks and the data of ``learner_speed.py`` and ``remote_learners.py``, and time an update by stage.
+"""Define the networks and the data of ``learner_speed.py``, and time an update by stage.
 
 NumPy and the standard library alone: it runs in every peer's environment.
 """

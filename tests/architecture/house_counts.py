@@ -12,8 +12,6 @@ from architecture_checks import Found, Sources, functions_in, imports_of, module
 
 CHECKS = ("check", "validate", "refuse")
 """A function whose name begins so (`_` aside) only checks."""
-
-
 WRAPPERS = ("classmethod", "staticmethod", "property")
 
 
@@ -134,48 +132,12 @@ def assigned_methods(sources: Sources) -> list[Found]:
         for node in ast.walk(parsed(text)):
             for line in node.body if isinstance(node, ast.ClassDef) else ():
                 value = line.value if isinstance(line, ast.Assign) else None
-                if isinstance(value, ast.Call) and ast.unparse(value.func) in (
-                    "classmethod",
-                    "staticmethod",
-                    "property",
-                ):
+                if isinstance(value, ast.Call) and ast.unparse(value.func) in WRAPPERS:
                     value = value.args[0]
                 owner = value.value if isinstance(value, ast.Attribute) else None
                 if isinstance(owner, ast.Name) and owner.id in modules and owner.id.islower():
                     found.append(Found(path, line.lineno, ast.unparse(line)))
     return found
-
-
-def forwarding_methods(sources: Sources) -> list[Found]:
-    """Methods that only hand on: one statement, a call of a method of another object with the same parameters."""
-    found = []
-    for path, text in sources.items():
-        for node in ast.walk(parsed(text)):
-            found += [
-                Found(path, method.lineno, f"{node.name}.{method.name}")
-                for method in (node.body if isinstance(node, ast.ClassDef) else ())
-                if isinstance(method, ast.FunctionDef) and _hands_on(method)
-            ]
-    return found
-
-
-def _hands_on(method: ast.FunctionDef) -> bool:
-    body = _without_docstring(method.body)
-    if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
-        return False
-    call = body[0].value
-    parameters = [each.arg for each in (*method.args.args, *method.args.kwonlyargs)]
-    if not isinstance(call, ast.Call) or len(parameters) < 2 or parameters[0] not in ("self", "cls"):
-        return False
-    handed = [ast.unparse(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))]
-    return {name.lstrip("*") for name in handed} - {"self"} == set(parameters[1:])
-
-
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0] if body else None
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        return body[1:]
-    return body
 
 
 # -- lines ---
@@ -206,15 +168,6 @@ def any_parameters(sources: Sources) -> int:
     """How many parameters are annotated with nothing but `Any`."""
     return sum(
         isinstance(node, ast.arg) and node.annotation is not None and ast.unparse(node.annotation) == "Any"
-        for text in sources.values()
-        for node in ast.walk(parsed(text))
-    )
-
-
-def type_checking_blocks(sources: Sources) -> int:
-    """`if TYPE_CHECKING:` blocks."""
-    return sum(
-        isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
         for text in sources.values()
         for node in ast.walk(parsed(text))
     )

@@ -12,7 +12,6 @@ from house_counts import (
     checking_lines,
     circles,
     file_graph,
-    forwarding_methods,
     lines_in,
     owner_first,
     private_accesses,
@@ -39,22 +38,18 @@ def test_the_shape_of_the_code_does_not_grow_worse(name):
 
 
 SMALL = {
-    "lockstep/a.py": '''
+    "lockstep/a.py": """
 from lockstep.b import helper
 
 
 class Owner:
     other = helper
 
-    def read(self, key):
-        """Return it."""
-        return self.peer.read(key)
-
     def check_it(self, value):
         if value < 0:
             raise ValueError(value)
         return self._own + value._secret
-''',
+""",
     "lockstep/b.py": """
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +81,6 @@ def test_reaches_into_other_objects_are_counted_and_own_ones_are_not():
 
 def test_functions_that_take_their_owner_first_are_those_with_an_object_of_ours():
     assert [found.what for found in owner_first(SMALL)] == ["helper(owner: Owner)"]
-
-
-def test_methods_that_only_hand_on_are_found():
-    assert [found.what for found in forwarding_methods(SMALL)] == ["Owner.read"]
 
 
 def test_a_method_taken_from_a_module_is_found():
