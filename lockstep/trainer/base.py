@@ -298,8 +298,11 @@ class BaseTrainer(Counters, ABC):
         """
         if self._phase != "ready":
             self.reset(reset_collectors, reset_buffer)
-        for _ in self:
-            pass
+        with self._ending_in_order():
+            self._start()
+            while self.stop_reason is None and not self.is_complete:
+                self._train_epoch()
+            self._end(self.stop_reason or "max_epoch")
         return self.info()
 
     def __iter__(self) -> Self:
@@ -311,12 +314,19 @@ class BaseTrainer(Counters, ABC):
             raise StopIteration
         if self._phase == "new":
             self.reset()
-        try:
+        with self._ending_in_order():
             if self._phase == "ready":
                 self._start()
             if self.stop_reason is None and not self.is_complete:
                 return self._train_epoch()
             self._end(self.stop_reason or "max_epoch")
+        raise StopIteration
+
+    @contextmanager
+    def _ending_in_order(self) -> Iterator[None]:
+        """End the run with a last checkpoint at Ctrl-C, and at any other error before it is raised."""
+        try:
+            yield
         except KeyboardInterrupt:
             self._end("interrupted")
         except BaseException as error:
@@ -327,7 +337,6 @@ class BaseTrainer(Counters, ABC):
             if isinstance(error, StopIteration):  # it would end a loop over the epochs without a word
                 raise RuntimeError("a function of the run raised StopIteration") from error
             raise
-        raise StopIteration
 
     def reset(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
         """Start a new run: reset all counters, statistics and the best score.
