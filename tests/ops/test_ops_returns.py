@@ -286,7 +286,7 @@ def test_a_wrong_number_of_steps_is_refused(wrong):
 def test_shapes_that_differ_are_refused_by_name():
     with pytest.raises(ValueError, match=r"'values': \(4,\)"):
         gae(REWARDS, VALUES[:, 0], NEXT_VALUES, TERMINATEDS, TRUNCATEDS, gamma=0.9, lambda_=0.9)
-    with pytest.raises(ValueError, match=r"truncateds must have the rewards' shape \(4, 2\), got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"'truncateds': \(3, 2\)"):
         discounted_returns(REWARDS, NEXT_VALUES, TERMINATEDS, TRUNCATEDS[1:], gamma=0.9)
     with pytest.raises(ValueError, match="one common shape"):
         discounted_returns(1.0, 2.0, False, False, gamma=0.9)
