@@ -128,16 +128,13 @@ class CollectStats(CollectStatsBase):
     __hash__ = None  # type: ignore[assignment]
 
     def get_state(self) -> dict[str, Any]:
-        """Return all fields as plain values and arrays."""
-        fields_of = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
-        by_agent = np.array(self.agent_returns, np.float64).reshape(-1, max(1, len(self.agents)))
-        return {**fields_of, "agents": list(self.agents), "agent_returns": by_agent}
+        """Return all fields that are not made of others."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.init}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the statistics that `get_state` was called on."""
-        by_agent = tuple(map(tuple, state["agent_returns"].tolist()))
-        return cls(**{**state, "agents": tuple(state["agents"]), "agent_returns": by_agent})
+        return cls(**state)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for a logger."""
