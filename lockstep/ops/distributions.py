@@ -55,17 +55,16 @@ class Distribution(ABC):
     @classmethod
     def from_inputs(cls, inputs: Tensor, *args: Any, **static: Any) -> Self:
         """Return the distribution of a network's output `[N, input_size]`; `ValueError` for another last dimension."""
-        width = cls.input_size(**static)
+        cls.check_width(inputs, cls.input_size(**static))
+        return cls(inputs)  # type: ignore[call-arg]
+
+    @classmethod
+    def check_width(cls, inputs: Tensor, width: int) -> None:
+        """Raise `ValueError` unless `inputs` are `[..., width]`."""
         if inputs.shape[-1] != width:
             raise ValueError(
                 f"{cls.__name__} needs {width} network outputs for each row, got inputs of shape {tuple(inputs.shape)}."
             )
-        return cls.of_parts(inputs, **static)
-
-    @classmethod
-    def of_parts(cls, inputs: Tensor, *args: Any, **static: Any) -> Self:
-        """Return the distribution of a network's output of the right width."""
-        return cls(inputs)  # type: ignore[call-arg]
 
     @classmethod
     @abstractmethod
@@ -120,9 +119,7 @@ class Categorical(Distribution):
         return size
 
     @classmethod
-    def draw_noise(
-        cls, rng: np.random.Generator, leading_shape: Sequence[int], *args: Any, **static: Any
-    ) -> FloatNoise:
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], **static: Any) -> FloatNoise:
         return _gumbel(rng, (*leading_shape, cls.input_size(**static)))
 
     @property
@@ -170,7 +167,8 @@ class MultiCategorical(Categorical):
         return int(sum(nvec))
 
     @classmethod
-    def of_parts(cls, inputs: Tensor, *, nvec: Sequence[int]) -> Self:
+    def from_inputs(cls, inputs: Tensor, *, nvec: Sequence[int]) -> Self:
+        cls.check_width(inputs, int(sum(nvec)))
         return cls(inputs, nvec)
 
     @property
@@ -271,7 +269,8 @@ class DiagGaussian(Distribution):
         return size
 
     @classmethod
-    def of_parts(cls, inputs: Tensor, *, size: int) -> Self:
+    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
+        cls.check_width(inputs, 2 * size)
         mean, log_std = inputs.chunk(2, dim=-1)
         return cls(mean, log_std)
 
@@ -368,7 +367,7 @@ class SquashedDeterministic(Distribution):
     def entropy(self) -> Tensor:
         raise TypeError(_NO_DENSITY)
 
-    def kl(self, other: Any) -> Tensor:
+    def kl(self, other: Self) -> Tensor:
         raise TypeError(_NO_DENSITY)
 
     def mode(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""`ReplayBuffer`: transitions are added at one end and drawn at random."""
+"""`ReplayBuffer`: transitions are added at one end and drawn at random; its combinations by their usual names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.minari_files import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
-from lockstep.replay.hindsight import KEYS, Hindsight
+from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.reading import Reader, ReplayOptions
 from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED, Placed, Ring
@@ -755,6 +755,112 @@ _ATTRIBUTES = (
     "_next_obs", "_every", "_no_cuts", "_form", "_checkpoint_pieces",
 )  # fmt: skip
 """of a `ReplayBuffer`; a copy gets those that a subclass adds as they are"""
+
+
+# ---- combinations by the names under which they are known ----
+
+
+class VectorReplayBuffer(ReplayBuffer):
+    """One sub-buffer of `total_size / buffer_num` rows (rounded up) for each environment of a vector.
+
+    Further options as `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        *,
+        priorities: Mapping[str, Any] | None = None,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """Rows are drawn in proportion to their errors to the power of `alpha`; see `Priorities`.
+
+    `beta` is a number or a schedule over the number of rows added. Further options as `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        alpha: float = 0.6,
+        beta: ScheduleLike = 0.4,
+        *,
+        epsilon: float = 1e-6,
+        buffer_num: int = 1,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        super().__init__(size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class PrioritizedVectorReplayBuffer(ReplayBuffer):
+    """`VectorReplayBuffer` with the drawing of `PrioritizedReplayBuffer`."""
+
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        alpha: float = 0.6,
+        beta: ScheduleLike = 0.4,
+        *,
+        epsilon: float = 1e-6,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class HERReplayBuffer(ReplayBuffer):
+    """A share of what is drawn gets a goal that was reached; see `Hindsight`.
+
+    `compute_reward(achieved_goal [M, ...], desired_goal [M, ...], info)` gives rewards [M]. Further options as
+    `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        compute_reward: GoalFunction,
+        *,
+        future_k: float = 4.0,
+        strategy: str = "future",
+        compute_terminated: GoalFunction | None = None,
+        buffer_num: int = 1,
+        priorities: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        hindsight = Hindsight(
+            compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
+        )
+        super().__init__(size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class HERVectorReplayBuffer(ReplayBuffer):
+    """`VectorReplayBuffer` with the goals of `HERReplayBuffer`."""
+
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        compute_reward: GoalFunction,
+        *,
+        future_k: float = 4.0,
+        strategy: str = "future",
+        compute_terminated: GoalFunction | None = None,
+        priorities: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        hindsight = Hindsight(
+            compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
+        )
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
 
 
 def _unpadded(batch: Mapping[str, Any]) -> Mapping[str, Any]:
