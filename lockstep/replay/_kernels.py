@@ -54,14 +54,17 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
     """Give each new transition its row, one after another, and keep account of the episodes.
 
     `cuts`: further flags; `rewards` is flat [n * agents]. Fills `placed` [3 + agents, n] with rows, lengths of ended
-    episodes and starts, and, as bits of float64, returns of ended episodes.
+    episodes and starts, and, as bits of float64, returns of ended episodes. Returns whether the rows follow one another
+    in memory.
     """
     num_agents = returns.shape[1]
     ended_returns = placed[3:].view(np.float64)
+    follow = True
     for k in range(ids.shape[0]):
         b = ids[k]
         row = _claim(b, flags, marks)
         placed[0, k] = row
+        follow = follow and row == placed[0, 0] + k
         placed[1, k] = 0
         placed[2, k] = marks[START, b]
         done = terminateds[k] | truncateds[k]
@@ -76,6 +79,7 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
             placed[1, k] = marks[LENGTH, b]
         if flag != 0:
             marks[LENGTH, b] = 0
+    return follow
 
 
 @compiled

@@ -329,9 +329,9 @@ class ReplayBuffer:
             else:
                 next_obs.before(ids, obs)
         placed = ring.place(ids, arrays[form.reward_at], terminateds, truncateds, cuts)
-        rows = placed.indices
+        rows, place = placed.indices, placed.place
         for leaf, array in zip(self.store.leaves, arrays):
-            leaf.array[rows] = array
+            leaf.array[place] = array
         if next_obs is not None:
             next_obs.after(ids, rows, new_obs, ends)
         if self.priorities is not None:
