@@ -254,7 +254,7 @@ def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
 
 
 @compiled
-def draw_uniform(uniforms, count, oldest, out):
+def draw_uniform(uniforms, count, out):
     """Fill `out` with stored rows, each equally likely; `uniforms` [N] in [0, 1)."""
     num_buffers = count.shape[0]
     total = 0

@@ -87,9 +87,6 @@ class Ring:
         """Rows that hold a transition."""
         return int(self.marks[7, 0])
 
-    def __len__(self) -> int:
-        return self.stored
-
     def clear(self, keep_statistics: bool) -> None:
         """Forget all rows; with `keep_statistics` the running episodes go on: returns, lengths, lost frames."""
         self.generation += 1
@@ -221,7 +218,7 @@ class Ring:
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
         """Return stored rows for numbers in [0, 1), each equally likely."""
         out = np.empty(len(uniforms), np.int64)
-        self.kernels.draw_uniform(uniforms, self.count, self.oldest, out)
+        self.kernels.draw_uniform(uniforms, self.count, out)
         return out
 
     def in_order(self) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.ops import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns
+from lockstep.ops import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns, vtrace
 
 # Environment 0: truncated after row 1 (final value 5), terminated after row 3 (the 7 must not be read).
 # Environment 1: nothing ends, the trace is cut after row 3 with a next value of 4.
@@ -190,6 +190,7 @@ def test_two_episodes_in_one_trace_equal_the_two_apart(first, second, ended_by, 
     def everything(rewards, values, *rest):
         return (
             *gae(rewards, values, *rest, gamma=gamma, lambda_=0.9),
+            *vtrace(0.1 * values, rewards, values, *rest, gamma=gamma, lambda_=0.9),
             lambda_returns(rewards, *rest, gamma=gamma, lambda_=0.9),
             n_step_returns(rewards, *rest, gamma=gamma, n_step=3),
             monte_carlo_returns(rewards, *rest[1:], gamma=gamma),
