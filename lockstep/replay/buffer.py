@@ -603,7 +603,8 @@ class ReplayBuffer:
                     f"the state was made {'without' if present else 'with'} {option}, this buffer "
                     f"{'with' if present else 'without'}; make it alike"
                 )
-        form = ActionForm.from_state(state["action_form"])
+        # one written before buffers knew whose actions they hold: they are those of who collected
+        form = ActionForm.from_state(state["action_form"]) if "action_form" in state else self.action_form
         if self.action_form not in (None, form):
             raise ValueError(f"the state has {in_words(form)}, this buffer {in_words(self.action_form)}")
         if columns:
