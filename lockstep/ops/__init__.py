@@ -18,6 +18,8 @@ from lockstep.ops.losses import (
     expectile_loss,
     exponential_weights,
     imitation_loss,
+    project_on_atoms,
+    quantile_huber_loss,
 )
 from lockstep.ops.returns import (
     discounted_returns,
@@ -29,7 +31,6 @@ from lockstep.ops.returns import (
 )
 from lockstep.ops.statistics import RunningMoments, explained_variance
 from lockstep.ops.sum_tree import SumTree
-from lockstep.ops.value_distributions import project_on_atoms, quantile_huber_loss
 
 __all__ = [
     "Bernoulli",

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from torch import Tensor
 FloatNoise = npt.NDArray[np.float32]
 
 _LOG_2 = math.log(2.0)
+_NO_DENSITY = "a deterministic policy has no density: no log_prob, entropy or kl"
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -52,9 +53,18 @@ class Distribution(ABC):
         return cls.input_size(*args, **static)
 
     @classmethod
-    @abstractmethod
     def from_inputs(cls, inputs: Tensor, *args: Any, **static: Any) -> Self:
         """Return the distribution of a network's output `[N, input_size]`; `ValueError` for another last dimension."""
+        cls.check_width(inputs, cls.input_size(**static))
+        return cls(inputs)  # type: ignore[call-arg]
+
+    @classmethod
+    def check_width(cls, inputs: Tensor, width: int) -> None:
+        """Raise `ValueError` unless `inputs` are `[..., width]`."""
+        if inputs.shape[-1] != width:
+            raise ValueError(
+                f"{cls.__name__} needs {width} network outputs for each row, got inputs of shape {tuple(inputs.shape)}."
+            )
 
     @classmethod
     @abstractmethod
@@ -109,13 +119,8 @@ class Categorical(Distribution):
         return size
 
     @classmethod
-    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
-        _check_width(inputs, size, cls.__name__)
-        return cls(inputs)
-
-    @classmethod
-    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
-        return _gumbel(rng, (*leading_shape, size))
+    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], **static: Any) -> FloatNoise:
+        return _gumbel(rng, (*leading_shape, cls.input_size(**static)))
 
     @property
     def log_probs(self) -> Tensor:
@@ -145,7 +150,7 @@ class Categorical(Distribution):
         return self.sample_with_noise(_gumbel_like(self.logits, generator))
 
 
-class MultiCategorical(Distribution):
+class MultiCategorical(Categorical):
     """Independent choices, part `i` among `nvec[i]`; actions are int64 `[N, len(nvec)]`.
 
     The parts are laid side by side in one `[N, len(nvec), max(nvec)]` tensor (a view where all are equal),
@@ -154,22 +159,17 @@ class MultiCategorical(Distribution):
 
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
         """Take `logits` `[N, sum(nvec)]`, the parts one after the other."""
+        super().__init__(logits)
         self.nvec = tuple(int(n) for n in nvec)
-        self.logits = logits
-        self._log_probs: Tensor | None = None
 
     @classmethod
-    def input_size(cls, *, nvec: Sequence[int]) -> int:
+    def input_size(cls, *, nvec: Sequence[int]) -> int:  # type: ignore[override]
         return int(sum(nvec))
 
     @classmethod
     def from_inputs(cls, inputs: Tensor, *, nvec: Sequence[int]) -> Self:
-        _check_width(inputs, int(sum(nvec)), cls.__name__)
+        cls.check_width(inputs, int(sum(nvec)))
         return cls(inputs, nvec)
-
-    @classmethod
-    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, nvec: Sequence[int]) -> FloatNoise:
-        return _gumbel(rng, (*leading_shape, int(sum(nvec))))
 
     @property
     def log_probs(self) -> Tensor:
@@ -182,7 +182,7 @@ class MultiCategorical(Distribution):
         return self._log_probs
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1).sum(-1)
+        return super().log_prob(actions).sum(-1)
 
     def entropy(self) -> Tensor:
         log_probs = self.log_probs
@@ -197,9 +197,6 @@ class MultiCategorical(Distribution):
 
     def sample_with_noise(self, noise: Tensor) -> Tensor:
         return self._parts(self.logits + noise, -math.inf).argmax(-1)
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        return self.sample_with_noise(_gumbel_like(self.logits, generator))
 
     def _parts(self, flat: Tensor, fill: float) -> Tensor:
         """Return `[N, sum(nvec)]` as `[N, len(nvec), max(nvec)]`, filled up with `fill`."""
@@ -220,11 +217,6 @@ class Bernoulli(Distribution):
     @classmethod
     def input_size(cls, *, size: int) -> int:
         return size
-
-    @classmethod
-    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
-        _check_width(inputs, size, cls.__name__)
-        return cls(inputs)
 
     @classmethod
     def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
@@ -278,7 +270,7 @@ class DiagGaussian(Distribution):
 
     @classmethod
     def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
-        _check_width(inputs, 2 * size, cls.__name__)
+        cls.check_width(inputs, 2 * size)
         mean, log_std = inputs.chunk(2, dim=-1)
         return cls(mean, log_std)
 
@@ -311,39 +303,18 @@ class DiagGaussian(Distribution):
         return self.sample_with_noise(noise)
 
 
-class SquashedGaussian(Distribution):
+class SquashedGaussian(DiagGaussian):
     """`tanh` of a :class:`DiagGaussian`; actions are floats in [-1, 1], `[N, A]`, noise is standard normal.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. `log(1 - tanh(u)**2)` is written
     `2 * (log 2 - u + logsigmoid(2u))`, exact in both tails. A squashed float32 action has lost `u`
-    beyond about 8, so where `u` is at hand use :meth:`log_prob_of_raw` or :meth:`sample_with_log_prob`.
+    beyond about 8, so where `u` is at hand use :meth:`log_prob_of_raw` or :meth:`sample_with_log_prob`. `mean` and
+    `log_std` are those of the variable before `tanh`, and so is the divergence: `tanh` is one-to-one.
     """
-
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """Take `mean` and `log_std` of the variable before `tanh`, `[N, A]`."""
-        self.base = DiagGaussian(mean, log_std)
-
-    @classmethod
-    def input_size(cls, *, size: int) -> int:
-        return 2 * size
-
-    @classmethod
-    def noise_size(cls, *, size: int) -> int:
-        return size
-
-    @classmethod
-    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
-        _check_width(inputs, 2 * size, cls.__name__)
-        mean, log_std = inputs.chunk(2, dim=-1)
-        return cls(mean, log_std)
-
-    @classmethod
-    def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
-        return rng.standard_normal((*leading_shape, size), dtype=np.float32)
 
     def log_prob_of_raw(self, raw_actions: Tensor) -> Tensor:
         """Return the log-density `[N]` of `tanh(raw_actions)`, exact for every finite `raw_actions` `[N, A]`."""
-        return self.base.log_prob(raw_actions) - _log_tanh_slope(raw_actions).sum(-1)
+        return super().log_prob(raw_actions) - _log_tanh_slope(raw_actions).sum(-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Return the log-density `[N]` of squashed `actions`; exactly +-1 counts as the number next to it."""
@@ -352,29 +323,22 @@ class SquashedGaussian(Distribution):
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return `(actions [N, A], log_prob [N])`, both differentiable, without inverting `tanh`."""
-        raw_actions = self.base.sample_with_noise(noise)
+        raw_actions = super().sample_with_noise(noise)
         return torch.tanh(raw_actions), self.log_prob_of_raw(raw_actions)
 
     def entropy(self) -> Tensor:
         """Return the entropy `[N]`, by the trapezoid rule on 49 nodes; error below 1e-6 for deviations below 2."""
-        nodes = torch.linspace(-7.5, 7.5, 49, dtype=self.base.mean.dtype, device=self.base.mean.device)
+        nodes = torch.linspace(-7.5, 7.5, 49, dtype=self.mean.dtype, device=self.mean.device)
         weights = torch.softmax(-0.5 * nodes.square(), dim=-1)
-        raw = self.base.mean.unsqueeze(-1) + self.base.log_std.exp().unsqueeze(-1) * nodes
-        return self.base.entropy() + (_log_tanh_slope(raw) @ weights).sum(-1)
-
-    def kl(self, other: Self) -> Tensor:
-        """Return the divergence `[N]`, that of the variables before `tanh`, which is one-to-one."""
-        return self.base.kl(other.base)
+        raw = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes
+        return super().entropy() + (_log_tanh_slope(raw) @ weights).sum(-1)
 
     def mode(self) -> Tensor:
         """Return `tanh` of the mean (the median; the density itself may peak elsewhere)."""
-        return torch.tanh(self.base.mean)
+        return torch.tanh(self.mean)
 
     def sample_with_noise(self, noise: Tensor) -> Tensor:
-        return torch.tanh(self.base.sample_with_noise(noise))
-
-    def rsample(self, generator: torch.Generator | None = None) -> Tensor:
-        return torch.tanh(self.base.rsample(generator))
+        return torch.tanh(super().sample_with_noise(noise))
 
 
 class SquashedDeterministic(Distribution):
@@ -393,23 +357,18 @@ class SquashedDeterministic(Distribution):
         return size
 
     @classmethod
-    def from_inputs(cls, inputs: Tensor, *, size: int) -> Self:
-        _check_width(inputs, size, cls.__name__)
-        return cls(inputs)
-
-    @classmethod
     def draw_noise(cls, rng: np.random.Generator, leading_shape: Sequence[int], *, size: int) -> FloatNoise:
         """Return zeros: how much to explore is for the algorithm to say (`GaussianNoise`)."""
         return np.zeros((*leading_shape, size), np.float32)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return _no_density()
+        raise TypeError(_NO_DENSITY)
 
     def entropy(self) -> Tensor:
-        return _no_density()
+        raise TypeError(_NO_DENSITY)
 
-    def kl(self, other: Any) -> Tensor:
-        return _no_density()
+    def kl(self, other: Self) -> Tensor:
+        raise TypeError(_NO_DENSITY)
 
     def mode(self) -> Tensor:
         return torch.tanh(self.inputs)
@@ -427,13 +386,6 @@ def _log_tanh_slope(raw: Tensor) -> Tensor:
     return 2.0 * (_LOG_2 - raw + F.logsigmoid(2.0 * raw))
 
 
-def _check_width(inputs: Tensor, width: int, name: str) -> None:
-    if inputs.shape[-1] != width:
-        raise ValueError(
-            f"{name} needs {width} network outputs for each row, got inputs of shape {tuple(inputs.shape)}."
-        )
-
-
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatNoise:
     """Return standard Gumbel numbers: minus the logarithm of exponential ones, bounded away from infinity."""
     exponential = rng.standard_exponential(shape).astype(np.float32)
@@ -444,7 +396,3 @@ def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatNoise:
 def _gumbel_like(logits: Tensor, generator: torch.Generator | None) -> Tensor:
     exponential = torch.empty_like(logits, requires_grad=False).exponential_(generator=generator)
     return exponential.clamp_(min=torch.finfo(logits.dtype).tiny).log_().neg_()
-
-
-def _no_density() -> NoReturn:
-    raise TypeError("a deterministic policy has no density: no log_prob, entropy or kl")

@@ -16,6 +16,7 @@ Conventions of every function here, `T` time steps, `B` environments:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -52,14 +53,10 @@ def gae(
     Raises:
         ValueError: shapes differ, or `gamma` or `lambda_` is outside [0, 1].
     """
-    from lockstep.ops import _return_kernels
-
     _check_unit_interval(gamma=gamma, lambda_=lambda_)
-    shape, floats = _prepare_floats(rewards=rewards, values=values, next_values=next_values)
-    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
-    advantages, value_targets = np.empty_like(floats[0]), np.empty_like(floats[0])
-    _return_kernels.gae(*floats, *flags, float(gamma), float(lambda_), advantages, value_targets)
-    return advantages.reshape(shape), value_targets.reshape(shape)
+    floats = {"rewards": rewards, "values": values, "next_values": next_values}
+    advantages, value_targets = _run("gae", floats, terminateds, truncateds, float(gamma), float(lambda_), results=2)
+    return advantages, value_targets
 
 
 def lambda_returns(
@@ -79,14 +76,9 @@ def lambda_returns(
     Returns:
         `[T, B]`. Errors as in :func:`gae`.
     """
-    from lockstep.ops import _return_kernels
-
     _check_unit_interval(gamma=gamma, lambda_=lambda_)
-    shape, floats = _prepare_floats(rewards=rewards, next_values=next_values)
-    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
-    returns = np.empty_like(floats[0])
-    _return_kernels.lambda_returns(*floats, *flags, float(gamma), float(lambda_), returns)
-    return returns.reshape(shape)
+    floats = {"rewards": rewards, "next_values": next_values}
+    return _run("lambda_returns", floats, terminateds, truncateds, float(gamma), float(lambda_))[0]
 
 
 def discounted_returns(
@@ -140,19 +132,13 @@ def n_step_returns(
     Raises:
         ValueError: `n_step < 1`, and as in :func:`gae`.
     """
-    from lockstep.ops import _return_kernels
-
     if n_step < 1 or int(n_step) != n_step:
         raise ValueError(f"n_step must be a whole number of at least 1, got {n_step!r}.")
+    if n_step >= len(np.atleast_1d(rewards)):  # the horizon is never reached: the same numbers in O(T)
+        return discounted_returns(rewards, next_values, terminateds, truncateds, gamma=gamma)
     _check_unit_interval(gamma=gamma)
-    shape, floats = _prepare_floats(rewards=rewards, next_values=next_values)
-    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
-    returns = np.empty_like(floats[0])
-    if n_step >= shape[0]:  # the horizon is never reached: the same numbers in O(T)
-        _return_kernels.lambda_returns(*floats, *flags, float(gamma), 1.0, returns)
-    else:
-        _return_kernels.n_step_returns(*floats, *flags, float(gamma), int(n_step), returns)
-    return returns.reshape(shape)
+    floats = {"rewards": rewards, "next_values": next_values}
+    return _run("n_step_returns", floats, terminateds, truncateds, float(gamma), int(n_step))[0]
 
 
 def vtrace(
@@ -201,19 +187,16 @@ def vtrace(
     Raises:
         ValueError: shapes differ, or a coefficient is outside its range.
     """
-    from lockstep.ops import _return_kernels
-
     _check_unit_interval(gamma=gamma, lambda_=lambda_)
     limits: list[float] = []
     for name, limit in (("clip_rho", clip_rho), ("clip_c", clip_c), ("clip_pg_rho", clip_pg_rho)):
         if limit is not None and not limit > 0.0:
             raise ValueError(f"{name} must be greater than 0, or None for no limit; got {limit!r}.")
         limits.append(math.inf if limit is None else float(limit))
-    shape, floats = _prepare_floats(log_ratios=log_ratios, rewards=rewards, values=values, next_values=next_values)
-    flags = _prepare_flags(shape, terminateds=terminateds, truncateds=truncateds)
-    vs, pg_advantages = np.empty_like(floats[0]), np.empty_like(floats[0])
-    _return_kernels.vtrace(*floats, *flags, float(gamma), float(lambda_), *limits, bool(weighted), vs, pg_advantages)
-    return vs.reshape(shape), pg_advantages.reshape(shape)
+    floats = {"log_ratios": log_ratios, "rewards": rewards, "values": values, "next_values": next_values}
+    coefficients = (float(gamma), float(lambda_), *limits, bool(weighted))
+    vs, pg_advantages = _run("vtrace", floats, terminateds, truncateds, *coefficients, results=2)
+    return vs, pg_advantages
 
 
 def _check_unit_interval(**coefficients: float) -> None:
@@ -223,28 +206,30 @@ def _check_unit_interval(**coefficients: float) -> None:
             raise ValueError(f"{name.rstrip('_')} must lie in [0, 1], got {value!r}.")
 
 
-def _prepare_floats(**arrays: npt.ArrayLike) -> tuple[tuple[int, ...], list[FloatArray]]:
-    """Return the common shape of the arrays, and each as a contiguous `[T, B]` array of one float dtype."""
-    found = {name: np.asarray(array) for name, array in arrays.items()}
-    shapes = {name: array.shape for name, array in found.items()}
-    shape = next(iter(shapes.values()))
+def _run(
+    kernel: str,
+    floats: Mapping[str, npt.ArrayLike],
+    terminateds: npt.ArrayLike,
+    truncateds: npt.ArrayLike,
+    *coefficients: float,
+    results: int = 1,
+) -> list[FloatArray]:
+    """Call a kernel with contiguous `[T, B]` arrays, floats of one dtype; return what it fills in, in their shape."""
+    from lockstep.ops import _return_kernels
+
+    given = {**floats, "terminateds": terminateds, "truncateds": truncateds}
+    arrays = {name: np.asarray(array) for name, array in given.items()}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    shape = shapes["rewards"]
     if len(shape) == 0 or any(other != shape for other in shapes.values()):
         raise ValueError(f"Arrays must have one common shape [T] or [T, B, ...], got {shapes}.")
-    dtypes = [array.dtype for array in found.values() if array.dtype.kind == "f"]
-    wide = not dtypes or any(dtype.itemsize > 4 for dtype in dtypes)
-    dtype = np.float64 if wide else np.float32
-    return shape, [_two_dimensional(array, dtype) for array in found.values()]
-
-
-def _prepare_flags(shape: tuple[int, ...], **flags: npt.ArrayLike) -> list[npt.NDArray[np.bool_]]:
-    """Return each flag array as a contiguous boolean `[T, B]` array; its shape must be `shape`."""
-    found = {name: np.asarray(array) for name, array in flags.items()}
-    for name, array in found.items():
-        if array.shape != shape:
-            raise ValueError(f"{name} must have the rewards' shape {shape}, got {array.shape}.")
-    return [_two_dimensional(array, np.bool_) for array in found.values()]
-
-
-def _two_dimensional(array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
-    array = np.ascontiguousarray(array, dtype=dtype)
-    return array if array.ndim == 2 else array.reshape(array.shape[0], -1 if array.size else 0)
+    found = [arrays[name].dtype for name in floats]
+    sizes = [dtype.itemsize for dtype in found if dtype.kind == "f"]
+    float_type = np.float32 if sizes and max(sizes) <= 4 else np.float64
+    flat = []
+    for name, array in arrays.items():
+        array = np.ascontiguousarray(array, dtype=float_type if name in floats else np.bool_)
+        flat.append(array if array.ndim == 2 else array.reshape(shape[0], -1 if array.size else 0))
+    filled = [np.empty_like(flat[0]) for _ in range(results)]
+    getattr(_return_kernels, kernel)(*flat, *coefficients, *filled)
+    return [array.reshape(shape) for array in filled]

@@ -122,9 +122,6 @@ class RunningMoments:
             KeyError: entries are missing.
             ValueError: the state is of another shape.
         """
-        missing = {"count", "mean", "squares"} - set(state)
-        if missing:
-            raise KeyError(f"State of RunningMoments lacks {sorted(missing)}; it has {sorted(state)}.")
         mean = np.array(state["mean"], dtype=self.dtype)
         squares = np.array(state["squares"], dtype=self.dtype)
         if mean.shape != self.shape or squares.shape != self.shape:

@@ -13,13 +13,11 @@ class SumTree:
     """
 
     def __init__(self, size: int) -> None:
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"size must be a whole number of at least 1, got {size!r}")
         from lockstep.ops import _tree_kernels
 
         self._kernels = _tree_kernels
-        self.size = int(size)
-        sizes = [self.size]
+        self.size = size
+        sizes = [size]
         while sizes[-1] > 1 or len(sizes) == 1:
             sizes[-1] += -sizes[-1] % 4
             sizes.append(sizes[-1] // 4)

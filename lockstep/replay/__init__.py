@@ -1,15 +1,15 @@
 """Replay buffers: one ring of columns, with drawing, stacking, n-step sums and goals as parts of it."""
 
-from lockstep.replay.buffer import ReplayBuffer
-from lockstep.replay.hindsight import Hindsight
-from lockstep.replay.multi_agent import MultiAgentReplayBuffer
-from lockstep.replay.named_buffers import (
+from lockstep.replay.buffer import (
     HERReplayBuffer,
     HERVectorReplayBuffer,
     PrioritizedReplayBuffer,
     PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
     VectorReplayBuffer,
 )
+from lockstep.replay.hindsight import Hindsight
+from lockstep.replay.multi_agent import MultiAgentReplayBuffer
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.ring import Placed
 from lockstep.replay.rows import OfflineRows

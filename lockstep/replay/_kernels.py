@@ -54,14 +54,17 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
     """Give each new transition its row, one after another, and keep account of the episodes.
 
     `cuts`: further flags; `rewards` is flat [n * agents]. Fills `placed` [3 + agents, n] with rows, lengths of ended
-    episodes and starts, and, as bits of float64, returns of ended episodes.
+    episodes and starts, and, as bits of float64, returns of ended episodes. Returns whether the rows follow one another
+    in memory.
     """
     num_agents = returns.shape[1]
     ended_returns = placed[3:].view(np.float64)
+    follow = True
     for k in range(ids.shape[0]):
         b = ids[k]
         row = _claim(b, flags, marks)
         placed[0, k] = row
+        follow = follow and row == placed[0, 0] + k
         placed[1, k] = 0
         placed[2, k] = marks[START, b]
         done = terminateds[k] | truncateds[k]
@@ -76,6 +79,7 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, marks, returns, pl
             placed[1, k] = marks[LENGTH, b]
         if flag != 0:
             marks[LENGTH, b] = 0
+    return follow
 
 
 @compiled
@@ -250,7 +254,7 @@ def sum_window(rewards, terminateds, lengths, gamma, totals, discounts):
 
 
 @compiled
-def draw_uniform(uniforms, count, oldest, out):
+def draw_uniform(uniforms, count, out):
     """Fill `out` with stored rows, each equally likely; `uniforms` [N] in [0, 1)."""
     num_buffers = count.shape[0]
     total = 0
@@ -267,35 +271,6 @@ def draw_uniform(uniforms, count, oldest, out):
                 b += 1
             row = row * num_buffers + b  # rows are filled from position 0
         out[k] = row
-
-
-@compiled
-def in_order(count, oldest, num_rows, out):
-    """Fill `out`: all stored rows, sub-buffer after sub-buffer, oldest first."""
-    num_buffers = count.shape[0]
-    k = 0
-    for b in range(num_buffers):
-        row = oldest[b]
-        for _ in range(count[b]):
-            out[k] = row
-            k += 1
-            row += num_buffers
-            if row >= num_rows:
-                row -= num_rows
-
-
-@compiled
-def first_absent(rows, marks, num_rows):
-    """Return the position of the first number that is no stored row; -1 where all are."""
-    num_buffers = marks.shape[1]
-    stored = num_rows  # all rows below this one are
-    for b in range(num_buffers):
-        stored = min(stored, marks[COUNT, b] * num_buffers)
-    for k in range(rows.shape[0]):
-        row = rows[k]
-        if row < 0 or (row >= stored and (row >= num_rows or row // num_buffers >= marks[COUNT, row % num_buffers])):
-            return k
-    return -1
 
 
 @compiled
@@ -329,13 +304,4 @@ def left_behind(ids, same, newest, flags, out):
         elif row >= 0 and not same[k]:
             out[k] = 2
         number += out[k] != 0
-    return number
-
-
-@compiled
-def num_taken(rows, slots):
-    """Return how many of the rows have a slot."""
-    number = 0
-    for k in range(rows.shape[0]):
-        number += slots[rows[k]] >= 0
     return number

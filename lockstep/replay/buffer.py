@@ -1,4 +1,4 @@
-"""`ReplayBuffer`: transitions are added at one end and drawn at random."""
+"""`ReplayBuffer`: transitions are added at one end and drawn at random; its combinations by their usual names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.minari_files import read_minari_batch, write_minari
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import leaves, map_tree, to_numpy_leaf
-from lockstep.replay.hindsight import KEYS, Hindsight
+from lockstep.replay.hindsight import KEYS, GoalFunction, Hindsight
 from lockstep.replay.priorities import Priorities
 from lockstep.replay.reading import Reader, ReplayOptions
 from lockstep.replay.ring import CUT, LOST, TERMINATED, TRUNCATED, Placed, Ring
@@ -295,7 +295,8 @@ class ReplayBuffer:
     def dropnull(self) -> int:
         """Drop the transitions that hold a NaN and return how many there were.
 
-        Indices change. A boundary stands where one was dropped, and no stack of frames reaches over it.
+        Indices change. A boundary stands where one was dropped and after the newest rows, and no stack of frames
+        reaches over it: what comes next of episodes under way is counted from there.
         """
         if not self.hasnull():
             return 0
@@ -308,10 +309,7 @@ class ReplayBuffer:
             index = self._copy_rows(whole, kept, b)
             if self.priorities is not None and whole.priorities is not None:
                 self.priorities.tree[index] = whole.priorities.tree[kept]
-            newest = whole.ring.newest[b]
-            if len(kept) and kept[-1] == newest and whole.ring.flags[newest] == 0:
-                self._keep_open(whole, b, kept, index)
-            elif goes_on[b]:
+            if goes_on[b]:
                 self.cut([b], goes_on=True)
         self.num_added = num_added
         return len(whole) - len(self)
@@ -331,9 +329,9 @@ class ReplayBuffer:
             else:
                 next_obs.before(ids, obs)
         placed = ring.place(ids, arrays[form.reward_at], terminateds, truncateds, cuts)
-        rows = placed.indices
+        rows, place = placed.indices, placed.place
         for leaf, array in zip(self.store.leaves, arrays):
-            leaf.array[rows] = array
+            leaf.array[place] = array
         if next_obs is not None:
             next_obs.after(ids, rows, new_obs, ends)
         if self.priorities is not None:
@@ -386,20 +384,6 @@ class ReplayBuffer:
         if orphans[0] and was_empty and len(rows) <= ring.size:
             ring.inherits[buffer_id] = True
         return np.concatenate(index)
-
-    def _keep_open(self, source: ReplayBuffer, b: int, kept: np.ndarray, index: np.ndarray) -> None:
-        """Let the episode under way in sub-buffer `b` of `source` go on here, without the steps that were dropped."""
-        ring, before = self.ring, source.ring
-        ring.flags[ring.newest[b]] = 0
-        first, _ = before.episode_bounds(kept[-1:])
-        breaks = np.flatnonzero(before.prev(kept[1:]) != kept[:-1]) + 1
-        begin = int(breaks[-1]) if len(breaks) else 0
-        if kept[begin] == first[0]:  # nothing of it was dropped
-            ring.returns[b], ring.lengths[b] = before.returns[b], before.lengths[b]
-            ring.starts[b] = index[begin] if before.starts[b] == first[0] else -1
-            return
-        ring.returns[b] = source.reader.rewards[kept[begin:]].astype(np.float64).sum(axis=0)
-        ring.lengths[b], ring.starts[b] = len(kept) - begin, index[begin]
 
     def _create(self, shapes: Mapping[str, Tree]) -> None:
         """Make the columns."""
@@ -772,6 +756,112 @@ _ATTRIBUTES = (
     "_next_obs", "_every", "_no_cuts", "_form", "_checkpoint_pieces",
 )  # fmt: skip
 """of a `ReplayBuffer`; a copy gets those that a subclass adds as they are"""
+
+
+# ---- combinations by the names under which they are known ----
+
+
+class VectorReplayBuffer(ReplayBuffer):
+    """One sub-buffer of `total_size / buffer_num` rows (rounded up) for each environment of a vector.
+
+    Further options as `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        *,
+        priorities: Mapping[str, Any] | None = None,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """Rows are drawn in proportion to their errors to the power of `alpha`; see `Priorities`.
+
+    `beta` is a number or a schedule over the number of rows added. Further options as `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        alpha: float = 0.6,
+        beta: ScheduleLike = 0.4,
+        *,
+        epsilon: float = 1e-6,
+        buffer_num: int = 1,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        super().__init__(size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class PrioritizedVectorReplayBuffer(ReplayBuffer):
+    """`VectorReplayBuffer` with the drawing of `PrioritizedReplayBuffer`."""
+
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        alpha: float = 0.6,
+        beta: ScheduleLike = 0.4,
+        *,
+        epsilon: float = 1e-6,
+        hindsight: Hindsight | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        priorities = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class HERReplayBuffer(ReplayBuffer):
+    """A share of what is drawn gets a goal that was reached; see `Hindsight`.
+
+    `compute_reward(achieved_goal [M, ...], desired_goal [M, ...], info)` gives rewards [M]. Further options as
+    `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        compute_reward: GoalFunction,
+        *,
+        future_k: float = 4.0,
+        strategy: str = "future",
+        compute_terminated: GoalFunction | None = None,
+        buffer_num: int = 1,
+        priorities: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        hindsight = Hindsight(
+            compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
+        )
+        super().__init__(size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
+
+
+class HERVectorReplayBuffer(ReplayBuffer):
+    """`VectorReplayBuffer` with the goals of `HERReplayBuffer`."""
+
+    def __init__(
+        self,
+        total_size: int,
+        buffer_num: int,
+        compute_reward: GoalFunction,
+        *,
+        future_k: float = 4.0,
+        strategy: str = "future",
+        compute_terminated: GoalFunction | None = None,
+        priorities: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        hindsight = Hindsight(
+            compute_reward, future_k=future_k, strategy=strategy, compute_terminated=compute_terminated
+        )
+        super().__init__(total_size, buffer_num=buffer_num, priorities=priorities, hindsight=hindsight, **options)
 
 
 def _unpadded(batch: Mapping[str, Any]) -> Mapping[str, Any]:

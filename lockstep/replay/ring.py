@@ -19,10 +19,15 @@ class Placed(Sequence[np.ndarray]):
     of the rows added.
     """
 
-    __slots__ = ("_numbers",)
+    __slots__ = ("_numbers", "place")
 
-    def __init__(self, numbers: np.ndarray) -> None:
+    def __init__(self, numbers: np.ndarray, follow: bool) -> None:
         self._numbers = numbers  # int64 [3 + agents, n] as the kernel fills it
+        self.place: slice | np.ndarray = numbers[0]
+        """`indices`, as a slice where the rows `follow` one another in memory: writing there takes less time"""
+        if follow and numbers.shape[1]:
+            first = int(numbers[0, 0])
+            self.place = slice(first, first + numbers.shape[1])
 
     @property
     def indices(self) -> np.ndarray:
@@ -47,10 +52,6 @@ class Placed(Sequence[np.ndarray]):
 
     def __len__(self) -> int:
         return 4
-
-    def __repr__(self) -> str:
-        names = ("indices", "episode_return", "episode_length", "episode_start")
-        return f"Placed({', '.join(f'{name}={value}' for name, value in zip(names, self))})"
 
     def __getitem__(self, position: Any) -> Any:
         return (self.indices, self.episode_return, self.episode_length, self.episode_start)[position]
@@ -86,9 +87,6 @@ class Ring:
         """Rows that hold a transition."""
         return int(self.marks[7, 0])
 
-    def __len__(self) -> int:
-        return self.stored
-
     def clear(self, keep_statistics: bool) -> None:
         """Forget all rows; with `keep_statistics` the running episodes go on: returns, lengths, lost frames."""
         self.generation += 1
@@ -113,8 +111,10 @@ class Ring:
         if agents != self.returns.shape[1]:
             self.returns = np.zeros((self.num_buffers, agents), np.float64)
         numbers = np.empty((3 + agents, len(ids)), np.int64)
-        self.kernels.place(ids, flat, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, numbers)
-        return Placed(numbers)
+        follow = self.kernels.place(
+            ids, flat, terminateds, truncateds, cuts, self.flags, self.marks, self.returns, numbers
+        )
+        return Placed(numbers, follow)
 
     def go_on(self) -> np.ndarray:
         """Return bool [num_buffers]: does the next row go on with an episode of which rows are stored or lost?"""
@@ -191,19 +191,14 @@ class Ring:
         if rows.ndim > 1 or (rows.dtype.kind not in "iu" and rows.size):
             raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
         rows = np.ascontiguousarray(rows, np.int64)  # of one number [1]
-        position = self.kernels.first_absent(rows, self.marks, self.num_rows)
-        if position >= 0 and rows.min() < 0:
-            used = self.used()
-            if rows.min() < -used:
-                raise IndexError(f"index {rows.min()} is out of range: {used} rows hold transitions")
-            rows = np.where(rows < 0, rows + used, rows)
-            position = self.kernels.first_absent(rows, self.marks, self.num_rows)
-        if position < 0:
-            return rows
-        absent = rows[position]
-        if not 0 <= absent < self.num_rows:
-            raise IndexError(f"indices must lie in 0 .. {self.num_rows - 1}, got {absent}")
-        raise IndexError(f"there is no transition at {absent} yet")
+        used = self.used()
+        if rows.size and (rows.min() < -used or rows.max() >= self.num_rows):
+            raise IndexError(f"indices must lie in 0 .. {self.num_rows - 1}, got {rows.min()} .. {rows.max()}")
+        rows = np.where(rows < 0, rows + used, rows)
+        absent = rows[rows // self.num_buffers >= self.count[rows % self.num_buffers]]
+        if absent.size:
+            raise IndexError(f"there is no transition at {absent[0]} yet")
+        return rows
 
     def checked_ids(self, buffer_ids: npt.ArrayLike) -> np.ndarray:
         """Return sub-buffers as int64 [n]; `ValueError` for those that there are not, and for one named twice."""
@@ -223,18 +218,17 @@ class Ring:
     def draw(self, uniforms: np.ndarray) -> np.ndarray:
         """Return stored rows for numbers in [0, 1), each equally likely."""
         out = np.empty(len(uniforms), np.int64)
-        self.kernels.draw_uniform(uniforms, self.count, self.oldest, out)
+        self.kernels.draw_uniform(uniforms, self.count, out)
         return out
 
     def in_order(self) -> np.ndarray:
         """Return all stored rows, sub-buffer after sub-buffer, oldest first; int64 [len]."""
-        out = np.empty(len(self), np.int64)
-        self.kernels.in_order(self.count, self.oldest, self.num_rows, out)
-        return out
+        return np.concatenate(self.by_buffer())
 
     def by_buffer(self) -> list[np.ndarray]:
         """Return the stored rows of each sub-buffer, oldest first."""
-        return np.split(self.in_order(), np.cumsum(self.count)[:-1])
+        marks = zip(self.oldest, self.count)
+        return [(oldest + np.arange(count) * self.num_buffers) % self.num_rows for oldest, count in marks]
 
     def get_state(self) -> dict[str, Any]:
         """Return copies of all marks; of `flags` only as far as rows were ever written."""

@@ -2,7 +2,6 @@
 
 from lockstep.tracking.jsonl import JsonlLogger
 from lockstep.tracking.logger import BaseLogger, LazyLogger, MultiLogger, TraceLogger, torch_param_hash
-from lockstep.tracking.moving import MovAvg, RunningMeanStd
 from lockstep.tracking.plots import IqmInterval, iqm, iqm_bootstrap, plot_runs, read_curve
 from lockstep.tracking.records import read_metrics, write_json
 from lockstep.tracking.run_folder import RunFolder, RunFolderError, git_revision, prune_checkpoints, versions
@@ -12,6 +11,8 @@ from lockstep.tracking.statistics import (
     CollectStatsBase,
     EpochStats,
     InfoStats,
+    MovAvg,
+    RunningMeanStd,
     SequenceSummaryStats,
     TimingStats,
     TrainingStats,

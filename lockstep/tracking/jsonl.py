@@ -115,19 +115,8 @@ class JsonlLogger(BaseLogger):
         return restored
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the file to its first `offset` bytes, which must end a line.
-
-        Raises `ValueError`: the file is shorter, or the offset lies inside a line.
-        """
-        file = self._open()
-        if not 0 <= offset <= self._size:
-            raise ValueError(f"cannot cut {self.path} to {offset} bytes: it has {self._size}")
-        if offset:
-            with open(self.path, "rb") as reader:
-                reader.seek(offset - 1)
-                if reader.read(1) != b"\n":
-                    raise ValueError(f"cannot cut {self.path} to {offset} bytes: that is inside a line")
-        file.truncate(offset)
+        """Cut the file to its first `offset` bytes, which end a line."""
+        self._open().truncate(offset)
         self._size = offset
 
     def finalize(self) -> None:

@@ -25,17 +25,11 @@ class TensorboardLogger(BaseLogger):
         log_dir: directory of the event files; made when needed.
         intervals: as `BaseLogger`.
 
-    Raises `ImportError`: at the first record, when tensorboard is not installed. `TypeError`: something that is no
-    path.
+    Raises `ImportError`: at the first record, when tensorboard is not installed.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], **intervals: Any) -> None:
         super().__init__(**intervals)
-        if not isinstance(log_dir, str | os.PathLike):
-            raise TypeError(
-                f"log_dir={log_dir!r} is not allowed; it must be the path of a directory, into which this logger "
-                "writes with a writer of its own"
-            )
         self.log_dir = Path(log_dir).absolute()
         self._writer: Any = None
 

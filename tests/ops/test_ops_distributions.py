@@ -84,7 +84,7 @@ def test_multi_categorical_equals_independent_categoricals(nvec):
 
 def test_squashed_gaussian_log_prob_equals_torch():
     inputs, mine = make(SquashedGaussian, scale=0.7)
-    raw = mine.base.sample(torch.Generator().manual_seed(1)).double()
+    raw = DiagGaussian(mine.mean, mine.log_std).sample(torch.Generator().manual_seed(1)).double()
     theirs = torch_distribution(SquashedGaussian, inputs)
     actions = theirs.base_dist.transforms[0](raw)  # torch keeps `raw` beside its tanh, so its inverse is exact
     assert_near(mine.log_prob_of_raw(raw.float()), theirs.log_prob(actions))
@@ -186,14 +186,6 @@ def test_squashed_actions_of_exactly_one_have_finite_densities_and_gradients(dty
     assert log_prob[0] == log_prob[1] != log_prob[2]
 
 
-def test_squashed_log_prob_of_stored_actions_follows_the_exact_one_as_far_as_float32_goes():
-    raw = torch.linspace(-6.0, 6.0, 101).unsqueeze(-1)
-    mine = SquashedGaussian(torch.zeros_like(raw), torch.zeros_like(raw))
-    torch.testing.assert_close(mine.log_prob(torch.tanh(raw)), mine.log_prob_of_raw(raw), atol=0.05, rtol=0)
-    near = raw.abs().squeeze(-1) < 2.0
-    assert_near(mine.log_prob(torch.tanh(raw))[near], mine.log_prob_of_raw(raw)[near], 1e-5)
-
-
 def test_sample_with_log_prob_agrees_with_both_forms():
     _, mine = make(SquashedGaussian, scale=0.5, dtype=torch.float64)
     noise = torch.from_numpy(SquashedGaussian.draw_noise(np.random.default_rng(0), (64,), size=3)).double()
@@ -274,11 +266,6 @@ def test_masked_multi_categorical_and_bernoulli_stay_finite(huge):
     sum(results).sum().backward()
     assert_near(masked.entropy(), torch.tensor([math.log(2.0)]))
     assert torch.isfinite(bits.grad).all()
-
-
-def test_all_actions_masked_gives_finite_numbers():
-    masked = Categorical(torch.full((1, 3), torch.finfo(torch.float32).min))
-    assert_near(masked.entropy(), torch.tensor([math.log(3.0)]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

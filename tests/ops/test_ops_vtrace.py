@@ -107,32 +107,11 @@ def test_vtrace_on_policy_gives_lambda_returns_and_gae(trace, gamma, lambda_):
     np.testing.assert_allclose(pg_advantages, advantages, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
-@given(first=traces(), second=traces(), ended_by=st.sampled_from([4, 5]))
-def test_vtrace_of_two_episodes_in_one_trace_equals_the_two_apart(first, second, ended_by):
-    first[ended_by][-1] = True
-    joined = [np.concatenate(pair) for pair in zip(first, second)]
-    apart = [vtrace(*trace, gamma=0.9) for trace in (first, second)]
-    for k, together in enumerate(vtrace(*joined, gamma=0.9)):
-        np.testing.assert_array_equal(together, np.concatenate([apart[0][k], apart[1][k]]))
-
-
 def test_huge_log_ratios_are_held_by_the_limits():
     vs, pg_advantages = vtrace(np.full(3, 1e4), REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5)
     on_policy = vtrace(np.zeros(3), REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5)
     np.testing.assert_array_equal(vs, on_policy[0])
     np.testing.assert_array_equal(pg_advantages, on_policy[1])
-
-
-def test_columns_are_independent_and_float32_stays_float32():
-    rng = np.random.default_rng(3)
-    arrays = [a.astype(np.float32) for a in rng.normal(size=(4, 5, 2))]
-    flags = list(rng.random((2, 5, 2)) < 0.3)
-    both = vtrace(*arrays, *flags, gamma=0.9)
-    single = vtrace(*(a[:, 1] for a in arrays + flags), gamma=0.9)
-    assert both[0].dtype == np.float32
-    np.testing.assert_array_equal(both[0][:, 1], single[0])
-    np.testing.assert_array_equal(both[1][:, 1], single[1])
 
 
 @pytest.mark.parametrize("name", ["clip_rho", "clip_c", "clip_pg_rho"])

@@ -5,7 +5,7 @@ import math
 import pickle
 import shutil
 import struct
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -259,14 +259,6 @@ def test_something_else_in_the_place_is_refused_and_left_alone(tmp_path: Path) -
     with pytest.raises(CheckpointError, match="a file is in its place"):
         write_checkpoint(tmp_path / "file", {"": {"a": 1}})
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-
-
-def test_ordered_dicts_come_back_as_dicts(tmp_path: Path) -> None:
-    state = torch.nn.Linear(2, 1).state_dict()
-    assert isinstance(state, OrderedDict)
-    read = read_checkpoint(write_checkpoint(tmp_path / "c", {"": {"w": state}}))[""]["w"]
-    assert type(read) is dict
-    assert list(read) == list(state)
 
 
 # Damage

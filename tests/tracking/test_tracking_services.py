@@ -142,10 +142,12 @@ def test_mlflow_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp
     whole.finalize()
     state = train_and_be_killed(killed)
     resumed = mlflow_logger(tmp_path, train_interval=120)
-    go_on(resumed, state)
+    go_on(MultiLogger([resumed]), {"loggers": [state]}, {"save/episodes_cut": 2})
     assert resumed.run_id == killed.run_id != whole.run_id
 
     series = [resumed.restore_logged_data(run) for run in (whole.run_id, resumed.run_id)]
+    remarked = series[1].pop("save/episodes_cut")
+    assert remarked["value"] == [2.0]  # what only a resumed run remarks doubles and loses no record
     assert series[0] == series[1]
     assert sum(series[1]["train/n_steps"]["value"]) == 20 * 50
     assert series[1]["update/loss"]["value"][0] == 1.0
@@ -155,21 +157,7 @@ def test_mlflow_records_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp
     assert run.data.params == {"training/lr": "0.001", "training/hiddens": "[8, 8]"}
     again = mlflow_logger(tmp_path, run_id=resumed.run_id)
     assert again.restore_data() == COUNTERS
-    assert again.restore_logged_data(resumed.run_id) == series[1]
-
-
-@needs_mlflow
-def test_what_only_a_resumed_run_remarks_doubles_and_loses_no_record_of_mlflow(tmp_path: Path) -> None:
-    whole, killed = (mlflow_logger(tmp_path, train_interval=120) for _ in range(2))
-    train_and_be_killed(whole)
-    log_some(whole, 14, 20)
-    whole.finalize()
-    state = train_and_be_killed(killed)
-    resumed = mlflow_logger(tmp_path, train_interval=120)
-    go_on(MultiLogger([resumed]), {"loggers": [state]}, {"save/episodes_cut": 2})
-    series = [resumed.restore_logged_data(str(run)) for run in (whole.run_id, resumed.run_id)]
-    assert series[1].pop("save/episodes_cut")["value"] == [2.0]
-    assert series[0] == series[1]
+    assert again.restore_logged_data(resumed.run_id) == {**series[1], "save/episodes_cut": remarked}
 
 
 @needs_wandb
