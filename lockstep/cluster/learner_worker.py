@@ -40,7 +40,8 @@ class Answer:
 class LearnerWorker(Worker):
     """One remote learner. Its methods answer with an `Answer`: no error is mistaken for a dead process.
 
-    `progress`, `peek` and `before` are called in the thread `CONTROL`, beside the work; all others one after another.
+    `progress` and `before` are called in the thread `CONTROL`, beside the work, `read` there too where it reads a
+    number or two; all others one after another.
     """
 
     def __init__(self) -> None:
@@ -118,10 +119,6 @@ class LearnerWorker(Worker):
         """Return how often the learner met the others, and whether it waits for them now."""
         reducer = None if self._learner is None else self._learner.reducer
         return (reducer.num_calls, reducer.is_waiting) if isinstance(reducer, DistributedReducer) else (0, False)
-
-    def peek(self, func: Callable[..., Any], *args: Any) -> Answer:
-        """Return `func(learner, *args)`, which reads a number or two."""
-        return _answer(lambda: func(self.learner, *args))
 
     def before(self) -> Whole | None:
         """Return the learner as it was before the call that it works on."""

@@ -296,7 +296,7 @@ class RayLearnerBackend(LearnerBackend):
 
     def peek(self, func: Callable[..., Any]) -> Any:
         """Return `func(learner)` of one learner, beside the update that runs; None where none answers."""
-        answer = next((self._processes.beside(rank, "peek", func) for rank in self._processes.alive[:1]), None)
+        answer = next((self._processes.beside(rank, "read", func) for rank in self._processes.alive[:1]), None)
         return None if answer is None else answer.value
 
     def resize(self, num_learners: int) -> None:

@@ -277,7 +277,7 @@ class BaseCollector(ABC):
         """Continue from `get_state`."""
         self.streams.set_state(state["streams"])
         self.num_resets = int(state["num_resets"])
-        self._left_open = bool(state.get("left_open", False))  # earlier versions did not say
+        self._left_open = bool(state["left_open"])
         self.collect_step, self.collect_episode, self.collect_time = state["counters"]
 
     @property

@@ -18,7 +18,7 @@ from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, rand
 from lockstep.rollout.finite import check_finite
 from lockstep.rollout.memory import Memory
 from lockstep.rollout.protocols import ActingPart, ActingPolicy, sole_part
-from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, store_for
+from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.state.checks import check_functions, check_whole
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import CollectStats, CollectTotals
@@ -131,12 +131,7 @@ class Collector(BaseCollector):
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
-        if self.store is not None:
-            self.store.clear()
-        if isinstance(self.store, ReplayWriter):
-            self.store.buffer.reset(keep_statistics)
-            if self._is_begun and not keep_statistics:
-                self.store.buffer.cut(np.flatnonzero(self._lengths), goes_on=True)
+        empty(self.store, (self._lengths > 0) & self._is_begun, keep_statistics)
         if not keep_statistics:
             self._ended.clear()
 
@@ -192,7 +187,7 @@ class Collector(BaseCollector):
         num_vector_steps = min(CHUNK, -(-most // num_envs))
         to_env, clock, (act, env_step) = part.to_env, time.perf_counter, self._act_and_step(part)
         returns, lengths, obs = self._returns, self._lengths, self._obs
-        noise = self._draw_noise(num_vector_steps) if self.explores and not random else None
+        noise = self._draw_noise(part, num_vector_steps) if self.explores and not random else None
         t = 0
         if store is not None:
             t = store.size
@@ -254,13 +249,11 @@ class Collector(BaseCollector):
             self._end_episode(int(b))
         return obs
 
-    def _draw_noise(self, num_vector_steps: int) -> np.ndarray:
+    def _draw_noise(self, part: ActingPart, num_vector_steps: int) -> np.ndarray:
         """Draw `[num_vector_steps, num_envs, ...]`, for all environments, and return what belongs to these."""
-        shape = num_vector_steps, self.num_envs_in_all
-        rng = self.streams.numpy("exploration")
-        if self.epsilon:
-            return self._part.draw_noise(rng, shape, self.epsilon)[:, self.rows]
-        return self._part.draw_noise(rng, shape)[:, self.rows]
+        shape, rng = (num_vector_steps, self.num_envs_in_all), self.streams.numpy("exploration")
+        noise = part.draw_noise(rng, shape, self.epsilon) if self.epsilon else part.draw_noise(rng, shape)
+        return noise[:, self.rows]
 
     def _random_actions(self, obs: Any, number: int) -> np.ndarray:
         """Draw actions for `obs` of `number` environments; for all environments, and return what belongs to these."""

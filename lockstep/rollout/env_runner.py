@@ -62,11 +62,6 @@ class EnvRunner:
         """Environments of this runner."""
         return self.collector.num_envs
 
-    @property
-    def weights_seq_no(self) -> int:
-        """Version of the weights that act."""
-        return self.policy.weights_seq_no
-
     def apply(self, func: Callable[..., Any], *args: Any, weights: ActingWeights | None = None) -> Any:
         """Return `func(runner, *args)`. `weights`: act with these from now on; `ValueError` for another network's."""
         if weights is not None:

@@ -128,10 +128,8 @@ class Fragment:
         for target, source in zip(leaves(store.obs), leaves(self.obs)):
             target[rows, envs] = source[:size]
             target[first + num_steps, envs] = source[size]
-        store.actions[rows, envs] = self.actions
-        store.rewards[rows, envs] = self.rewards
-        store.terminateds[rows, envs] = self.terminateds
-        store.truncateds[rows, envs] = self.truncateds
+        for name in ("actions", "rewards", "terminateds", "truncateds"):
+            getattr(store, name)[rows, envs] = getattr(self, name)
         store.valid[rows, envs] = True if self.valid is None else self.valid
         store.all_valid &= self.valid is None
 

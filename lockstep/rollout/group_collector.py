@@ -15,7 +15,7 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import check_no_data, no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
 from lockstep.rollout.protocols import PublishingPolicy, sole_part
-from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, store_for
+from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.state.checks import check_whole, check_wholes
 from lockstep.tracking.statistics import CollectStats, returns_and_lens
@@ -132,12 +132,7 @@ class GroupCollector:
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
         """Empty the buffer."""
-        if self.store is not None:
-            self.store.clear()
-        if isinstance(self.store, ReplayWriter):
-            self.store.buffer.reset(keep_statistics)
-            if not keep_statistics:
-                self.store.buffer.cut(np.flatnonzero(~self._ended), goes_on=True)
+        empty(self.store, ~self._ended, keep_statistics)
 
     def reset_stat(self) -> None:
         """Set the counters to zero."""

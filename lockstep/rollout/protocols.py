@@ -26,37 +26,29 @@ class ActingPart(Protocol):
         """`act(obs, noise)`: actions as learned from, for raw observations `[B, ...]`; without noise the most likely
         ones. Taken anew for each collect, because parameters may be replaced between collects.
         """
-        ...
 
     def act_with_logp(self, obs: Any, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Return actions as `act` does, and the log-probability of each, `[B]`."""
-        ...
 
     def act_with_state(self, obs: Any, noise: np.ndarray | None, state: State) -> tuple[np.ndarray, State]:
         """Return actions of a recurrent module, and the state after them."""
-        ...
 
     def get_initial_state(self, num_rows: int) -> State:
         """Return the state of a recurrent module where episodes begin."""
-        ...
 
     def draw_noise(
         self, rng: np.random.Generator, leading_shape: tuple[int, ...], epsilon: float | None = None
     ) -> np.ndarray:
         """Draw random numbers for `act`, for many steps at once."""
-        ...
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """Return actions as the environment takes them."""
-        ...
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """Return actions as learned from, for actions of the environment."""
-        ...
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raise `ValueError` unless the environment's spaces fit."""
-        ...
 
 
 class ActingPolicy(Protocol):
@@ -65,12 +57,10 @@ class ActingPolicy(Protocol):
     @property
     def weights_seq_no(self) -> int:
         """Version of the weights that act."""
-        ...
 
     @property
     def is_exploring(self) -> bool:
         """Is the policy within a training step, where it draws its actions?"""
-        ...
 
 
 class ActingModules(ActingPolicy, Protocol):
@@ -79,12 +69,10 @@ class ActingModules(ActingPolicy, Protocol):
     @property
     def acting(self) -> Mapping[str, Any]:
         """The acting part of each module, by module id."""
-        ...
 
     @property
     def policy_mapping_fn(self) -> Callable[..., str] | None:
         """`f(agent, episode)` -> module id."""
-        ...
 
 
 class RunnerPolicy(ActingPart, ActingPolicy, Protocol):
@@ -92,11 +80,9 @@ class RunnerPolicy(ActingPart, ActingPolicy, Protocol):
 
     def set_weights(self, weights: ActingWeights) -> None:
         """Act with these from now on."""
-        ...
 
     def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
         """Return the log-probability `[N]` of actions `[N, ...]` as learned from, for raw observations."""
-        ...
 
 
 class PublishingPolicy(ActingPolicy, Protocol):
@@ -104,7 +90,6 @@ class PublishingPolicy(ActingPolicy, Protocol):
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """Return what runners need to act as this policy does; without a copy the next update may change it."""
-        ...
 
 
 @runtime_checkable
@@ -119,40 +104,32 @@ class CollectorLike(Protocol):
     @property
     def num_envs(self) -> int:
         """Number of environments."""
-        ...
 
     @property
     def observation_space(self) -> Any:
         """Space of the stored observations, frames stacked."""
-        ...
 
     @property
     def buffer(self) -> Any:
         """Where steps are stored: `RolloutStore`, `ReplayBuffer`, their kinds for several agents, or None."""
-        ...
 
     @buffer.setter
     def buffer(self, buffer: Any) -> None: ...
 
     def collect(self, n_step: int | None = None, n_episode: int | None = None, *, random: bool = False) -> CollectStats:
         """Collect `n_step` steps or `n_episode` whole episodes."""
-        ...
 
     def reset(self, reset_buffer: bool = True, reset_stats: bool = True) -> None:
         """Begin new episodes everywhere."""
-        ...
 
     def get_state(self) -> dict[str, Any]:
         """Return all that the next collect depends on."""
-        ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`."""
-        ...
 
     def close(self) -> None:
         """Close the environments."""
-        ...
 
 
 def sole_part(policy: Any) -> Any:

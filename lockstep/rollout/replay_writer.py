@@ -49,14 +49,14 @@ class ReplayWriter(RolloutStore):
         self.buffer, self.raise_on_nan = buffer, raise_on_nan
         self.steps_before = 0
         """vector steps of the present collect that were handed on already"""
-        self.added: int | None = buffer.num_added
-        """rows added to the buffer when this last wrote to it; None: not known"""
+        self.added = buffer.num_added
+        """rows added to the buffer when this last wrote to it"""
 
     def begin_collect(self, lengths: np.ndarray) -> None:
         """Begin as `RolloutStore` does; where others wrote to the buffer since, new rows do not follow those in it."""
         super().begin_collect(lengths)
         self.steps_before = 0
-        if self.added not in (None, self.buffer.num_added):
+        if self.added != self.buffer.num_added:
             self.begin_in_mid_episode(lengths == 0)
 
     def begin_in_mid_episode(self, ended: np.ndarray) -> None:
@@ -162,7 +162,7 @@ class ReplayWriter(RolloutStore):
 
     def set_state(self, state: Any) -> None:
         """Continue from `get_state`, empty as between any two collects; new rows follow those of that buffer only."""
-        self.added = state.get("added")  # earlier versions did not say
+        self.added = int(state["added"])
         self._empty()
 
 
@@ -172,6 +172,16 @@ def begin_in_mid_episode(ended: np.ndarray, store: RolloutStore | None) -> None:
         store.begin_in_mid_episode(ended)
     elif store is not None:
         store.cut()
+
+
+def empty(store: RolloutStore | None, running: np.ndarray, keep_statistics: bool) -> None:
+    """Empty a collector's buffer; `running` [B]: an episode is under way, and goes on without its beginning."""
+    if store is not None:
+        store.clear()
+    if isinstance(store, ReplayWriter):
+        store.buffer.reset(keep_statistics)
+        if not keep_statistics:
+            store.buffer.cut(np.flatnonzero(running), goes_on=True)
 
 
 def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:

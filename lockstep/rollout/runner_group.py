@@ -35,35 +35,27 @@ class RunnerBackend(Protocol):
 
     def __len__(self) -> int:
         """Number of runners."""
-        ...
 
     def put(self, value: Any) -> Any:
         """Put `value` where all runners can fetch it; return what to hand to `call`."""
-        ...
 
     def call(self, index: int, func: Callable[..., Any], *args: Any, **options: Any) -> Call:
         """Begin `func(runner, *args, **options)` on one runner; return at once."""
-        ...
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
         """Return those of `calls` that have ended, as soon as there is one; none after `timeout_s` seconds."""
-        ...
 
     def result(self, call: Call) -> Any:
         """Return what an ended call returned, or raise what it raised; `RunnerLostError` where its runner is lost."""
-        ...
 
     def replace(self, index: int, generation: int) -> None:
         """End a runner, if it still lives, and start another one in its place."""
-        ...
 
     def process_ids(self) -> list[int]:
         """Return the processes of the runners, in order."""
-        ...
 
     def shutdown(self) -> None:
         """End all processes."""
-        ...
 
 
 class LocalRunner:
@@ -404,11 +396,11 @@ class EnvRunnerGroup:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`. A group of another number of runners begins new episodes instead."""
-        runners, renew = state["runners"], state["renew"]  # earlier versions: True or False for all runners
+        runners = state["runners"]
         if len(runners) != len(self):
             self.renew()
             return
-        self._to_renew = set(range(len(self)) if renew is True else renew or ())
+        self._to_renew = set(state["renew"])
         self._generations = list(state["generations"])
         self._gather([_Request(i, EnvRunner.apply, (EnvRunner.set_state, saved)) for i, saved in enumerate(runners)])
 

@@ -67,7 +67,7 @@ def test_requests_stay_under_way_on_each_runner_and_large_weights_go_through_the
     assert {(fragment.runner, len(fragment)) for fragment in found} == {(0, 8), (1, 8)}
     weights = policy.acting_weights()
     two.set_weights(weights)
-    assert two.foreach_env_runner(lambda runner: runner.weights_seq_no) == [weights.version] * 2
+    assert two.foreach_env_runner(lambda runner: runner.policy.weights_seq_no) == [weights.version] * 2
     with pytest.raises(ValueError, match="of another network"):
         two.set_weights(type(weights)(9, np.zeros(100_000, np.uint8)))
         two.sample(8)

@@ -55,18 +55,6 @@ def test_it_explores_in_a_training_step_or_where_told_and_else_takes_the_likelie
     assert set(np.unique(collector.buffer.all()["actions"])) == {0, 1, 2, 3}
 
 
-def test_random_actions_are_drawn_from_the_space_and_the_policy_is_not_asked(env):
-    class Silent(Acting):
-        def act(self, obs, noise):
-            raise AssertionError("the policy was asked")
-
-    collector = AsyncCollector(Silent(), env, buffer_of())
-    collector.collect(n_step=80, random=True)
-    actions = collector.buffer.all()["actions"]
-    assert len(actions) == 80
-    assert set(np.unique(actions)) == {0, 1, 2, 3}
-
-
 class Poisoned(CountingEnv):
     def step(self, action):
         obs, reward, *rest = super().step(action)

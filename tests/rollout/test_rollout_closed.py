@@ -9,9 +9,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from runner_tools import ManyRunners, config_of
 
 from lockstep import AsyncCollector, Collector
-from lockstep.envs import LightSyncVectorEnv, RestartLimits, WorkerVectorEnv, make_vector
+from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
-from lockstep.envs.errors import EnvironmentStepError
 from lockstep.replay import VectorReplayBuffer
 from lockstep.rollout import EnvRunnerGroup, GroupCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector
@@ -91,15 +90,3 @@ def test_after_close_collectors_of_env_runners_say_that_they_are_shut_down(local
             with pytest.raises(RuntimeError, match="env runners are shut down; build a new group"):
                 call()
     assert len(buffer) == number
-
-
-def test_workers_that_a_failure_ended_tell_the_failure_after_close_too():
-    for env in (WorkerVectorEnv(MAKERS, restarts=RestartLimits(0)), make_vector(AsyncVectorEnv(MAKERS))):
-        env.reset([0, 1])
-        processes = env._processes if isinstance(env, WorkerVectorEnv) else env.env.processes
-        processes[1].kill()
-        with pytest.raises(EnvironmentStepError, match="environment 1"):
-            env.step(np.zeros(2, np.int64))
-        env.close()
-        with pytest.raises(EnvironmentStepError, match="build the vector again"):
-            env.reset()

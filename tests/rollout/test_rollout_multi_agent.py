@@ -253,14 +253,6 @@ def test_an_environment_without_agents_is_told(policy):
         collector_of(Empty, 1, policy=policy).collect(n_step=1)
 
 
-def test_an_episode_of_several_agents_that_never_ends_is_told(policy, monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 20)
-    collector = collector_of(num_envs=1, policy=policy)
-    collector.env.envs[0].shortest = collector.env.envs[0].longest = 500
-    with pytest.raises(RuntimeError, match=r"an episode has not ended in \d+ steps, and 20 are the limit"):
-        collector.collect(n_episode=1)
-
-
 def test_a_module_with_memory_learns_with_the_state_that_acted_and_forgets_where_episodes_begin():
     collector = collector_of(hiddens=(4,), recurrent="gru", recurrent_size=3)
     with collector.policy.within_training_step():
