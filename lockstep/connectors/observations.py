@@ -14,7 +14,7 @@ from gymnasium.spaces import Space
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.trees import map_tree
-from lockstep.modules.encoders import channels_last, is_image
+from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs
 from lockstep.ops.statistics import RunningMoments
 
 Leaf = Callable[[Any], Any]
@@ -340,14 +340,9 @@ class OneHot(LeafConnector):
 
 class _OneHot:
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
-        if isinstance(space, spaces.Discrete):
-            nvec, start = np.array([space.n]), np.array([space.start])
-        else:
-            nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
         self._num_dims = len(space.shape or ())
-        self._parts = np.repeat(np.arange(len(nvec)), nvec)
-        self._values = np.concatenate([np.arange(n) + first for n, first in zip(nvec, start)])
-        self.size = int(nvec.sum())
+        self._parts, self._values = one_hot_outputs(space)
+        self.size = len(self._values)
 
     def __call__(self, x: Any) -> Any:
         flat = x.reshape(*x.shape[: x.ndim - self._num_dims], -1) if self._num_dims else x[..., None]

@@ -4,10 +4,9 @@ from lockstep.envs.boundary import StepResult, VectorBoundary
 from lockstep.envs.check import Finding, check_environment
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError
-from lockstep.envs.goals import BitFlipping, goal_functions
 from lockstep.envs.make import make_vector
 from lockstep.envs.pettingzoo import record_aec_episode, record_parallel_episode
-from lockstep.envs.probes import PROBES, Probe, register_environments
+from lockstep.envs.probes import PROBES, BitFlipping, Probe, goal_functions, register_environments
 from lockstep.envs.sync import LightSyncVectorEnv
 from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.state.restarts import RestartLimits

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from lockstep.data.trees import Tree
+from lockstep.envs.errors import EnvironmentStepError
 from lockstep.envs.trees import check_supported
 
 Flags = npt.NDArray[np.bool_]
@@ -83,6 +84,8 @@ class VectorBoundary(ABC):
     single_env_spec: EnvSpec | None = None
     _closed = False
     _started = False
+    _failure = ""
+    """what made the workers end, where the back end has any"""
 
     @property
     def num_restarts(self) -> int:
@@ -142,7 +145,9 @@ class VectorBoundary(ABC):
         """Release processes, windows and memory; a second call does nothing."""
 
     def check_open(self) -> None:
-        """Raise `RuntimeError` after `close`."""
+        """Raise `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
+        if self._failure:
+            raise EnvironmentStepError(f"the workers were ended ({self._failure}); build the vector again.")
         if self._closed:
             raise RuntimeError(f"{self!r} is closed; make a new one, and a new collector with it")
 

@@ -74,10 +74,9 @@ def set_env_state(env: AnyEnv, state: dict[str, Any]) -> None:
         raise ValueError(f"the state is of a {state['class']}, the environment is a {type(base).__name__}.")
     env.reset()
     _set_inner_state(base, state["inner"])
-    if state["generator"] is not None:  # earlier versions kept none that was not in use yet
-        bit_generator = getattr(np.random, state["generator"]["bit_generator"])(0)
-        bit_generator.state = state["generator"]
-        base.np_random = np.random.Generator(bit_generator)
+    bit_generator = getattr(np.random, state["generator"]["bit_generator"])(0)
+    bit_generator.state = state["generator"]
+    base.np_random = np.random.Generator(bit_generator)
     for limit, elapsed in zip(_time_limits(env), state["elapsed_steps"], strict=True):
         set_elapsed_steps(limit, elapsed)
 

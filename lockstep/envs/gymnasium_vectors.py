@@ -336,7 +336,6 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         self._step_timeout = step_timeout
         self._env_step = self._step_workers
         self._last_actions: Tree = None
-        self._failure = ""
         self._under_way = False
         """the workers were asked something and have not answered"""
         env._raise_if_errors = self._raise_worker_errors  # type: ignore[method-assign]
@@ -360,14 +359,6 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         with self._guarded("reset"):
             self._workers.reset_async(options={"reset_mask": mask})
             return self._workers.reset_wait(self._step_timeout)[0]
-
-    def check_open(self) -> None:
-        """Raise `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
-        if self._failure:
-            raise EnvironmentStepError(
-                f"the workers were ended after an earlier failure ({self._failure}); build the vector again."
-            )
-        super().check_open()
 
     @contextlib.contextmanager
     def _guarded(self, during: str) -> Iterator[None]:

@@ -98,7 +98,6 @@ class WorkerVectorEnv(VectorBoundary):
         self._result = StepResult(self.observations, np.zeros(self.num_envs), flags[0], flags[1])
         self._seeds: list[int | None] = [None] * self.num_envs
         self._sent: dict[int, tuple[float, Tree]] = {}  # row -> when, which action
-        self._broken = ""
         self._dropped: set[str] = set()
         self._pipes: list[Any] = [None] * self.num_envs
         self._processes: list[Any] = [None] * self.num_envs
@@ -193,7 +192,7 @@ class WorkerVectorEnv(VectorBoundary):
         failure = f"environment {row} {happened} (during {during}; last action: {action!r}{code})"
         refused = self.restarts.take("any")  # the rows share the limits
         if refused is not None:
-            self._broken = failure
+            self._failure = failure
             self._end_all()
             kind = EnvironmentTimeoutError if hangs else EnvironmentStepError
             raise kind(
@@ -215,12 +214,6 @@ class WorkerVectorEnv(VectorBoundary):
             self._answer(row, self._deadline(), None, "reset")
         except (EOFError, TimeoutError) as second:
             self._restart(row, second, None, "reset")
-
-    def check_open(self) -> None:
-        """Raise `RuntimeError` after `close`, `EnvironmentStepError` after a failure that ended the workers."""
-        if self._broken:
-            raise EnvironmentStepError(f"the workers were ended ({self._broken}); build the vector again.")
-        super().check_open()
 
     # -- all rows together ---
 
@@ -319,7 +312,7 @@ class WorkerVectorEnv(VectorBoundary):
 
     def get_state(self) -> dict[str, Any] | None:
         """Return the state of every environment; None where one cannot tell it, or while actions are under way."""
-        if not self._started or self._broken or self._closed or self._sent:
+        if not self._started or self._failure or self._closed or self._sent:
             return None
         states = self._ask_all("get_state", [None] * self.num_envs)
         if any(state is None or isinstance(state, Arrived) for state in states):
@@ -360,11 +353,11 @@ class WorkerVectorEnv(VectorBoundary):
                 self._ask(row, "close")
         for row in range(self.num_envs):
             if not self._pipes[row].closed:
-                self._end_worker(row, kill=bool(self._broken))
+                self._end_worker(row, kill=bool(self._failure))
 
     def close(self) -> None:
         """End the workers; a second call does nothing."""
-        if not self._broken and not self._closed:
+        if not self._failure and not self._closed:
             self._closed = True
             self._end_all()
 

@@ -123,38 +123,8 @@ def make_actor(module: RLModule, obs_pipeline: Pipeline | None = None) -> Actor:
 # -- with torch ---
 
 
-class TorchActor:
-    """Acts with any `RLModule` that has no state, on its device."""
-
-    def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
-        if module.is_stateful():
-            raise ValueError(f"{type(module).__name__} keeps a state from step to step, so RecurrentActor must act")
-        self.module = module
-        self._pipeline = _used(obs_pipeline)
-        self._device = _device_of(module)
-
-    def is_stale(self) -> bool:
-        return _device_of(self.module) != self._device
-
-    @torch.inference_mode()
-    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
-        if self._pipeline is not None:
-            obs = self._pipeline(obs)
-        batch = {"obs": map_tree(self._to_tensor, obs)}
-        forward = self.module.forward_inference if noise is None else self.module.forward_exploration
-        outputs = forward(batch)
-        if "actions" in outputs:
-            return outputs["actions"].cpu().numpy()
-        dist = self.module.action_dist_cls.from_inputs(outputs["action_dist_inputs"])
-        actions = dist.mode() if noise is None else dist.sample_with_noise(self._to_tensor(noise))
-        return actions.cpu().numpy()
-
-    def _to_tensor(self, array: Any) -> Tensor:
-        return _to_tensor(array, self._device)
-
-
-class RecurrentActor:
-    """Acts with any `RLModule` that has a state, on its device."""
+class _OnDevice:
+    """Runs an `RLModule` on the device where it lies."""
 
     def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
         self.module = module
@@ -164,6 +134,41 @@ class RecurrentActor:
     def is_stale(self) -> bool:
         """Return whether the module was moved; see `Actor.is_stale`."""
         return _device_of(self.module) != self._device
+
+    def _forward(self, batch: dict[str, Any], noise: Noise | None) -> dict[str, Any]:
+        forward = self.module.forward_inference if noise is None else self.module.forward_exploration
+        return dict(forward(batch))
+
+    def _pick(self, outputs: Mapping[str, Any], noise: Noise | None) -> np.ndarray:
+        """Return the actions `[B, ...]` that these outputs name, or that their distribution gives."""
+        if "actions" in outputs:
+            return cast(np.ndarray, outputs["actions"].cpu().numpy())
+        dist = self.module.action_dist_cls.from_inputs(outputs["action_dist_inputs"])
+        actions = dist.mode() if noise is None else dist.sample_with_noise(self._to_tensor(noise))
+        return actions.cpu().numpy()
+
+    def _to_tensor(self, array: Any) -> Tensor:
+        array = np.asarray(array)
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
+
+
+class TorchActor(_OnDevice):
+    """Acts with any `RLModule` that has no state, on its device."""
+
+    def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
+        if module.is_stateful():
+            raise ValueError(f"{type(module).__name__} keeps a state from step to step, so RecurrentActor must act")
+        super().__init__(module, obs_pipeline)
+
+    @torch.inference_mode()
+    def act(self, obs: Any, noise: Noise | None = None) -> np.ndarray:
+        if self._pipeline is not None:
+            obs = self._pipeline(obs)
+        return self._pick(self._forward({"obs": map_tree(self._to_tensor, obs)}, noise), noise)
+
+
+class RecurrentActor(_OnDevice):
+    """Acts with any `RLModule` that has a state, on its device."""
 
     def get_initial_state(self, num_rows: int) -> State:
         """Return the state `{name: [num_rows, ...]}` at the start of episodes, in new arrays."""
@@ -188,17 +193,10 @@ class RecurrentActor:
             "obs": map_tree(lambda leaf: self._to_tensor(leaf).unsqueeze(1), obs),
             "state_in": map_tree(self._to_tensor, dict(state)),
         }
-        forward = self.module.forward_inference if noise is None else self.module.forward_exploration
-        outputs: dict[str, Any] = dict(forward(batch))
+        outputs = self._forward(batch, noise)
         after = {name: leaf.cpu().numpy() for name, leaf in outputs["state_out"].items()}
-        if "actions" in outputs:
-            return outputs["actions"].squeeze(1).cpu().numpy(), after
-        dist = self.module.action_dist_cls.from_inputs(outputs["action_dist_inputs"].squeeze(1))
-        actions = dist.mode() if noise is None else dist.sample_with_noise(self._to_tensor(noise))
-        return actions.cpu().numpy(), after
-
-    def _to_tensor(self, array: Any) -> Tensor:
-        return _to_tensor(array, self._device)
+        name = "actions" if "actions" in outputs else "action_dist_inputs"
+        return self._pick({name: outputs[name].squeeze(1)}, noise), after
 
 
 def _used(pipeline: Pipeline | None) -> Pipeline | None:
@@ -208,11 +206,6 @@ def _used(pipeline: Pipeline | None) -> Pipeline | None:
 def _device_of(module: nn.Module) -> torch.device:
     parameter = next(module.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _to_tensor(array: Any, device: torch.device) -> Tensor:
-    array = np.asarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
 # -- with numpy ---

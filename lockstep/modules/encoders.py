@@ -87,6 +87,17 @@ class FlatFeatures(Features):
         return obs.flatten(-len(self.shape)) if self.shape else obs.unsqueeze(-1)
 
 
+def one_hot_outputs(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
+    """Return, for each output of one-hot vectors side by side, the part it belongs to and the value that sets it."""
+    if isinstance(space, spaces.Discrete):
+        nvec, start = np.array([space.n]), np.array([space.start])
+    else:
+        nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
+    parts = np.repeat(np.arange(len(nvec)), nvec)
+    values = np.concatenate([np.arange(n) + first for n, first in zip(nvec, start)])
+    return parts, values
+
+
 class OneHotFeatures(Features):
     """Turns Discrete `[N]` and MultiDiscrete `[N, ...]` into one-hot vectors side by side.
 
@@ -95,15 +106,9 @@ class OneHotFeatures(Features):
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
         super().__init__(space)
-        if isinstance(space, spaces.Discrete):
-            nvec, start = np.array([space.n]), np.array([space.start])
-        else:
-            nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
         self.shape = tuple(space.shape or ())
-        self.output_size = int(nvec.sum())
-        # for each output: the part it belongs to, and the value of that part that sets it
-        parts = np.repeat(np.arange(len(nvec)), nvec)
-        values = np.concatenate([np.arange(n) + first for n, first in zip(nvec, start)])
+        parts, values = one_hot_outputs(space)
+        self.output_size = len(values)
         self.register_buffer("parts", torch.from_numpy(parts), persistent=False)
         self.register_buffer("values", torch.from_numpy(values.astype(np.int64)), persistent=False)
 

@@ -259,7 +259,7 @@ class RLModule(nn.Module):
         """Build the module that `state_tree` described."""
         module = RLModuleSpec.from_dict(tree["spec"], module_class=module_class).build()
         module.set_state(tree["weights"])
-        module.acting_connectors = _connectors_of(tree)
+        module.acting_connectors = tuple(tree["spec"]["acting_connectors"])
         return module
 
 
@@ -341,13 +341,9 @@ def _follows(run: Tensor, part: Tensor) -> bool:
     return same and run.data_ptr() + run.numel() == part.data_ptr()
 
 
-def _connectors_of(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(tree["spec"].get("acting_connectors", ()))  # an older checkpoint does not say
-
-
 def warn_of_connectors(tree: Mapping[str, Any], around: Sequence[str] = ()) -> None:
     """Warn where a module was saved that acts behind connectors other than those `around` the restored one."""
-    names = _connectors_of(tree)
+    names = tuple(tree["spec"]["acting_connectors"])
     if names and names != tuple(around):
         warnings.warn(
             f"only the network is restored, without the connectors {', '.join(names)} that it was trained with: it "
@@ -368,9 +364,6 @@ def _import_module_class(name: str) -> type[RLModule]:
     """Return the RLModule subclass at an import path `package.module:Class`."""
     source, _, qualified = name.partition(":")
     try:
-        if source.startswith("lockstep.modules."):  # whose files had other names in earlier versions
-            package = importlib.import_module("lockstep.modules")
-            source = "lockstep.modules" if hasattr(package, qualified) else source
         found: Any = importlib.import_module(source)
         for part in qualified.split("."):
             found = getattr(found, part)

@@ -259,9 +259,3 @@ def test_an_environment_of_another_form_is_told_what_it_gave_and_what_to_do(env,
 
     with pytest.raises((EnvironmentStepError, ValueError), match=words):
         run()
-
-
-@pytest.mark.parametrize("env", [Spaceless, NoActions])
-def test_a_finished_environment_without_a_space_is_refused(env):
-    with pytest.raises(ValueError, match="must be a gymnasium space"):
-        make_vector(env())

@@ -16,7 +16,6 @@ from torch import nn
 
 from lockstep.modules import (
     DefaultActorCriticModule,
-    DefaultSACModule,
     ModelConfig,
     MultiRLModule,
     MultiRLModuleSpec,
@@ -196,12 +195,6 @@ def test_a_damaged_or_foreign_checkpoint_is_named(tmp_path):
         RLModule.from_checkpoint(tmp_path / "multi")
     with pytest.raises(CheckpointError, match="not of a MultiRLModule"):
         MultiRLModule.from_checkpoint(SPEC.build().save_to_path(tmp_path / "single"))
-
-
-def test_a_class_is_found_where_an_earlier_version_had_it():
-    data = SPEC.to_dict()
-    data["module_class"] = "lockstep.modules.soft_actor_critic:DefaultSACModule"
-    assert RLModuleSpec.from_dict(data).module_class is DefaultSACModule
 
 
 def test_specs_go_through_plain_values():
