@@ -203,7 +203,7 @@ def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: 
     def get(key: Mapping[str, Any]) -> np.ndarray:
         shape = shape_of(key)
         if key["how"] == "text":
-            return _texts(_cells(chunks[key["name"]], shape[0]), key["dtype"])
+            return np.array(_cells(chunks[key["name"]], shape[0]), plain_dtype(key["dtype"] or "U"))
         out = np.zeros(shape, plain_dtype(key["dtype"]))
         if key["how"] != "nothing":
             _fill(out, chunks[key["name"]], key["how"], key["name"])
@@ -227,10 +227,6 @@ def _cells(chunks: list[Any], count: int) -> list[str]:
     if len(cells) != count or None in cells:
         raise ValueError(f"{count} rows are needed, there are {sum(cell is not None for cell in cells)}")
     return cells
-
-
-def _texts(cells: list[str], dtype: str) -> np.ndarray:
-    return np.array(cells, dtype=plain_dtype(dtype)) if dtype else np.array(cells, dtype=np.str_)
 
 
 def _fill(out: np.ndarray, chunks: list[Any], how: str, name: str) -> None:
