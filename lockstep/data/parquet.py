@@ -63,7 +63,9 @@ def write_parquet(
 
     note = encode_note(columns, marks, put, put_objects)
     longest = max((len(field) for field in fields.values()), default=0)
-    table = pyarrow.table({name: _filled(pyarrow, field, longest) for name, field in fields.items()})
+    for name, field in fields.items():  # nulls after the rows of a shorter column, with one row for each sequence
+        fields[name] = pyarrow.concat_arrays([field, pyarrow.nulls(longest - len(field), field.type)])
+    table = pyarrow.table(fields)
     table = table.replace_schema_metadata({_NOTE: note.encode()})
     with replacing_file(path) as temporary:
         pyarrow.parquet.write_table(
@@ -104,11 +106,6 @@ def _to_arrow(pyarrow: Any, array: np.ndarray) -> tuple[str, Any]:
     content = [None, pyarrow.py_buffer(rows.reshape(-1).view(np.uint8))]
     binary = pyarrow.binary(width * array.dtype.itemsize)
     return "bytes", pyarrow.FixedSizeBinaryArray.from_buffers(binary, len(rows), content)
-
-
-def _filled(pyarrow: Any, field: Any, length: int) -> Any:
-    """Put nulls after the rows of a shorter column (one row for each sequence)."""
-    return pyarrow.concat_arrays([field, pyarrow.nulls(length - len(field), field.type)])
 
 
 # ---- reading -------------------------------------------------------------------------------------------------

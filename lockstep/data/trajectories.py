@@ -286,9 +286,3 @@ def _state_before(data: Mapping[str, Any], piece: SingleAgentEpisode) -> Tree:
         return map_tree(lambda leaf: np.asarray(leaf)[0], data[Columns.STATE_IN])
     kept = piece.custom_data.get(Columns.STATE_IN)
     return None if kept is None or kept["t"] != piece.t_started else map_tree(np.asarray, kept["state"])
-
-
-def num_rows_of(tree: Tree) -> int:
-    """Return the rows of a column that may be nested."""
-    shape = getattr(tree, "shape", None)  # an array or a tensor; asked for each gradient step
-    return int(next(iter(leaves(tree))).shape[0] if shape is None else shape[0])
