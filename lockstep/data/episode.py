@@ -41,7 +41,7 @@ Slice = slice  # the method of this name hides the type in the class
 OBSERVATIONS, INFOS, ACTIONS, REWARDS, EXTRAS = "observations", "infos", "actions", "rewards", "extra_model_outputs"
 
 _STATE = ("id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t", "t_started")
-_NO_EXTRAS = {
+NO_EXTRAS = {
     *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
     *(Columns.TRUNCATEDS, Columns.DONES, Columns.T, Columns.EPS_ID, Columns.SEQ_LENS, Columns.AGENT_ID),
     *(Columns.MODULE_ID, Columns.STATE_IN),
@@ -755,7 +755,7 @@ class SingleAgentEpisode:
             truncated=bool(flat[Columns.TRUNCATEDS][-1]) if Columns.TRUNCATEDS in flat else False,
             t_started=int(flat[Columns.T][0]) if Columns.T in flat else 0,
             infos=[{}, *flat[Columns.INFOS]] if Columns.INFOS in flat else None,
-            extra_model_outputs={key: tree for key, tree in flat.items() if key not in _NO_EXTRAS},
+            extra_model_outputs={key: tree for key, tree in flat.items() if key not in NO_EXTRAS},
         )
 
     def get_state(self) -> dict[str, Any]:

@@ -63,7 +63,9 @@ def write_parquet(
 
     note = encode_note(columns, marks, put, put_objects)
     longest = max((len(field) for field in fields.values()), default=0)
-    table = pyarrow.table({name: _filled(pyarrow, field, longest) for name, field in fields.items()})
+    for name, field in fields.items():  # nulls after the rows of a shorter column, with one row for each sequence
+        fields[name] = pyarrow.concat_arrays([field, pyarrow.nulls(longest - len(field), field.type)])
+    table = pyarrow.table(fields)
     table = table.replace_schema_metadata({_NOTE: note.encode()})
     with replacing_file(path) as temporary:
         pyarrow.parquet.write_table(
@@ -104,11 +106,6 @@ def _to_arrow(pyarrow: Any, array: np.ndarray) -> tuple[str, Any]:
     content = [None, pyarrow.py_buffer(rows.reshape(-1).view(np.uint8))]
     binary = pyarrow.binary(width * array.dtype.itemsize)
     return "bytes", pyarrow.FixedSizeBinaryArray.from_buffers(binary, len(rows), content)
-
-
-def _filled(pyarrow: Any, field: Any, length: int) -> Any:
-    """Put nulls after the rows of a shorter column (one row for each sequence)."""
-    return pyarrow.concat_arrays([field, pyarrow.nulls(length - len(field), field.type)])
 
 
 # ---- reading -------------------------------------------------------------------------------------------------
@@ -203,7 +200,7 @@ def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: 
     def get(key: Mapping[str, Any]) -> np.ndarray:
         shape = shape_of(key)
         if key["how"] == "text":
-            return _texts(_cells(chunks[key["name"]], shape[0]), key["dtype"])
+            return np.array(_cells(chunks[key["name"]], shape[0]), plain_dtype(key["dtype"] or "U"))
         out = np.zeros(shape, plain_dtype(key["dtype"]))
         if key["how"] != "nothing":
             _fill(out, chunks[key["name"]], key["how"], key["name"])
@@ -227,10 +224,6 @@ def _cells(chunks: list[Any], count: int) -> list[str]:
     if len(cells) != count or None in cells:
         raise ValueError(f"{count} rows are needed, there are {sum(cell is not None for cell in cells)}")
     return cells
-
-
-def _texts(cells: list[str], dtype: str) -> np.ndarray:
-    return np.array(cells, dtype=plain_dtype(dtype)) if dtype else np.array(cells, dtype=np.str_)
 
 
 def _fill(out: np.ndarray, chunks: list[Any], how: str, name: str) -> None:

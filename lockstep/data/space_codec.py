@@ -42,7 +42,7 @@ def describe_space(space: Space[Any] | None) -> dict[str, Any] | None:
 
 
 def space_from(described: Mapping[str, Any] | None) -> Any:
-    """Return the space that `describe_space` described, in this version or an earlier one.
+    """Return the space that `describe_space` described.
 
     Raises:
         ValueError: an unknown type.
@@ -52,9 +52,8 @@ def space_from(described: Mapping[str, Any] | None) -> Any:
     kind = described.get("type")
     if kind == "Box":
         dtype = np.dtype(described["dtype"])
-        low, high = (np.array(described[name], dtype) for name in ("low", "high"))
-        shape = tuple(described.get("shape", low.shape))  # earlier versions wrote arrays, and no shape
-        low, high = (np.broadcast_to(bound, shape).copy() for bound in (low, high))
+        shape = tuple(described["shape"])
+        low, high = (np.full(shape, described[name], dtype) for name in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         return spaces.Discrete(described["n"], start=described["start"], dtype=np.dtype(described["dtype"]).type)
@@ -62,7 +61,7 @@ def space_from(described: Mapping[str, Any] | None) -> Any:
         nvec, start = np.array(described["nvec"]), np.array(described["start"])
         return spaces.MultiDiscrete(nvec, dtype=np.dtype(described["dtype"]).type, start=start)
     if kind == "MultiBinary":
-        shape = tuple(described["n"] if "n" in described else described["shape"])
+        shape = tuple(described["n"])
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     if kind == "Text":
         return spaces.Text(described["max"], min_length=described["min"], charset=described["characters"])

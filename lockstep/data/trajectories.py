@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.columns import Columns, is_state_column
-from lockstep.data.episode import SingleAgentEpisode
+from lockstep.data.episode import NO_EXTRAS, SingleAgentEpisode
 from lockstep.data.trees import leaves, map_tree, zip_trees
 from lockstep.state.checks import check_whole
 
@@ -257,18 +257,13 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
 
 COMPARED_WITH = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS)
 """extra model outputs that a loss compares the present ones with"""
-NOT_RECORDED = {
-    *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
-    *(Columns.TRUNCATEDS, Columns.T, Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID),
-}
-"""columns of an episode that are no extra model outputs"""
 
 
 def _recorded(data: Sequence[Mapping[str, Any]]) -> dict[str, Tree]:
     """`{name: [T, 1, ...]}` of the extra model outputs that all pieces have; of those that a loss compares with, NaN
     in pieces without one. What cannot be joined, and is compared with nothing, is passed over.
     """
-    names = [name for name in dict.fromkeys(name for item in data for name in item) if name not in NOT_RECORDED]
+    names = [name for name in dict.fromkeys(name for item in data for name in item) if name not in NO_EXTRAS]
     joined: dict[str, Tree] = {}
     for name in names:
         parts = [item.get(name) for item in data]
@@ -291,9 +286,3 @@ def _state_before(data: Mapping[str, Any], piece: SingleAgentEpisode) -> Tree:
         return map_tree(lambda leaf: np.asarray(leaf)[0], data[Columns.STATE_IN])
     kept = piece.custom_data.get(Columns.STATE_IN)
     return None if kept is None or kept["t"] != piece.t_started else map_tree(np.asarray, kept["state"])
-
-
-def num_rows_of(tree: Tree) -> int:
-    """Return the rows of a column that may be nested."""
-    shape = getattr(tree, "shape", None)  # an array or a tensor; asked for each gradient step
-    return int(next(iter(leaves(tree))).shape[0] if shape is None else shape[0])

@@ -133,19 +133,14 @@ def stack_rows(name: str, rows: Sequence[Any]) -> Tree:
     """
     first = rows[0] if len(rows) else None
     if isinstance(first, dict | tuple):
-        return _stack_trees(name, rows)
+        paths = iter([path for path, _ in named_leaves(name, first)])
+        return zip_trees(lambda parts: stack_rows(next(paths), parts), rows, name)
     try:
         if isinstance(first, torch.Tensor):
             return torch.stack(list(rows))
         return np.array(rows)
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"the rows of {name!r} cannot be stacked: {_odd_row(rows) or error}") from None
-
-
-def _stack_trees(name: str, rows: Sequence[Any]) -> Tree:
-    """Stack rows that are dicts or tuples; each leaf is named by its path."""
-    paths = iter([path for path, _ in named_leaves(name, rows[0])])
-    return zip_trees(lambda parts: stack_rows(next(paths), parts), rows, name)
 
 
 def _odd_row(rows: Sequence[Any]) -> str | None:
@@ -303,7 +298,7 @@ def _leaf_rows(leaf: Leaf, time_major: bool) -> int:
 
 def num_items(tree: Tree) -> int:
     """Return the number of rows of a column that may be nested."""
-    return len(tree) if isinstance(tree, np.ndarray) else len(next(iter(leaves(tree)), ()))
+    return len(tree) if isinstance(tree, np.ndarray | torch.Tensor) else len(next(leaves(tree), ()))
 
 
 def describe_leaf(leaf: Leaf) -> str:

@@ -17,8 +17,8 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
-from lockstep.data.trajectories import Trajectories, num_rows_of
-from lockstep.data.trees import map_tree
+from lockstep.data.trajectories import Trajectories
+from lockstep.data.trees import map_tree, num_items
 from lockstep.learner import checkpointing, inputs
 from lockstep.learner.compiled import NOT_TRACED, CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
@@ -535,7 +535,7 @@ class Learner(Generic[Training]):
 
     def _weight_of(self, module_id: str, columns: TensorColumns) -> int:
         """Return by how many rows of a module what it logs is weighted: none where it only keeps in step."""
-        return 0 if module_id in self.stand_ins else num_rows_of(next(iter(columns.values())))
+        return 0 if module_id in self.stand_ins else num_items(next(iter(columns.values())))
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Outputs]:
         """Return `{module_id: outputs}`; computed in bfloat16 with `mixed_precision`, and float32 again after it."""

@@ -26,8 +26,8 @@ from lockstep.data.minibatch import shard_batch
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
-from lockstep.data.trajectories import Trajectories, num_rows_of, trajectories_from_episodes
-from lockstep.data.trees import map_tree
+from lockstep.data.trajectories import Trajectories, trajectories_from_episodes
+from lockstep.data.trees import map_tree, num_items
 from lockstep.learner.minibatches import Indices, UpdateOptions, take_rows
 from lockstep.learner.reduction import LearnerError, Reducer
 
@@ -290,7 +290,7 @@ def _donor(counts: list[int]) -> int:
 
 
 def _num_rows(part: Trajectories | Mapping[str, Any]) -> int:
-    return part.num_rows if isinstance(part, Trajectories) else num_rows_of(next(iter(part.values())))
+    return part.num_rows if isinstance(part, Trajectories) else num_items(next(iter(part.values())))
 
 
 def _packed(part: Trajectories | Mapping[str, Any]) -> dict[str, Any]:
