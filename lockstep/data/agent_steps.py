@@ -385,7 +385,7 @@ class AgentSteps:
                 wanted = len(single) + (self.waiting is not None)
                 if len(positions) != wanted:
                     raise KeyError(f"no extra model output {key!r}; a new one takes all {wanted} values at once")
-                return single.with_lookback(kept), last
+                return single.replaced_column(name, key, kept, None, True), last
             if waits.all():
                 return None, last
             return single.replaced_column(name, key, kept, positions[~waits] - before, True), last

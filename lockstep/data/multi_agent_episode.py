@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 from uuid import uuid4
 
 import numpy as np
@@ -30,7 +30,10 @@ from lockstep.data.episode import (
     INFOS,
     OBSERVATIONS,
     REWARDS,
+    Read,
+    ReadDiscrete,
     SingleAgentEpisode,
+    Write,
     check_follows,
     check_state,
 )
@@ -43,6 +46,26 @@ from lockstep.state.checks import check_whole
 Slice = slice  # the method of this name hides the type in the class
 MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]
 AgentIDs = Collection[AgentID] | AgentID | None
+
+
+class ReadAgents(Read, total=False):
+    """Options of all getters."""
+
+    env_steps: bool
+    return_list: bool
+
+
+class ReadDiscreteAgents(ReadAgents, ReadDiscrete, total=False):
+    """Options of the getters of observations and actions."""
+
+
+class WriteAgents(Write, total=False):
+    """Options of all setters."""
+
+    agent_ids: AgentIDs
+    env_steps: bool
+    return_list: bool
+
 
 _STATE = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated", "is_reset")
 
@@ -366,13 +389,11 @@ class MultiAgentEpisode:
 
     def get_terminateds(self) -> dict[AgentID, bool]:
         """Return agent id -> terminated, and `__all__`."""
-        flags = {agent: single.is_terminated for agent, single in self.agent_episodes.items()}
-        return {**flags, ALL: self.is_terminated}
+        return {**{agent: one.is_terminated for agent, one in self.agent_episodes.items()}, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[AgentID, bool]:
         """Return agent id -> truncated, and `__all__`."""
-        flags = {agent: single.is_truncated for agent, single in self.agent_episodes.items()}
-        return {**flags, ALL: self.is_truncated}
+        return {**{agent: one.is_truncated for agent, one in self.agent_episodes.items()}, ALL: self.is_truncated}
 
     def get_agents_to_act(self) -> set[AgentID]:
         """Return the agents that are not done and have not answered their last observation."""
@@ -389,10 +410,7 @@ class MultiAgentEpisode:
         """
         total = sum(single.get_return() for single in self.agent_episodes.values())
         if include_hanging_rewards:
-            hanging = 0.0
-            for steps in self._agents.values():
-                hanging += steps.hanging_rewards(self.env_t_started, self.env_t)
-            total += hanging
+            total += sum(steps.hanging_rewards(self.env_t_started, self.env_t) for steps in self._agents.values())
         return total
 
     def get_duration_s(self) -> float:
@@ -435,21 +453,13 @@ class MultiAgentEpisode:
     # ---- reading -----------------------------------------------------------------------------------------
 
     def get_observations(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-        return_list: bool = False,
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadDiscreteAgents]
     ) -> Any:
         """Return observations `{agent: column}` at `indices`, which are env steps (T + 1 of them).
 
         An agent's column has a row for each index at which it observed; agents without any are left out. With
-        `fill` each agent has a row for each index. An int gives single rows. `return_list` gives one dict for each
-        index. With `env_steps=False` the indices are each agent's own steps. Indices, `neg_index_as_lookback`,
+        `fill` each agent has a row for each index. An int gives single rows. `return_list=True` gives one dict for
+        each index. With `env_steps=False` the indices are each agent's own steps. Indices, `neg_index_as_lookback`,
         `fill` and `one_hot_discrete` are as in `SingleAgentEpisode.get_observations`.
 
         Raises:
@@ -457,66 +467,30 @@ class MultiAgentEpisode:
             KeyError: an unknown agent.
             ValueError: `return_list` with the agents' own steps.
         """
-        negative, hot = neg_index_as_lookback, one_hot_discrete
-        return self._get(OBSERVATIONS, None, indices, agent_ids, env_steps, negative, fill, hot, return_list)
+        return self._get(OBSERVATIONS, None, indices, agent_ids, **how)
 
-    def get_infos(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_infos(self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]) -> Any:
         """Return infos, as lists; see `get_observations`."""
-        return self._get(INFOS, None, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(INFOS, None, indices, agent_ids, **how)
 
     def get_actions(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-        return_list: bool = False,
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadDiscreteAgents]
     ) -> Any:
         """Return actions (T env steps); see `get_observations`.
 
         An action has the index of the observation that it answers. One that waits for the next observation counts.
         """
-        negative, hot = neg_index_as_lookback, one_hot_discrete
-        return self._get(ACTIONS, None, indices, agent_ids, env_steps, negative, fill, hot, return_list)
+        return self._get(ACTIONS, None, indices, agent_ids, **how)
 
-    def get_rewards(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: float | None = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_rewards(self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]) -> Any:
         """Return rewards of the actions, with their indices: each the sum until the agent's next observation."""
-        return self._get(REWARDS, None, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(REWARDS, None, indices, agent_ids, **how)
 
     def get_extra_model_outputs(
-        self,
-        key: str | None = None,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
+        self, key: str | None = None, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]
     ) -> Any:
         """Return model outputs under `key` with the indices of the actions; None: a dict of all for each agent."""
-        return self._get(EXTRAS, key, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(EXTRAS, key, indices, agent_ids, **how)
 
     def _get(
         self,
@@ -524,17 +498,18 @@ class MultiAgentEpisode:
         key: str | None,
         indices: Indices,
         agent_ids: AgentIDs,
-        env_steps: bool,
-        negative: bool,
-        fill: Tree,
-        hot: bool,
-        return_list: bool,
+        *,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+        return_list: bool = False,
     ) -> Any:
         agents = self._chosen(agent_ids)
         if not env_steps:
             _check_own_steps(return_list)
-            return self._by_own_steps(name, key, agents, indices, negative, fill, hot)
-        times, single = self._times(name, indices, negative, fill is not None)
+            return self._by_own_steps(name, key, agents, indices, neg_index_as_lookback, fill, one_hot_discrete)
+        times, single = self._times(name, indices, neg_index_as_lookback, fill is not None)
         begin = self.env_t_started - self._lookback
         read: dict[AgentID, tuple[np.ndarray, Any]] = {}
         for agent in agents:
@@ -545,7 +520,7 @@ class MultiAgentEpisode:
                 positions = positions[found]
             else:
                 found = np.ones_like(found)
-            column = steps.column(name, key, hot) if len(positions) else {}
+            column = steps.column(name, key, one_hot_discrete) if len(positions) else {}
             if not isinstance(column, dict) or column:
                 read[agent] = found, _read(column, positions, fill, steps.num_rows(name))
         if return_list:
@@ -592,81 +567,45 @@ class MultiAgentEpisode:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(
-        self,
-        *,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_observations(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace observations by `new_data`, which has the form in which the getter with these arguments gives them.
 
-        `agent_ids` limits the agents that are set. On an error nothing is changed.
+        `at_indices` are the getter's indices; `agent_ids` limits the agents that are set. On an error nothing is
+        changed.
 
         Raises:
             IndexError: lengths do not fit.
             ValueError: a value outside the agent's space.
             KeyError: an agent that is not there.
         """
-        negative = neg_index_as_lookback
-        self._set(OBSERVATIONS, None, new_data, at_indices, agent_ids, env_steps, negative, return_list)
+        self._set(OBSERVATIONS, None, new_data, **where)
 
-    def set_actions(
-        self,
-        *,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_actions(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace actions, waiting ones too; see `set_observations`."""
-        self._set(ACTIONS, None, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+        self._set(ACTIONS, None, new_data, **where)
 
-    def set_rewards(
-        self,
-        *,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_rewards(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace rewards, those of waiting actions too; see `set_observations`."""
-        self._set(REWARDS, None, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+        self._set(REWARDS, None, new_data, **where)
 
-    def set_extra_model_outputs(
-        self,
-        *,
-        key: str,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace outputs under `key`; a new key takes a value for every step. See `set_observations`."""
-        self._set(EXTRAS, key, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+        self._set(EXTRAS, key, new_data, **where)
 
     def _set(
         self,
         name: str,
         key: str | None,
         new_data: Any,
-        indices: Indices,
-        agent_ids: AgentIDs,
-        env_steps: bool,
-        negative: bool,
-        return_list: bool,
+        *,
+        at_indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        return_list: bool = False,
     ) -> None:
         """Replace columns; everything is checked before anything is changed."""
-        times, single = (None, False) if not env_steps else self._times(name, indices, negative, False)
+        times, single = (None, False) if not env_steps else self._times(name, at_indices, neg_index_as_lookback, False)
         at: dict[AgentID, np.ndarray] = {}
         if return_list:
             _check_own_steps(times is None)
@@ -680,7 +619,7 @@ class MultiAgentEpisode:
                 raise KeyError(f"new_data has no agent {agent!r}; it has {[*new_data]}")
             steps = self._agents[agent]
             if times is None:
-                where = steps.own_positions(name, indices, negative, False)
+                where = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
                 single = isinstance(where, int)
                 positions = np.atleast_1d(np.arange(steps.num_rows(name))[where])
             else:

@@ -139,4 +139,4 @@ def test_steps_that_cannot_be_packed_leave_the_episode_as_it_was():
     for _ in range(2):
         with pytest.raises(ValueError, match=r"'actions' cannot be stacked: row 1 has shape \(2,\), row 0 has \(\)"):
             episode.get_observations()
-        assert episode._obs is None
+        assert not episode.is_numpy
