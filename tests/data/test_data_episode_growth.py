@@ -30,13 +30,6 @@ def test_t_steps_have_t_plus_one_observations_and_infos():
     assert episode.get_observations().dtype == np.float32
 
 
-def test_add_env_reset_is_for_once():
-    episode = SingleAgentEpisode("e")
-    episode.add_env_reset(0)
-    with pytest.raises(ValueError, match="reset already"):
-        episode.add_env_reset(0)
-
-
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_add_env_step_is_refused_when_done(end):
     episode = grown(1)
@@ -112,15 +105,6 @@ def test_len_lookback_buffer_defaults_to_zero_and_auto_is_accepted():
     assert (len(episode), episode.t_started, episode.t, episode.len_lookback_buffer) == (2, 10, 12, 3)
     auto = SingleAgentEpisode(observations=[1, 2, 3], actions=[0, 0], rewards=[0, 0], len_lookback_buffer="auto")
     assert (len(auto), auto.len_lookback_buffer) == (0, 2)
-
-
-def test_an_episode_with_one_observation_is_reset():
-    episode = SingleAgentEpisode(observations=[7], infos=[{"a": 1}])
-    assert episode.is_reset
-    assert len(episode) == 0
-    episode.add_env_step(8, 1, 1.0)
-    assert episode.get_observations().tolist() == [7, 8]
-    assert episode.get_infos() == [{"a": 1}, {}]
 
 
 def test_to_numpy_returns_self_and_readers_give_views():

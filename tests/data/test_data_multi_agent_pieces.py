@@ -43,15 +43,6 @@ def test_cut_knows_the_agents_that_were_done_before():
     assert episode.cut(1).agent_ids == {"a", "b"}  # b's step can be looked back at
 
 
-def test_cut_is_refused_when_done_or_not_reset():
-    with pytest.raises(ValueError, match="ended at t=1"):
-        grown({"a": 0}, ({"a": 1}, {"a": 0}, {"a": 1}, True)).cut()
-    with pytest.raises(ValueError, match="no observation yet"):
-        MultiAgentEpisode("e").cut()
-    with pytest.raises(ValueError, match="len_lookback_buffer=-1"):
-        in_turns().cut(-1)
-
-
 # ---- slice ----
 
 
@@ -163,12 +154,6 @@ def test_concat_refuses_and_changes_nothing(name):
     with pytest.raises(ValueError, match=message):
         first.concat_episode(second)
     assert state_of(first) == before
-
-
-def test_concat_refuses_after_the_end():
-    episode = grown({"a": 0}, ({"a": 1}, {"a": 0}, {"a": 1}, True))
-    with pytest.raises(ValueError, match="ended at t=1; nothing can follow"):
-        episode.concat_episode(episode[1:])
 
 
 # ---- setters ----
