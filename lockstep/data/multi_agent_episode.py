@@ -67,6 +67,7 @@ class WriteAgents(Write, total=False):
     return_list: bool
 
 
+_NO_LIST = "return_list=True needs env_steps=True: agents' own steps have no common index"
 _STATE = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated", "is_reset")
 
 
@@ -161,7 +162,7 @@ class MultiAgentEpisode:
         self._lookback = 0
         steps = {ACTIONS: actions, REWARDS: rewards, EXTRAS: extra_model_outputs}
         flags = [as_agent_dict(terminateds, "terminateds"), as_agent_dict(truncateds, "truncateds")]
-        num_steps = _check_lists(observations, infos, steps, flags)
+        num_steps = _check_lists({OBSERVATIONS: observations, INFOS: infos, **steps}, flags)
         lookback = lookback_steps(len_lookback_buffer, num_steps)
         if observations:
             self._replay(observations, infos, steps, flags, lookback)
@@ -505,21 +506,23 @@ class MultiAgentEpisode:
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        agents = self._chosen(agent_ids)
+        filled = fill is not None
         if not env_steps:
-            _check_own_steps(return_list)
-            return self._by_own_steps(name, key, agents, indices, neg_index_as_lookback, fill, one_hot_discrete)
-        times, single = self._times(name, indices, neg_index_as_lookback, fill is not None)
+            if return_list:
+                raise ValueError(_NO_LIST)
+            times, single = np.empty(0, np.int64), isinstance(indices, int | np.integer)
+        else:
+            times, single = self._times(name, indices, neg_index_as_lookback, filled)
         begin = self.env_t_started - self._lookback
         read: dict[AgentID, tuple[np.ndarray, Any]] = {}
-        for agent in agents:
+        for agent in self._chosen(agent_ids):
             steps = self._agents[agent]
-            positions = steps.positions_at(name, times, begin)
-            found = positions >= 0
-            if fill is None:
+            if env_steps:
+                positions = steps.positions_at(name, times, begin)
+                found = np.full(len(times), True) if filled else positions >= 0
                 positions = positions[found]
             else:
-                found = np.ones_like(found)
+                positions = found = steps.own_positions(name, indices, neg_index_as_lookback, filled)
             column = steps.column(name, key, one_hot_discrete) if len(positions) else {}
             if not isinstance(column, dict) or column:
                 read[agent] = found, _read(column, positions, fill, steps.num_rows(name))
@@ -530,18 +533,6 @@ class MultiAgentEpisode:
                     result[index][agent] = _row(rows, row)
             return result
         return {agent: _row(rows, 0) if single else rows for agent, (_, rows) in read.items()}
-
-    def _by_own_steps(
-        self, name: str, key: str | None, agents: list[AgentID], indices: Indices, negative: bool, fill: Tree, hot: bool
-    ) -> dict[AgentID, Any]:
-        read = {}
-        for agent in agents:
-            steps = self._agents[agent]
-            where = steps.own_positions(name, indices, negative, fill is not None)
-            value = _read(steps.column(name, key, hot), where, fill, steps.num_rows(name))
-            if isinstance(where, int) or (len(value) if isinstance(value, list) else num_items(value)):
-                read[agent] = value
-        return read
 
     def _chosen(self, agent_ids: AgentIDs) -> list[AgentID]:
         """Return the agents asked for; `KeyError` for one that has no observation in this episode."""
@@ -608,7 +599,8 @@ class MultiAgentEpisode:
         times, single = (None, False) if not env_steps else self._times(name, at_indices, neg_index_as_lookback, False)
         at: dict[AgentID, np.ndarray] = {}
         if return_list:
-            _check_own_steps(times is None)
+            if times is None:
+                raise ValueError(_NO_LIST)
             new_data, at = by_agent(new_data, 0 if times is None else len(times), name)
             single = False
         if not isinstance(new_data, Mapping):
@@ -619,9 +611,8 @@ class MultiAgentEpisode:
                 raise KeyError(f"new_data has no agent {agent!r}; it has {[*new_data]}")
             steps = self._agents[agent]
             if times is None:
-                where = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
-                single = isinstance(where, int)
-                positions = np.atleast_1d(np.arange(steps.num_rows(name))[where])
+                positions = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
+                single = isinstance(at_indices, int | np.integer)
             else:
                 must = at.get(agent, np.full(len(times), single))
                 positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
@@ -795,38 +786,20 @@ class MultiAgentEpisode:
         return episode
 
 
-def _check_lists(
-    observations: Sequence[AgentDict] | None,
-    infos: Sequence[AgentDict] | None,
-    steps: Mapping[str, Sequence[AgentDict] | None],
-    flags: Sequence[AgentDict],
-) -> int:
+def _check_lists(lists: Mapping[str, Sequence[AgentDict] | None], flags: Sequence[AgentDict]) -> int:
     """Return the number of env steps in the lists; `ValueError` or `TypeError` naming those that do not fit."""
-    for name, data in {OBSERVATIONS: observations, INFOS: infos, **steps}.items():
-        if data is not None and (isinstance(data, Mapping) or not all(isinstance(item, Mapping) for item in data)):
+    times = len(lists[OBSERVATIONS] or ())
+    num_steps = max(times - 1, 0)
+    for name, data in lists.items():
+        if isinstance(data, Mapping):
             raise TypeError(f"{name} must be a list with one dict of agent id -> value for each time")
-    if not observations:
-        rest = [name for name, data in {INFOS: infos, **steps}.items() if data]
-        if rest or any(flags):
-            raise ValueError(f"an episode with {rest or 'flags'} needs observations, one dict more than actions")
-        return 0
-    num_steps = len(observations) - 1
-    sizes = {name: len(data or ()) for name, data in steps.items() if data is not None or name != EXTRAS}
-    wrong = [name for name, size in sizes.items() if size != num_steps]
-    if wrong:
-        raise ValueError(
-            f"{num_steps + 1} observations make {num_steps} env steps, but there are {sizes[wrong[0]]} {wrong[0]}"
-        )
-    if infos is not None and len(infos) != num_steps + 1:
-        raise ValueError(f"{num_steps + 1} dicts of observations need as many infos, but there are {len(infos)}")
+        wanted = times if name in (OBSERVATIONS, INFOS) else num_steps
+        left_out = data is None and name in (INFOS, EXTRAS)
+        if len(data or ()) != wanted and not left_out:
+            raise ValueError(f"{times} observations need {wanted} {name}, but there are {len(data or ())}")
     if not num_steps and any(any(named.values()) for named in flags):
         raise ValueError("flags are given without a step at which the episode could have ended")
     return num_steps
-
-
-def _check_own_steps(return_list: bool) -> None:
-    if return_list:
-        raise ValueError("return_list=True needs env_steps=True: agents' own steps have no common index")
 
 
 def _read(column: Tree, where: Any, fill: Tree, available: int) -> Any:

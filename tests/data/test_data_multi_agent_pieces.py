@@ -283,13 +283,13 @@ def test_constructor_lookback_is_not_counted():
 
 
 BAD_LISTS = {
-    "too few actions": ({"observations": [{"a": 0}, {"a": 1}]}, r"1 env steps, but there are 0 actions"),
+    "too few actions": ({"observations": [{"a": 0}, {"a": 1}]}, r"2 observations need 1 actions, but there are 0"),
     "too many rewards": (
         {"observations": [{"a": 0}, {"a": 1}], "actions": [{"a": 0}], "rewards": [{"a": 1}, {"a": 1}]},
-        r"there are 2 rewards",
+        r"need 1 rewards, but there are 2",
     ),
-    "no observations": ({"actions": [{"a": 0}]}, r"with \['actions'\] needs observations"),
-    "infos": ({"observations": [{"a": 0}], "infos": [{}, {}]}, r"need as many infos, but there are 2"),
+    "no observations": ({"actions": [{"a": 0}]}, r"0 observations need 0 actions, but there are 1"),
+    "infos": ({"observations": [{"a": 0}], "infos": [{}, {}]}, r"1 observations need 1 infos, but there are 2"),
     "lookback": ({"observations": [{"a": 0}], "len_lookback_buffer": 1}, r"allowed are 'auto' and 0 to 0"),
     "no list": ({"observations": {"a": [0, 1]}}, "observations must be a list with one dict"),
     "flags without a step": ({"observations": [{"a": 0}], "terminateds": True}, r"without a step"),
