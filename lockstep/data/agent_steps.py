@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.data.codec import describe_space
 from lockstep.data.columns import Columns
 from lockstep.data.episode import ACTIONS, EXTRAS, INFOS, OBSERVATIONS, REWARDS, SingleAgentEpisode
 from lockstep.data.indices import Indices, positions_of
-from lockstep.data.space_codec import describe_space
 from lockstep.data.trees import (
     Tree,
     check_in_space,

@@ -11,10 +11,10 @@ from uuid import uuid4
 import numpy as np
 from gymnasium.spaces import Space
 
+from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.indices import Indices, lookback_steps, positions_of, run_of_steps
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.space_codec import describe_space, space_from
 from lockstep.data.trees import (
     Tree,
     append_rows,
@@ -281,8 +281,8 @@ class SingleAgentEpisode:
         if self._new_steps:
             new[ACTIONS], new[REWARDS], extras = zip(*self._new_steps)
             for key in self.extra_keys or ():
-                rows = [extra[key] for extra in extras]
-                self._extras[key] = self._appended(self._extras.get(key), f"{EXTRAS}/{key}", rows)
+                outputs = [extra[key] for extra in extras]
+                self._extras[key] = self._appended(self._extras.get(key), f"{EXTRAS}/{key}", outputs)
         for name, rows in new.items():
             self._columns[name] = self._appended(self._columns[name], name, rows)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ class Trajectories:
         apart: dict[str, Any] = {}
         for index in self._given(_APART):
             apart[index], kept = self._moved(getattr(self, index), times, envs)
-            apart[_APART[index]] = map_tree(lambda leaf, kept=kept: leaf[kept], getattr(self, _APART[index]))
+            apart[_APART[index]] = map_tree(itemgetter(kept), getattr(self, _APART[index]))
         place = (times.start, envs.start, *self.shape)
         return replace(self, **grid, **apart, owned=None, positions=None, place=place)
 
