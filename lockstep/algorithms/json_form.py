@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from lockstep.data.space_codec import describe_space, space_from
+from lockstep.data.codec import describe_space, space_from
 from lockstep.modules import MultiRLModuleSpec, RLModuleSpec
 
 

@@ -19,9 +19,9 @@ from lockstep.algorithms.acting import ActingPolicy, checked_observations
 from lockstep.algorithms.base_config import BaseConfig
 from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
+from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.rollout import EpisodeStore, RolloutStore
-from lockstep.data.space_codec import describe_space, space_from
 from lockstep.data.trees import leaves
 from lockstep.envs.trees import stack_rows
 from lockstep.learner.checkpointing import state_from_folders

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from lockstep.data.space_codec import describe_space, space_from
+from lockstep.data.codec import describe_space, space_from
 
 
 def to_space(space: Space[Any], actions: np.ndarray) -> np.ndarray:

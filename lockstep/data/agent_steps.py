@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.data.codec import describe_space
 from lockstep.data.columns import Columns
 from lockstep.data.episode import ACTIONS, EXTRAS, INFOS, OBSERVATIONS, REWARDS, SingleAgentEpisode
-from lockstep.data.indices import Indices, Positions, positions_of
-from lockstep.data.space_codec import describe_space
+from lockstep.data.indices import Indices, positions_of
 from lockstep.data.trees import (
     Tree,
     check_in_space,
@@ -287,11 +287,11 @@ class AgentSteps:
         stored = self.own.len_lookback_buffer + len(self.own)
         return stored + (name in (OBSERVATIONS, INFOS) or self.waiting is not None)
 
-    def own_positions(self, name: str, indices: Indices, negative: bool, fill: bool) -> Positions:
+    def own_positions(self, name: str, indices: Indices, negative: bool, fill: bool) -> np.ndarray:
         """Return the positions of the agent's own steps in a column."""
-        label = f"{name} of agent {self.agent!r}"
-        lookback = self.own.len_lookback_buffer
-        return positions_of(indices, lookback, self.num_rows(name), negative, fill=fill, name=label)
+        label, rows = f"{name} of agent {self.agent!r}", self.num_rows(name)
+        where = positions_of(indices, self.own.len_lookback_buffer, rows, negative, fill=fill, name=label)
+        return np.arange(rows)[where] if isinstance(where, slice) else np.atleast_1d(np.asarray(where, dtype=np.int64))
 
     def positions_at(self, name: str, times: np.ndarray, begin: int) -> np.ndarray:
         """Return the row of a column for each time from `begin` on, -1 where there is none."""
@@ -385,7 +385,7 @@ class AgentSteps:
                 wanted = len(single) + (self.waiting is not None)
                 if len(positions) != wanted:
                     raise KeyError(f"no extra model output {key!r}; a new one takes all {wanted} values at once")
-                return single.with_lookback(kept), last
+                return single.replaced_column(name, key, kept, None, True), last
             if waits.all():
                 return None, last
             return single.replaced_column(name, key, kept, positions[~waits] - before, True), last

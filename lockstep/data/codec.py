@@ -1,4 +1,4 @@
-"""Columns as plain arrays and JSON, and `.npz` files of them. Nothing is pickled, nothing is lost on the way back.
+"""Columns and spaces as plain arrays and JSON, and `.npz` files: nothing is pickled, nothing lost on the way back.
 
 A column becomes a tree of JSON whose leaves name arrays that the file holds in its own way. Tensors become arrays
 of the same bits. Rows of objects (`infos`) may be None, bool, int, float, str, arrays, numpy scalars, and dicts,
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from gymnasium.spaces import Space
 
 from lockstep.data.trees import Leaf, Tree, object_rows
 from lockstep.state.replace import replacing_file
@@ -62,6 +64,15 @@ def decode_column(item: Mapping[str, Any], get: Get, get_objects: Get) -> Any:
     if kind == "objects":
         return get_objects(item["key"])
     return restored_leaf(get(item["key"]), item)
+
+
+def array_keys(item: Mapping[str, Any]) -> Iterator[Any]:
+    """Iterate over the keys of all arrays of a described column."""
+    if "key" in item:
+        yield item["key"]
+    else:
+        for part in item["items"]:
+            yield from array_keys(part[1] if item["kind"] == "dict" else part)
 
 
 def plain_array(leaf: Leaf, path: str) -> tuple[np.ndarray, dict[str, str]]:
@@ -163,6 +174,78 @@ def decode_object(item: Tree) -> Any:
 
 def _base64(array: np.ndarray) -> str:
     return base64.b64encode(array.tobytes()).decode("ascii")
+
+
+# ---- spaces --------------------------------------------------------------------------------------------------
+
+
+def describe_space(space: Space[Any] | None) -> dict[str, Any] | None:
+    """Return a space as plain values; `space_from` gives back an equal one. None for None.
+
+    Raises:
+        ValueError: a space other than Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple.
+    """
+    if space is None:
+        return None
+    if isinstance(space, spaces.Box):
+        low, high = _plain_bounds(space.low), _plain_bounds(space.high)
+        return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), "low": low, "high": high}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, start = space.nvec.tolist(), space.start.tolist()
+        return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": list(space.shape)}
+    if isinstance(space, spaces.Text):
+        characters = "".join(sorted(space.character_set))
+        return {"type": "Text", "min": space.min_length, "max": space.max_length, "characters": characters}
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [describe_space(part) for part in space.spaces]}
+    raise ValueError(
+        f"the space {space} cannot be written; allowed are Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and "
+        "Tuple"
+    )
+
+
+def space_from(described: Mapping[str, Any] | None) -> Any:
+    """Return the space that `describe_space` described.
+
+    Raises:
+        ValueError: an unknown type.
+    """
+    if described is None:
+        return None
+    kind = described.get("type")
+    if kind == "Box":
+        dtype = np.dtype(described["dtype"])
+        shape = tuple(described["shape"])
+        low, high = (np.full(shape, described[name], dtype) for name in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(described["n"], start=described["start"], dtype=np.dtype(described["dtype"]).type)
+    if kind == "MultiDiscrete":
+        nvec, start = np.array(described["nvec"]), np.array(described["start"])
+        return spaces.MultiDiscrete(nvec, dtype=np.dtype(described["dtype"]).type, start=start)
+    if kind == "MultiBinary":
+        shape = tuple(described["n"])
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+    if kind == "Text":
+        return spaces.Text(described["max"], min_length=described["min"], charset=described["characters"])
+    if kind == "Dict":
+        return spaces.Dict([(key, space_from(part)) for key, part in described["spaces"].items()])  # in this order
+    if kind == "Tuple":
+        return spaces.Tuple([space_from(part) for part in described["spaces"]])
+    raise ValueError(f"unknown kind of space {kind!r}")
+
+
+def _plain_bounds(bounds: np.ndarray) -> Any:
+    """Return one number where all bounds are equal (the file of an image stays small), else nested lists."""
+    if bounds.size > 1 and (bounds == bounds.flat[0]).all():
+        return bounds.flat[0].item()
+    return bounds.tolist()
 
 
 # ---- files ---------------------------------------------------------------------------------------------------

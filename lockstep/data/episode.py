@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import uuid4
 
 import numpy as np
 from gymnasium.spaces import Space
 
+from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import Columns
 from lockstep.data.indices import Indices, lookback_steps, positions_of, run_of_steps
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.space_codec import describe_space, space_from
 from lockstep.data.trees import (
     Tree,
     append_rows,
@@ -40,13 +40,34 @@ from lockstep.state.checks import check_whole
 Slice = slice  # the method of this name hides the type in the class
 OBSERVATIONS, INFOS, ACTIONS, REWARDS, EXTRAS = "observations", "infos", "actions", "rewards", "extra_model_outputs"
 
-_STATE = ("id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t", "t_started")
+_NAMES = ("id_", "agent_id", "module_id", "multi_agent_episode_id")
+_STATE = (*_NAMES, "is_terminated", "is_truncated", "t", "t_started")
 NO_EXTRAS = {
     *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
     *(Columns.TRUNCATEDS, Columns.DONES, Columns.T, Columns.EPS_ID, Columns.SEQ_LENS, Columns.AGENT_ID),
     *(Columns.MODULE_ID, Columns.STATE_IN),
 }
 """columns of a batch that are no extra model outputs"""
+
+
+class Read(TypedDict, total=False):
+    """Options of all getters."""
+
+    neg_index_as_lookback: bool
+    fill: Any
+
+
+class ReadDiscrete(Read, total=False):
+    """Options of the getters of observations and actions."""
+
+    one_hot_discrete: bool
+
+
+class Write(TypedDict, total=False):
+    """Options of all setters."""
+
+    at_indices: Indices
+    neg_index_as_lookback: bool
 
 
 class SingleAgentEpisode:
@@ -66,6 +87,7 @@ class SingleAgentEpisode:
     """
 
     __slots__ = (
+        "_columns",
         "_extras",
         "_infos",
         "_last_obs",
@@ -73,10 +95,8 @@ class SingleAgentEpisode:
         "_lookback",
         "_new_obs",
         "_new_steps",
-        "_obs",
         "_spare",
         "_start_time",
-        "_steps",
         "action_space",
         "agent_id",
         "custom_data",
@@ -112,64 +132,29 @@ class SingleAgentEpisode:
         module_id: str | None = None,
         multi_agent_episode_id: str | None = None,
     ) -> None:
+        self.id_ = uuid4().hex if id_ is None else id_
+        self.observation_space, self.action_space = observation_space, action_space
+        self.agent_id, self.module_id, self.multi_agent_episode_id = agent_id, module_id, multi_agent_episode_id
+        self.custom_data: dict[str, Any] = {}
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        given = {OBSERVATIONS: observations, ACTIONS: actions, REWARDS: rewards}
         extras = {key: as_rows(value, key) for key, value in (extra_model_outputs or {}).items() if _has_rows(value)}
-        self._fill(
-            id_=uuid4().hex if id_ is None else id_,
-            observations=as_rows(observations, OBSERVATIONS) if _has_rows(observations) else None,
-            steps={
-                ACTIONS: as_rows(actions, ACTIONS) if _has_rows(actions) else None,
-                REWARDS: as_rows(rewards, REWARDS) if _has_rows(rewards) else None,
-            },
-            extras=extras,
-            extra_keys=frozenset(extras) or None,
-            infos=None if infos is None else list(infos),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            t_started=t_started or 0,
-            spaces=(observation_space, action_space),
-            names=(agent_id, module_id, multi_agent_episode_id),
-        )
+        columns = {name: as_rows(rows, name) if _has_rows(rows) else None for name, rows in given.items()}
+        self._hold(columns, extras, infos)
         num_steps = self._check_lengths()
-        self._lookback = lookback_steps(len_lookback_buffer, num_steps)
-        self.t = self.t_started + num_steps - self._lookback
+        self._begin(t_started or 0, num_steps, lookback_steps(len_lookback_buffer, num_steps))
 
-    def _fill(
-        self,
-        *,
-        id_: str,
-        observations: Tree,
-        steps: dict[str, Tree],
-        extras: dict[str, Tree],
-        extra_keys: frozenset[str] | None,
-        infos: list[Any] | None,
-        terminated: bool,
-        truncated: bool,
-        t_started: int,
-        spaces: tuple[Space[Any] | None, Space[Any] | None],
-        names: tuple[Any, str | None, str | None],
-        num_steps: int = 0,
-        lookback: int = 0,
-        last_observation: Tree = None,
-        custom_data: dict[str, Any] | None = None,
-        now: float = 0.0,
+    def _hold(
+        self, columns: dict[str, Tree], extras: dict[str, Tree], infos: Sequence[Any] | None, last: Tree = None
     ) -> None:
-        """Set all attributes, without checks."""
-        self.id_ = id_
-        self.observation_space, self.action_space = spaces
-        self.agent_id, self.module_id, self.multi_agent_episode_id = names
-        self.custom_data: dict[str, Any] = {} if custom_data is None else custom_data
-        self.is_terminated, self.is_truncated = terminated, truncated
-        self.t_started, self.t = t_started, t_started + num_steps
-        self._lookback = lookback
-        self._obs = observations
-        """[L + T + 1, ...], or [L + T, ...] while the last observation is kept apart"""
-        self._last_obs = last_observation
-        self._steps = steps
-        """actions and rewards, [L + T, ...] each, or None"""
+        """Take data, in place of all before."""
+        self._columns = columns
+        """actions and rewards [L + T, ...] or None; observations [L + T + 1, ...], or one less with the last apart"""
+        self._last_obs = last
         self._extras = extras
-        self.extra_keys = extra_keys
+        self.extra_keys = frozenset(extras) or None
         """names of the extra model outputs; None where there are none"""
-        self._infos = infos
+        self._infos = None if infos is None else list(infos)
         """None stands for an empty dict for each observation"""
         self._new_obs: list[Any] = []
         self._new_steps: list[tuple[Any, Any, Any]] = []
@@ -179,53 +164,39 @@ class SingleAgentEpisode:
         """the `RolloutEpisodes` of which this is a whole, unchanged item; else None"""
         self.seconds_before = 0.0
         """duration of the pieces that were joined to this one"""
-        self._start_time = self._last_time = now
+        self._start_time = self._last_time = 0.0
+
+    def _begin(self, t_started: int, stored: int, lookback: int) -> None:
+        """Take `stored` steps, of which the first are lookback."""
+        self.t_started, self.t = t_started, t_started + stored - lookback
+        self._lookback = lookback
 
     @classmethod
     def view(
         cls,
+        id_: str | None = None,
         *,
         observations: Tree,
         actions: Tree,
-        rewards: np.ndarray,
+        rewards: Tree,
         last_observation: Tree = None,
         infos: Sequence[Any] | None = None,
         extra_model_outputs: Mapping[str, Tree] | None = None,
-        terminated: bool = False,
-        truncated: bool = False,
         t_started: int = 0,
         len_lookback_buffer: int = 0,
-        id_: str | None = None,
-        observation_space: Space[Any] | None = None,
-        action_space: Space[Any] | None = None,
-        agent_id: Any = None,
-        module_id: str | None = None,
-        multi_agent_episode_id: str | None = None,
-    ) -> SingleAgentEpisode:
+        **marks: Any,
+    ) -> Self:
         """Return an episode on arrays that exist already, which are neither copied nor checked.
 
         `observations` has L + T + 1 rows, or L + T with `last_observation` (one row without a row axis) apart, as
         at an end that a rollout store keeps beside its columns. Later changes of the arrays show in the episode;
-        its setters copy a column before they write. Without `infos` they are empty dicts.
+        its setters copy a column before they write. Without `infos` they are empty dicts. `marks` are the other
+        arguments of the class.
         """
-        extras = dict(extra_model_outputs or {})
-        episode = cls.__new__(cls)
-        episode._fill(
-            id_=uuid4().hex if id_ is None else id_,
-            observations=observations,
-            last_observation=last_observation,
-            steps={ACTIONS: actions, REWARDS: rewards},
-            extras=extras,
-            extra_keys=frozenset(extras) or None,
-            infos=None if infos is None else list(infos),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            t_started=t_started,
-            num_steps=len(rewards) - len_lookback_buffer,
-            lookback=len_lookback_buffer,
-            spaces=(observation_space, action_space),
-            names=(agent_id, module_id, multi_agent_episode_id),
-        )
+        episode = cls(id_, **marks)
+        columns = {OBSERVATIONS: observations, ACTIONS: actions, REWARDS: rewards}
+        episode._hold(columns, dict(extra_model_outputs or {}), infos, last_observation)
+        episode._begin(t_started, 0 if rewards is None else len(rewards), len_lookback_buffer)
         return episode
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
@@ -267,6 +238,7 @@ class SingleAgentEpisode:
         if keys != self.extra_keys:
             self._change_extra_keys(frozenset(keys or ()))
         if self._infos is None:
+            self._check_is_reset()
             self._all_infos()
         self._new_obs.append(observation)
         self._new_steps.append((action, reward, extra_model_outputs))
@@ -292,11 +264,11 @@ class SingleAgentEpisode:
         """Pack the steps added since the last read into arrays (all of them, or on an error none); return self."""
         if not self._new_obs:
             return self
-        before = self._obs, dict(self._steps), dict(self._extras), self._last_obs
+        before = dict(self._columns), dict(self._extras), self._last_obs
         try:
             self._append_new()
         except (ValueError, TypeError, KeyError):
-            self._obs, self._steps, self._extras, self._last_obs = before
+            self._columns, self._extras, self._last_obs = before
             self._spare = {}
             raise
         self._new_obs, self._new_steps = [], []
@@ -305,14 +277,14 @@ class SingleAgentEpisode:
     def _append_new(self) -> None:
         self.source = None
         self._join_last()
-        self._obs = self._appended(self._obs, OBSERVATIONS, self._new_obs)
+        new: dict[str, Sequence[Any]] = {OBSERVATIONS: self._new_obs}
         if self._new_steps:
-            actions, rewards, extras = zip(*self._new_steps)
-            self._steps[ACTIONS] = self._appended(self._steps[ACTIONS], ACTIONS, actions)
-            self._steps[REWARDS] = self._appended(self._steps[REWARDS], REWARDS, rewards)
+            new[ACTIONS], new[REWARDS], extras = zip(*self._new_steps)
             for key in self.extra_keys or ():
-                rows = [extra[key] for extra in extras]
-                self._extras[key] = self._appended(self._extras.get(key), f"{EXTRAS}/{key}", rows)
+                outputs = [extra[key] for extra in extras]
+                self._extras[key] = self._appended(self._extras.get(key), f"{EXTRAS}/{key}", outputs)
+        for name, rows in new.items():
+            self._columns[name] = self._appended(self._columns[name], name, rows)
 
     def _appended(self, column: Tree, name: str, rows: Sequence[Any]) -> Tree:
         column, self._spare[name] = append_rows(column, self._spare.get(name), rows, name)
@@ -322,7 +294,7 @@ class SingleAgentEpisode:
         """Put a last observation that is kept apart behind the others (copies them once)."""
         if self._last_obs is not None:
             last = map_tree(lambda leaf: np.asarray(leaf)[None], self._last_obs)
-            self._obs = _joined(self._obs, last, "obs")
+            self._columns[OBSERVATIONS] = _joined(self._columns[OBSERVATIONS], last, OBSERVATIONS)
             self._last_obs = None
 
     # ---- sizes and marks ---------------------------------------------------------------------------------
@@ -335,15 +307,18 @@ class SingleAgentEpisode:
         """Number of steps stored, lookback included."""
         return self._lookback + self.t - self.t_started
 
+    def _num_rows(self, name: str) -> int:
+        return self._stored + (name in (OBSERVATIONS, INFOS) and self.is_reset)
+
     @property
     def is_reset(self) -> bool:
         """Whether there is a first observation."""
-        return bool(self._new_obs) or self._obs is not None
+        return bool(self._new_obs) or self._columns[OBSERVATIONS] is not None
 
     @property
     def is_numpy(self) -> bool:
         """Whether all steps lie in arrays (reading packs them)."""
-        return not self._new_obs and self._obs is not None
+        return not self._new_obs and self._columns[OBSERVATIONS] is not None
 
     @property
     def is_done(self) -> bool:
@@ -380,14 +355,14 @@ class SingleAgentEpisode:
 
     def _check_lengths(self) -> int:
         """Return the number of steps stored, lookback included; `ValueError` naming the data that do not fit."""
-        columns = {**self._steps, **self._extras}
+        columns = {**self._columns, **self._extras}
         sizes = {name: 0 if column is None else num_items(column) for name, column in columns.items()}
-        if self._obs is None:
+        observations = sizes.pop(OBSERVATIONS) + (self._last_obs is not None)
+        if not self.is_reset:
             if any(sizes.values()) or self._infos:
                 raise ValueError(f"an episode with {sizes} and infos {self._infos} needs observations, one more each")
             self._infos = None
             return 0
-        observations = num_items(self._obs) + (self._last_obs is not None)
         num_infos = observations if self._infos is None else len(self._infos)
         if num_infos != observations or any(size != observations - 1 for size in sizes.values()):
             raise ValueError(
@@ -405,13 +380,11 @@ class SingleAgentEpisode:
                 f"t={self.t} and t_started={self.t_started} do not fit {steps} stored steps, {self._lookback} of them "
                 f"lookback, of an episode with is_reset={self.is_reset} and is_done={self.is_done}"
             )
-        rewards = self._steps[REWARDS]
+        rewards = self._columns[REWARDS]
         if rewards is not None and (rewards.ndim != 1 or not np.isfinite(rewards).all()):
             raise ValueError(f"rewards must be one finite number for each step, got {rewards!r}")
-        check_in_space(self._obs, self.observation_space, OBSERVATIONS)
-        if self._last_obs is not None:
-            check_in_space(stack_rows("obs", [self._last_obs]), self.observation_space, "last observation")
-        check_in_space(self._steps[ACTIONS], self.action_space, ACTIONS)
+        for name in (OBSERVATIONS, ACTIONS):
+            check_in_space(self.stored_column(name), self._space_of(name), name)
 
     def check_contiguous(self, other: SingleAgentEpisode) -> None:
         """Raise `ValueError`, naming the values, unless `other` can follow this episode."""
@@ -428,79 +401,70 @@ class SingleAgentEpisode:
 
     # ---- reading -----------------------------------------------------------------------------------------
 
-    def get_observations(
+    def get_observations(self, indices: Indices = None, **how: Unpack[ReadDiscrete]) -> Tree:
+        """Return observations (T + 1 of them) at `indices`.
+
+        None: all without lookback; an int: one; a list or slice: several. Negative indices count from the end, or
+        with `neg_index_as_lookback=True` back from index 0. Outside: `IndexError`, or `fill` where it is given (slices
+        without `fill` are clipped). `one_hot_discrete=True` gives Discrete parts as float32 one-hot vectors.
+        """
+        return self._get(OBSERVATIONS, None, indices, **how)
+
+    def get_actions(self, indices: Indices = None, **how: Unpack[ReadDiscrete]) -> Tree:
+        """Return actions (T of them); arguments as in `get_observations`."""
+        return self._get(ACTIONS, None, indices, **how)
+
+    def get_rewards(self, indices: Indices = None, **how: Unpack[Read]) -> Tree:
+        """Return rewards (T of them); arguments as in `get_observations`."""
+        return self._get(REWARDS, None, indices, **how)
+
+    def get_extra_model_outputs(self, key: str, indices: Indices = None, **how: Unpack[Read]) -> Tree:
+        """Return model outputs under `key` (T of them); arguments as in `get_observations`. Unknown: `KeyError`."""
+        return self._get(EXTRAS, key, indices, **how)
+
+    def get_infos(self, indices: Indices = None, **how: Unpack[Read]) -> Any:
+        """Return infos (T + 1 of them, a list); arguments as in `get_observations`."""
+        return self._get(INFOS, None, indices, **how)
+
+    def _get(
         self,
-        indices: Indices = None,
+        name: str,
+        key: str | None,
+        indices: Indices,
         *,
         neg_index_as_lookback: bool = False,
         fill: Any = None,
         one_hot_discrete: bool = False,
-    ) -> Tree:
-        """Return observations (T + 1 of them) at `indices`.
-
-        None: all without lookback; an int: one; a list or slice: several. Negative indices count from the end, or
-        with `neg_index_as_lookback` back from index 0. Outside: `IndexError`, or `fill` where it is given (slices
-        without `fill` are clipped). `one_hot_discrete` gives Discrete parts as float32 one-hot vectors.
-        """
-        self.to_numpy()
-        stored = self._stored + 1 if self.is_reset else 0
+    ) -> Any:
+        if name == OBSERVATIONS:
+            self.to_numpy()
+            tree = self._columns[name]
+        else:
+            tree = self.stored_column(name, key)
+        stored = self._num_rows(name)
         where = positions_of(
-            indices, self._lookback, stored, neg_index_as_lookback, fill=fill is not None, name=OBSERVATIONS
+            indices, self._lookback, stored, neg_index_as_lookback, fill=fill is not None, name=key or name
         )
-        if self._last_obs is not None:
+        if name == INFOS:
+            return read_list(tree, where, fill)
+        if name == OBSERVATIONS and self._last_obs is not None:
             if isinstance(where, int) and where == stored - 1 and not one_hot_discrete:
                 return self._last_obs
             inside = isinstance(where, int) or (isinstance(where, slice) and where.stop < stored)
             if not inside or one_hot_discrete:
-                self._join_last()
-        tree = one_hot(self._obs, self.observation_space, OBSERVATIONS) if one_hot_discrete else self._obs
-        return read_tree(tree, where, fill, stored)
-
-    def get_actions(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-    ) -> Tree:
-        """Return actions (T of them); arguments as in `get_observations`."""
-        self.to_numpy()
-        tree = self._steps[ACTIONS]
+                tree = self.stored_column(name)
         if one_hot_discrete:
-            tree = one_hot(tree, self.action_space, ACTIONS)
-        return self._read(tree, ACTIONS, indices, neg_index_as_lookback, fill)
-
-    def get_rewards(
-        self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: float | None = None
-    ) -> Tree:
-        """Return rewards (T of them); arguments as in `get_observations`."""
-        self.to_numpy()
-        return self._read(self._steps[REWARDS], REWARDS, indices, neg_index_as_lookback, fill)
-
-    def get_extra_model_outputs(
-        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
-    ) -> Tree:
-        """Return model outputs under `key` (T of them); arguments as in `get_observations`. Unknown: `KeyError`."""
-        return self._read(self.stored_column(EXTRAS, key), key, indices, neg_index_as_lookback, fill)
-
-    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return infos (T + 1 of them, a list); arguments as in `get_observations`."""
-        infos = self._all_infos() if self.is_reset else []
-        where = positions_of(
-            indices, self._lookback, len(infos), neg_index_as_lookback, fill=fill is not None, name=INFOS
-        )
-        return read_list(infos, where, fill)
-
-    def _read(self, tree: Tree, name: str, indices: Indices, negative: bool, fill: Any) -> Tree:
-        stored = self._stored
-        where = positions_of(indices, self._lookback, stored, negative, fill=fill is not None, name=name)
+            tree = one_hot(tree, self._space_of(name), name)
         return read_tree(tree, where, fill, stored)
+
+    def _space_of(self, name: str) -> Space[Any] | None:
+        return {OBSERVATIONS: self.observation_space, ACTIONS: self.action_space}.get(name)
 
     def _all_infos(self) -> list[Any]:
         """Return the infos of every observation, made where there are none."""
         if self._infos is None:
-            self._check_is_reset()
+            if not self.is_reset:
+                return []
             self._infos = [{} for _ in range(self._stored + 1)]
         return self._infos
 
@@ -519,9 +483,8 @@ class SingleAgentEpisode:
         self.to_numpy()
         if name == OBSERVATIONS:
             self._join_last()
-            return self._obs
         if name != EXTRAS:
-            return self._steps[name]
+            return self._columns[name]
         if key is None:
             return dict(self._extras)
         if key not in self._extras:
@@ -530,57 +493,46 @@ class SingleAgentEpisode:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(
-        self, *, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
-        """Replace observations; indices as in the getters, None for all without lookback.
+    def set_observations(self, *, new_data: Tree, **where: Unpack[Write]) -> None:
+        """Replace observations `at_indices` (as in the getters; None: all without lookback).
 
-        `IndexError` where lengths differ, `ValueError` for a value outside the space. The arrays that came from
-        elsewhere (a rollout store, the caller) are not written to.
+        `neg_index_as_lookback` as in the getters. `IndexError` where lengths differ, `ValueError` for a value outside
+        the space. The arrays that came from elsewhere (a rollout store, the caller) are not written to.
         """
-        column = self.replaced_column(OBSERVATIONS, None, new_data, at_indices, neg_index_as_lookback)
-        self.put_column(OBSERVATIONS, None, column)
+        self._set(OBSERVATIONS, None, new_data, **where)
 
-    def set_actions(self, *, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_actions(self, *, new_data: Tree, **where: Unpack[Write]) -> None:
         """Replace actions; see `set_observations`."""
-        column = self.replaced_column(ACTIONS, None, new_data, at_indices, neg_index_as_lookback)
-        self.put_column(ACTIONS, None, column)
+        self._set(ACTIONS, None, new_data, **where)
 
-    def set_rewards(self, *, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_rewards(self, *, new_data: Tree, **where: Unpack[Write]) -> None:
         """Replace rewards; see `set_observations`."""
-        column = self.replaced_column(REWARDS, None, new_data, at_indices, neg_index_as_lookback)
-        self.put_column(REWARDS, None, column)
+        self._set(REWARDS, None, new_data, **where)
 
-    def set_extra_model_outputs(
-        self, *, key: str, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Tree, **where: Unpack[Write]) -> None:
         """Replace outputs under `key`; a new key takes T values (zeros are put into the lookback)."""
-        self.to_numpy()
-        if key in self._extras:
-            column = self.replaced_column(EXTRAS, key, new_data, at_indices, neg_index_as_lookback)
-        else:
-            rows = as_rows(new_data, key)
-            if at_indices is not None or num_items(rows) != len(self):
-                raise (IndexError if at_indices is None else KeyError)(
-                    f"no extra model output {key!r}; a new one takes all {len(self)} values at once"
-                )
-            column = self.with_lookback(rows)
-        self.put_column(EXTRAS, key, column)
+        self._set(EXTRAS, key, new_data, **where)
 
-    def with_lookback(self, rows: Tree) -> Tree:
-        """Return rows of T steps as a column to store, with zeros in the lookback."""
-        before = self._lookback
-        return map_tree(
-            lambda leaf: np.concatenate([np.zeros((before, *leaf.shape[1:]), leaf.dtype), leaf]), as_rows(rows, "")
-        )
+    def _set(
+        self,
+        name: str,
+        key: str | None,
+        new_data: Tree,
+        *,
+        at_indices: Indices = None,
+        neg_index_as_lookback: bool = False,
+    ) -> None:
+        self.put_column(name, key, self.replaced_column(name, key, new_data, at_indices, neg_index_as_lookback))
 
     def replaced_column(
         self, name: str, key: str | None, new_data: Tree, indices: Indices, neg_index_as_lookback: bool
     ) -> Tree:
         """Return a column as in `stored_column` with new items; nothing is written to."""
+        self.to_numpy()
+        if name == EXTRAS and key not in self._extras:
+            return self._new_extra(str(key), as_rows(new_data, str(key)), indices)
         old = self.stored_column(name, key)
-        space = {OBSERVATIONS: self.observation_space, ACTIONS: self.action_space}.get(name)
-        stored = self._stored + (name == OBSERVATIONS and self.is_reset)
+        stored, space = self._num_rows(name), self._space_of(name)
         where = positions_of(indices, self._lookback, stored, neg_index_as_lookback, fill=False, name=key or name)
         rows = stack_rows(name, [new_data]) if isinstance(where, int) else as_rows(new_data, name)
         if old is None:
@@ -592,13 +544,21 @@ class SingleAgentEpisode:
             check_in_space(rows, space, name)
         return written(old, np.array([where]) if isinstance(where, int) else where, rows, key or name)
 
+    def _new_extra(self, key: str, rows: Tree, indices: Indices) -> Tree:
+        """Return a new column of T rows, with zeros in the lookback."""
+        if indices is not None or num_items(rows) != len(self):
+            raise (IndexError if indices is None else KeyError)(
+                f"no extra model output {key!r}; a new one takes all {len(self)} values at once"
+            )
+        return map_tree(
+            lambda leaf: np.concatenate([np.zeros((self._lookback, *leaf.shape[1:]), leaf.dtype), leaf]), rows
+        )
+
     def put_column(self, name: str, key: str | None, column: Tree) -> None:
-        """Store a whole column, which `replaced_column` or `with_lookback` made."""
+        """Store a whole column, which `replaced_column` made."""
         self.source, self._spare = None, {}
-        if name == OBSERVATIONS:
-            self._obs = column
-        elif key is None:
-            self._steps[name] = column
+        if key is None:
+            self._columns[name] = column
         else:
             self._extras[key] = column
             self.extra_keys = frozenset(self._extras)
@@ -647,24 +607,17 @@ class SingleAgentEpisode:
         take = _copied_rows if copied else _rows
         infos = None if self._infos is None else self._infos[first : last + 1]
         part = object.__new__(type(self))
-        part._fill(
-            id_=self.id_,
-            observations=take(self._obs, first, last if apart else last + 1),
-            last_observation=_copied_value(self._last_obs, copied) if apart else None,
-            steps={name: take(tree, first, last) for name, tree in self._steps.items()},
-            extras={key: take(tree, first, last) for key, tree in self._extras.items()},
-            extra_keys=self.extra_keys,
-            infos=_copied_infos(infos),
-            terminated=at_end and self.is_terminated,
-            truncated=at_end and self.is_truncated,
-            t_started=self.t_started + start,
-            num_steps=stop - start,
-            lookback=lookback,
-            spaces=(self.observation_space, self.action_space),
-            names=(self.agent_id, self.module_id, self.multi_agent_episode_id),
-            custom_data=_unshared(self.custom_data) if self.custom_data else {},
-            now=self._last_time,
-        )
+        part.id_, part.agent_id, part.module_id = self.id_, self.agent_id, self.module_id
+        part.multi_agent_episode_id = self.multi_agent_episode_id
+        part.observation_space, part.action_space = self.observation_space, self.action_space
+        columns = {name: take(self._columns[name], first, last) for name in (ACTIONS, REWARDS)}
+        columns[OBSERVATIONS] = take(self._columns[OBSERVATIONS], first, last if apart else last + 1)
+        extras = {key: take(tree, first, last) for key, tree in self._extras.items()}
+        part._hold(columns, extras, _copied_infos(infos), _copied_value(self._last_obs, copied) if apart else None)
+        part._begin(self.t_started + start, last - first, lookback)
+        part.is_terminated, part.is_truncated = at_end and self.is_terminated, at_end and self.is_truncated
+        part.custom_data = _unshared(self.custom_data)
+        part._start_time = part._last_time = self._last_time
         return part
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
@@ -679,13 +632,13 @@ class SingleAgentEpisode:
             self._infos = self._all_infos()[:-1] + other.get_infos()
         if len(other):
             for name in (ACTIONS, REWARDS):
-                self._steps[name] = _joined(
-                    self._steps[name], _rows(other.stored_column(name), other.len_lookback_buffer), name
-                )
+                new = _rows(other.stored_column(name), other.len_lookback_buffer)
+                self._columns[name] = _joined(self._columns[name], new, name)
             for key in other.stored_column(EXTRAS):
                 self._extras[key] = _joined(self._extras.get(key), other.get_extra_model_outputs(key), key)
             self.extra_keys = other.extra_keys
-        self._obs = _joined(_rows(self._obs, 0, self._stored), other.get_observations(), OBSERVATIONS)
+        seen = _rows(self._columns[OBSERVATIONS], 0, self._stored)
+        self._columns[OBSERVATIONS] = _joined(seen, other.get_observations(), OBSERVATIONS)
         self._last_obs, self._spare, self.source = None, {}, None
         self.t = other.t
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
@@ -703,10 +656,11 @@ class SingleAgentEpisode:
         self._check_is_reset()
         first, steps = self._lookback, len(self)
         last = first + steps
-        obs, new_obs = _rows(self._obs, first, last), _rows(self._obs, first + 1, last + 1)
+        seen = self._columns[OBSERVATIONS]
+        obs, new_obs = _rows(seen, first, last), _rows(seen, first + 1, last + 1)
         if self._last_obs is not None:
             tail = map_tree(lambda leaf: np.asarray(leaf)[None], self._last_obs)
-            new_obs = _rows(_joined(_rows(self._obs, first + 1, last), tail, Columns.NEXT_OBS), 0, steps)
+            new_obs = _rows(_joined(_rows(seen, first + 1, last), tail, Columns.NEXT_OBS), 0, steps)
         ends = np.zeros((2, steps), dtype=bool)
         if steps:
             ends[:, -1] = self.is_terminated, self.is_truncated
@@ -760,16 +714,12 @@ class SingleAgentEpisode:
 
     def get_state(self) -> dict[str, Any]:
         """Return all of the episode, for `from_state`: plain values, copies of the arrays, and the infos."""
-        self.to_numpy()
-        self._join_last()
         return {
             **{name: getattr(self, name) for name in _STATE},
             "custom_data": deepcopy(self.custom_data),
             "len_lookback_buffer": self._lookback,
             "duration_s": self.get_duration_s(),
-            "observations": _copied_rows(self._obs),
-            "actions": _copied_rows(self._steps[ACTIONS]),
-            "rewards": _copied_rows(self._steps[REWARDS]),
+            **{name: _copied_rows(self.stored_column(name)) for name in (OBSERVATIONS, ACTIONS, REWARDS)},
             "extra_model_outputs": {key: _copied_rows(tree) for key, tree in self._extras.items()},
             "infos": _copied_infos(self._infos),
             "observation_space": describe_space(self.observation_space),
@@ -780,22 +730,13 @@ class SingleAgentEpisode:
     def from_state(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
         """Return the episode that `get_state` described; `KeyError` naming what a foreign state lacks."""
         check_state(state, (*_STATE, OBSERVATIONS, "len_lookback_buffer"), "an episode")
+        names = (*_NAMES, "t_started", "len_lookback_buffer", OBSERVATIONS, ACTIONS, REWARDS, EXTRAS, INFOS)
         episode = cls(
-            state["id_"],
-            observations=state["observations"],
-            actions=state["actions"],
-            rewards=state["rewards"],
-            infos=state["infos"],
-            extra_model_outputs=state["extra_model_outputs"],
+            **{name: state[name] for name in names},
             observation_space=space_from(state["observation_space"]),
             action_space=space_from(state["action_space"]),
-            t_started=state["t_started"],
-            len_lookback_buffer=state["len_lookback_buffer"],
             terminated=state["is_terminated"],
             truncated=state["is_truncated"],
-            agent_id=state["agent_id"],
-            module_id=state["module_id"],
-            multi_agent_episode_id=state["multi_agent_episode_id"],
         )
         episode.custom_data = deepcopy(state["custom_data"])
         episode.seconds_before = state["duration_s"]

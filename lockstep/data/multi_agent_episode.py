@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 from uuid import uuid4
 
 import numpy as np
@@ -23,6 +23,7 @@ from lockstep.data.agent_steps import (
     flags_by_step,
     spaces_by_agent,
 )
+from lockstep.data.codec import space_from
 from lockstep.data.columns import DEFAULT_MODULE_ID
 from lockstep.data.episode import (
     ACTIONS,
@@ -30,13 +31,15 @@ from lockstep.data.episode import (
     INFOS,
     OBSERVATIONS,
     REWARDS,
+    Read,
+    ReadDiscrete,
     SingleAgentEpisode,
+    Write,
     check_follows,
     check_state,
 )
 from lockstep.data.indices import Indices, lookback_steps, positions_of, run_of_steps
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
-from lockstep.data.space_codec import space_from
 from lockstep.data.trees import Tree, as_rows, num_items, read_list, read_tree, row_of, stack_rows
 from lockstep.state.checks import check_whole
 
@@ -44,6 +47,27 @@ Slice = slice  # the method of this name hides the type in the class
 MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]
 AgentIDs = Collection[AgentID] | AgentID | None
 
+
+class ReadAgents(Read, total=False):
+    """Options of all getters."""
+
+    env_steps: bool
+    return_list: bool
+
+
+class ReadDiscreteAgents(ReadAgents, ReadDiscrete, total=False):
+    """Options of the getters of observations and actions."""
+
+
+class WriteAgents(Write, total=False):
+    """Options of all setters."""
+
+    agent_ids: AgentIDs
+    env_steps: bool
+    return_list: bool
+
+
+_NO_LIST = "return_list=True needs env_steps=True: agents' own steps have no common index"
 _STATE = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated", "is_reset")
 
 
@@ -138,7 +162,7 @@ class MultiAgentEpisode:
         self._lookback = 0
         steps = {ACTIONS: actions, REWARDS: rewards, EXTRAS: extra_model_outputs}
         flags = [as_agent_dict(terminateds, "terminateds"), as_agent_dict(truncateds, "truncateds")]
-        num_steps = _check_lists(observations, infos, steps, flags)
+        num_steps = _check_lists({OBSERVATIONS: observations, INFOS: infos, **steps}, flags)
         lookback = lookback_steps(len_lookback_buffer, num_steps)
         if observations:
             self._replay(observations, infos, steps, flags, lookback)
@@ -366,13 +390,11 @@ class MultiAgentEpisode:
 
     def get_terminateds(self) -> dict[AgentID, bool]:
         """Return agent id -> terminated, and `__all__`."""
-        flags = {agent: single.is_terminated for agent, single in self.agent_episodes.items()}
-        return {**flags, ALL: self.is_terminated}
+        return {**{agent: one.is_terminated for agent, one in self.agent_episodes.items()}, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[AgentID, bool]:
         """Return agent id -> truncated, and `__all__`."""
-        flags = {agent: single.is_truncated for agent, single in self.agent_episodes.items()}
-        return {**flags, ALL: self.is_truncated}
+        return {**{agent: one.is_truncated for agent, one in self.agent_episodes.items()}, ALL: self.is_truncated}
 
     def get_agents_to_act(self) -> set[AgentID]:
         """Return the agents that are not done and have not answered their last observation."""
@@ -389,10 +411,7 @@ class MultiAgentEpisode:
         """
         total = sum(single.get_return() for single in self.agent_episodes.values())
         if include_hanging_rewards:
-            hanging = 0.0
-            for steps in self._agents.values():
-                hanging += steps.hanging_rewards(self.env_t_started, self.env_t)
-            total += hanging
+            total += sum(steps.hanging_rewards(self.env_t_started, self.env_t) for steps in self._agents.values())
         return total
 
     def get_duration_s(self) -> float:
@@ -435,21 +454,13 @@ class MultiAgentEpisode:
     # ---- reading -----------------------------------------------------------------------------------------
 
     def get_observations(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-        return_list: bool = False,
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadDiscreteAgents]
     ) -> Any:
         """Return observations `{agent: column}` at `indices`, which are env steps (T + 1 of them).
 
         An agent's column has a row for each index at which it observed; agents without any are left out. With
-        `fill` each agent has a row for each index. An int gives single rows. `return_list` gives one dict for each
-        index. With `env_steps=False` the indices are each agent's own steps. Indices, `neg_index_as_lookback`,
+        `fill` each agent has a row for each index. An int gives single rows. `return_list=True` gives one dict for
+        each index. With `env_steps=False` the indices are each agent's own steps. Indices, `neg_index_as_lookback`,
         `fill` and `one_hot_discrete` are as in `SingleAgentEpisode.get_observations`.
 
         Raises:
@@ -457,66 +468,30 @@ class MultiAgentEpisode:
             KeyError: an unknown agent.
             ValueError: `return_list` with the agents' own steps.
         """
-        negative, hot = neg_index_as_lookback, one_hot_discrete
-        return self._get(OBSERVATIONS, None, indices, agent_ids, env_steps, negative, fill, hot, return_list)
+        return self._get(OBSERVATIONS, None, indices, agent_ids, **how)
 
-    def get_infos(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_infos(self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]) -> Any:
         """Return infos, as lists; see `get_observations`."""
-        return self._get(INFOS, None, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(INFOS, None, indices, agent_ids, **how)
 
     def get_actions(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-        return_list: bool = False,
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadDiscreteAgents]
     ) -> Any:
         """Return actions (T env steps); see `get_observations`.
 
         An action has the index of the observation that it answers. One that waits for the next observation counts.
         """
-        negative, hot = neg_index_as_lookback, one_hot_discrete
-        return self._get(ACTIONS, None, indices, agent_ids, env_steps, negative, fill, hot, return_list)
+        return self._get(ACTIONS, None, indices, agent_ids, **how)
 
-    def get_rewards(
-        self,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: float | None = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_rewards(self, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]) -> Any:
         """Return rewards of the actions, with their indices: each the sum until the agent's next observation."""
-        return self._get(REWARDS, None, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(REWARDS, None, indices, agent_ids, **how)
 
     def get_extra_model_outputs(
-        self,
-        key: str | None = None,
-        indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
+        self, key: str | None = None, indices: Indices = None, agent_ids: AgentIDs = None, **how: Unpack[ReadAgents]
     ) -> Any:
         """Return model outputs under `key` with the indices of the actions; None: a dict of all for each agent."""
-        return self._get(EXTRAS, key, indices, agent_ids, env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(EXTRAS, key, indices, agent_ids, **how)
 
     def _get(
         self,
@@ -524,28 +499,31 @@ class MultiAgentEpisode:
         key: str | None,
         indices: Indices,
         agent_ids: AgentIDs,
-        env_steps: bool,
-        negative: bool,
-        fill: Tree,
-        hot: bool,
-        return_list: bool,
+        *,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+        return_list: bool = False,
     ) -> Any:
-        agents = self._chosen(agent_ids)
+        filled = fill is not None
         if not env_steps:
-            _check_own_steps(return_list)
-            return self._by_own_steps(name, key, agents, indices, negative, fill, hot)
-        times, single = self._times(name, indices, negative, fill is not None)
+            if return_list:
+                raise ValueError(_NO_LIST)
+            times, single = np.empty(0, np.int64), isinstance(indices, int | np.integer)
+        else:
+            times, single = self._times(name, indices, neg_index_as_lookback, filled)
         begin = self.env_t_started - self._lookback
         read: dict[AgentID, tuple[np.ndarray, Any]] = {}
-        for agent in agents:
+        for agent in self._chosen(agent_ids):
             steps = self._agents[agent]
-            positions = steps.positions_at(name, times, begin)
-            found = positions >= 0
-            if fill is None:
+            if env_steps:
+                positions = steps.positions_at(name, times, begin)
+                found = np.full(len(times), True) if filled else positions >= 0
                 positions = positions[found]
             else:
-                found = np.ones_like(found)
-            column = steps.column(name, key, hot) if len(positions) else {}
+                positions = found = steps.own_positions(name, indices, neg_index_as_lookback, filled)
+            column = steps.column(name, key, one_hot_discrete) if len(positions) else {}
             if not isinstance(column, dict) or column:
                 read[agent] = found, _read(column, positions, fill, steps.num_rows(name))
         if return_list:
@@ -555,18 +533,6 @@ class MultiAgentEpisode:
                     result[index][agent] = _row(rows, row)
             return result
         return {agent: _row(rows, 0) if single else rows for agent, (_, rows) in read.items()}
-
-    def _by_own_steps(
-        self, name: str, key: str | None, agents: list[AgentID], indices: Indices, negative: bool, fill: Tree, hot: bool
-    ) -> dict[AgentID, Any]:
-        read = {}
-        for agent in agents:
-            steps = self._agents[agent]
-            where = steps.own_positions(name, indices, negative, fill is not None)
-            value = _read(steps.column(name, key, hot), where, fill, steps.num_rows(name))
-            if isinstance(where, int) or (len(value) if isinstance(value, list) else num_items(value)):
-                read[agent] = value
-        return read
 
     def _chosen(self, agent_ids: AgentIDs) -> list[AgentID]:
         """Return the agents asked for; `KeyError` for one that has no observation in this episode."""
@@ -592,84 +558,49 @@ class MultiAgentEpisode:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(
-        self,
-        *,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_observations(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace observations by `new_data`, which has the form in which the getter with these arguments gives them.
 
-        `agent_ids` limits the agents that are set. On an error nothing is changed.
+        `at_indices` are the getter's indices; `agent_ids` limits the agents that are set. On an error nothing is
+        changed.
 
         Raises:
             IndexError: lengths do not fit.
             ValueError: a value outside the agent's space.
             KeyError: an agent that is not there.
         """
-        negative = neg_index_as_lookback
-        self._set(OBSERVATIONS, None, new_data, at_indices, agent_ids, env_steps, negative, return_list)
+        self._set(OBSERVATIONS, None, new_data, **where)
 
-    def set_actions(
-        self,
-        *,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_actions(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace actions, waiting ones too; see `set_observations`."""
-        self._set(ACTIONS, None, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+        self._set(ACTIONS, None, new_data, **where)
 
-    def set_rewards(
-        self,
-        *,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_rewards(self, *, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace rewards, those of waiting actions too; see `set_observations`."""
-        self._set(REWARDS, None, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+        self._set(REWARDS, None, new_data, **where)
 
-    def set_extra_model_outputs(
-        self,
-        *,
-        key: str,
-        new_data: Any,
-        at_indices: Indices = None,
-        agent_ids: AgentIDs = None,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        return_list: bool = False,
-    ) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[WriteAgents]) -> None:
         """Replace outputs under `key`; a new key takes a value for every step. See `set_observations`."""
-        self._set(EXTRAS, key, new_data, at_indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
+        self._set(EXTRAS, key, new_data, **where)
 
     def _set(
         self,
         name: str,
         key: str | None,
         new_data: Any,
-        indices: Indices,
-        agent_ids: AgentIDs,
-        env_steps: bool,
-        negative: bool,
-        return_list: bool,
+        *,
+        at_indices: Indices = None,
+        agent_ids: AgentIDs = None,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        return_list: bool = False,
     ) -> None:
         """Replace columns; everything is checked before anything is changed."""
-        times, single = (None, False) if not env_steps else self._times(name, indices, negative, False)
+        times, single = (None, False) if not env_steps else self._times(name, at_indices, neg_index_as_lookback, False)
         at: dict[AgentID, np.ndarray] = {}
         if return_list:
-            _check_own_steps(times is None)
+            if times is None:
+                raise ValueError(_NO_LIST)
             new_data, at = by_agent(new_data, 0 if times is None else len(times), name)
             single = False
         if not isinstance(new_data, Mapping):
@@ -680,9 +611,8 @@ class MultiAgentEpisode:
                 raise KeyError(f"new_data has no agent {agent!r}; it has {[*new_data]}")
             steps = self._agents[agent]
             if times is None:
-                where = steps.own_positions(name, indices, negative, False)
-                single = isinstance(where, int)
-                positions = np.atleast_1d(np.arange(steps.num_rows(name))[where])
+                positions = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
+                single = isinstance(at_indices, int | np.integer)
             else:
                 must = at.get(agent, np.full(len(times), single))
                 positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
@@ -856,38 +786,20 @@ class MultiAgentEpisode:
         return episode
 
 
-def _check_lists(
-    observations: Sequence[AgentDict] | None,
-    infos: Sequence[AgentDict] | None,
-    steps: Mapping[str, Sequence[AgentDict] | None],
-    flags: Sequence[AgentDict],
-) -> int:
+def _check_lists(lists: Mapping[str, Sequence[AgentDict] | None], flags: Sequence[AgentDict]) -> int:
     """Return the number of env steps in the lists; `ValueError` or `TypeError` naming those that do not fit."""
-    for name, data in {OBSERVATIONS: observations, INFOS: infos, **steps}.items():
-        if data is not None and (isinstance(data, Mapping) or not all(isinstance(item, Mapping) for item in data)):
+    times = len(lists[OBSERVATIONS] or ())
+    num_steps = max(times - 1, 0)
+    for name, data in lists.items():
+        if isinstance(data, Mapping):
             raise TypeError(f"{name} must be a list with one dict of agent id -> value for each time")
-    if not observations:
-        rest = [name for name, data in {INFOS: infos, **steps}.items() if data]
-        if rest or any(flags):
-            raise ValueError(f"an episode with {rest or 'flags'} needs observations, one dict more than actions")
-        return 0
-    num_steps = len(observations) - 1
-    sizes = {name: len(data or ()) for name, data in steps.items() if data is not None or name != EXTRAS}
-    wrong = [name for name, size in sizes.items() if size != num_steps]
-    if wrong:
-        raise ValueError(
-            f"{num_steps + 1} observations make {num_steps} env steps, but there are {sizes[wrong[0]]} {wrong[0]}"
-        )
-    if infos is not None and len(infos) != num_steps + 1:
-        raise ValueError(f"{num_steps + 1} dicts of observations need as many infos, but there are {len(infos)}")
+        wanted = times if name in (OBSERVATIONS, INFOS) else num_steps
+        left_out = data is None and name in (INFOS, EXTRAS)
+        if len(data or ()) != wanted and not left_out:
+            raise ValueError(f"{times} observations need {wanted} {name}, but there are {len(data or ())}")
     if not num_steps and any(any(named.values()) for named in flags):
         raise ValueError("flags are given without a step at which the episode could have ended")
     return num_steps
-
-
-def _check_own_steps(return_list: bool) -> None:
-    if return_list:
-        raise ValueError("return_list=True needs env_steps=True: agents' own steps have no common index")
 
 
 def _read(column: Tree, where: Any, fill: Tree, available: int) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from lockstep.data.codec import decode_column, encode_column, naming_damage, plain_dtype
+from lockstep.data.codec import array_keys, decode_column, encode_column, naming_damage, plain_dtype
 from lockstep.data.indices import row_numbers
 from lockstep.data.parquet import parquet_parts
 from lockstep.data.sample_batch import SampleBatch
@@ -243,20 +243,12 @@ def _read_format(path: Path) -> tuple[RowFormat, int, int]:
     if tail[-8:] != _MARK or length != len(note):
         raise ValueError("behind its records there is no note of the columns")
     layout = RowFormat(record, json.loads(note)["columns"])
-    named = [key for column in layout.columns.values() for key in _fields_of(column)]
+    named = [key for column in layout.columns.values() for key in array_keys(column)]
     if sorted(named) != sorted(record.names):
         raise ValueError(f"its note names the fields {sorted(named)}, the records have {sorted(record.names)}")
     for dtype, _ in layout.fields.values():
         plain_dtype(dtype.str)
     return layout, shape[0], offset
-
-
-def _fields_of(item: Mapping[str, Any]) -> Iterator[str]:
-    if "key" in item:
-        yield item["key"]
-    else:
-        for part in item["items"]:
-            yield from _fields_of(part[1] if item["kind"] == "dict" else part)
 
 
 def parquet_batches(

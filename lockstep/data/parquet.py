@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.data.codec import (
     MissingColumnError,
+    array_keys,
     decode_column,
     decode_note,
     decode_object,
@@ -169,22 +170,13 @@ def _plain_columns(file: Any) -> dict[str, Any]:
     return described
 
 
-def _keys(item: Any) -> Iterator[dict[str, Any]]:
-    """Iterate over the keys of all arrays of a described column."""
-    if "key" in item:
-        yield item["key"]
-    else:
-        for part in item["items"]:
-            yield from _keys(part[1] if item["kind"] == "dict" else part)
-
-
 def _field_names(note: Mapping[str, Any]) -> list[str]:
-    return [key["name"] for item in note["columns"].values() for key in _keys(item) if "name" in key]
+    return [key["name"] for item in note["columns"].values() for key in array_keys(item) if "name" in key]
 
 
 def _check_rows_only(note: Mapping[str, Any], num_rows: int) -> None:
     for name, item in note["columns"].items():
-        if any(key["shape"][0] != num_rows for key in _keys(item)) or note["marks"].get("time_major"):
+        if any(key["shape"][0] != num_rows for key in array_keys(item)) or note["marks"].get("time_major"):
             raise ValueError(
                 f"its column {name!r} has other rows than steps, as batches with sequences do; read it with "
                 "SampleBatch.from_parquet"

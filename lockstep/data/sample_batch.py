@@ -122,7 +122,7 @@ class SampleBatch(dict[str, Any], Columns):
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), dict(self), self.marks())
+        return type(self)._marked, (dict(self), self.marks())
 
     # ---- sizes -------------------------------------------------------------------------------------------
 
@@ -612,13 +612,6 @@ class SampleBatch(dict[str, Any], Columns):
     def concat_samples(batches: Sequence[Any], on_missing: OnMissing = "raise") -> Any:
         """Return the rows of all batches in one; see the function `concat_samples`."""
         return concat_samples(batches, on_missing)
-
-
-def _rebuild(cls: type[SampleBatch], columns: dict[str, Any], marks: dict[str, Any]) -> SampleBatch:
-    batch = cls.trusted(columns)
-    for name, value in marks.items():
-        setattr(batch, name, value)
-    return batch
 
 
 def _named_column(name: object, value: object) -> Tree:

@@ -12,8 +12,9 @@ running statistics - finds the numbers that the whole has there. `owned` says wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ from lockstep.data.trees import leaves, map_tree, zip_trees
 from lockstep.state.checks import check_whole
 
 Tree = Any
+
+_IN_GRID = (
+    *("obs", "actions", "rewards", "terminateds", "cuts", "dones", "valid", "starts", "action_logp", "truncateds"),
+    "recorded",
+)
+"""fields of a value for each cell of the grid"""
+_APART = {"bootstrap_index": "bootstrap_obs", "state_index": "states", "terminal_index": "terminal_obs"}
+"""fields of flat rows of the grid -> what is stored for these rows"""
 
 
 @dataclass(slots=True)
@@ -163,38 +172,16 @@ class Trajectories:
         return shard
 
     def _window(self, times: slice, envs: slice) -> Trajectories:
-        def part(leaf: Any) -> Any:
-            return None if leaf is None else leaf[times, envs]
+        grid = {name: map_tree(lambda leaf: leaf[times, envs], getattr(self, name)) for name in self._given(_IN_GRID)}
+        apart: dict[str, Any] = {}
+        for index in self._given(_APART):
+            apart[index], kept = self._moved(getattr(self, index), times, envs)
+            apart[_APART[index]] = map_tree(itemgetter(kept), getattr(self, _APART[index]))
+        place = (times.start, envs.start, *self.shape)
+        return replace(self, **grid, **apart, owned=None, positions=None, place=place)
 
-        index, kept = self._moved(self.bootstrap_index, times, envs)
-        terminal_index, terminal_obs = self.terminal_index, self.terminal_obs
-        if terminal_index is not None:
-            terminal_index, ended = self._moved(terminal_index, times, envs)
-            terminal_obs = map_tree(lambda leaf: leaf[ended], terminal_obs)
-        state_index, states = self.state_index, self.states
-        if state_index is not None:
-            state_index, with_state = self._moved(state_index, times, envs)
-            states = map_tree(lambda leaf: leaf[with_state], states)
-        return Trajectories(
-            obs=map_tree(part, self.obs),
-            actions=part(self.actions),
-            rewards=part(self.rewards),
-            terminateds=part(self.terminateds),
-            cuts=part(self.cuts),
-            dones=part(self.dones),
-            bootstrap_index=index,
-            bootstrap_obs=map_tree(lambda leaf: leaf[kept], self.bootstrap_obs),
-            valid=part(self.valid),
-            starts=part(self.starts),
-            state_index=state_index,
-            states=states,
-            action_logp=part(self.action_logp),
-            truncateds=part(self.truncateds),
-            recorded=None if self.recorded is None else map_tree(part, self.recorded),
-            terminal_index=terminal_index,
-            terminal_obs=terminal_obs,
-            place=(times.start, envs.start, *self.shape),
-        )
+    def _given(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if getattr(self, name) is not None]
 
     def _moved(self, rows: np.ndarray, times: slice, envs: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return those of the flat `rows` that lie in the window, as its flat rows; and which of `rows` they are."""

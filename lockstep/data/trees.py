@@ -333,12 +333,13 @@ def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Tree, stored: i
     if tree is None:
         tree = np.empty(0, dtype=np.float32)
     if fill is not None:
-        _check_fill(tree, fill)
+        _beside_fill(_check_held, tree, fill)  # also where nothing is filled in this time
     if fill is not None and not isinstance(where, slice):
         positions = np.atleast_1d(np.asarray(where))
         outside = (positions < 0) | (positions >= stored)
         if outside.any():
-            filled = _fill_in(tree, np.where(outside, 0, positions), outside, fill)
+            inside = np.where(outside, 0, positions)
+            filled = _beside_fill(lambda leaf, value: _filled_leaf(leaf, inside, outside, value), tree, fill)
             return map_tree(lambda leaf: leaf[0], filled) if isinstance(where, int) else filled
     if type(tree) is np.ndarray:
         return tree[where]
@@ -347,15 +348,15 @@ def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Tree, stored: i
     return map_tree(lambda leaf: index_leaf(leaf, where), tree)
 
 
-def _check_fill(tree: Tree, fill: Tree) -> None:
-    """Raise `ValueError` where a leaf cannot hold its fill value, also where nothing is filled in this time."""
+def _beside_fill(function: Callable[[np.ndarray, np.ndarray], Any], tree: Tree, fill: Tree) -> Tree:
+    """Return `function(leaf, its fill value)` for each leaf; one value may be that of all leaves."""
     if isinstance(fill, dict | tuple):
-        zip_trees(lambda pair: _check_held(pair[0].dtype, pair[1]), [tree, map_tree(np.asarray, fill)], "fill")
-    else:
-        map_tree(lambda leaf: _check_held(leaf.dtype, np.asarray(fill)), tree)
+        return zip_trees(lambda pair: function(*pair), [tree, map_tree(np.asarray, fill)], "fill")
+    return map_tree(lambda leaf: function(leaf, np.asarray(fill)), tree)
 
 
-def _check_held(dtype: np.dtype, value: np.ndarray) -> None:
+def _check_held(leaf: np.ndarray, value: np.ndarray) -> None:
+    dtype = leaf.dtype
     try:
         with np.errstate(all="ignore"):
             stored = value.astype(dtype, casting="safe" if value.dtype.kind == "c" else "unsafe")
@@ -367,16 +368,6 @@ def _check_held(dtype: np.dtype, value: np.ndarray) -> None:
         held = False
     if not held:
         raise ValueError(f"fill={value.tolist()!r} does not fit a column of {dtype}; give one that it can hold")
-
-
-def _fill_in(tree: Tree, positions: np.ndarray, outside: np.ndarray, fill: Tree) -> Tree:
-    if isinstance(fill, dict | tuple):
-        return zip_trees(
-            lambda pair: _filled_leaf(pair[0], positions, outside, pair[1]),
-            [tree, map_tree(np.asarray, fill)],
-            "fill",
-        )
-    return map_tree(lambda leaf: _filled_leaf(leaf, positions, outside, fill), tree)
 
 
 def _filled_leaf(leaf: np.ndarray, positions: np.ndarray, outside: np.ndarray, fill: Tree) -> np.ndarray:

@@ -14,7 +14,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.data.space_codec import describe_space, space_from
+from lockstep.data.codec import describe_space, space_from
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.model_config import ModelConfig
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint

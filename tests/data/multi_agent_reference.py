@@ -101,9 +101,9 @@ def random_log(seed, steps, ending):
     return log
 
 
-def play(log, steps=None, cuts=(), lookback=0, episode=None, pack=False):
+def play(log, steps=None, cuts=(), lookback=0):
     """The log as episodes, cut before each of the env steps `cuts`; one episode where there are none."""
-    episode = episode or MultiAgentEpisode(
+    episode = MultiAgentEpisode(
         "e", agent_episode_ids={agent: f"e/{agent}" for agent in AGENTS}, agent_to_module_mapping_fn=module_of
     )
     episode.add_env_reset(log.observations[0], log.infos[0])
@@ -112,8 +112,6 @@ def play(log, steps=None, cuts=(), lookback=0, episode=None, pack=False):
         if t in cuts:
             episode = episode.cut(lookback)
             pieces.append(episode)
-        if pack:
-            episode.to_numpy()
         episode.add_env_step(
             log.observations[t + 1],
             log.actions[t],

@@ -84,24 +84,13 @@ def test_slice_moves_t_started_and_is_done_only_at_the_end():
     assert part.get_infos() == [{"at": 1}, {"at": 2}, {"at": 3}]
     assert episode[3:].is_terminated
     assert episode[-2:].t_started == 3
-    assert len(episode[4:2]) == 0
+    assert episode[-1].t_started == 4
+    assert episode[3].get_actions().tolist() == [3]
+    backwards = episode[4:2]
+    assert (len(backwards), backwards.is_done, backwards.get_observations()[:, 0].tolist()) == (0, False, [4])
+    assert episode[5:5].is_done
     assert len(episode[0:0]) == 0
     assert np.shares_memory(part.get_rewards(), episode.get_rewards())
-
-
-def test_a_slice_that_runs_backwards_is_empty_and_not_done():
-    episode = SingleAgentEpisode(observations=[0, 1, 2], actions=[1, 1], rewards=[1.0, 1.0], terminated=True)
-    part = episode[2:0]
-    assert len(part) == 0
-    assert part.get_observations().tolist() == [2]
-    assert not part.is_done
-    assert episode[2:2].is_done
-
-
-def test_an_integer_is_the_one_step_slice():
-    episode = grown(5)
-    assert episode[3].get_actions().tolist() == [3]
-    assert episode[-1].t_started == 4
 
 
 def test_slice_looks_back_as_far_as_the_episode_or_as_told():
@@ -112,14 +101,6 @@ def test_slice_looks_back_as_far_as_the_episode_or_as_told():
     assert part.len_lookback_buffer == 3
     assert part.get_actions(slice(-3, None), neg_index_as_lookback=True).tolist() == [0, 1, 2, 3, 4]
     assert part.t_started == 11
-
-
-def test_concat_episode_joins_in_place():
-    whole, first = grown(5, terminated=True), grown(5, terminated=True)[:2]
-    second = grown(5, terminated=True).slice(slice(2, 5), len_lookback_buffer=2)
-    assert first.concat_episode(second) is None
-    assert_same(first, whole)
-    assert first.is_terminated
 
 
 def test_concat_onto_a_cut_before_any_step():

@@ -142,19 +142,6 @@ def test_fill_that_a_column_can_hold_is_what_is_read(dtype, fill):
     np.testing.assert_array_equal(got[1], np.asarray(fill, dtype))
 
 
-def test_nested_observations_are_read_and_filled_as_trees():
-    episode = SingleAgentEpisode(
-        observations=[{"x": np.full(2, i), "y": (i,)} for i in range(3)], actions=[0, 1], rewards=[0, 0]
-    )
-    assert episode.get_observations(1)["y"][0] == 1
-    filled = episode.get_observations([2, 3], fill=-1)
-    assert filled["x"].tolist() == [[2, 2], [-1, -1]]
-    assert filled["y"][0].tolist() == [2, -1]
-    apart = episode.get_observations(slice(2, 4), fill={"x": np.array([7, 8]), "y": (9,)})
-    assert apart["x"].tolist() == [[2, 2], [7, 8]]
-    assert apart["y"][0].tolist() == [2, 9]
-
-
 def test_one_hot_discrete_follows_the_space():
     episode = make_given(2, 0, observation_space=spaces.Discrete(3), action_space=spaces.Discrete(2))
     assert episode.get_observations(one_hot_discrete=True).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -313,18 +300,6 @@ def test_writing_to_a_view_leaves_the_store_alone():
     assert len(episode.get_infos()) == 7
     np.testing.assert_array_equal(obs, before)
     assert last.tolist() == [0, 0, 0]
-
-
-def test_a_view_that_goes_on_growing_keeps_its_last_observation():
-    obs, actions, rewards = store()
-    episode = SingleAgentEpisode.view(
-        observations={"x": obs[:5, 0]}, last_observation={"x": np.full(3, 8, np.float32)}, actions=actions[:, 0],
-        rewards=rewards[:, 0],
-    )  # fmt: skip
-    tail = episode.cut(1)
-    tail.add_env_step({"x": np.full(3, 9, np.float32)}, 3, 1.0)
-    assert tail.get_observations()["x"][:, 0].tolist() == [8, 9]
-    assert tail.get_actions(slice(-1, None), neg_index_as_lookback=True).tolist() == [8, 3]
 
 
 def test_a_slice_that_stops_before_the_first_item_is_empty_with_fill_too():

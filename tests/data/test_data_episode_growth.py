@@ -30,13 +30,6 @@ def test_t_steps_have_t_plus_one_observations_and_infos():
     assert episode.get_observations().dtype == np.float32
 
 
-def test_add_env_reset_is_for_once():
-    episode = SingleAgentEpisode("e")
-    episode.add_env_reset(0)
-    with pytest.raises(ValueError, match="reset already"):
-        episode.add_env_reset(0)
-
-
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_add_env_step_is_refused_when_done(end):
     episode = grown(1)
@@ -114,15 +107,6 @@ def test_len_lookback_buffer_defaults_to_zero_and_auto_is_accepted():
     assert (len(auto), auto.len_lookback_buffer) == (0, 2)
 
 
-def test_an_episode_with_one_observation_is_reset():
-    episode = SingleAgentEpisode(observations=[7], infos=[{"a": 1}])
-    assert episode.is_reset
-    assert len(episode) == 0
-    episode.add_env_step(8, 1, 1.0)
-    assert episode.get_observations().tolist() == [7, 8]
-    assert episode.get_infos() == [{"a": 1}, {}]
-
-
 def test_to_numpy_returns_self_and_readers_give_views():
     episode = grown(3)
     assert not episode.is_numpy
@@ -139,4 +123,4 @@ def test_steps_that_cannot_be_packed_leave_the_episode_as_it_was():
     for _ in range(2):
         with pytest.raises(ValueError, match=r"'actions' cannot be stacked: row 1 has shape \(2,\), row 0 has \(\)"):
             episode.get_observations()
-        assert episode._obs is None
+        assert not episode.is_numpy

@@ -87,10 +87,10 @@ def same(first, second):
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_episodes_come_back_from_minari_as_they_were(space, folder):
     written = [
-        episode(space, 5, 0, terminated=True),
-        episode(space, 1, 1, truncated=True, t_started=7, agent_id="left", module_id="p"),
-        episode(space, 3, 2, terminated=True, truncated=True, multi_agent_episode_id="m", agent_id=3),
-        episode(space, 4, 3),
+        episode(space, 5, 0, space, terminated=True),
+        episode(space, 1, 1, space, truncated=True, t_started=7, agent_id="left", module_id="p"),
+        episode(space, 3, 2, space, terminated=True, truncated=True, multi_agent_episode_id="m", agent_id=3),
+        episode(space, 4, 3, space),
     ]
     written[1].custom_data = {"note": (1, [np.float32(0.5)])}
     path = write_minari("tests/round-trip-v0", written)
@@ -99,13 +99,6 @@ def test_episodes_come_back_from_minari_as_they_were(space, folder):
     assert len(back) == 4
     for first, second in zip(written, back):
         same(first, second)
-
-
-@pytest.mark.parametrize("action_space", [SPACES["dict"], SPACES["discrete"]], ids=["dict", "discrete"])
-def test_action_spaces_come_back(action_space):
-    written = [episode(BOX, 4, 0, action_space=action_space, terminated=True)]
-    write_minari("a-v1", written)
-    same(written[0], read_minari("a-v1")[0])
 
 
 def test_steps_of_eleven_and_more_episodes_keep_their_order():

@@ -228,16 +228,6 @@ def test_getters_agent_ids_one_or_several():
         episode.get_observations(agent_ids=["a", "z"])
 
 
-def test_getters_refuse_what_cannot_be():
-    episode = in_turns()
-    with pytest.raises(IndexError, match="index 5 of observations"):
-        episode.get_observations(5)
-    with pytest.raises(IndexError, match="index 4 of actions"):
-        episode.get_actions(4)
-    with pytest.raises(ValueError, match="return_list"):
-        episode.get_actions(env_steps=False, return_list=True)
-
-
 def test_getters_one_hot_of_discrete_values():
     spaces_ = {"a": spaces.Discrete(3), "b": spaces.Discrete(2)}
     episode = grown(
@@ -399,14 +389,6 @@ def test_print_is_a_time_line(capsys):
     episode.print()
     assert capsys.readouterr().out == "t 0 1 2 3\na x - - x\nb   x x T\n"
     assert repr(episode) == "MultiAgentEpisode('e', t=0..3, open, steps {'a': 1, 'b': 2})"
-
-
-def test_env_t_to_agent_t_maps_times_to_own_steps():
-    assert in_turns().env_t_to_agent_t == {
-        "a": [0, "S", "S", 1, "S"],
-        "b": ["S", 0, 1, "S", "S"],
-        "c": ["S", "S", "S", "S", 0],
-    }
 
 
 def test_get_sample_batch_splits_by_agent_into_single_trajectories():

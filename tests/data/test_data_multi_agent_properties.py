@@ -1,7 +1,5 @@
 """Contract, section 5, by random schedules of agents: every read against a slow, obvious reference."""
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -110,14 +108,6 @@ def test_slice_reads_as_the_reference(log, data):
 
 @QUICK
 @given(log=LOGS, data=st.data())
-def test_slice_to_a_time_is_the_episode_at_that_time(log, data):
-    end = data.draw(st.integers(0, len(log)))
-    (episode,), (early,) = play(log), play(log, steps=end)
-    assert state_of(episode[:end]) == state_of(early)
-
-
-@QUICK
-@given(log=LOGS, data=st.data())
 def test_slice_of_a_slice_is_a_slice(log, data):
     begin, end, lookback = pieces_of(data, log)
     (episode,) = play(log)
@@ -127,16 +117,6 @@ def test_slice_of_a_slice_is_a_slice(log, data):
     room = min(lookback, inner.len_lookback_buffer + begin - first)
     direct = episode.slice(slice(begin, end), len_lookback_buffer=room)
     assert state_of(inner.slice(slice(begin - first, end - first), len_lookback_buffer=room)) == state_of(direct)
-
-
-@QUICK
-@given(log=LOGS, data=st.data())
-def test_slices_partition_the_agents_steps(log, data):
-    (episode,) = play(log)
-    bounds = sorted({0, len(log), *data.draw(st.lists(st.integers(0, len(log)), max_size=4))})
-    parts = [episode[a:b] for a, b in pairwise(bounds)]
-    assert sum(part.agent_steps() for part in parts) == episode.agent_steps()
-    assert sum(part.get_return() for part in parts) == episode.get_return()
 
 
 @QUICK
@@ -154,15 +134,6 @@ def test_cut_then_concat_is_the_same_episode(log, data):
 
 @QUICK
 @given(log=LOGS, data=st.data())
-def test_cut_piece_reads_as_the_reference(log, data):
-    cut, lookback = data.draw(st.integers(0, len(log) - 1)), data.draw(st.integers(0, 4))
-    part = play(log, cuts={cut}, lookback=lookback)[-1]
-    assert part.len_lookback_buffer == min(lookback, cut)
-    check(part, Reference(log, cut, len(log), min(lookback, cut)), np.random.default_rng(cut))
-
-
-@QUICK
-@given(log=LOGS, data=st.data())
 def test_slices_concat_to_the_same_episode(log, data):
     (episode,) = play(log)
     begin = data.draw(st.integers(0, len(log) - 1))
@@ -170,20 +141,6 @@ def test_slices_concat_to_the_same_episode(log, data):
     first = episode[begin:middle]
     first.concat_episode(episode[middle:])
     assert state_of(first) == state_of(episode[begin:])
-
-
-@QUICK
-@given(log=LOGS, data=st.data())
-def test_state_round_trip_is_exact(log, data):
-    (episode,) = play(log)
-    begin, end, lookback = pieces_of(data, log)
-    for whole in (episode, episode.slice(slice(begin, end), len_lookback_buffer=lookback)):
-        whole.custom_data["k"] = 1
-        again = MultiAgentEpisode.from_state(whole.get_state())
-        assert plain(again.get_state()) == plain(whole.get_state())
-        check(
-            again, Reference(log, whole.env_t_started, whole.env_t, whole.len_lookback_buffer), np.random.default_rng(1)
-        )
 
 
 @QUICK
@@ -200,15 +157,6 @@ def test_an_episode_goes_on_from_its_state(log, data):
             extra_model_outputs=log.extras[t],
         )
     assert state_of(episode) == state_of(whole)
-
-
-@QUICK
-@given(log=LOGS)
-def test_numpy_and_lists_give_the_same(log):
-    (packed,), (lists,) = play(log, pack=True), play(log)
-    assert state_of(packed) == state_of(lists)
-    assert lists.to_numpy() is lists
-    assert lists.is_numpy or not lists.agent_ids
 
 
 @QUICK
@@ -232,45 +180,6 @@ def test_setters_put_back_what_the_getters_give(log, data):
             agent.pop("partial_rewards")
     assert after == before
     assert state_of(episode) == state_of(play(log)[0])
-
-
-@QUICK
-@given(log=LOGS, data=st.data())
-def test_lists_in_the_constructor_are_the_recorded_episode(log, data):
-    flags = {"terminateds": log.terminateds[-1], "truncateds": log.truncateds[-1]}
-    for t in range(len(log) - 1):
-        log.terminateds[t] = log.truncateds[t] = {"__all__": False}
-    if any(len(named) > 1 for named in (*log.terminateds, *log.truncateds)) or len(flags["terminateds"]) > 1:
-        flags = {name: {"__all__": named["__all__"]} for name, named in flags.items()}
-        log.terminateds[-1], log.truncateds[-1] = flags["terminateds"], flags["truncateds"]
-    lookback = data.draw(st.integers(0, len(log)))
-    try:
-        (recorded,) = play(log)
-    except ValueError:
-        return  # without its flags an agent would have gone on
-    part = recorded.slice(slice(lookback, None), len_lookback_buffer=lookback)
-    built = MultiAgentEpisode(
-        "e",
-        observations=log.observations,
-        infos=log.infos,
-        actions=log.actions,
-        rewards=log.rewards,
-        extra_model_outputs=log.extras,
-        env_t_started=lookback,
-        agent_t_started=part.agent_t_started,
-        len_lookback_buffer=lookback,
-        agent_episode_ids={agent: f"e/{agent}" for agent in AGENTS},
-        agent_to_module_mapping_fn=recorded.agent_to_module_mapping_fn,
-        **flags,
-    )
-    for what in ("observations", "infos", "actions", "rewards"):
-        back = slice(-lookback, None)
-        read = [plain(getattr(one, f"get_{what}")(back, neg_index_as_lookback=True)) for one in (built, part)]
-        for agent in part.agent_ids:
-            assert read[0].get(agent) == read[1].get(agent)
-    assert built.get_return() == part.get_return()
-    assert built.get_agents_to_act() == part.get_agents_to_act()
-    assert (built.is_terminated, built.is_truncated) == (part.is_terminated, part.is_truncated)
 
 
 @QUICK

@@ -195,15 +195,6 @@ def test_cut_then_concat_is_the_episode_that_was_never_cut(episode, lookback, mo
 
 @FAST
 @given(episode=episodes())
-def test_state_round_trip_is_equality(episode):
-    back = SingleAgentEpisode.from_state(episode.get_state())
-    assert trees_equal(readable(back), readable(episode))
-    assert back.get_rewards().dtype == episode.get_rewards().dtype
-    assert back.get_return() == episode.get_return()
-
-
-@FAST
-@given(episode=episodes())
 def test_an_episode_as_a_batch_and_back_is_the_same_steps(episode):
     if len(episode) == 0:
         return

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from episode_makers import given, grown
 from gymnasium import spaces
+from test_data_multi_agent_episode import grown as grown_of_several
+from test_data_multi_agent_episode import in_turns
 
 from lockstep.data import (
     MultiAgentBatch,
+    MultiAgentEpisode,
     SampleBatch,
     SingleAgentEpisode,
     concat_samples,
@@ -45,6 +48,10 @@ def episode():
 
 def listed(observations, actions, rewards, **options):
     return SingleAgentEpisode(observations=observations, actions=actions, rewards=rewards, **options)
+
+
+def ended():
+    return grown_of_several({"a": 0}, ({"a": 1}, {"a": 0}, {"a": 1}, True))
 
 
 def modules():
@@ -128,6 +135,13 @@ def modules():
         (lambda: given(4).set_rewards(new_data=1.0, at_indices=4), IndexError, "index 4 of rewards"),
         (lambda: given(4).set_extra_model_outputs(key="w", new_data=[1]), IndexError, "'w'; a new one takes all 4"),
         (lambda: given(4).set_extra_model_outputs(key="z", new_data=1.0, at_indices=0), KeyError, "takes all 4 values"),
+        (lambda: in_turns().get_observations(5), IndexError, "index 5 of observations"),
+        (lambda: in_turns().get_actions(4), IndexError, "index 4 of actions"),
+        (lambda: in_turns().get_actions(env_steps=False, return_list=True), ValueError, "return_list"),
+        (lambda: in_turns().cut(-1), ValueError, "len_lookback_buffer=-1"),
+        (lambda: MultiAgentEpisode("e").cut(), ValueError, "no observation yet"),
+        (lambda: ended().cut(), ValueError, "ended at t=1"),
+        (lambda: ended().concat_episode(ended()[1:]), ValueError, "ended at t=1; nothing can follow"),
         (lambda: modules()["r"], KeyError, "no module 'r'; modules are ['p', 'q']"),
         (lambda: modules().timeslices(0), ValueError, "k=0"),
         (lambda: MultiAgentBatch({"p": SampleBatch(a=[1])}, 1).timeslices(2), KeyError, "'p' lacks column 'eps_id'"),
