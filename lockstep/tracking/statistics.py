@@ -28,27 +28,28 @@ def asdict(stats: Any) -> dict[str, Any]:
     return {item.name: _plain(getattr(stats, item.name)) for item in fields(stats)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, of_stats: Callable[[Any], Any] = asdict) -> Any:
     if is_dataclass(value):
-        return asdict(value)
+        return of_stats(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(item, of_stats) for name, item in value.items()}
+    return [_plain(item, of_stats) for item in value] if isinstance(value, list | tuple) else value
 
 
 class Stats:
     """Base of the statistics: all of them go into a checkpoint and come back in the same way."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        return asdict(self)
+        """Return all fields that are not made of others, as plain values."""
+        names = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
+        return {name: _plain(getattr(self, name), Stats.get_state) for name in names}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the statistics that `get_state` was called on."""
-        inner = {
+        inner: dict[str, Callable[[Any], Any]] = {
             "timing": TimingStats.from_state,
             "train_collect_stat": CollectStats.from_state,
             "test_collect_stat": CollectStats.from_state,
@@ -89,8 +90,8 @@ class SequenceSummaryStats(Stats):
             return cls(math.nan, math.nan, math.nan, math.nan, math.nan, count)
         with np.errstate(invalid="ignore", over="ignore"):
             median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-            numbers = ordered.mean(), ordered.std(), ordered[-1], ordered[0], median
-        return cls(*map(float, numbers), count)
+            mean, std = float(ordered.mean()), float(ordered.std())
+        return cls(mean, std, float(ordered[-1]), float(ordered[0]), float(median), count)
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class CollectStats(CollectStatsBase):
         return out
 
 
-def returns_and_lens(ended: Sequence[tuple[float, int]]) -> tuple[Sequence[float], Sequence[int]]:
+def returns_and_lens(ended: Sequence[tuple[float, int]]) -> tuple[Any, Any]:
     """Return the returns and lengths of `CollectStats` from those of each episode."""
     returns, lens = zip(*ended) if ended else ((), ())
     return returns, lens
