@@ -84,25 +84,6 @@ def _exchange(first: Path, second: Path) -> bool:
     return False
 
 
-def write_file_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content at once: readers see the old content or the new, never a part.
-
-    Raises:
-        OSError: as the system says it; the old content stays and nothing half-written is left.
-    """
-    temporary = temporary_sibling(path)
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
 @contextlib.contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
     """Give a name beside `path` to write a file under; it takes the place of `path` when the block ends well.
@@ -121,8 +102,18 @@ def replacing_file(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise OSError(error.errno, f"{path} cannot be written: {error}") from error
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def write_file_atomically(path: Path, content: bytes) -> None:
+    """Replace a file's content at once: readers see the old content or the new, never a part.
+
+    Raises:
+        OSError: as `replacing_file`.
+    """
+    with replacing_file(path) as temporary:
+        temporary.write_bytes(content)

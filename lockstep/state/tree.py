@@ -146,16 +146,13 @@ def _restore(tensor: torch.Tensor, kind: Mapping[str, Any]) -> Array:
 def parse_tensor_file(content: bytes) -> dict[str, Array]:
     """Return the arrays of a safetensors file, in the order in which they were given to the writer.
 
-    A file from elsewhere (without Lockstep's note in its header) gives torch tensors.
-
     Raises:
-        ValueError: the content is no valid safetensors file.
+        ValueError: the content is no valid safetensors file with Lockstep's note in its header.
     """
     try:
         tensors = load_safetensors(content)
         size = int.from_bytes(content[:8], "little")
-        note = json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(_KINDS_KEY)
-        kinds = {name: {"is": "tensor"} for name in tensors} if note is None else json.loads(note)
+        kinds = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][_KINDS_KEY])
         if set(kinds) != set(tensors):
             raise ValueError("its header and its note of types name different arrays")
         return {name: _restore(tensors[name], kind) for name, kind in kinds.items()}

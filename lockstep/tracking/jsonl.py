@@ -56,7 +56,7 @@ class JsonlLogger(BaseLogger):
         Raises `OSError`: the disk is full, say; the file is cut back to its last whole line.
         """
         scopes: dict[str, dict[str, Any]] = {}
-        for name, value in flatten(data, exclude_arrays=self.exclude_arrays).items():
+        for name, value in flatten(data).items():
             scope, slash, rest = name.partition("/")
             scopes.setdefault(scope if slash else "", {})[rest if slash else name] = value
         for scope, values in scopes.items():

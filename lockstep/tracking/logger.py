@@ -5,6 +5,8 @@ comes between two writes is aggregated), names them under a scope (`train/ test/
 writes them.
 """
 
+import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -19,7 +21,7 @@ import torch
 from torch import nn
 
 from lockstep.state.checks import check_whole
-from lockstep.tracking.records import REDUCTIONS, aggregate, flatten, to_strict_json
+from lockstep.tracking.records import aggregate, flatten, to_strict_json
 
 SaveCheckpointFn = Callable[[int, int, int], Any]
 """`(epoch, env_step, gradient_step) -> path` of the checkpoint that it wrote."""
@@ -48,11 +50,8 @@ class BaseLogger(ABC):
             written at once). What comes in between is aggregated into the next record and never lost.
         update_interval: the same in gradient steps.
         info_interval: the same in epochs.
-        exclude_arrays: leave arrays and lists out of the records.
-        reductions: name (whole, or its last part) -> "mean", "sum", "max", "min" or "last", where the rule of
-            `lockstep.tracking.records.reduction_of` is not what you want.
 
-    Raises `ValueError`: an interval below 1 or an unknown reduction.
+    Arrays and lists are left out of the records. Raises `ValueError`: an interval below 1.
     """
 
     def __init__(
@@ -62,21 +61,9 @@ class BaseLogger(ABC):
         test_interval: int = 1,
         update_interval: int = 100,
         info_interval: int = 1,
-        exclude_arrays: bool = True,
-        reductions: Mapping[str, str] | None = None,
     ) -> None:
-        intervals = {
-            "train": train_interval,
-            "test": test_interval,
-            "update": update_interval,
-            "info": info_interval,
-        }
+        intervals = {"train": train_interval, "test": test_interval, "update": update_interval, "info": info_interval}
         self.intervals = {name: check_whole(f"{name}_interval", interval, 1) for name, interval in intervals.items()}
-        for name, reduction in (reductions or {}).items():
-            if reduction not in REDUCTIONS:
-                raise ValueError(f"reductions[{name!r}] must be one of {', '.join(REDUCTIONS)}; got {reduction!r}")
-        self.exclude_arrays = exclude_arrays
-        self.reductions = dict(reductions or {})
         self._scopes = {name: _Scope() for name in intervals}
 
     # What the trainer calls
@@ -98,15 +85,9 @@ class BaseLogger(ABC):
         self.log("info", data, epoch)
 
     def save_data(
-        self,
-        epoch: int,
-        env_step: int,
-        gradient_step: int,
-        save_checkpoint_fn: SaveCheckpointFn | None = None,
+        self, epoch: int, env_step: int, gradient_step: int, save_checkpoint_fn: SaveCheckpointFn | None = None
     ) -> None:
-        """Have a checkpoint written (if a function is given) and record the counters and its path
-        (`save/`).
-        """
+        """Have a checkpoint written (if a function is given) and record the counters and its path (`save/`)."""
         path = save_checkpoint_fn(epoch, env_step, gradient_step) if save_checkpoint_fn is not None else None
         self.record_save(epoch, env_step, gradient_step, path)
 
@@ -162,15 +143,8 @@ class BaseLogger(ABC):
         return {"scopes": {name: asdict(scope) for name, scope in self._scopes.items()}}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`, so that a resumed run leaves the records of one that never stopped.
-
-        Raises `ValueError`: the state lacks a scope or a field.
-        """
-        scopes = state.get("scopes")
-        if not isinstance(scopes, Mapping) or set(scopes) != set(self._scopes):
-            raise ValueError(f"a logger's state needs the scopes {sorted(self._scopes)}, got {scopes!r}")
-        for name, saved in scopes.items():
-            self._scopes[name] = _Scope(saved["last_written"], list(map(dict, saved["pending"])), saved["pending_step"])
+        """Continue from `get_state`, so that a resumed run leaves the records of one that never stopped."""
+        self._scopes = {name: _Scope(**copy.deepcopy(saved)) for name, saved in state["scopes"].items()}
 
     # For subclasses
 
@@ -192,7 +166,7 @@ class BaseLogger(ABC):
         if last is not None and step < last:  # a new run with the same logger
             self._flush_scope(name)
             last = None
-        scope.pending.append(flatten(data, exclude_arrays=self.exclude_arrays))
+        scope.pending.append(flatten(data))
         scope.pending_step = int(step)
         if last is None or self.intervals[name] == 1 or step - last >= self.intervals[name]:
             self._flush_scope(name)
@@ -201,7 +175,7 @@ class BaseLogger(ABC):
         scope = self._scopes[name]
         if not scope.pending:
             return
-        record = aggregate(scope.pending, self.reductions)
+        record = aggregate(scope.pending)
         scope.pending = []
         scope.last_written = scope.pending_step
         self.write(_STEP_TYPES[name], scope.pending_step, {f"{name}/{key}": item for key, item in record.items()})
@@ -220,16 +194,13 @@ class LazyLogger(BaseLogger):
 class MultiLogger(BaseLogger):
     """Hands everything to several loggers, each with its own intervals.
 
-    Raises `ValueError`: no logger was given. `TypeError`: one of them is no `BaseLogger`.
+    Raises `ValueError`: no logger was given.
     """
 
     def __init__(self, loggers: Sequence[BaseLogger]) -> None:
         super().__init__()
         if not loggers:
             raise ValueError("MultiLogger needs at least one logger; use LazyLogger to log nothing")
-        for logger in loggers:
-            if not isinstance(logger, BaseLogger):
-                raise TypeError(f"MultiLogger takes BaseLogger objects, got {type(logger).__name__}")
         self.loggers = list(loggers)
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
@@ -249,7 +220,7 @@ class MultiLogger(BaseLogger):
 
     def restore_data(self) -> tuple[int, int, int]:
         """Return the counters of the first logger that has any."""
-        found = [logger.restore_data() for logger in self.loggers]
+        found = [logger.restore_data() for logger in self.loggers]  # each goes back to its last save
         return next((counters for counters in found if any(counters)), (0, 0, 0))
 
     def last_checkpoint(self) -> str | None:
@@ -258,11 +229,7 @@ class MultiLogger(BaseLogger):
 
     def restore_logged_data(self, path: str | os.PathLike[str]) -> RestoredData:
         """Return the records of the first logger that finds any at `path`."""
-        for logger in self.loggers:
-            data = logger.restore_logged_data(path)
-            if data:
-                return data
-        return {}
+        return next((data for logger in self.loggers if (data := logger.restore_logged_data(path))), {})
 
     def flush(self) -> None:
         """Write what is waiting in any of them."""
@@ -270,29 +237,20 @@ class MultiLogger(BaseLogger):
             logger.flush()
 
     def finalize(self) -> None:
-        """Finalize all, also when one fails; the first failure is raised afterwards."""
-        failures: list[Exception] = []
-        for logger in self.loggers:
-            try:
-                logger.finalize()
-            except Exception as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        """Finalize all, also when one fails; a failure is raised afterwards."""
+        with contextlib.ExitStack() as stack:
+            for logger in reversed(self.loggers):
+                stack.callback(logger.finalize)
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of each logger, in order."""
         return {"loggers": [logger.get_state() for logger in self.loggers]}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue each logger from its state.
-
-        Raises `ValueError`: the state is of another number of loggers.
-        """
-        states = state.get("loggers")
-        if not isinstance(states, list) or len(states) != len(self.loggers):
-            raise ValueError(f"expected the states of {len(self.loggers)} loggers under 'loggers'")
-        for logger, saved in zip(self.loggers, states, strict=True):
+        """Continue each logger from its state; `ValueError` for the state of another number of loggers."""
+        if len(state["loggers"]) != len(self.loggers):
+            raise ValueError(f"expected the states of {len(self.loggers)} loggers, got {len(state['loggers'])}")
+        for logger, saved in zip(self.loggers, state["loggers"]):
             logger.set_state(saved)
 
     def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from lockstep.state.replace import write_file_atomically
 
-REDUCTIONS = ("mean", "sum", "max", "min", "last")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LAST = (
     *("epoch", "env_step", "gradient_step", "step", "episode", "train_step", "train_episode", "test_step"),
@@ -57,18 +56,14 @@ def _plain(value: Any, key: str) -> Any:
     )
 
 
-def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
+def reduction_of(key: str) -> str:
     """Return how several values of one name become one: `mean`, `sum`, `max`, `min` or `last`.
 
-    `reductions` (whole name, or the last part of it -> reduction) comes first. Else the last part decides:
-    `max` and `min` are themselves; `count`, `env_restarts`, `collect_time` and what begins with `n_` or `num_` add up,
-    unless it ends in `_lifetime`; lifetime counters, positions (`epoch`, `env_step`, ...), what is of the whole run so
-    far (`timing/...`) and `best_...` keep the last; all other are averaged.
+    The last part of the name decides: `max` and `min` are themselves; `count`, `env_restarts`, `collect_time` and what
+    begins with `n_` or `num_` add up, unless it ends in `_lifetime`; lifetime counters, positions (`epoch`, `env_step`,
+    ...), what is of the whole run so far (`timing/...`) and `best_...` keep the last; all other are averaged.
     """
     group, name = _split(key)
-    for known in (key, name):
-        if reductions is not None and known in reductions:
-            return reductions[known]
     if name in ("max", "min"):
         return name
     if name.endswith("_lifetime") or name in _LAST or name.startswith("best_") or group == "timing/":
@@ -78,7 +73,7 @@ def reduction_of(key: str, reductions: Mapping[str, str] | None = None) -> str:
     return "mean"
 
 
-def aggregate(records: Sequence[Mapping[str, Any]], reductions: Mapping[str, str] | None = None) -> dict[str, Any]:
+def aggregate(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return several flat records as one, in the order of first appearance; None stands for "no value" and is
     skipped.
 
@@ -90,7 +85,7 @@ def aggregate(records: Sequence[Mapping[str, Any]], reductions: Mapping[str, str
     if len(records) == 1:
         return dict(records[0])
     keys = dict.fromkeys(key for record in records for key in record)
-    return {key: _aggregate_one(records, key, reduction_of(key, reductions)) for key in keys}
+    return {key: _aggregate_one(records, key, reduction_of(key)) for key in keys}
 
 
 def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: str) -> Any:
@@ -98,11 +93,6 @@ def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: st
     values: list[Any] = [record[key] for record in present]
     if not values:
         return None
-    if any(isinstance(value, list) for value in values):
-        joined: list[Any] = []
-        for value in values:
-            joined.extend(value if isinstance(value, list) else [value])
-        return joined
     if reduction == "last" or any(isinstance(value, str | bool) for value in values):
         return values[-1]
     if reduction == "sum":

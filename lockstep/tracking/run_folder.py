@@ -59,12 +59,15 @@ class RunFolder:
     """The folder of one run.
 
     `config.json` (who, what, with which versions), `metrics.jsonl`, `checkpoints/`, `best/`, `summary.json`,
-    `curve.png`. Made by `create`, found again by `open`. Attributes: `path`, `algo`, `env`, `seed`, `config`
-    (the full config as JSON values), `info` (all of config.json).
+    `curve.png`. Made by `create`, found again by `open`. Attributes: `path`, those of its parts (`metrics_path`,
+    `checkpoints`, `best`, `summary_path`, `curve_path`), `algo`, `env`, `seed`, `config` (the full config as JSON
+    values), `info` (all of config.json).
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
         self.path = path
+        self.metrics_path, self.summary_path = path / "metrics.jsonl", path / "summary.json"
+        self.checkpoints, self.best, self.curve_path = path / "checkpoints", path / "best", path / "curve.png"
         self.info = dict(info)
         self.algo = str(info["algo"])
         self.env = str(info["env"])
@@ -147,31 +150,6 @@ class RunFolder:
             raise RunFolderError(f"{root / 'config.json'} is not the config of a lockstep run")
         return cls(root, info)
 
-    @property
-    def metrics_path(self) -> Path:
-        """`metrics.jsonl`, written by `JsonlLogger`, read by `read_metrics`."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Return the directory of the run's checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """Return the directory of the checkpoint with the best score."""
-        return self.path / "best"
-
-    @property
-    def curve_path(self) -> Path:
-        """`curve.png`."""
-        return self.path / "curve.png"
-
-    @property
-    def summary_path(self) -> Path:
-        """`summary.json`."""
-        return self.path / "summary.json"
-
     def checkpoint_path(self, env_step: int) -> Path:
         """Return the path of the checkpoint at an environment step; names sort by step."""
         return self.checkpoints / f"step_{env_step:012d}"
@@ -196,10 +174,7 @@ class RunFolder:
         if not self.has_recorded(entry):
             history.append(dict(entry))
         info = {**self.info, "config": dict(config), "history": history}
-        try:
-            write_json(self.path / "config.json", info)
-        except OSError as error:
-            raise RunFolderError(f"cannot write {self.path / 'config.json'}: {error.strerror or error}") from error
+        _write(self.path / "config.json", info)
         self.info, self.config = info, dict(config)
 
     def has_recorded(self, entry: Mapping[str, Any]) -> bool:
@@ -214,10 +189,7 @@ class RunFolder:
         """
         fields = ("algo", "env", "seed", "created", "git_revision", "versions")
         keep = {key: self.info.get(key) for key in fields}
-        try:
-            write_json(self.summary_path, {**keep, **summary})
-        except OSError as error:
-            raise RunFolderError(f"cannot write {self.summary_path}: {error.strerror or error}") from error
+        _write(self.summary_path, {**keep, **summary})
         return self.summary_path
 
     def ended_at(self) -> tuple[int, int] | None:
@@ -243,6 +215,13 @@ class RunFolder:
             raise RunFolderError(f"cannot read {self.summary_path}: {error}") from error
 
 
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    try:
+        write_json(path, value)
+    except OSError as error:
+        raise RunFolderError(error.strerror or str(error)) from error
+
+
 def prune_checkpoints(directory: Path, keep: int) -> None:
     """Delete all but the last `keep` of the checkpoints `step_*` in a directory; `ValueError` for less than 1."""
     if keep < 1:
@@ -252,12 +231,12 @@ def prune_checkpoints(directory: Path, keep: int) -> None:
 
 
 def _make_unused(parent: Path, name: str) -> Path:
-    number = 1
+    path, number = parent / name, 1
     while True:
-        path = parent / (name if number == 1 else f"{name}-{number}")
         try:
             path.mkdir()
         except FileExistsError:
             number += 1
+            path = parent / f"{name}-{number}"
         else:
             return path

@@ -55,7 +55,7 @@ class NumberedLogger(BaseLogger):
         self._number = number + 1
         if number < self._num_there:
             return
-        values = {name: value for name, value in flatten(data, exclude_arrays=True).items() if value is not None}
+        values = {name: value for name, value in flatten(data).items() if value is not None}
         if "save/epoch" in values:
             self._save = [*(int(values[f"save/{name}"]) for name in COUNTERS), number + 1, values.get("save/path")]
         progress = {"records": number + 1, **({} if self._save is None else {"save": self._save})}
@@ -65,7 +65,7 @@ class NumberedLogger(BaseLogger):
 
     def remark(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Send it with the next record of that step type, without a number: later records keep theirs."""
-        self._remarks.setdefault(step_type, {}).update(flatten(data, exclude_arrays=True))
+        self._remarks.setdefault(step_type, {}).update(flatten(data))
 
     def restore_data(self) -> tuple[int, int, int]:
         """Return `(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
@@ -125,11 +125,6 @@ class NumberedLogger(BaseLogger):
     @abstractmethod
     def _close(self) -> None:
         """End the run there."""
-
-
-def new_run_id() -> str:
-    """Return eight characters, from the system and not from a generator that training might use."""
-    return uuid.uuid4().hex[:8]
 
 
 class MLflowLogger(NumberedLogger):
@@ -300,7 +295,7 @@ class WandbLogger(NumberedLogger):
         settings: Mapping[str, Any] | None = None,
         **intervals: Any,
     ) -> None:
-        super().__init__(run_id or new_run_id(), config, **intervals)
+        super().__init__(run_id or uuid.uuid4().hex[:8], config, **intervals)  # no generator of training is asked
         if mode not in (None, "online", "offline", "disabled"):
             raise ValueError(f"mode={mode!r} is not allowed; choose 'online', 'offline', 'disabled' or None")
         self.project, self.name, self.entity, self.mode = project, name, entity, mode

@@ -14,15 +14,10 @@ import numpy.typing as npt
 import torch
 
 from lockstep.ops.statistics import RunningMoments
-from lockstep.state.checks import check_whole, is_number
+from lockstep.state.checks import check_number, check_whole
 
 Series = Mapping[str, Sequence[float]]
 """by metric: its value in each gradient step, or the one of a whole update"""
-NO_RETURNS, NO_LENS = np.empty(0, np.float64), np.empty(0, np.int64)
-"""of no episode"""
-NO_RETURNS.flags.writeable = NO_LENS.flags.writeable = False
-MAX_WAITING = 64
-"""updates; more of them keep more memory and save nothing"""
 
 
 def asdict(stats: Any) -> dict[str, Any]:
@@ -33,18 +28,42 @@ def asdict(stats: Any) -> dict[str, Any]:
     return {item.name: _plain(getattr(stats, item.name)) for item in fields(stats)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, of_stats: Callable[[Any], Any] = asdict) -> Any:
     if is_dataclass(value):
-        return asdict(value)
+        return of_stats(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(item, of_stats) for name, item in value.items()}
+    return [_plain(item, of_stats) for item in value] if isinstance(value, list | tuple) else value
+
+
+class Stats:
+    """Base of the statistics: all of them go into a checkpoint and come back in the same way."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all fields that are not made of others, as plain values."""
+        names = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
+        return {name: _plain(getattr(self, name), Stats.get_state) for name in names}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the statistics that `get_state` was called on."""
+        inner: dict[str, Callable[[Any], Any]] = {
+            "timing": TimingStats.from_state,
+            "train_collect_stat": CollectStats.from_state,
+            "test_collect_stat": CollectStats.from_state,
+            "training_stat": TrainingStats.from_state,
+            "info_stat": InfoStats.from_state,
+            "metrics": lambda stats: {name: SequenceSummaryStats.from_state(stat) for name, stat in stats.items()},
+            "history": lambda epochs: tuple(map(EpochStats.from_state, epochs)),
+        }
+        values = {item.name: state[item.name] for item in fields(cls) if item.init}  # type: ignore[arg-type]
+        return cls(**{k: inner[k](v) if k in inner and v is not None else v for k, v in values.items()})
 
 
 @dataclass(frozen=True)
-class SequenceSummaryStats:
+class SequenceSummaryStats(Stats):
     """Summary of some numbers; all fields but `count` are None where there are none."""
 
     mean: float | None = None
@@ -55,34 +74,28 @@ class SequenceSummaryStats:
     count: int = 0
 
     @classmethod
-    def from_sequence(cls, values: Sequence[float]) -> Self:
+    def from_sequence(cls, values: Sequence[float] | np.ndarray) -> Self:
         """Summarise a list or an array; population deviation.
 
         An empty sequence gives None, not zeros; with a NaN among them every field is NaN.
         """
-        if len(values) == 1:
-            return cls.of_one(float(values[0]))
-        numbers = [float(value) for value in values]
-        if not numbers:
+        count = len(values)
+        if count == 0:
             return cls()
-        if any(map(math.isnan, numbers)):
-            return cls(math.nan, math.nan, math.nan, math.nan, math.nan, len(numbers))
-        mean = sum(numbers) / len(numbers)
-        # a product: a power raises where the result is too large
-        std = (sum((value - mean) * (value - mean) for value in numbers) / len(numbers)) ** 0.5
-        return cls(mean, std, max(numbers), min(numbers), _median(numbers), len(numbers))
-
-    @classmethod
-    def of_one(cls, value: float) -> Self:
-        """Return the summary of one number, faster than the constructor does."""
-        stats = object.__new__(cls)
-        std = value - value  # 0, but NaN of what is not finite, as of several
-        stats.__dict__.update(mean=value, std=std, max=value, min=value, median=value, count=1)
-        return stats
+        if count == 1:
+            value = float(values[0])
+            return cls(value, value - value, value, value, value, 1)  # the deviation of infinity is NaN
+        ordered = np.sort(np.array(values, np.float64))
+        if np.isnan(ordered[-1]):
+            return cls(math.nan, math.nan, math.nan, math.nan, math.nan, count)
+        with np.errstate(invalid="ignore", over="ignore"):
+            median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+            mean, std = float(ordered.mean()), float(ordered.std())
+        return cls(mean, std, float(ordered[-1]), float(ordered[0]), float(median), count)
 
 
 @dataclass(frozen=True)
-class CollectStatsBase:
+class CollectStatsBase(Stats):
     """How much was collected."""
 
     n_collected_episodes: int = 0
@@ -104,9 +117,9 @@ class CollectStats(CollectStatsBase):
     """seconds of it inside the environments"""
     act_time: float = 0.0
     """seconds of it choosing actions"""
-    returns: np.ndarray = field(default_factory=lambda: NO_RETURNS)
+    returns: np.ndarray = ()  # type: ignore[assignment]
     """float64 [E], of the episodes that ended"""
-    lens: np.ndarray = field(default_factory=lambda: NO_LENS)
+    lens: np.ndarray = ()  # type: ignore[assignment]
     """int64 [E], their lengths in steps"""
     env_restarts: int = 0
     """environments whose worker died or hung and was started again"""
@@ -125,100 +138,59 @@ class CollectStats(CollectStatsBase):
     def __post_init__(self) -> None:
         values = self.__dict__
         values["collect_speed"] = self.n_collected_steps / self.collect_time if self.collect_time > 0 else 0.0
-        values["returns"], values["returns_stat"] = _of_episodes(self.returns, NO_RETURNS)
-        values["lens"], values["lens_stat"] = _of_episodes(self.lens, NO_LENS)
+        for name, dtype in (("returns", np.float64), ("lens", np.int64)):
+            numbers = np.array(values[name], dtype)
+            numbers.flags.writeable = False
+            values[name] = numbers
+            values[f"{name}_stat"] = SequenceSummaryStats.from_sequence(numbers) if len(numbers) else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CollectStats) and asdict(self) == asdict(other)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def get_state(self) -> dict[str, Any]:
-        """Return all fields that are not made of others."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.init}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the statistics that `get_state` was called on."""
-        return cls(**state)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for a logger."""
-        out: dict[str, Any] = {
-            "n_collected_episodes": self.n_collected_episodes,
-            "n_collected_steps": self.n_collected_steps,
-            "collect_time": self.collect_time,
-            "collect_speed": self.collect_speed,
-            "env_restarts": self.env_restarts,
-        }
-        for name, stat in (("returns_stat", self.returns_stat), ("lens_stat", self.lens_stat)):
-            if stat is not None:
-                out[name] = asdict(stat)
+        counts = ("n_collected_episodes", "n_collected_steps", "collect_time", "collect_speed", "env_restarts")
+        found = {name: getattr(self, name) for name in (*counts, "returns_stat", "lens_stat")}
+        out = {name: _plain(value) for name, value in found.items() if value is not None}
         if self.agent_returns:
             columns = zip(self.agents, zip(*self.agent_returns))
             out["returns"] = {agent: sum(column) / len(column) for agent, column in columns}
         return out
 
 
-def _of_episodes(values: np.ndarray, none: np.ndarray) -> tuple[np.ndarray, SequenceSummaryStats | None]:
-    """Return a read-only array of the dtype of `none`, and its summary."""
-    if not len(values):
-        return none, None
-    numbers = np.array(values, none.dtype)
-    numbers.flags.writeable = False
-    return numbers, SequenceSummaryStats.from_sequence(numbers.tolist())
-
-
-def returns_and_lens(ended: Sequence[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
+def returns_and_lens(ended: Sequence[tuple[float, int]]) -> tuple[Any, Any]:
     """Return the returns and lengths of `CollectStats` from those of each episode."""
-    if not ended:
-        return NO_RETURNS, NO_LENS
-    returns, lens = zip(*ended)
-    return np.array(returns, np.float64), np.array(lens, np.int64)
+    returns, lens = zip(*ended) if ended else ((), ())
+    return returns, lens
 
 
 class CollectTotals:
     """Collects put together one after another, in time that grows with their number alone."""
 
     def __init__(self) -> None:
-        self._episodes, self._steps, self._env_restarts = 0, 0, 0
-        self._seconds, self._env_time, self._act_time = 0.0, 0.0, 0.0
-        self._returns: list[float] = []
-        self._lens: list[int] = []
+        self._sums: dict[str, Any] = {"n_collected_episodes": 0, "n_collected_steps": 0, "env_restarts": 0}
+        self._sums.update(collect_time=0.0, env_time=0.0, act_time=0.0)
+        self._episodes: dict[str, list[Any]] = {"returns": [], "lens": [], "agent_returns": []}
         self._agents: tuple[str, ...] = ()
-        self._agent_returns: list[tuple[float, ...]] = []
 
     def add(self, stats: CollectStats) -> None:
         """Add a collect."""
-        self._episodes += stats.n_collected_episodes
-        self._steps += stats.n_collected_steps
-        self._seconds += stats.collect_time
-        self._env_time += stats.env_time
-        self._act_time += stats.act_time
-        self._env_restarts += stats.env_restarts
-        self._returns += stats.returns.tolist()
-        self._lens += stats.lens.tolist()
+        for name in self._sums:
+            self._sums[name] += getattr(stats, name)
+        for name, values in self._episodes.items():
+            values.extend(getattr(stats, name))
         self._agents = self._agents or stats.agents
-        self._agent_returns += stats.agent_returns
 
     def stats(self) -> CollectStats:
         """Return all of them as one."""
-        return CollectStats(
-            self._episodes,
-            self._steps,
-            self._seconds,
-            self._env_time,
-            self._act_time,
-            np.array(self._returns, np.float64),
-            np.array(self._lens, np.int64),
-            self._env_restarts,
-            self._agents,
-            tuple(self._agent_returns),
-        )
+        episodes = {name: tuple(values) for name, values in self._episodes.items()}
+        return CollectStats(**self._sums, **episodes, agents=self._agents)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class TrainingStats:
+class TrainingStats(Stats):
     """Of one or several updates: each loss and learner metric over their gradient steps.
 
     A metric is an attribute too: `stats.policy_loss.mean` is `stats.metrics["policy_loss"].mean`.
@@ -253,43 +225,33 @@ class TrainingStats:
     if not TYPE_CHECKING:  # a type checker would take every name for an attribute
 
         def __getattr__(self, name: str) -> Any:  # called for what is not there
-            if name not in ("metrics", "stage_seconds"):
-                metrics = {} if name.startswith("_") else self.metrics
-                if name not in metrics:
-                    raise AttributeError(
-                        f"{type(self).__name__} has no attribute {name!r}; its metrics are {sorted(metrics)}"
-                    )
-                return metrics[name]
-            if "_read" not in self.__dict__:
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            series, made = self._read()
-            if name == "metrics":
-                made = {metric: SequenceSummaryStats.from_sequence(values) for metric, values in series.items()}
-            return self.__dict__.setdefault(name, made)
+            if name in ("metrics", "stage_seconds") and "_read" in self.__dict__:
+                series, made = self._read()
+                if name == "metrics":
+                    made = {metric: SequenceSummaryStats.from_sequence(values) for metric, values in series.items()}
+                return self.__dict__.setdefault(name, made)
+            metrics = {} if name.startswith("_") or name == "metrics" else self.metrics
+            if name not in metrics:
+                raise AttributeError(
+                    f"{type(self).__name__} has no attribute {name!r}; its metrics are {sorted(metrics)}"
+                )
+            return metrics[name]
 
-    def get_state(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        metrics = {name: asdict(stat) for name, stat in self.metrics.items()}
-        return {**values, "metrics": metrics, "stage_seconds": dict(self.stage_seconds)}
+    def series_and_seconds(self) -> tuple[Series, Mapping[str, float]]:
+        """Return the metrics' values in each gradient step, and the stages' seconds.
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the statistics that `get_state` was called on."""
-        metrics = {name: SequenceSummaryStats(**stat) for name, stat in state["metrics"].items()}
-        return cls(**{**state, "metrics": metrics})
-
-    def series_and_seconds(self) -> tuple[Series, dict[str, float]] | None:
-        """Return the metrics' values in each gradient step and the stages' seconds; None for summaries only."""
-        read = self.__dict__.get("_read")
-        return None if read is None else read()
+        Where only summaries are known, the mean stands for each step.
+        """
+        if "_read" in self.__dict__:
+            series: tuple[Series, Mapping[str, float]] = self.__dict__["_read"]()
+            return series
+        return {k: [] if v.mean is None else [v.mean] * v.count for k, v in self.metrics.items()}, self.stage_seconds
 
     def bad_losses(self) -> list[str]:
         """Return the names of the losses whose mean is not finite."""
         if self.__dict__.get("_finite"):
             return []
-        losses = ((name, stat.mean) for name, stat in self.metrics.items() if "loss" in name)
-        return [name for name, mean in losses if mean is not None and not math.isfinite(mean)]
+        return [name for name, mean in self.get_loss_stats_dict().items() if "loss" in name and not math.isfinite(mean)]
 
     def get_loss_stats_dict(self) -> dict[str, float]:
         """Return the mean of each metric."""
@@ -297,7 +259,7 @@ class TrainingStats:
 
 
 @dataclass(frozen=True)
-class TimingStats:
+class TimingStats(Stats):
     """Seconds of a run so far, by a monotonic clock."""
 
     total_time: float = 0.0
@@ -314,7 +276,7 @@ class TimingStats:
 
 
 @dataclass(frozen=True)
-class InfoStats:
+class InfoStats(Stats):
     """A run so far."""
 
     gradient_step: int = 0
@@ -337,12 +299,11 @@ class InfoStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for a logger or a summary, without the history."""
-        out = {name: value for name, value in self.__dict__.items() if name not in ("history", "timing")}
-        return {**out, "timing": asdict(self.timing)}
+        return {name: _plain(value) for name, value in self.__dict__.items() if name != "history"}
 
 
 @dataclass(frozen=True)
-class EpochStats:
+class EpochStats(Stats):
     """One epoch; unpacks into `(epoch, stats, info)`."""
 
     epoch: int
@@ -357,39 +318,15 @@ class EpochStats:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.epoch, self, self.info_stat))
 
-    def get_state(self) -> dict[str, Any]:
-        """Return all fields as plain values and arrays, without the history of `info_stat`."""
-        parts = (self.train_collect_stat, self.test_collect_stat, self.training_stat)
-        train, test, training = (None if part is None else part.get_state() for part in parts)
-        info = self.info_stat.to_dict()
-        return {"epoch": self.epoch, "train": train, "test": test, "training": training, "info": info}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the statistics that `get_state` was called on."""
-        info = InfoStats(**{**state["info"], "timing": TimingStats(**state["info"]["timing"])})
-        train, test = (
-            None if state[name] is None else CollectStats.from_state(state[name]) for name in ("train", "test")
-        )
-        training = None if state["training"] is None else TrainingStats.from_state(state["training"])
-        return cls(state["epoch"], train, test, training, info)
-
 
 class TrainingTotals:
-    """Updates put together. A number takes eight bytes: an epoch may have 100,000 updates.
-
-    Many at a time: between two gradient steps, when the processor's caches hold other things, the same takes longer.
-    """
+    """Updates put together. A number takes eight bytes: an epoch may have 100,000 updates."""
 
     def __init__(self) -> None:
         self.train_time, self.gradient_steps = 0.0, 0
-        self.stage_seconds: dict[str, float] = {}
         self.first_bad_step: int | None = None
-        self._values: dict[str, array[float]] = {}
-        """of updates that tell the value in each gradient step"""
-        self._parts: dict[str, list[SequenceSummaryStats]] = {}
-        """of updates that tell no more than a summary of several"""
-        self._waiting: list[TrainingStats] = []
+        self.series: dict[str, array[float]] = {}
+        self.stage_seconds: dict[str, float] = {}
 
     def add(self, stats: TrainingStats) -> None:
         """Add an update."""
@@ -397,71 +334,45 @@ class TrainingTotals:
             self.first_bad_step = self.gradient_steps + stats.first_bad_step
         self.train_time += stats.train_time
         self.gradient_steps += stats.gradient_steps
-        self._waiting.append(stats)
-        if len(self._waiting) >= MAX_WAITING:
-            self._take_in()
+        series, seconds = stats.series_and_seconds()
+        for name, value in seconds.items():
+            self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + value
+        for name, values in series.items():
+            if values:
+                self.series.setdefault(name, array("d")).extend(values)
 
-    def _take_in(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for stats in waiting:
-            series, seconds = stats.series_and_seconds() or self._of_summaries(stats)
-            for name, value in seconds.items():
-                self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + value
-            for name, values in series.items():
-                if values:
-                    self._values.setdefault(name, array("d")).extend(values)
-
-    def _of_summaries(self, stats: TrainingStats) -> tuple[Series, Mapping[str, float]]:
-        series: dict[str, Sequence[float]] = {}
-        for name, stat in stats.metrics.items():
-            if stat.count == 1 and stat.mean is not None:
-                series[name] = (stat.mean,)
-            elif stat.count:
-                self._parts.setdefault(name, []).append(stat)
-        return series, stats.stage_seconds
+    def series_and_seconds(self) -> tuple[Series, dict[str, float]]:
+        """Return the metrics' values in each gradient step, and the stages' seconds."""
+        return self.series, self.stage_seconds
 
     def stats(self) -> TrainingStats:
-        """Return all of them as one, over all their gradient steps.
-
-        An update that has only a summary of several steps counts in the median with its median for each of them; all
-        else is exact.
-        """
-        self._take_in()
-        names = dict.fromkeys([*self._values, *self._parts])
-        merged = {name: _merged(self._values.get(name, array("d")), self._parts.get(name, [])) for name in names}
-        seconds = dict(self.stage_seconds)
-        return TrainingStats(self.train_time, self.gradient_steps, merged, seconds, self.first_bad_step)
+        """Return all of them as one, over all their gradient steps."""
+        metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in self.series.items()}
+        return TrainingStats(
+            self.train_time, self.gradient_steps, metrics, dict(self.stage_seconds), self.first_bad_step
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Return the totals as plain values and arrays."""
-        self._take_in()
-        return {
-            "train_time": self.train_time,
-            "gradient_steps": self.gradient_steps,
-            "stage_seconds": dict(self.stage_seconds),
-            "first_bad_step": self.first_bad_step,
-            "values": {name: np.array(values) for name, values in self._values.items()},
-            "parts": {name: [asdict(stat) for stat in stats] for name, stats in self._parts.items()},
-        }
+        series = {name: np.array(values) for name, values in self.series.items()}
+        return {**self.__dict__, "series": series, "stage_seconds": dict(self.stage_seconds)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`."""
-        self._waiting.clear()
-        self.train_time, self.gradient_steps = float(state["train_time"]), int(state["gradient_steps"])
-        self.stage_seconds, self.first_bad_step = dict(state["stage_seconds"]), state["first_bad_step"]
-        self._values = {name: array("d", values) for name, values in state["values"].items()}
-        self._parts = {name: [SequenceSummaryStats(**s) for s in stats] for name, stats in state["parts"].items()}
+        series = {name: array("d", values) for name, values in state["series"].items()}
+        self.__dict__.update({**state, "series": series, "stage_seconds": dict(state["stage_seconds"])})
 
 
-def merge_training_stats(parts: Iterable[TrainingStats]) -> TrainingStats:
-    """Return several updates as one, see `TrainingTotals.stats`."""
+def merge_training_stats(parts: Sequence[TrainingStats]) -> TrainingStats:
+    """Return several updates as one, over all their gradient steps."""
     totals = TrainingTotals()
     for part in parts:
         totals.add(part)
-    return totals.stats()
+    finite = not any(part.bad_losses() for part in parts)
+    return TrainingStats.of_update(totals.train_time, totals.gradient_steps, totals.series_and_seconds, finite)
 
 
-def first_bad_step(series: Mapping[str, Sequence[float]]) -> int | None:
+def first_bad_step(series: Series) -> int | None:
     """Return the first step, from 1, in which a loss among `{metric: value in each gradient step}` is not finite.
 
     Losses that are not of every step (a policy that learns in every second one) are left out: the total has them.
@@ -469,34 +380,7 @@ def first_bad_step(series: Mapping[str, Sequence[float]]) -> int | None:
     losses = [values for name, values in series.items() if "loss" in name]
     number = max(map(len, losses), default=0)
     losses = [values for values in losses if len(values) == number]
-    if all(math.isfinite(sum(values)) for values in losses):
-        return None
     return next((k for k, step in enumerate(zip(*losses), 1) if not all(map(math.isfinite, step))), None)
-
-
-def _median(numbers: Sequence[float]) -> float:
-    """Return the median of at least one number. (Importing the standard library's `statistics` takes long.)"""
-    ordered, half = sorted(numbers), len(numbers) // 2
-    return ordered[half] if len(numbers) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _merged(values: array[float], parts: Sequence[SequenceSummaryStats]) -> SequenceSummaryStats:
-    """Return the summary of single numbers and of summaries of several."""
-    rows = [(part.mean, part.std, part.max, part.min, part.median, part.count) for part in parts]
-    singles, of_parts = np.array(values), np.array(rows, np.float64).reshape(-1, 6).T
-    means, highest, lowest, medians = (np.concatenate([singles, of_parts[i]]) for i in (0, 2, 3, 4))
-    stds = np.concatenate([np.zeros(len(singles)), of_parts[1]])
-    counts = np.concatenate([np.ones(len(singles)), of_parts[5]])
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean = np.average(means, weights=counts)
-        std = np.average((means - mean) ** 2 + stds**2, weights=counts) ** 0.5
-        order = np.argsort(medians)
-        up_to, count = counts[order].cumsum(), int(counts.sum())
-        middle = medians[order[np.searchsorted(up_to, [(count + 1) // 2, count // 2 + 1])]]
-        middle = np.append(middle, medians[np.isnan(medians)])  # a NaN is seen here too
-        return SequenceSummaryStats(
-            float(mean), float(std), float(highest.max()), float(lowest.min()), float(middle.mean()), count
-        )
 
 
 class MovAvg:
@@ -546,10 +430,8 @@ class RunningMeanStd:
     def __init__(
         self, shape: tuple[int, ...] | None = None, *, clip_max: float | None = 10.0, eps: float = 1e-8
     ) -> None:
-        options: list[tuple[str, Any, str]] = [("eps", eps, ""), ("clip_max", clip_max, ", or None")]
-        for name, value, none in options:
-            if not (none and value is None) and not (is_number(value) and value > 0):
-                raise ValueError(f"{name}={value!r} is not allowed; it must be a number above 0{none}")
+        check_number("eps", eps, above=0)
+        check_number("clip_max", clip_max, above=0)
         if shape is not None and not isinstance(shape, tuple):
             raise ValueError(f"shape={shape!r} is not allowed; it must be a tuple, () for single numbers, or None")
         self.clip_max, self.eps = clip_max, eps

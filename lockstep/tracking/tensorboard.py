@@ -2,8 +2,7 @@
 
 import json
 import os
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ class TensorboardLogger(BaseLogger):
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Write each value of `data` under its name; None is left out."""
         writer = self._open()
-        for name, value in flatten(data, exclude_arrays=True).items():
+        for name, value in flatten(data).items():
             if isinstance(value, str):
                 writer.add_text(name, value, global_step=step)
             elif value is not None:
@@ -56,27 +55,21 @@ class TensorboardLogger(BaseLogger):
     def restore_data(self) -> tuple[int, int, int]:
         """Return `(epoch, env_step, gradient_step)` of the last save on record; zeros where there is none.
 
-        Cuts away what was recorded after that save, as a run that goes on from its counters will record it anew.
+        What was recorded after that save stays.
         """
-        self._close()
-        files = sorted(self.log_dir.glob(_EVENTS))
-        saves = [(event, file, end) for file in files for event, end in _events(file) if _is_save(event)]
-        if not saves:
+        counters = self._last_text(_COUNTERS)
+        if counters is None:
             return 0, 0, 0
-        save, last_file, end = max(saves, key=lambda found: found[0].wall_time)
-        lengths = {last_file.name: end}
-        for file in files:
-            if file != last_file and next((e.wall_time <= save.wall_time for e, _ in _events(file)), False):
-                lengths[file.name] = file.stat().st_size
-        self._cut(lengths)
-        epoch, env_step, gradient_step = json.loads(save.summary.value[0].tensor.string_val[0])
+        epoch, env_step, gradient_step = json.loads(counters)
         self._continue_from(epoch, env_step, gradient_step)
         return epoch, env_step, gradient_step
 
     def last_checkpoint(self) -> str | None:
         """Return the path of the last save on record."""
-        accumulator = self._read(self.log_dir)
-        tag = "save/path/text_summary"
+        return self._last_text("save/path")
+
+    def _last_text(self, name: str) -> str | None:
+        accumulator, tag = self._read(self.log_dir), f"{name}/text_summary"
         if accumulator is None or tag not in accumulator.Tags()["tensors"]:
             return None
         return str(accumulator.Tensors(tag)[-1].tensor_proto.string_val[0].decode())
@@ -115,21 +108,17 @@ class TensorboardLogger(BaseLogger):
         """Go back to where the event files stood; later ones are deleted, new records go to a new file."""
         super().set_state(state)
         self._close()
-        self._cut(state["files"])
+        for file in self.log_dir.glob(_EVENTS):
+            length = state["files"].get(file.name)
+            if length is None:
+                file.unlink()
+            elif length < file.stat().st_size:
+                os.truncate(file, length)
 
     def record_save(self, epoch: int, env_step: int, gradient_step: int, path: Any) -> None:
         """Record the counters as text too: scalars are float32, which holds no large number exactly."""
         super().record_save(epoch, env_step, gradient_step, path)
         self._open().add_text(_COUNTERS, json.dumps([epoch, env_step, gradient_step]), global_step=env_step)
-
-    def _cut(self, lengths: Mapping[str, int]) -> None:
-        """Cut event files to these lengths; delete those that are not named."""
-        for file in self.log_dir.glob(_EVENTS):
-            length = lengths.get(file.name)
-            if length is None:
-                file.unlink()
-            elif length < file.stat().st_size:
-                os.truncate(file, length)
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -144,22 +133,3 @@ class TensorboardLogger(BaseLogger):
                 raise ImportError(f"TensorboardLogger needs tensorboard: {install_hint('tensorboard')}") from error
             self._writer = SummaryWriter(str(self.log_dir))
         return self._writer
-
-
-def _events(file: Path) -> Iterator[tuple[Any, int]]:
-    """Yield the events of a file (length, 4 bytes, event, 4 bytes) and where each ends; a torn one is left out."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-    except ImportError as error:
-        raise ImportError(f"TensorboardLogger needs tensorboard: {install_hint('tensorboard')}") from error
-    content, start = file.read_bytes(), 0
-    while start + 8 <= len(content):
-        end = start + 16 + struct.unpack_from("<Q", content, start)[0]
-        if end > len(content):
-            return
-        yield Event.FromString(content[start + 12 : end - 4]), end
-        start = end
-
-
-def _is_save(event: Any) -> bool:
-    return any(value.tag == f"{_COUNTERS}/text_summary" for value in event.summary.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
 from lockstep.state.checks import check_whole
 from lockstep.state.schedules import ConfiguredValueWarning
 from lockstep.tracking import RunFolder, plot_runs
-from lockstep.tracking.statistics import EpochStats, InfoStats, merge_training_stats
+from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, stretched_schedules
 from lockstep.trainer.callbacks import Callback
 
@@ -99,7 +100,10 @@ class Run:
         trainer, folder = self.trainer, self.folder
         info = trainer.info()
         timing = info.timing
-        trained = [epoch.training_stat for epoch in trainer.history if epoch.training_stat is not None]
+        update_seconds: Counter[str] = Counter()
+        for epoch in trainer.history:
+            if epoch.training_stat is not None:
+                update_seconds.update(epoch.training_stat.stage_seconds)
         last = None if trainer.last_test is None else trainer.last_test.returns_stat
         stages = {
             "environment": timing.env_time,
@@ -116,7 +120,7 @@ class Run:
                 "final_return_step": trainer.last_test_at,
                 "steps_per_second": timing.update_speed,
                 "seconds_by_stage": stages,
-                "update_seconds_by_stage": merge_training_stats(trained).stage_seconds,
+                "update_seconds_by_stage": dict(update_seconds),
             }
         )
         try:

