@@ -17,7 +17,7 @@ and, as an id, `lockstep/<name>-v0` (see `register_environments`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -49,6 +49,7 @@ class Probe(gym.Env[Obs, Action]):
     observations: ClassVar[tuple[tuple[float], ...]] = ((0.0,),)
     best_return: ClassVar[float] = 1.0
     continuous: ClassVar[bool] = False
+    state_attributes: ClassVar[tuple[str, ...]] = ("current",)
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), dtype=np.float32)
@@ -74,14 +75,6 @@ class Probe(gym.Env[Obs, Action]):
     def best_action(self, observation: Sequence[float]) -> Action:
         """Return the best action at an observation; None where actions do not matter."""
         return None
-
-    def get_env_state(self) -> dict[str, Any]:
-        """Return the current observation, and what else a probe remembers."""
-        return {"current": self.current}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_env_state` gave."""
-        self.current = float(state["current"])
 
     def _first(self) -> float:
         return self.observations[int(self.np_random.integers(len(self.observations)))][0]
@@ -202,6 +195,7 @@ class MemoryProbe(Probe):
 
     delay: ClassVar[int] = 3
     observations = ((-1.0,), (1.0,))
+    state_attributes = ("current", "cue", "t")
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,12 +219,6 @@ class MemoryProbe(Probe):
     def best_action(self, observation: Sequence[float]) -> Action:
         """Return the best last action, by the first observation."""
         return int(float(observation[0]) > 0.0)
-
-    def get_env_state(self) -> dict[str, Any]:
-        return {"current": self.current, "cue": self.cue, "t": self.t}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        self.current, self.cue, self.t = float(state["current"]), float(state["cue"]), int(state["t"])
 
 
 PROBES: tuple[type[Probe], ...] = (
@@ -264,6 +252,7 @@ class BitFlipping(gym.Env[Any, Any]):
     """
 
     metadata = {"render_modes": []}
+    state_attributes = ("bits", "goal", "t")
 
     def __init__(self, num_bits: int = 15) -> None:
         self.num_bits = num_bits = check_whole("num_bits", num_bits, 1)
@@ -299,15 +288,6 @@ class BitFlipping(gym.Env[Any, Any]):
     def compute_terminated(self, achieved_goal: Bits, desired_goal: Bits, info: Info) -> npt.NDArray[Any]:
         """Return where the goal `[..., n]` is reached, bool `[...]`."""
         return np.asarray((np.asarray(achieved_goal) == np.asarray(desired_goal)).all(-1))
-
-    def get_env_state(self) -> dict[str, Any]:
-        """Return bits, goal and step."""
-        return {"bits": self.bits.copy(), "goal": self.goal.copy(), "t": self.t}
-
-    def set_env_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_env_state` gave."""
-        self.bits, self.goal = (np.array(state[name], np.float32) for name in ("bits", "goal"))
-        self.t = int(state["t"])
 
     def _observe(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"observation": self.bits, "achieved_goal": self.bits, "desired_goal": self.goal}
