@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +11,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from lockstep.envs.boundary import VectorBoundary
+from lockstep.envs.errors import did_you_mean
 from lockstep.envs.gymnasium_vectors import (
     AsyncVectorEnvBoundary,
     EnvPoolBoundary,
@@ -59,7 +59,7 @@ def make_vector(
             what `env` is.
     """
     if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{suggestion(mode, MODES)}")
+        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
     num_envs = check_whole("num_envs", num_envs, 1)
     if step_timeout is not None and not (is_number(step_timeout) and step_timeout > 0):
         raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
@@ -187,7 +187,7 @@ def named_environment(name: str) -> Any:
         return made
     if _registered(rest) is not None:
         return name
-    near = suggestion(rest, [*(key for key, part in vars(module).items() if callable(part)), *gym.registry])
+    near = did_you_mean(rest, [*(key for key, part in vars(module).items() if callable(part)), *gym.registry])
     raise ValueError(
         f"{name!r} is unknown: the module {module_name!r} has no class or function {rest!r}, and there is no "
         f"environment id {rest!r} once it is imported.{near}"
@@ -210,7 +210,7 @@ def known_id(env_id: str) -> str:
         advice = _register(namespace) or advice
     full = _registered(env_id)
     if full is None:
-        raise ValueError(f"the environment id {env_id!r} is unknown.{suggestion(env_id, gym.registry)} {advice}")
+        raise ValueError(f"the environment id {env_id!r} is unknown.{did_you_mean(env_id, gym.registry)} {advice}")
     return full
 
 
@@ -253,9 +253,3 @@ def _imported(module_name: str, name: str) -> Any:
             f"{name!r}: there is no module {module_name!r}; is it in this directory, or the package that has it "
             "installed (pip install ...)?"
         ) from None
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the nearest of the known names, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

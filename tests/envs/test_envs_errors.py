@@ -168,14 +168,6 @@ def test_an_info_that_cannot_be_pickled_is_left_out_and_told_by_its_key():
         assert envs.num_restarts == 0
 
 
-def test_an_info_that_gymnasiums_own_workers_cannot_send_says_what_to_do():
-    vector = AsyncVectorEnv([Telling] * 2)
-    with make_vector(vector) as envs:
-        envs.reset([0, 1])
-        with pytest.raises(EnvironmentStepError, match="take the rest out of info"):
-            envs.step(np.zeros(2, np.int64))
-
-
 def test_a_worker_that_hangs_is_named_and_nothing_is_left_of_the_vector():
     """After gymnasium's time-out the pipes answer the question before: a further step is refused."""
     workers = AsyncVectorEnv(makers("hang"), autoreset_mode="SameStep")

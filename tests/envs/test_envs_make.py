@@ -147,13 +147,6 @@ class Losing(CountingVectorEnv):
         return {}
 
 
-class Deaf(CountingVectorEnv):
-    """Resets all rows, whatever the mask says."""
-
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed)
-
-
 def with_attributes(vector, **attributes):
     vars(vector).update(attributes)
     return vector
@@ -179,7 +172,6 @@ REFUSED = {
         lambda: run(Losing(2, ((1, "truncate"),), "SameStep")),
         r"no infos\['final_obs'\] for rows \[0, 1\]",
     ),
-    "ignored mask": (lambda: run(Deaf(2, ((2, "truncate"), (5, "truncate")), "Disabled")), "did not heed"),
     "wrong shape": (
         lambda: run(Scalar, env_config={"episodes": ((1, "truncate"),)}),
         r"has shape \(\), its space says",
