@@ -123,7 +123,7 @@ class LightSyncVectorEnv(VectorBoundary):
                 if terminated or truncated or clock >= deadlines[row]:
                     if ended is None:
                         ended = []
-                    ended.append((row, self._last_obs(row_obs), info))
+                    ended.append((row, trees.one_row(self.observation_space, row_obs), info))
                     row_obs = self._begin_episode(row, terminated, truncated)
                 if flat:
                     obs[row] = row_obs
@@ -138,13 +138,6 @@ class LightSyncVectorEnv(VectorBoundary):
             result.infos = {row: info for row, _, info in ended if info} or None
             result.any_done = True
         return result
-
-    def _last_obs(self, obs: Tree) -> Tree:
-        """Return a copy [1, ...] of an episode's last observation: an environment may reuse its array."""
-        trees.check_shape(self.observation_space, obs)
-        last = trees.allocate(self.observation_space, 1)
-        trees.scatter(last, 0, obs)
-        return last
 
     def _begin_episode(self, row: int, terminated: bool, truncated: bool) -> Tree:
         """Note how an episode ended, begin the next one, and return its first observation."""
