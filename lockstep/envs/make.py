@@ -65,7 +65,7 @@ def make_vector(
         raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
     for name, value in (("step_timeout", step_timeout), ("restarts", restarts)):
         if value is not None and mode != "async" and not (name == "step_timeout" and type(env) is AsyncVectorEnv):
-            raise ValueError(f"{name} applies to mode='async' only, got mode={mode!r} and {_kind(env)}.")
+            raise ValueError(f"{name} applies to mode='async' only, got mode={mode!r} and {env!r}.")
     boundary = _finished(env, step_timeout)
     if boundary is None:
         boundary = _build(env, num_envs, mode, env_config, step_timeout, restarts)
@@ -77,10 +77,6 @@ def make_vector(
     if seed is not None:
         boundary.reset([seed + row for row in range(boundary.num_envs)])
     return boundary
-
-
-def _kind(env: AnyEnv) -> str:
-    return repr(env) if isinstance(env, str) else type(env).__name__
 
 
 def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
@@ -139,7 +135,7 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     if isinstance(env, str | EnvSpec):
         return lambda: _gym_make(env, config)
     if callable(env):
-        return lambda: _checked(env(**config), env)
+        return lambda: _one_env(env(**config), env)
     several = isinstance(env, list | tuple)
     advice = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
     raise TypeError(
@@ -147,7 +143,7 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     )
 
 
-def _checked(made: object, maker: Callable[..., Any]) -> gym.Env:
+def _one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
     """Return what `maker` made, where that is one environment."""
     if isinstance(made, gym.Env):
         return made

@@ -128,7 +128,7 @@ class ActionProbe(Probe):
         return 1
 
     def _reward(self, action: Action) -> float:
-        return 1.0 if int(action) == 1 else -1.0
+        return 1.0 if int(action) == self.best_action([self.current]) else -1.0
 
 
 class ActionProbeContinuous(Probe):
@@ -140,10 +140,11 @@ class ActionProbeContinuous(Probe):
         return np.array([BEST_CONTINUOUS], dtype=np.float32)
 
     def _reward(self, action: Action) -> float:
-        return 1.0 - (float(np.asarray(action).reshape(-1)[0]) - BEST_CONTINUOUS) ** 2
+        best = float(self.best_action([self.current])[0])
+        return 1.0 - (float(np.asarray(action).reshape(-1)[0]) - best) ** 2
 
 
-class ObservationActionProbe(Probe):
+class ObservationActionProbe(ActionProbe):
     """Observation -1 or 1; reward 1 for action 0 at -1 and action 1 at 1, else -1: the value is 1."""
 
     observations = ((-1.0,), (1.0,))
@@ -151,21 +152,14 @@ class ObservationActionProbe(Probe):
     def best_action(self, observation: Sequence[float]) -> Action:
         return int(float(observation[0]) > 0.0)
 
-    def _reward(self, action: Action) -> float:
-        return 1.0 if int(action) == self.best_action([self.current]) else -1.0
 
-
-class ObservationActionProbeContinuous(Probe):
+class ObservationActionProbeContinuous(ActionProbeContinuous):
     """Observation -1 or 1; reward `1 - (action - 0.5 observation)^2`: the value is 1."""
 
     observations = ((-1.0,), (1.0,))
-    continuous = True
 
     def best_action(self, observation: Sequence[float]) -> Action:
         return np.array([BEST_CONTINUOUS * float(observation[0])], dtype=np.float32)
-
-    def _reward(self, action: Action) -> float:
-        return 1.0 - (float(np.asarray(action).reshape(-1)[0]) - BEST_CONTINUOUS * self.current) ** 2
 
 
 class TruncationProbe(Probe):
@@ -186,7 +180,7 @@ class TruncationProbe(Probe):
         return 1.0 / (1.0 - gamma) if float(observation[0]) > 0.0 else 1.0
 
 
-class MemoryProbe(Probe):
+class MemoryProbe(ObservationActionProbe):
     """The first observation, -1 or 1, has to be remembered for `delay` steps in which the observation is 0.
 
     Only the last of `delay + 1` actions counts: reward 1 for action 0 after -1 and action 1 after 1, else -1. Without
@@ -194,17 +188,11 @@ class MemoryProbe(Probe):
     """
 
     delay: ClassVar[int] = 3
-    observations = ((-1.0,), (1.0,))
     state_attributes = ("current", "cue", "t")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cue, self.t = 0.0, 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        first = super().reset(seed=seed, options=options)
-        self.cue, self.t = self.current, 0
-        return first
+    def _first(self) -> float:
+        self.cue, self.t = super()._first(), 0
+        return self.cue
 
     def step(self, action: Action) -> StepAnswer:
         self.current, self.t = 0.0, self.t + 1
@@ -215,10 +203,6 @@ class MemoryProbe(Probe):
     def exact_value(self, observation: Sequence[float], gamma: float) -> float:
         """Return the value at the first observation: the reward comes `delay` steps later."""
         return gamma**self.delay
-
-    def best_action(self, observation: Sequence[float]) -> Action:
-        """Return the best last action, by the first observation."""
-        return int(float(observation[0]) > 0.0)
 
 
 PROBES: tuple[type[Probe], ...] = (

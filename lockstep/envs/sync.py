@@ -48,7 +48,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self.single_env_spec = first.spec
         self._check_equal_spaces()
         self._steps, self._time_limits = zip(*map(peel, self.envs), strict=True)
-        self._limits = [_shortest(limits) for limits in self._time_limits]
+        self._limits = list(map(_shortest, self._time_limits))
         self._resets = [env.reset for env in self.envs]
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
@@ -174,13 +174,11 @@ class LightSyncVectorEnv(VectorBoundary):
         self._check_num_states(state, self.num_envs)
         for env, env_part in zip(self.envs, state["envs"], strict=True):
             set_env_state(env, env_part)
-        self._limits = [_shortest(limits) for limits in self._time_limits]
-        self._begin(
-            [
-                limit if limit == NO_LIMIT else limit - elapsed_steps(limits[0])
-                for limit, limits in zip(self._limits, self._time_limits, strict=True)
-            ]
-        )
+        deadlines = [
+            limit - elapsed_steps(limits[0]) if limits else NO_LIMIT
+            for limit, limits in zip(self._limits, self._time_limits, strict=True)
+        ]
+        self._begin(deadlines)
         trees.scatter(self._obs, ..., state["obs"])
         return self._obs
 

@@ -8,7 +8,6 @@ from gymnasium.wrappers import ClipAction, OrderEnforcing, TimeLimit
 from lockstep.envs import LightSyncVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv
 from lockstep.envs.sync import peel
-from lockstep.ops.returns import gae
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1"])
@@ -79,31 +78,3 @@ def test_limits_end_episodes_as_the_wrappers_do(limits):
             np.testing.assert_array_equal(result.final_obs[1][0], obs)
             obs, _ = single.reset()
         np.testing.assert_array_equal(result.obs[0], obs)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_truncation_bootstraps_with_the_final_observation_and_termination_does_not(mode):
-    """Values V(obs) = 100 * step + episode make every wrong next observation visible in the targets."""
-    episodes = ((3, "terminate"), (2, "truncate"), (1, "truncate"), (2, "both"))
-    boundary = make_vector(CountingEnv, num_envs=2, mode=mode, env_config={"episodes": episodes}, seed=0)
-    value = lambda obs: 100.0 * obs[..., 0] + obs[..., 1]  # noqa: E731
-    obs = boundary.reset([0, 0]).copy()
-    columns = {name: [] for name in ("rewards", "values", "next_values", "terminateds", "truncateds")}
-    expected = []
-    for _ in range(16):
-        result = boundary.step(np.zeros(2, dtype=np.int64))
-        true_next = result.obs.copy()
-        if result.final_obs is not None:
-            true_next[result.final_obs[0]] = result.final_obs[1]
-        steps = zip(columns, (result.rewards, value(obs), value(true_next), result.terminateds, result.truncateds))
-        for name, column in steps:
-            columns[name].append(np.array(column))
-        step, episode = obs[0]
-        length, ending = episodes[int(episode) % 4]
-        bootstrap = 0.0 if step + 1 == length and ending != "truncate" else 100.0 * (step + 1) + episode
-        expected.append(10.0 * (step + 1) + 0.5 * bootstrap)
-        obs = result.obs.copy()
-    boundary.close()
-    stacked = {name: np.stack(column) for name, column in columns.items()}
-    _, targets = gae(**stacked, gamma=0.5, lambda_=0.0)
-    np.testing.assert_allclose(targets, np.stack([expected, expected], axis=1), rtol=1e-6)
