@@ -10,13 +10,7 @@ from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.probes import BitFlipping, MemoryProbe
 from lockstep.state.checkpoint import read_checkpoint, write_checkpoint
 
-CLASSIC = (
-    ("CartPole", "v1"),
-    ("Acrobot", "v1"),
-    ("Pendulum", "v1"),
-    ("MountainCar", "v0"),
-    ("MountainCarContinuous", "v0"),
-)
+CLASSIC = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 EPISODES = ((3, "terminate"), (5, "truncate"))
 
 
@@ -34,7 +28,7 @@ def ours(env, **options):
 
 
 CASES = {
-    **{f"{name}-{version}": ours(short(f"{name}-{version}")) for name, version in CLASSIC},
+    **{env_id: ours(short(env_id)) for env_id in CLASSIC},
     "counting": ours(CountingEnv, env_config={"episodes": EPISODES}),
     "counting_nested": ours(CountingEnv, env_config={"episodes": EPISODES, "nested": True}),
     "rescaled": ours(lambda: gym.wrappers.RescaleAction(short("Pendulum-v1")(), np.float32(-1), np.float32(1))),
