@@ -80,7 +80,7 @@ class VectorEnvBoundary(VectorBoundary):
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
-        self._check_seeds(seeds)
+        self._check_number("reset", "seeds", seeds, self.num_envs)
         obs = self._reset(seeds)
         if not self._resets_twice:
             self._pending = None
@@ -109,9 +109,13 @@ class VectorEnvBoundary(VectorBoundary):
 
     def _located(self, error: Exception, during: str, actions: Tree = None) -> EnvironmentStepError:
         """Return the error with its row: gymnasium does not tell it, but its loop variable does."""
-        row = _row_in_traceback(error.__traceback__)
+        return self._error_at(_row_in_traceback(error.__traceback__), error, during, actions)
+
+    def _error_at(
+        self, row: int | None, error: Any, during: str, actions: Tree, hint: str = ""
+    ) -> EnvironmentStepError:
         action = None if row is None or actions is None else row_of(actions, row)
-        return step_error(error, backend=self.backend, env_index=row, action=action, during=during)
+        return step_error(error, backend=self.backend, env_index=row, action=action, during=during, hint=hint)
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
@@ -172,20 +176,20 @@ class VectorEnvBoundary(VectorBoundary):
         envs = list(self.env.envs) if type(self.env) is SyncVectorEnv else [self.env]
         return envs if all(map(tells_state, envs)) else []
 
+    def _env_states(self) -> list[Any]:
+        return [env_state(env) for env in self._stateful_envs()]
+
     def get_state(self) -> dict[str, Any] | None:
         """Return the state of a `SyncVectorEnv` or of a native vector that tells it; None for all others."""
-        envs = self._stateful_envs()
-        if not self._started or not envs:
-            return None
-        obs = trees.gather(self._result.obs, np.arange(self.num_envs))
-        return {"envs": [env_state(env) for env in envs], "obs": obs, "pending": self._pending}
+        state = super().get_state()
+        return None if state is None else {**state, "pending": self._pending}
 
     def set_state(self, state: dict[str, Any]) -> Tree:
         """Continue from what `get_state` gave; return the current observations."""
         envs = self._stateful_envs()
         if not envs:
             return super().set_state(state)
-        self._check_num_states(state, len(envs))
+        self._check_number("set_state", "states", state["envs"], len(envs))
         self.reset()
         obs = trees.allocate(self.observation_space, self.num_envs)
         trees.scatter(obs, ..., state["obs"])
@@ -320,14 +324,7 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         except (EOFError, ConnectionError) as error:
             row = self._dead_row()
             self._end_workers(f"worker {row} died")
-            raise step_error(
-                None,
-                backend=self.backend,
-                env_index=row,
-                action=self._action_of(row),
-                during=during,
-                hint=f"{_RESTARTS} ",
-            ) from error
+            raise self._error_at(row, None, during, self._last_actions, hint=f"{_RESTARTS} ") from error
         self._under_way = False
 
     def _dead_row(self) -> int | None:
@@ -335,9 +332,6 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         sentinels = [process.sentinel for process in self._workers.processes]
         ended = connection.wait(sentinels, timeout=_REPORT_TIMEOUT)
         return min((sentinels.index(sentinel) for sentinel in ended), default=None)  # type: ignore[arg-type]
-
-    def _action_of(self, row: int | None) -> Tree:
-        return None if row is None or self._last_actions is None else row_of(self._last_actions, row)
 
     def _raise_worker_errors(self, successes: Iterable[bool]) -> None:
         """Stand in for `AsyncVectorEnv._raise_if_errors`: with the place and the traceback."""
@@ -355,13 +349,8 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         self._end_workers(f"error in row {row}")
         if isinstance(value, KeyboardInterrupt):
             raise value
-        raise step_error(
-            value,
-            backend=self.backend,
-            env_index=row,
-            action=self._action_of(row),
-            during="reset" if self._last_actions is None else "step",
-        ) from WorkerTraceback(text)
+        during = "reset" if self._last_actions is None else "step"
+        raise self._error_at(row, value, during, self._last_actions) from WorkerTraceback(text)
 
     def _end_workers(self, failure: str) -> None:
         """End all processes and pipes without asking them anything."""

@@ -177,17 +177,11 @@ def named_environment(name: str) -> Any:
     module_name, colon, rest = name.partition(":")
     if not colon:
         return name
-    module = _imported(module_name, name)
-    made: Any = getattr(module, rest, None)
+    made: Any = getattr(_imported(module_name, name), rest, None)
     if callable(made) or isinstance(made, gym.Env):
         return made
-    if _registered(rest) is not None:
-        return name
-    near = did_you_mean(rest, [*(key for key, part in vars(module).items() if callable(part)), *gym.registry])
-    raise ValueError(
-        f"{name!r} is unknown: the module {module_name!r} has no class or function {rest!r}, and there is no "
-        f"environment id {rest!r} once it is imported.{near}"
-    )
+    known_id(name)
+    return name
 
 
 def known_id(env_id: str) -> str:
@@ -196,17 +190,18 @@ def known_id(env_id: str) -> str:
     Raises:
         ValueError: gymnasium does not know the id all the same (with the nearest known ones).
     """
-    module_name, colon, rest = env_id.partition(":")
-    if colon:
-        _imported(module_name, env_id)
-        env_id = rest
-    namespace, slash, _ = env_id.partition("/")
+    module_name, colon, name = env_id.rpartition(":")
+    known = list(gym.registry)
     advice = "Environments of another package must be registered first (import it), or be named 'package:Id-v0'."
-    if slash and _registered(env_id) is None:
+    if colon:
+        known += [key for key, part in vars(_imported(module_name, env_id)).items() if callable(part)]
+        advice = f"The module {module_name!r} has no class or function {name!r}, and does not register such an id."
+    namespace, slash, _ = name.partition("/")
+    if slash and _registered(name) is None:
         advice = _register(namespace) or advice
-    full = _registered(env_id)
+    full = _registered(name)
     if full is None:
-        raise ValueError(f"the environment id {env_id!r} is unknown.{did_you_mean(env_id, gym.registry)} {advice}")
+        raise ValueError(f"the environment id {env_id!r} is unknown.{did_you_mean(name, known)} {advice}")
     return full
 
 

@@ -80,7 +80,7 @@ class LightSyncVectorEnv(VectorBoundary):
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
-        self._check_seeds(seeds)
+        self._check_number("reset", "seeds", seeds, self.num_envs)
         for row, reset in enumerate(self._resets):
             try:
                 obs, _ = reset() if seeds is None else reset(seed=int(seeds[row]))
@@ -108,7 +108,7 @@ class LightSyncVectorEnv(VectorBoundary):
         if self._unchecked:
             self._check_started()
             if self._rows_of_actions:
-                self._check_num_actions(actions, self.num_envs)
+                self._check_number("step", "actions", actions, self.num_envs)
             self._unchecked = False
         if not self._rows_of_actions:
             actions = tuple(iterate(self._batched_actions, actions))
@@ -156,22 +156,16 @@ class LightSyncVectorEnv(VectorBoundary):
                 wrong.__cause__, error = error, wrong
         raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Return the state of every environment, or None where one cannot tell it; see `lockstep.envs.env_state`."""
-        if not self._started:
-            return None
+    def _env_states(self) -> list[Any]:
         for limits, deadline, limit in zip(self._time_limits, self._deadlines, self._limits, strict=True):
             for time_limit in limits:
                 set_elapsed_steps(time_limit, self._clock - deadline + limit)
-        states = [env_state(env) for env in self.envs]
-        if any(state is None for state in states):
-            return None
-        return {"envs": states, "obs": trees.gather(self._obs, np.arange(self.num_envs))}
+        return [env_state(env) for env in self.envs]
 
     def set_state(self, state: dict[str, Any]) -> Tree:
         """Continue from what `get_state` gave; return the current observations."""
         self.check_open()
-        self._check_num_states(state, self.num_envs)
+        self._check_number("set_state", "states", state["envs"], self.num_envs)
         for env, env_part in zip(self.envs, state["envs"], strict=True):
             set_env_state(env, env_part)
         deadlines = [

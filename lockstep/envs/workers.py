@@ -204,7 +204,7 @@ class WorkerVectorEnv(VectorBoundary):
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
-        self._check_seeds(seeds)
+        self._check_number("reset", "seeds", seeds, self.num_envs)
         self.drain()
         self._seeds = [None] * self.num_envs if seeds is None else [int(seed) for seed in seeds]
         self._ask_all("reset", self._seeds)
@@ -244,7 +244,7 @@ class WorkerVectorEnv(VectorBoundary):
         self._check_started()
         if not self._rows_of_actions:
             return list(iterate(self._batched_actions, actions))
-        self._check_num_actions(actions, num_rows)
+        self._check_number("step", "actions", actions, num_rows)
         return list(actions)
 
     # -- single rows ---
@@ -282,19 +282,16 @@ class WorkerVectorEnv(VectorBoundary):
 
     __reduce__ = no_copies("processes", "make another one, then other.set_state(env.get_state())")
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Return the state of every environment; None where one cannot tell it, or while actions are under way."""
-        if not self._started or self._failure or self._closed or self._sent:
-            return None
-        states = self._ask_all("get_state", [None] * self.num_envs)
-        if any(state is None or isinstance(state, Arrived) for state in states):
-            return None
-        return {"envs": states, "obs": trees.gather(self.observations, np.arange(self.num_envs))}
+    def _env_states(self) -> list[Any]:
+        """Return none while actions are under way."""
+        if self._failure or self._closed or self._sent:
+            return []
+        return self._ask_all("get_state", [None] * self.num_envs)
 
     def set_state(self, state: dict[str, Any]) -> Tree:
         """Continue from what `get_state` gave (ours, or of environments in one process); return the observations."""
         self.check_open()
-        self._check_num_states(state, self.num_envs)
+        self._check_number("set_state", "states", state["envs"], self.num_envs)
         self.drain()
         self._ask_all("set_state", state["envs"])
         trees.scatter(self.observations, ..., state["obs"])

@@ -61,7 +61,7 @@ def test_environments_of_atari_need_no_import_by_the_user():
         ("/Env-v0", "'/Env-v0' is unknown"),
         ("no_such_package/Env-v0", "unknown.*must be registered first"),
         ("no_such_package:Env-v0", "there is no module 'no_such_package'.*pip install"),
-        ("gymnasium:CartPol-v1", "no class or function 'CartPol-v1'.*Did you mean 'CartPole-v1'"),
+        ("gymnasium:CartPol-v1", "Did you mean 'CartPole-v1'.*no class or function 'CartPol-v1'"),
         ("lockstep.envs.counting:CountingEnf", "Did you mean 'CountingEnv'"),
     ],
 )

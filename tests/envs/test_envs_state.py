@@ -119,7 +119,7 @@ def test_a_state_of_other_environments_is_refused():
     boundary = CASES["CartPole-v1"]()
     boundary.reset([0, 1, 2])
     state = boundary.get_state()
-    with pytest.raises(ValueError, match="3 environments, there are 2"):
+    with pytest.raises(ValueError, match="got 3 states for 2 environments"):
         make_vector("CartPole-v1", num_envs=2).set_state(state)
     with pytest.raises(ValueError, match=r"of a CartPoleEnv, the environment is a PendulumEnv"):
         make_vector("Pendulum-v1", num_envs=3).set_state(state)
