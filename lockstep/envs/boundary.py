@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from lockstep.data.trees import Tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.envs.errors import EnvironmentStepError
 from lockstep.envs.trees import check_supported
 
@@ -84,6 +84,7 @@ class VectorBoundary(ABC):
     single_env_spec: EnvSpec | None = None
     _closed = False
     _started = False
+    _result: StepResult
     _failure = ""
     """what made the workers end, where the back end has any"""
 
@@ -123,7 +124,14 @@ class VectorBoundary(ABC):
 
     def get_state(self) -> dict[str, Any] | None:
         """Return everything needed to continue bit for bit, or None where the environments cannot tell it."""
-        return None
+        states = self._env_states() if self._started else []
+        if not states or not all(isinstance(state, dict) for state in states):
+            return None
+        return {"envs": states, "obs": map_tree(np.array, self._result.obs)}
+
+    def _env_states(self) -> list[Any]:
+        """Return the state of every environment (see `lockstep.envs.env_state`), or none."""
+        return []
 
     def set_state(self, state: dict[str, Any]) -> Tree:
         """Continue from what `get_state` gave; return the current observations, a tree [B, ...].
@@ -163,24 +171,14 @@ class VectorBoundary(ABC):
         check_supported(action_space, "the action space")
         self.observation_space, self.action_space = observation_space, action_space
 
-    def _check_seeds(self, seeds: list[int] | None) -> None:
-        if seeds is not None and len(seeds) != self.num_envs:
-            raise ValueError(f"reset got {len(seeds)} seeds for {self.num_envs} environments; give one for each row.")
-
     def _check_started(self) -> None:
         self.check_open()
         if not self._started:
             raise ValueError("step was called before reset: call reset(seeds) once, then step.")
 
-    def _check_num_actions(self, actions: Any, num_rows: int) -> None:
-        if len(actions) != num_rows:
-            raise ValueError(f"step got {len(actions)} actions for {num_rows} environments; give one for each row.")
-
-    def _check_num_states(self, state: Mapping[str, Any], num_envs: int) -> None:
-        if len(state["envs"]) != num_envs:
-            raise ValueError(
-                f"the state is of {len(state['envs'])} environments, there are {num_envs} here: use the same num_envs."
-            )
+    def _check_number(self, method: str, name: str, values: Any, number: int) -> None:
+        if values is not None and len(values) != number:
+            raise ValueError(f"{method} got {len(values)} {name} for {number} environments; give one for each row.")
 
     def __repr__(self) -> str:
         name = "" if self.single_env_spec is None else f"{self.single_env_spec.id}, "

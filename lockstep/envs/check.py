@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -75,7 +75,7 @@ def check_environment(
         return [Finding("error", "cannot_be_made", message)]
     examination = _Examination(made, num_steps, max_seconds, seed)
     try:
-        if examination.examine_spaces() and examination.begin():
+        if examination.examine_spaces():
             examination.run()
             examination.repeat()
     finally:
@@ -92,7 +92,8 @@ class _Examination:
         self.findings: list[Finding] = []
         self._num_steps, self._max_seconds, self._seed = num_steps, max_seconds, seed
         self._masked = False
-        self._first: Tree = None
+        self._spent = 0.0
+        """seconds in the environment"""
 
     def add(self, level: str, code: str, message: str, value: float | None = None) -> None:
         """Note a finding, unless there is one of the same kind."""
@@ -102,15 +103,13 @@ class _Examination:
     def examine_spaces(self) -> bool:
         """Return whether both spaces can be used at all."""
         for name in ("observation_space", "action_space"):
+            kind = "missing"
             try:
                 space = trees.space_of(self.env, name)
-            except ValueError as error:
-                self.add("error", f"{name}_missing", str(error))
-                continue
-            try:
+                kind = "unsupported"
                 trees.check_supported(space, name)
             except ValueError as error:
-                self.add("error", f"{name}_unsupported", str(error))
+                self.add("error", f"{name}_{kind}", str(error))
         if self.findings:
             return False
         self._examine_mask()
@@ -150,63 +149,52 @@ class _Examination:
             return space.sample()
         return allowed_actions(space, space.np_random, np.asarray(mask)[None])[0]
 
-    def begin(self) -> bool:
-        """Return whether `reset` works."""
-        answer = self._try(lambda: self.env.reset(seed=self._seed), "reset", "reset(seed)")
-        if answer is None or not self._has_form("reset", answer):
-            return False
-        self._first = answer[0]
-        self._examine_observation(answer[0], "from reset")
+    def _reset(self, name: str, **seed: int) -> Tree:
+        """Return the observation of a reset, looked over; None where there is none."""
+        answer = self._ask("reset", name, **seed)
+        if answer is None:
+            return None
+        self._examine_observation(answer[0], f"from {name}")
         self._examine_info(answer[1], "reset")
-        return True
+        return answer[0]
 
     def run(self) -> None:
         """Take random actions: observations, rewards, flags, infos, endings and speed."""
-        env = self.env
-        env.action_space.seed(self._seed)
-        length, endings, spent, done_steps = 0, 0, 0.0, 0
-        last: Tree = None
-        obs = self._first
-        for number in range(1, self._num_steps + 1):
+        self.env.action_space.seed(self._seed)
+        length, endings, number = 0, 0, 0
+        obs = self._reset("reset(seed)", seed=self._seed)
+        while obs is not None and number < self._num_steps and self._spent <= self._max_seconds:
+            number += 1
             action = self._action(obs)
-            begun = time.perf_counter()
-            answer = self._try(partial(env.step, action), "step", f"step {number} with action {action!r}")
-            spent += time.perf_counter() - begun
-            if answer is None or not self._has_form("step", answer):
+            answer = self._ask("step", f"step {number} with action {action!r}", action)
+            if answer is None:
                 return
             self._examine_step(answer, number)
-            done_steps, length, obs = number, length + 1, answer[0]
-            if isinstance(obs, np.ndarray) and obs is last:
+            if isinstance(obs, np.ndarray) and answer[0] is obs:
                 self.add(
                     "info",
                     "observation_reused",
                     "step gives the same array object each time; whoever keeps it must copy (Lockstep does)",
                 )
-            last = obs
+            obs, length = answer[0], length + 1
             if answer[2] or answer[3]:
                 endings, length = endings + 1, 0
-                begun = time.perf_counter()
-                again = self._try(env.reset, "reset", f"the reset after {number} steps")
-                spent += time.perf_counter() - begun
-                if again is None:
-                    return
-                obs = again[0]
-                self._examine_observation(obs, f"from the reset after {number} steps")
-            if spent > self._max_seconds:
-                break
+                obs = self._reset(f"the reset after {number} steps")
+        if obs is None:
+            return
         if endings == 0:
-            self._examine_endless(length, done_steps)
-        speed = done_steps / max(spent, 1e-9)
+            self._examine_endless(length)
+        speed = number / max(self._spent, 1e-9)
         message = f"{speed:,.0f} environment steps in a second, one environment, resets included"
         self.add("info", "speed", message, speed)
 
-    def _examine_endless(self, length: int, steps: int) -> None:
+    def _examine_endless(self, length: int) -> None:
         limit = None if self.env.spec is None else self.env.spec.max_episode_steps
         if limit is None:
             self.add(
                 "warning",
                 "never_ends",
-                f"no episode ended in {steps} random steps and there is no time limit: no return would ever be "
+                f"no episode ended in {length} random steps and there is no time limit: no return would ever be "
                 "counted. Wrap it in gymnasium.wrappers.TimeLimit",
             )
         elif length > limit:
@@ -239,14 +227,6 @@ class _Examination:
             if terminated or truncated:
                 break
         return seen
-
-    def _has_form(self, method: str, answer: object) -> bool:
-        number, values = FORMS[method]
-        if isinstance(answer, tuple) and len(answer) == number:
-            return True
-        found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
-        self.add("error", f"{method}_form", f"{method} gave {found}, expected {number}: {values}. {OLD_API}")
-        return False
 
     def _examine_step(self, answer: tuple[Any, ...], number: int) -> None:
         obs, reward, terminated, truncated, info = answer
@@ -291,17 +271,20 @@ class _Examination:
         elif not all(isinstance(key, str) for key in info):
             self.add("warning", "info_keys", f"the info of {source} has keys that are no strings: {list(info)!r}")
 
-    def _try(self, call: Callable[[], Any], kind: str, name: str) -> Any:
-        """Return the answer of a call; None, and a finding, where it raises or gives nothing back."""
+    def _ask(self, method: str, name: str, *arguments: Any, **options: Any) -> tuple[Any, ...] | None:
+        """Return the answer of the environment's method; None, and a finding, where it raises or has another form."""
+        begun = time.perf_counter()
         try:
-            answer = call()
+            answer = getattr(self.env, method)(*arguments, **options)
         except Exception as error:
-            traceback, place = error.__traceback__, ""
-            while traceback is not None:
-                place = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
-                traceback = traceback.tb_next
-            self.add("error", f"{kind}_raises", f"{name} raised {type(error).__name__}: {error} (at {place})")
+            *_, place = traceback.extract_tb(error.__traceback__)
+            where = f"{place.filename}:{place.lineno}"
+            self.add("error", f"{method}_raises", f"{name} raised {type(error).__name__}: {error} (at {where})")
             return None
-        if answer is None:
-            self.add("error", f"{kind}_form", f"{name} gave nothing back")
-        return answer
+        self._spent += time.perf_counter() - begun
+        number, values = FORMS[method]
+        if isinstance(answer, tuple) and len(answer) == number:
+            return answer
+        found = f"{len(answer)} values" if isinstance(answer, tuple) else type(answer).__name__
+        self.add("error", f"{method}_form", f"{method} gave {found}, expected {number}: {values}. {OLD_API}")
+        return None

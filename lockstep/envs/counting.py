@@ -40,6 +40,7 @@ class CountingEnv(gym.Env[Any, Any]):
     """
 
     metadata = {"render_modes": []}
+    state_attributes = ("step_number", "episode_number", "running")
 
     def __init__(
         self, episodes: Sequence[Ending] = ((5, "terminate"),), *, offset: int = 0, nested: bool = False
@@ -80,15 +81,6 @@ class CountingEnv(gym.Env[Any, Any]):
         parities = np.array([step % 2, episode % 2], dtype=np.int8)
         return {"step": np.array([step], dtype=np.float32), "rest": (np.int64(episode), parities)}
 
-    def get_env_state(self) -> dict[str, Any]:
-        """Return the counters, as plain numbers."""
-        return {"step": self.step_number, "episode": self.episode_number, "running": self.running}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_env_state` gave."""
-        self.step_number, self.episode_number = int(state["step"]), int(state["episode"])
-        self.running = bool(state["running"])
-
 
 class CountingVectorEnv(VectorEnv):
     """Counts as `num_envs` `CountingEnv`s, row `b` with offset `b`, as one native vector environment.
@@ -101,7 +93,7 @@ class CountingVectorEnv(VectorEnv):
             instead of an array of objects.
     """
 
-    metadata = {"render_modes": []}
+    state_attributes = ("_steps", "_episodes", "_ended")
 
     def __init__(
         self,
@@ -160,14 +152,6 @@ class CountingVectorEnv(VectorEnv):
         if self.autoreset_mode is AutoresetMode.SAME_STEP and done.any():
             self._begin(done)
         return self._observations(), rewards, terminated, truncated, infos
-
-    def get_env_state(self) -> dict[str, Any]:
-        """Return the counters, as arrays."""
-        return {"steps": self._steps.copy(), "episodes": self._episodes.copy(), "ended": self._ended.copy()}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_env_state` gave."""
-        self._steps, self._episodes, self._ended = state["steps"], state["episodes"], state["ended"]
 
     def _infos(self, done: npt.NDArray[np.bool_]) -> dict[str, Any]:
         if not done.any():

@@ -4,9 +4,9 @@ Known are gymnasium's classic control, its MuJoCo environments, and every enviro
 
     get_env_state() -> dict of plain values and arrays        set_env_state(state) -> None
 
-in itself (below its wrappers); beside that state the environment's `np_random` is kept here. Wrappers that only
-transform are passed; one that may remember something (`FrameStackObservation`, `NormalizeReward`, a wrapper of the
-user's) makes the state unknown, which is None.
+in itself (below its wrappers), or names what it remembers in `state_attributes`; beside that state the environment's
+`np_random` is kept here. Wrappers that only transform are passed; one that may remember something
+(`FrameStackObservation`, `NormalizeReward`, a wrapper of the user's) makes the state unknown, which is None.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def env_state(env: AnyEnv) -> dict[str, Any] | None:
 def tells_state(env: AnyEnv) -> bool:
     """Return whether `env_state` can give the state of this environment with all its wrappers."""
     base = env.unwrapped
-    known = _is_classic(base) or _is_mujoco(base) or hasattr(base, "get_env_state")
+    known = hasattr(base, "get_env_state") or _is_mujoco(base) or bool(_attributes(base))
     return known and all(type(wrapper) in _PASSED for wrapper in _wrappers_of(env))
 
 
@@ -105,9 +105,9 @@ def _inner_state(base: AnyEnv) -> dict[str, Any]:
     if hasattr(base, "get_env_state"):
         state: dict[str, Any] = base.get_env_state()
         return state
-    if _is_classic(base):
-        return {name: deepcopy(getattr(base, name)) for name in _CLASSIC[type(base).__name__]}
-    return _mujoco_state(base)
+    if _is_mujoco(base):
+        return _mujoco_state(base)
+    return {name: deepcopy(getattr(base, name)) for name in _attributes(base)}
 
 
 def _set_inner_state(base: AnyEnv, state: dict[str, Any]) -> None:
@@ -120,9 +120,12 @@ def _set_inner_state(base: AnyEnv, state: dict[str, Any]) -> None:
             setattr(base, name, deepcopy(value))
 
 
-def _is_classic(base: AnyEnv) -> bool:
+def _attributes(base: AnyEnv) -> tuple[str, ...]:
+    """Return the names of all that an environment remembers besides its generator; none where that is unknown."""
     kind = type(base)
-    return kind.__module__.startswith("gymnasium.envs.classic_control.") and kind.__name__ in _CLASSIC
+    if kind.__module__.startswith("gymnasium.envs.classic_control."):
+        return _CLASSIC.get(kind.__name__, ())
+    return getattr(base, "state_attributes", ())
 
 
 def _is_mujoco(base: AnyEnv) -> bool:

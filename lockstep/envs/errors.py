@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from lockstep.data.trees import Tree
 
 
@@ -74,3 +77,9 @@ def _form_hint(message: str) -> str:
         if f"values to unpack (expected {number}" in message:
             return f"{method} must return {number} values, {values}. {OLD_API} "
     return ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` with the nearest of the known names, or nothing."""
+    near = get_close_matches(name, list(known), n=3)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

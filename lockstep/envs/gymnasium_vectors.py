@@ -9,9 +9,7 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import multiprocessing
-import queue
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import connection
@@ -27,7 +25,13 @@ from lockstep.data.trees import Tree, row_of
 from lockstep.envs import trees
 from lockstep.envs.boundary import Flags, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state, tells_state
-from lockstep.envs.errors import EnvironmentStepError, EnvironmentTimeoutError, WorkerTraceback, step_error
+from lockstep.envs.errors import (
+    EnvironmentStepError,
+    EnvironmentTimeoutError,
+    WorkerTraceback,
+    did_you_mean,
+    step_error,
+)
 from lockstep.state.messages import install_hint, no_copies
 
 Rows = npt.NDArray[np.int64]
@@ -48,74 +52,70 @@ class VectorEnvBoundary(VectorBoundary):
         self.env = env
         self.num_envs = env.num_envs
         self._take_spaces(env.single_observation_space, env.single_action_space)
-        self.single_env_spec = _spec_of(env)
         base: Any = env.unwrapped
-        self.backend = _backend_name(base)
+        self.backend = next((name for kind, name in _BACKENDS.items() if isinstance(base, kind)), "native")
+        spec = getattr(base.envs[0] if isinstance(base, SyncVectorEnv) else env, "spec", None)
+        self.single_env_spec = spec if isinstance(spec, EnvSpec) else None
         mode = _autoreset_mode(env)
         self.autoreset_mode = mode.name
-        batch_size = self._batch_size()
+        batch_size = _batch_size(base)
         if batch_size != self.num_envs:
             raise ValueError(
                 f"the vector environment answers {batch_size} of its {self.num_envs} rows at a time; the boundary "
                 "steps all rows together. Make it with batch_size equal to num_envs."
             )
-        masked = mode is AutoresetMode.NEXT_STEP and env is base and self._resets_single_rows()
-        self._resets_here = masked or mode is AutoresetMode.DISABLED
+        heeds_mask = type(env) is SyncVectorEnv or (type(env) is AsyncVectorEnv and env.shared_memory)
+        self._resets_here = mode is AutoresetMode.DISABLED or (mode is AutoresetMode.NEXT_STEP and heeds_mask)
         self._has_final_infos = mode is AutoresetMode.SAME_STEP
         self.has_invalid_rows = not (self._resets_here or self._has_final_infos)
-        self._pending = np.zeros(self.num_envs, dtype=np.bool_)
+        self._pending: Flags | None = None
         """rows that only reset in the next step"""
-        self._any_pending = False
-        self._done = np.zeros(self.num_envs, dtype=np.bool_)
         # Without shared memory a worker in NEXT_STEP mode does not notice an explicit reset: if its last
         # step ended an episode it resets once more in the next step, which is then no transition.
-        self._resets_twice = (
-            isinstance(base, AsyncVectorEnv) and not base.shared_memory and mode is AutoresetMode.NEXT_STEP
-        )
-        self._mask_unproven = env is base and mode is AutoresetMode.DISABLED
+        self._resets_twice = isinstance(base, AsyncVectorEnv) and self.has_invalid_rows and not base.shared_memory
         empty = np.zeros(self.num_envs, dtype=np.bool_)
         self._result = StepResult(None, np.zeros(self.num_envs), empty, empty)
         self._env_step = env.step
 
-    def _batch_size(self) -> int:
-        """Return how many rows the environment answers at a time."""
-        return int(getattr(self.env.unwrapped, "batch_size", None) or self.num_envs)
-
-    def _resets_single_rows(self) -> bool:
-        """Return whether a masked reset in NEXT_STEP mode leaves no second reset behind."""
-        return type(self.env) is SyncVectorEnv
-
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
-        self._check_seeds(seeds)
-        with self._located("reset"):
-            obs = self._reset_all(seeds)
+        self._check_number("reset", "seeds", seeds, self.num_envs)
+        obs = self._reset(seeds)
         if not self._resets_twice:
-            self._pending[:] = False
-        self._any_pending = bool(self._pending.any())
+            self._pending = None
         self._started = True
         self._result.forget_endings()
-        self._result.obs = trees.as_arrays(obs)
-        return self._result.obs
+        self._result.obs = obs
+        return obs
 
-    def _reset_all(self, seeds: list[int] | None) -> Tree:
-        if seeds is None:
-            return self.env.reset()[0]
-        if self.backend == "native":
-            return self.env.reset(seed=int(seeds[0]))[0]
-        return self.env.reset(seed=[int(seed) for seed in seeds])[0]  # type: ignore[arg-type]
-
-    @contextlib.contextmanager
-    def _located(self, during: str) -> Iterator[None]:
-        """Add the row to an error: gymnasium does not tell it, but its loop variable does."""
+    def _reset(self, seeds: list[int] | None = None, mask: Flags | None = None) -> Tree:
+        """Reset all rows, or those of the mask; return the observations of all."""
+        options = {} if mask is None else {"options": {"reset_mask": mask}}
         try:
-            yield
+            return trees.as_arrays(self._env_reset(self._seed_of(seeds), **options))
         except EnvironmentStepError:
             raise
         except Exception as error:
-            row = _row_in_traceback(error.__traceback__)
-            raise step_error(error, backend=self.backend, env_index=row, during=during) from error
+            raise self._located(error, "reset") from error
+
+    def _seed_of(self, seeds: list[int] | None) -> Any:
+        """Return the seeds in the form that the environment takes; a native vector takes the first."""
+        whole = None if seeds is None else [int(seed) for seed in seeds]
+        return whole[0] if whole and self.backend == "native" else whole
+
+    def _env_reset(self, seed: Any, **options: Any) -> Tree:
+        return self.env.reset(seed=seed, **options)[0]
+
+    def _located(self, error: Exception, during: str, actions: Tree = None) -> EnvironmentStepError:
+        """Return the error with its row: gymnasium does not tell it, but its loop variable does."""
+        return self._error_at(_row_in_traceback(error.__traceback__), error, during, actions)
+
+    def _error_at(
+        self, row: int | None, error: Any, during: str, actions: Tree, hint: str = ""
+    ) -> EnvironmentStepError:
+        action = None if row is None or actions is None else row_of(actions, row)
+        return step_error(error, backend=self.backend, env_index=row, action=action, during=during, hint=hint)
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
@@ -126,9 +126,7 @@ class VectorEnvBoundary(VectorBoundary):
         except EnvironmentStepError:
             raise
         except Exception as error:
-            row = _row_in_traceback(error.__traceback__)
-            action = None if row is None else row_of(actions, row)
-            raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
+            raise self._located(error, "step", actions) from error
         result = self._result
         if type(obs) is not np.ndarray:
             obs = trees.as_arrays(obs)
@@ -137,11 +135,9 @@ class VectorEnvBoundary(VectorBoundary):
         result.obs, result.rewards = obs, rewards
         result.terminateds, result.truncateds = terminateds, truncateds
         result.valid = None
-        if self._any_pending:
-            result.valid = ~self._pending
-            self._pending[:] = False
-            self._any_pending = False
-        done = np.logical_or(terminateds, truncateds, out=self._done)
+        if self._pending is not None:
+            result.valid, self._pending = ~self._pending, None
+        done = np.logical_or(terminateds, truncateds)
         if done.any():
             self._end_episodes(result, done, infos)
         elif result.any_done:
@@ -153,33 +149,14 @@ class VectorEnvBoundary(VectorBoundary):
         result.any_done = True
         if self._has_final_infos:
             result.final_obs = (rows, self._final_from_infos(infos, rows))
-            final_infos = infos.get("final_info")
-            result.infos = _RowInfos(final_infos, rows) if final_infos else None
-            return
-        result.final_obs = (rows, trees.gather(result.obs, rows))
-        result.infos = _RowInfos(infos, rows) if infos else None
-        if self._resets_here:
-            # a copy of the mask: gymnasium empties the options that it is handed, and may keep the array
-            with self._located("reset"):
-                obs = trees.as_arrays(self._reset_rows(done.copy()))
-            if self._mask_unproven and not done.all():
-                self._prove_mask(result.obs, obs, ~done)
-            result.obs = obs
+            infos = infos.get("final_info") or {}
         else:
-            self._pending[:] = done
-            self._any_pending = True
-
-    def _reset_rows(self, mask: Flags) -> Tree:
-        return self.env.reset(options={"reset_mask": mask})[0]
-
-    def _prove_mask(self, before: Tree, after: Tree, kept: Flags) -> None:
-        """Refuse a vector that ignores `reset_mask`: it would restart running episodes without a word."""
-        self._mask_unproven = False
-        if not trees.same(trees.gather(before, kept), trees.gather(after, kept)):
-            raise ValueError(
-                f"{type(self.env).__name__} says autoreset mode DISABLED but did not heed "
-                "reset(options={'reset_mask': ...}): running episodes were reset too. Use another autoreset mode."
-            )
+            result.final_obs = (rows, trees.gather(result.obs, rows))
+        result.infos = {row: _info_of_row(infos, row) for row in rows.tolist()} if infos else None
+        if self._resets_here:
+            result.obs = self._reset(mask=done)
+        elif self.has_invalid_rows:
+            self._pending = done
 
     def _final_from_infos(self, infos: Mapping[str, Any], rows: Rows) -> Tree:
         final = infos.get("final_obs")
@@ -199,29 +176,27 @@ class VectorEnvBoundary(VectorBoundary):
         envs = list(self.env.envs) if type(self.env) is SyncVectorEnv else [self.env]
         return envs if all(map(tells_state, envs)) else []
 
+    def _env_states(self) -> list[Any]:
+        return [env_state(env) for env in self._stateful_envs()]
+
     def get_state(self) -> dict[str, Any] | None:
         """Return the state of a `SyncVectorEnv` or of a native vector that tells it; None for all others."""
-        envs = self._stateful_envs()
-        if not self._started or not envs:
-            return None
-        obs = trees.gather(self._result.obs, np.arange(self.num_envs))
-        return {"envs": [env_state(env) for env in envs], "obs": obs, "pending": self._pending.copy()}
+        state = super().get_state()
+        return None if state is None else {**state, "pending": self._pending}
 
     def set_state(self, state: dict[str, Any]) -> Tree:
         """Continue from what `get_state` gave; return the current observations."""
         envs = self._stateful_envs()
         if not envs:
             return super().set_state(state)
-        self._check_num_states(state, len(envs))
-        pending = state.get("pending", np.zeros(self.num_envs, bool))  # other back ends let no reset wait
-        if len(pending) != self.num_envs:
-            raise ValueError(f"the state is of {len(pending)} rows, there are {self.num_envs} here.")
+        self._check_number("set_state", "states", state["envs"], len(envs))
         self.reset()
+        obs = trees.allocate(self.observation_space, self.num_envs)
+        trees.scatter(obs, ..., state["obs"])
         for env, env_part in zip(envs, state["envs"], strict=True):
             set_env_state(env, env_part)
-        self._result.obs = trees.gather(state["obs"], np.arange(self.num_envs))
-        self._pending[:] = pending
-        self._any_pending = bool(self._pending.any())
+        self._result.obs = obs
+        self._pending = state.get("pending")  # other back ends let no reset wait
         return self._result.obs
 
     def render(self, row: int = 0) -> Any:
@@ -236,44 +211,27 @@ class VectorEnvBoundary(VectorBoundary):
             self.env.close()
 
 
-class _RowInfos(Mapping[int, dict[str, Any]]):
-    """Takes the infos of the rows that ended out of gymnasium's dict of arrays, when one is asked for."""
-
-    def __init__(self, infos: Mapping[str, Any], rows: Rows) -> None:
-        self._infos, self._rows = infos, rows
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        if row not in self._rows:
-            raise KeyError(row)
-        return _info_of_row(self._infos, row)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._rows.tolist())
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
 def _info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return what gymnasium's dict of arrays (with masks of the rows that have a key) says of one row."""
     info = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
         if (key.startswith("_") and key[1:] in infos) or (mask is not None and not mask[row]):
             continue
-        info[key] = _info_of_row(value, row) if isinstance(value, Mapping) else value[row]
+        if isinstance(value, Mapping):
+            info[key] = _info_of_row(value, row)
+        else:
+            info[key] = value[row] if isinstance(value, np.ndarray | list | tuple) else value
     return info
 
 
-def _spec_of(env: Any) -> EnvSpec | None:
-    base = env.unwrapped
-    spec = getattr(base.envs[0] if isinstance(base, SyncVectorEnv) else env, "spec", None)
-    return spec if isinstance(spec, EnvSpec) else None
+_BACKENDS = {SyncVectorEnv: "gymnasium_sync", AsyncVectorEnv: "gymnasium_async"}
 
 
-def _backend_name(base: VectorEnv) -> str:
-    if isinstance(base, SyncVectorEnv):
-        return "gymnasium_sync"
-    return "gymnasium_async" if isinstance(base, AsyncVectorEnv) else "native"
+def _batch_size(base: Any) -> int:
+    """Return how many rows a vector environment or a pool answers at a time."""
+    told = base.config["batch_size"] if is_envpool(base) else getattr(base, "batch_size", None)
+    return int(told or base.num_envs)
 
 
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
@@ -310,10 +268,6 @@ _RESTARTS = (
     "that makes one environment, with env_runners(vectorize_mode='async') or "
     "make_vector(function, num_envs=n, mode='async')."
 )
-_PICKLE = (
-    "What an environment in a process of its own gives, info too, must be picklable: take the rest out of info, or use "
-    "make_vector(function, num_envs=n, mode='async'), which leaves it out. "
-)
 
 
 class AsyncVectorEnvBoundary(VectorEnvBoundary):
@@ -331,17 +285,13 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
     """
 
     def __init__(self, env: AsyncVectorEnv, *, step_timeout: float | None = None) -> None:
-        self._workers = env
         super().__init__(env)
-        self._step_timeout = step_timeout
+        self._workers, self._step_timeout = env, step_timeout
         self._env_step = self._step_workers
         self._last_actions: Tree = None
         self._under_way = False
         """the workers were asked something and have not answered"""
         env._raise_if_errors = self._raise_worker_errors  # type: ignore[method-assign]
-
-    def _resets_single_rows(self) -> bool:
-        return bool(self._workers.shared_memory)
 
     def _step_workers(self, actions: Tree) -> Any:
         self._last_actions = actions
@@ -349,15 +299,11 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
             self._workers.step_async(actions)
             return self._workers.step_wait(self._step_timeout)
 
-    def _reset_all(self, seeds: list[int] | None) -> Tree:
-        self._last_actions = None
+    def _env_reset(self, seed: Any, **options: Any) -> Tree:
+        if not options:
+            self._last_actions = None
         with self._guarded("reset"):
-            self._workers.reset_async(seed=None if seeds is None else [int(seed) for seed in seeds])
-            return self._workers.reset_wait(self._step_timeout)[0]
-
-    def _reset_rows(self, mask: Flags) -> Tree:
-        with self._guarded("reset"):
-            self._workers.reset_async(options={"reset_mask": mask})
+            self._workers.reset_async(seed, **options)
             return self._workers.reset_wait(self._step_timeout)[0]
 
     @contextlib.contextmanager
@@ -378,14 +324,7 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         except (EOFError, ConnectionError) as error:
             row = self._dead_row()
             self._end_workers(f"worker {row} died")
-            raise step_error(
-                None,
-                backend=self.backend,
-                env_index=row,
-                action=self._action_of(row),
-                during=during,
-                hint=f"{_RESTARTS} ",
-            ) from error
+            raise self._error_at(row, None, during, self._last_actions, hint=f"{_RESTARTS} ") from error
         self._under_way = False
 
     def _dead_row(self) -> int | None:
@@ -394,58 +333,35 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         ended = connection.wait(sentinels, timeout=_REPORT_TIMEOUT)
         return min((sentinels.index(sentinel) for sentinel in ended), default=None)  # type: ignore[arg-type]
 
-    def _action_of(self, row: int | None) -> Tree:
-        return None if row is None or self._last_actions is None else row_of(self._last_actions, row)
-
     def _raise_worker_errors(self, successes: Iterable[bool]) -> None:
         """Stand in for `AsyncVectorEnv._raise_if_errors`: with the place and the traceback."""
         failed = [row for row, success in enumerate(successes) if not success]
         if not failed:
             return
-        row, value, text = self._report_of(failed)
+        try:
+            row, _, value, text = self._workers.error_queue.get(timeout=_REPORT_TIMEOUT)
+        except Exception as error:  # none came, or it cannot be made again
+            row, value = (
+                failed[0],
+                f"an error that cannot be pickled or made again ({error!r})",
+            )
+            text = "(in a worker process; step the environment in one process to see its traceback)"
         self._end_workers(f"error in row {row}")
         if isinstance(value, KeyboardInterrupt):
             raise value
-        raise step_error(
-            value,
-            backend=self.backend,
-            env_index=row,
-            action=self._action_of(row),
-            during="reset" if self._last_actions is None else "step",
-            hint=_PICKLE if "pipe.send" in text and "pickle" in text else "",
-        ) from WorkerTraceback(text)
-
-    def _report_of(self, failed: list[int]) -> tuple[int, Any, str]:
-        """Return (row, error or its summary, traceback text) of the first failed row whose report arrives."""
-        reports: list[Any] = []
-        try:
-            while len(reports) < len(failed):
-                reports.append(self._workers.error_queue.get(timeout=_REPORT_TIMEOUT))
-        except queue.Empty:
-            lost = "an error that cannot be pickled, so that it could not be told from its process"
-        except Exception as error:
-            lost = f"an error that cannot be made again from its pickled form ({error})"
-        if not reports:
-            return failed[0], lost, "(in a worker process; step the environment in one process to see its traceback)"
-        row, _, value, text = min(reports, key=lambda report: report[0])
-        return row, value, text
+        during = "reset" if self._last_actions is None else "step"
+        raise self._error_at(row, value, during, self._last_actions) from WorkerTraceback(text)
 
     def _end_workers(self, failure: str) -> None:
         """End all processes and pipes without asking them anything."""
         self._failure = failure
-        self._closed = True
-        env = self._workers
-        for process in env.processes:
-            process.terminate()
-        for process in env.processes:
-            process.join(1.0)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        for pipe in env.parent_pipes:
-            if pipe is not None and not pipe.closed:
+        self._closed = self._workers.closed = True
+        for process in self._workers.processes:
+            process.kill()
+            process.join()
+        for pipe in self._workers.parent_pipes:
+            if pipe is not None:
                 pipe.close()
-        env.closed = True
 
     __reduce__ = no_copies("processes", "make another one")
 
@@ -486,24 +402,17 @@ class EnvPoolBoundary(VectorEnvBoundary):
         self.backend = "envpool"
         self._make = make
 
-    def _batch_size(self) -> int:
-        return int(self.env.config["batch_size"])  # type: ignore[attr-defined]
-
-    def _resets_single_rows(self) -> bool:
-        return False
-
-    def _reset_all(self, seeds: list[int] | None) -> Tree:
-        if seeds is not None:
-            if self._make is None:
-                warnings.warn(
-                    "a pool takes its seeds when it is made: the seeds handed to reset are not used. Pass the id with "
-                    "mode='envpool' instead of a finished pool.",
-                    stacklevel=3,
-                )
-            else:
-                self.env.close()
-                self.env = self._make([int(seed) % _LARGEST_SEED for seed in seeds])
-                self._env_step = self.env.step
+    def _env_reset(self, seed: Any, **options: Any) -> Tree:
+        if seed is not None and self._make is None:
+            warnings.warn(
+                "a pool takes its seeds when it is made: the seeds handed to reset are not used. Pass the id with "
+                "mode='envpool' instead of a finished pool.",
+                stacklevel=4,
+            )
+        elif seed is not None and self._make is not None:
+            self.env.close()
+            self.env = self._make([each % _LARGEST_SEED for each in seed])
+            self._env_step = self.env.step
         return self.env.reset()[0]
 
 
@@ -519,9 +428,7 @@ def make_envpool(env_id: str, num_envs: int, config: Mapping[str, Any]) -> EnvPo
         raise ValueError(f"mode='envpool' needs EnvPool: {install_hint('envpool')}") from error
     known = envpool.list_all_envs()
     if env_id not in known:
-        near = difflib.get_close_matches(env_id, known, n=3)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(f"EnvPool does not know the environment id {env_id!r}.{hint}")
+        raise ValueError(f"EnvPool does not know the environment id {env_id!r}.{did_you_mean(env_id, known)}")
 
     def make(seeds: list[int]) -> Any:
         with warnings.catch_warnings():

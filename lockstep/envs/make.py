@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +11,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from lockstep.envs.boundary import VectorBoundary
+from lockstep.envs.errors import did_you_mean
 from lockstep.envs.gymnasium_vectors import (
     AsyncVectorEnvBoundary,
     EnvPoolBoundary,
@@ -59,13 +59,13 @@ def make_vector(
             what `env` is.
     """
     if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{suggestion(mode, MODES)}")
+        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
     num_envs = check_whole("num_envs", num_envs, 1)
     if step_timeout is not None and not (is_number(step_timeout) and step_timeout > 0):
         raise ValueError(f"step_timeout must be a positive number of seconds or None, got {step_timeout!r}.")
     for name, value in (("step_timeout", step_timeout), ("restarts", restarts)):
         if value is not None and mode != "async" and not (name == "step_timeout" and type(env) is AsyncVectorEnv):
-            raise ValueError(f"{name} applies to mode='async' only, got mode={mode!r} and {_kind(env)}.")
+            raise ValueError(f"{name} applies to mode='async' only, got mode={mode!r} and {env!r}.")
     boundary = _finished(env, step_timeout)
     if boundary is None:
         boundary = _build(env, num_envs, mode, env_config, step_timeout, restarts)
@@ -79,10 +79,6 @@ def make_vector(
     return boundary
 
 
-def _kind(env: AnyEnv) -> str:
-    return repr(env) if isinstance(env, str) else type(env).__name__
-
-
 def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
     """Return the boundary over something that steps already, None for something to be made."""
     if isinstance(env, VectorBoundary):
@@ -93,7 +89,7 @@ def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
         return AsyncVectorEnvBoundary(env, step_timeout=step_timeout)
     if isinstance(env, VectorEnv):
         return VectorEnvBoundary(env)
-    return LightSyncVectorEnv([lambda: env], owns_envs=False) if isinstance(env, gym.Env) else None
+    return LightSyncVectorEnv([lambda: env]) if isinstance(env, gym.Env) else None
 
 
 def _build(
@@ -139,7 +135,7 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     if isinstance(env, str | EnvSpec):
         return lambda: _gym_make(env, config)
     if callable(env):
-        return lambda: _checked(env(**config), env)
+        return lambda: _one_env(env(**config), env)
     several = isinstance(env, list | tuple)
     advice = "; of several functions make gymnasium.vector.SyncVectorEnv(functions)" if several else ""
     raise TypeError(
@@ -147,7 +143,7 @@ def single_env_factory(env: AnyEnv, env_config: Mapping[str, Any] | None = None)
     )
 
 
-def _checked(made: object, maker: Callable[..., Any]) -> gym.Env:
+def _one_env(made: object, maker: Callable[..., Any]) -> gym.Env:
     """Return what `maker` made, where that is one environment."""
     if isinstance(made, gym.Env):
         return made
@@ -181,17 +177,11 @@ def named_environment(name: str) -> Any:
     module_name, colon, rest = name.partition(":")
     if not colon:
         return name
-    module = _imported(module_name, name)
-    made: Any = getattr(module, rest, None)
+    made: Any = getattr(_imported(module_name, name), rest, None)
     if callable(made) or isinstance(made, gym.Env):
         return made
-    if _registered(rest) is not None:
-        return name
-    near = suggestion(rest, [*(key for key, part in vars(module).items() if callable(part)), *gym.registry])
-    raise ValueError(
-        f"{name!r} is unknown: the module {module_name!r} has no class or function {rest!r}, and there is no "
-        f"environment id {rest!r} once it is imported.{near}"
-    )
+    known_id(name)
+    return name
 
 
 def known_id(env_id: str) -> str:
@@ -200,17 +190,18 @@ def known_id(env_id: str) -> str:
     Raises:
         ValueError: gymnasium does not know the id all the same (with the nearest known ones).
     """
-    module_name, colon, rest = env_id.partition(":")
-    if colon:
-        _imported(module_name, env_id)
-        env_id = rest
-    namespace, slash, _ = env_id.partition("/")
+    module_name, colon, name = env_id.rpartition(":")
+    known = list(gym.registry)
     advice = "Environments of another package must be registered first (import it), or be named 'package:Id-v0'."
-    if slash and _registered(env_id) is None:
+    if colon:
+        known += [key for key, part in vars(_imported(module_name, env_id)).items() if callable(part)]
+        advice = f"The module {module_name!r} has no class or function {name!r}, and does not register such an id."
+    namespace, slash, _ = name.partition("/")
+    if slash and _registered(name) is None:
         advice = _register(namespace) or advice
-    full = _registered(env_id)
+    full = _registered(name)
     if full is None:
-        raise ValueError(f"the environment id {env_id!r} is unknown.{suggestion(env_id, gym.registry)} {advice}")
+        raise ValueError(f"the environment id {env_id!r} is unknown.{did_you_mean(name, known)} {advice}")
     return full
 
 
@@ -253,9 +244,3 @@ def _imported(module_name: str, name: str) -> Any:
             f"{name!r}: there is no module {module_name!r}; is it in this directory, or the package that has it "
             "installed (pip install ...)?"
         ) from None
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the nearest of the known names, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -17,7 +17,7 @@ and, as an id, `lockstep/<name>-v0` (see `register_environments`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -49,6 +49,7 @@ class Probe(gym.Env[Obs, Action]):
     observations: ClassVar[tuple[tuple[float], ...]] = ((0.0,),)
     best_return: ClassVar[float] = 1.0
     continuous: ClassVar[bool] = False
+    state_attributes: ClassVar[tuple[str, ...]] = ("current",)
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), dtype=np.float32)
@@ -74,14 +75,6 @@ class Probe(gym.Env[Obs, Action]):
     def best_action(self, observation: Sequence[float]) -> Action:
         """Return the best action at an observation; None where actions do not matter."""
         return None
-
-    def get_env_state(self) -> dict[str, Any]:
-        """Return the current observation, and what else a probe remembers."""
-        return {"current": self.current}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_env_state` gave."""
-        self.current = float(state["current"])
 
     def _first(self) -> float:
         return self.observations[int(self.np_random.integers(len(self.observations)))][0]
@@ -135,7 +128,7 @@ class ActionProbe(Probe):
         return 1
 
     def _reward(self, action: Action) -> float:
-        return 1.0 if int(action) == 1 else -1.0
+        return 1.0 if int(action) == self.best_action([self.current]) else -1.0
 
 
 class ActionProbeContinuous(Probe):
@@ -147,10 +140,11 @@ class ActionProbeContinuous(Probe):
         return np.array([BEST_CONTINUOUS], dtype=np.float32)
 
     def _reward(self, action: Action) -> float:
-        return 1.0 - (float(np.asarray(action).reshape(-1)[0]) - BEST_CONTINUOUS) ** 2
+        best = float(self.best_action([self.current])[0])
+        return 1.0 - (float(np.asarray(action).reshape(-1)[0]) - best) ** 2
 
 
-class ObservationActionProbe(Probe):
+class ObservationActionProbe(ActionProbe):
     """Observation -1 or 1; reward 1 for action 0 at -1 and action 1 at 1, else -1: the value is 1."""
 
     observations = ((-1.0,), (1.0,))
@@ -158,21 +152,14 @@ class ObservationActionProbe(Probe):
     def best_action(self, observation: Sequence[float]) -> Action:
         return int(float(observation[0]) > 0.0)
 
-    def _reward(self, action: Action) -> float:
-        return 1.0 if int(action) == self.best_action([self.current]) else -1.0
 
-
-class ObservationActionProbeContinuous(Probe):
+class ObservationActionProbeContinuous(ActionProbeContinuous):
     """Observation -1 or 1; reward `1 - (action - 0.5 observation)^2`: the value is 1."""
 
     observations = ((-1.0,), (1.0,))
-    continuous = True
 
     def best_action(self, observation: Sequence[float]) -> Action:
         return np.array([BEST_CONTINUOUS * float(observation[0])], dtype=np.float32)
-
-    def _reward(self, action: Action) -> float:
-        return 1.0 - (float(np.asarray(action).reshape(-1)[0]) - BEST_CONTINUOUS * self.current) ** 2
 
 
 class TruncationProbe(Probe):
@@ -193,7 +180,7 @@ class TruncationProbe(Probe):
         return 1.0 / (1.0 - gamma) if float(observation[0]) > 0.0 else 1.0
 
 
-class MemoryProbe(Probe):
+class MemoryProbe(ObservationActionProbe):
     """The first observation, -1 or 1, has to be remembered for `delay` steps in which the observation is 0.
 
     Only the last of `delay + 1` actions counts: reward 1 for action 0 after -1 and action 1 after 1, else -1. Without
@@ -201,16 +188,11 @@ class MemoryProbe(Probe):
     """
 
     delay: ClassVar[int] = 3
-    observations = ((-1.0,), (1.0,))
+    state_attributes = ("current", "cue", "t")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cue, self.t = 0.0, 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        first = super().reset(seed=seed, options=options)
-        self.cue, self.t = self.current, 0
-        return first
+    def _first(self) -> float:
+        self.cue, self.t = super()._first(), 0
+        return self.cue
 
     def step(self, action: Action) -> StepAnswer:
         self.current, self.t = 0.0, self.t + 1
@@ -221,16 +203,6 @@ class MemoryProbe(Probe):
     def exact_value(self, observation: Sequence[float], gamma: float) -> float:
         """Return the value at the first observation: the reward comes `delay` steps later."""
         return gamma**self.delay
-
-    def best_action(self, observation: Sequence[float]) -> Action:
-        """Return the best last action, by the first observation."""
-        return int(float(observation[0]) > 0.0)
-
-    def get_env_state(self) -> dict[str, Any]:
-        return {"current": self.current, "cue": self.cue, "t": self.t}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        self.current, self.cue, self.t = float(state["current"]), float(state["cue"]), int(state["t"])
 
 
 PROBES: tuple[type[Probe], ...] = (
@@ -264,6 +236,7 @@ class BitFlipping(gym.Env[Any, Any]):
     """
 
     metadata = {"render_modes": []}
+    state_attributes = ("bits", "goal", "t")
 
     def __init__(self, num_bits: int = 15) -> None:
         self.num_bits = num_bits = check_whole("num_bits", num_bits, 1)
@@ -299,15 +272,6 @@ class BitFlipping(gym.Env[Any, Any]):
     def compute_terminated(self, achieved_goal: Bits, desired_goal: Bits, info: Info) -> npt.NDArray[Any]:
         """Return where the goal `[..., n]` is reached, bool `[...]`."""
         return np.asarray((np.asarray(achieved_goal) == np.asarray(desired_goal)).all(-1))
-
-    def get_env_state(self) -> dict[str, Any]:
-        """Return bits, goal and step."""
-        return {"bits": self.bits.copy(), "goal": self.goal.copy(), "t": self.t}
-
-    def set_env_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_env_state` gave."""
-        self.bits, self.goal = (np.array(state[name], np.float32) for name in ("bits", "goal"))
-        self.t = int(state["t"])
 
     def _observe(self) -> dict[str, npt.NDArray[np.float32]]:
         return {"observation": self.bits, "achieved_goal": self.bits, "desired_goal": self.goal}

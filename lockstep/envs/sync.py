@@ -1,9 +1,7 @@
 """Our own vectoriser: environments stepped one after the other, with as little around them as can be.
 
-It takes shorter ways through gymnasium's wrappers where the answer is provably the same. `TimeLimit` adds one to a
-counter and compares; `OrderEnforcing` looks whether `reset` came first. The vectoriser does both itself, so it calls
-the environment below them. `Discrete.contains` (which classic control asserts on every step) spends most of its time on
-questions of type; a set of the allowed integers answers the same.
+`TimeLimit` adds one to a counter and compares; `OrderEnforcing` looks whether `reset` came first. The vectoriser does
+both itself, so it calls the environment below them.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Discrete
 from gymnasium.vector.utils import batch_space, iterate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
@@ -25,7 +22,6 @@ from lockstep.envs.env_state import elapsed_steps, env_state, set_elapsed_steps,
 from lockstep.envs.errors import step_error
 
 NO_LIMIT = sys.maxsize
-_LARGEST_SET = 4096
 
 
 class LightSyncVectorEnv(VectorBoundary):
@@ -36,7 +32,6 @@ class LightSyncVectorEnv(VectorBoundary):
 
     Args:
         env_fns: one function for each row that makes its environment.
-        owns_envs: the environments are ours alone, so that their action space may take its quicker form.
 
     Raises:
         ValueError: one environment twice, unequal spaces, or a space without an array of fixed size.
@@ -45,20 +40,15 @@ class LightSyncVectorEnv(VectorBoundary):
     backend = "light_sync"
     autoreset_mode = "SAME_STEP"
 
-    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], *, owns_envs: bool = True) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         self.envs: list[gym.Env] = [make() for make in env_fns]
         self.num_envs = len(self.envs)
         first = self.envs[0]
         self._take_spaces(trees.space_of(first, "observation_space"), trees.space_of(first, "action_space"))
         self.single_env_spec = first.spec
         self._check_equal_spaces()
-        if owns_envs:
-            for env in self.envs:
-                quicken_action_space(env)
-        peeled = [peel(env) for env in self.envs]
-        self._steps = [step for step, _ in peeled]
-        self._time_limits = [limits for _, limits in peeled]
-        self._limits = [_shortest(limits) for limits in self._time_limits]
+        self._steps, self._time_limits = zip(*map(peel, self.envs), strict=True)
+        self._limits = list(map(_shortest, self._time_limits))
         self._resets = [env.reset for env in self.envs]
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
@@ -90,7 +80,7 @@ class LightSyncVectorEnv(VectorBoundary):
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
-        self._check_seeds(seeds)
+        self._check_number("reset", "seeds", seeds, self.num_envs)
         for row, reset in enumerate(self._resets):
             try:
                 obs, _ = reset() if seeds is None else reset(seed=int(seeds[row]))
@@ -118,7 +108,7 @@ class LightSyncVectorEnv(VectorBoundary):
         if self._unchecked:
             self._check_started()
             if self._rows_of_actions:
-                self._check_num_actions(actions, self.num_envs)
+                self._check_number("step", "actions", actions, self.num_envs)
             self._unchecked = False
         if not self._rows_of_actions:
             actions = tuple(iterate(self._batched_actions, actions))
@@ -133,7 +123,7 @@ class LightSyncVectorEnv(VectorBoundary):
                 if terminated or truncated or clock >= deadlines[row]:
                     if ended is None:
                         ended = []
-                    ended.append((row, self._last_obs(row_obs), info))
+                    ended.append((row, trees.one_row(self.observation_space, row_obs), info))
                     row_obs = self._begin_episode(row, terminated, truncated)
                 if flat:
                     obs[row] = row_obs
@@ -148,13 +138,6 @@ class LightSyncVectorEnv(VectorBoundary):
             result.infos = {row: info for row, _, info in ended if info} or None
             result.any_done = True
         return result
-
-    def _last_obs(self, obs: Tree) -> Tree:
-        """Return a copy [1, ...] of an episode's last observation: an environment may reuse its array."""
-        trees.check_shape(self.observation_space, obs)
-        last = trees.allocate(self.observation_space, 1)
-        trees.scatter(last, 0, obs)
-        return last
 
     def _begin_episode(self, row: int, terminated: bool, truncated: bool) -> Tree:
         """Note how an episode ended, begin the next one, and return its first observation."""
@@ -173,31 +156,23 @@ class LightSyncVectorEnv(VectorBoundary):
                 wrong.__cause__, error = error, wrong
         raise step_error(error, backend=self.backend, env_index=row, action=action, during="step") from error
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Return the state of every environment, or None where one cannot tell it; see `lockstep.envs.env_state`."""
-        if not self._started:
-            return None
+    def _env_states(self) -> list[Any]:
         for limits, deadline, limit in zip(self._time_limits, self._deadlines, self._limits, strict=True):
             for time_limit in limits:
                 set_elapsed_steps(time_limit, self._clock - deadline + limit)
-        states = [env_state(env) for env in self.envs]
-        if any(state is None for state in states):
-            return None
-        return {"envs": states, "obs": trees.gather(self._obs, np.arange(self.num_envs))}
+        return [env_state(env) for env in self.envs]
 
     def set_state(self, state: dict[str, Any]) -> Tree:
         """Continue from what `get_state` gave; return the current observations."""
         self.check_open()
-        self._check_num_states(state, self.num_envs)
+        self._check_number("set_state", "states", state["envs"], self.num_envs)
         for env, env_part in zip(self.envs, state["envs"], strict=True):
             set_env_state(env, env_part)
-        self._limits = [_shortest(limits) for limits in self._time_limits]
-        self._begin(
-            [
-                limit if limit == NO_LIMIT else limit - elapsed_steps(limits[0])
-                for limit, limits in zip(self._limits, self._time_limits, strict=True)
-            ]
-        )
+        deadlines = [
+            limit - elapsed_steps(limits[0]) if limits else NO_LIMIT
+            for limit, limits in zip(self._limits, self._time_limits, strict=True)
+        ]
+        self._begin(deadlines)
         trees.scatter(self._obs, ..., state["obs"])
         return self._obs
 
@@ -218,36 +193,10 @@ class LightSyncVectorEnv(VectorBoundary):
                 env.close()
 
 
-class QuickDiscrete(Discrete):
-    """A `Discrete` whose `contains` answers plain and 64-bit integers from a set, all else as `Discrete` does."""
-
-    allowed: frozenset[int]
-
-    def contains(self, x: Any) -> bool:
-        """Return whether `x` is a member: the same answer as `Discrete.contains`, sooner."""
-        kind = type(x)
-        if kind is int or kind is np.int64:
-            return x in self.allowed
-        return super().contains(x)
-
-
-def quicken_action_space(env: gym.Env) -> None:
-    """Give an environment that we made ourselves the quick form of its 64-bit `Discrete` action space.
-
-    The space object stays the same one (identity, generator, equality); only its `contains` becomes quicker.
-    """
-    space = vars(env.unwrapped).get("action_space")
-    if type(space) is Discrete and space.dtype == np.int64 and int(space.n) <= _LARGEST_SET:
-        space.__class__ = QuickDiscrete
-        first = int(space.start)
-        space.allowed = frozenset(range(first, first + int(space.n)))  # type: ignore[attr-defined]
-
-
 def peel(env: gym.Env) -> tuple[Callable[[Any], Any], list[TimeLimit]]:
-    """Return the innermost `step` that needs no `TimeLimit` or `OrderEnforcing` around it, and the limits passed.
+    """Return the `step` below all outer `TimeLimit`s and `OrderEnforcing`s (not of subclasses), and the limits passed.
 
-    Only these exact classes are passed (a subclass may do more), only from the outside inwards. The counters of the
-    limits are then the caller's to keep.
+    The counters of the limits are then the caller's to keep.
     """
     passed: list[TimeLimit] = []
     while type(env) in (TimeLimit, OrderEnforcing):

@@ -74,6 +74,12 @@ def stack_rows(space: spaces.Space, rows: list[Tree]) -> Tree:
     return tree
 
 
+def one_row(space: spaces.Space, obs: Tree) -> Tree:
+    """Return a copy [1, ...] of an observation; `ValueError` where it has another shape than its space."""
+    check_shape(space, obs)
+    return stack_rows(space, [obs])
+
+
 def as_arrays(tree: Tree) -> Tree:
     """Return the same tree with numpy arrays as leaves (jax and torch arrays are converted)."""
     return tree if isinstance(tree, np.ndarray) else map_tree(np.asarray, tree)

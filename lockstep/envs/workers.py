@@ -128,43 +128,33 @@ class WorkerVectorEnv(VectorBoundary):
             self._pipes[row].send((name, argument))
 
     def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
-        """Return the row's answer; raise what ended the worker: `EOFError`, `TimeoutError`, the environment's error."""
-        pipe = self._pipes[row]
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not pipe.poll(left):
-            raise TimeoutError
+        """Return a row's answer, `Arrived(lost=True)` where its worker was started again; raise what its env raised."""
         try:
-            answer = pipe.recv()
-        except OSError as error:
-            raise EOFError from error
-        if answer[0] == "ok":
-            if answer[2]:
-                self._warn_of_dropped(answer[2])
-            return answer[1]
-        failure = step_error(answer[1], backend=self.backend, env_index=row, action=action, during=during)
-        raise failure from WorkerTraceback(answer[2])
-
-    def _warn_of_dropped(self, dropped: dict[str, str]) -> None:
-        """Warn, once for each key of an info."""
-        new = {key: reason for key, reason in dropped.items() if key not in self._dropped}
-        self._dropped |= new.keys()
-        for key, reason in new.items():
+            if not self._pipes[row].poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            is_told, answer, more = self._pipes[row].recv()
+        except (EOFError, OSError) as error:
+            self._restart(row, error, action, during)
+            return Arrived(row, lost=True)
+        if not is_told:
+            failure = step_error(answer, backend=self.backend, env_index=row, action=action, during=during)
+            raise failure from WorkerTraceback(more)
+        for key in more.keys() - self._dropped:
+            self._dropped.add(key)
             warnings.warn(
-                f"info[{key!r}] cannot be pickled and is left out ({reason}): an environment in a process of its own "
+                f"info[{key!r}] cannot be pickled and is left out ({more[key]}): an environment in its own process "
                 "can only give what can; take it out of info, or step the environments in this process "
                 "(vectorize_mode='sync', make_vector(..., mode='sync'))",
                 RuntimeWarning,
                 stacklevel=3,
             )
+        return Arrived(row, *answer) if during == "step" else answer
 
     def _deadline(self) -> float | None:
         return None if self.step_timeout is None else time.monotonic() + self.step_timeout
 
     def _ask_all(self, name: str, arguments: Sequence[Any], actions: Sequence[Tree] | None = None) -> list[Any]:
-        """Return every row's answer, `Arrived(lost=True)` for one that was started again.
-
-        All are read before one raises.
-        """
+        """Return every row's answer, all read before one raises."""
         deadline = self._deadline()
         for row, argument in enumerate(arguments):
             self._ask(row, name, argument)
@@ -174,9 +164,6 @@ class WorkerVectorEnv(VectorBoundary):
             action = None if actions is None else actions[row]
             try:
                 answers.append(self._answer(row, deadline, action, name))
-            except (EOFError, TimeoutError) as error:
-                self._restart(row, error, action, name)
-                answers.append(Arrived(row, lost=True))
             except EnvironmentStepError as error:
                 failed = failed or error
         if failed is not None:
@@ -186,7 +173,7 @@ class WorkerVectorEnv(VectorBoundary):
     def _restart(self, row: int, error: Exception, action: Tree, during: str) -> None:
         """Start a new worker with a new episode in it, and warn; raise where the limits do not allow one."""
         hangs = isinstance(error, TimeoutError)
-        self._end_worker(row, kill=True)
+        self._end_worker(row)
         happened = f"did not answer within step_timeout={self.step_timeout} s" if hangs else "ended without an answer"
         code = "" if hangs else f", exit code {self._processes[row].exitcode}"
         failure = f"environment {row} {happened} (during {during}; last action: {action!r}{code})"
@@ -210,17 +197,14 @@ class WorkerVectorEnv(VectorBoundary):
         seed = self._seeds[row]
         self._seeds[row] = None if seed is None else (seed + 1_000_003) % 2**31  # not the episodes that it had
         self._ask(row, "reset", self._seeds[row])
-        try:
-            self._answer(row, self._deadline(), None, "reset")
-        except (EOFError, TimeoutError) as second:
-            self._restart(row, second, None, "reset")
+        self._answer(row, self._deadline(), None, "reset")
 
     # -- all rows together ---
 
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
-        self._check_seeds(seeds)
+        self._check_number("reset", "seeds", seeds, self.num_envs)
         self.drain()
         self._seeds = [None] * self.num_envs if seeds is None else [int(seed) for seed in seeds]
         self._ask_all("reset", self._seeds)
@@ -240,15 +224,11 @@ class WorkerVectorEnv(VectorBoundary):
         arrived = self._ask_all("step", split, split)
         self._clear()
         result = self._result
-        done: list[Arrived] = []
-        lost: list[int] = []
-        for row, answer in enumerate(arrived):
-            if isinstance(answer, Arrived):
-                lost.append(row)
-                continue
-            result.rewards[row], result.terminateds[row], result.truncateds[row], final, info = answer
-            if final is not None:
-                done.append(Arrived(row, final_obs=final, info=info))
+        for each in arrived:
+            result.rewards[each.row] = each.reward
+            result.terminateds[each.row], result.truncateds[each.row] = each.terminated, each.truncated
+        done = [each for each in arrived if each.final_obs is not None]
+        lost = [each.row for each in arrived if each.lost]
         if done:
             rows = np.array([each.row for each in done], np.int64)
             result.final_obs = (rows, trees.concatenate([each.final_obs for each in done]))
@@ -264,7 +244,7 @@ class WorkerVectorEnv(VectorBoundary):
         self._check_started()
         if not self._rows_of_actions:
             return list(iterate(self._batched_actions, actions))
-        self._check_num_actions(actions, num_rows)
+        self._check_number("step", "actions", actions, num_rows)
         return list(actions)
 
     # -- single rows ---
@@ -290,16 +270,8 @@ class WorkerVectorEnv(VectorBoundary):
         rows = {by_pipe[id(pipe)] for pipe in ready}
         if not rows:  # the one that was sent first has had its time
             rows = {next(iter(self._sent))}
-        return [self._received(row) for row in [row for row in self._sent if row in rows][:most]]
-
-    def _received(self, row: int) -> Arrived:
-        _, action = self._sent.pop(row)
-        try:
-            reward, terminated, truncated, final, info = self._answer(row, time.monotonic(), action, "step")
-        except (EOFError, TimeoutError) as error:
-            self._restart(row, error, action, "step")
-            return Arrived(row, lost=True)
-        return Arrived(row, reward, terminated, truncated, final, info)
+        chosen = [row for row in self._sent if row in rows][:most]
+        return [self._answer(row, time.monotonic(), self._sent.pop(row)[1], "step") for row in chosen]
 
     def drain(self) -> None:
         """Take in and forget all answers that are still to come."""
@@ -310,19 +282,16 @@ class WorkerVectorEnv(VectorBoundary):
 
     __reduce__ = no_copies("processes", "make another one, then other.set_state(env.get_state())")
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Return the state of every environment; None where one cannot tell it, or while actions are under way."""
-        if not self._started or self._failure or self._closed or self._sent:
-            return None
-        states = self._ask_all("get_state", [None] * self.num_envs)
-        if any(state is None or isinstance(state, Arrived) for state in states):
-            return None
-        return {"envs": states, "obs": trees.gather(self.observations, np.arange(self.num_envs))}
+    def _env_states(self) -> list[Any]:
+        """Return none while actions are under way."""
+        if self._failure or self._closed or self._sent:
+            return []
+        return self._ask_all("get_state", [None] * self.num_envs)
 
     def set_state(self, state: dict[str, Any]) -> Tree:
         """Continue from what `get_state` gave (ours, or of environments in one process); return the observations."""
         self.check_open()
-        self._check_num_states(state, self.num_envs)
+        self._check_number("set_state", "states", state["envs"], self.num_envs)
         self.drain()
         self._ask_all("set_state", state["envs"])
         trees.scatter(self.observations, ..., state["obs"])
@@ -334,16 +303,16 @@ class WorkerVectorEnv(VectorBoundary):
         """Return the frame of one row."""
         self.check_open()
         self._ask(row, "render")
-        return self._answer(row, self._deadline(), None, "render")
+        frame = self._answer(row, self._deadline(), None, "render")
+        if isinstance(frame, Arrived):
+            raise step_error(None, backend=self.backend, env_index=row, during="render")
+        return frame
 
-    def _end_worker(self, row: int, kill: bool = False) -> None:
+    def _end_worker(self, row: int, grace: float = 0.0) -> None:
         process = self._processes[row]
-        if kill:
-            process.kill()
-        process.join(_GRACE)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join(grace)
+        process.kill()
+        process.join()
         self._pipes[row].close()
 
     def _end_all(self) -> None:
@@ -353,7 +322,7 @@ class WorkerVectorEnv(VectorBoundary):
                 self._ask(row, "close")
         for row in range(self.num_envs):
             if not self._pipes[row].closed:
-                self._end_worker(row, kill=bool(self._failure))
+                self._end_worker(row, grace=0.0 if self._failure else _GRACE)
 
     def close(self) -> None:
         """End the workers; a second call does nothing."""
@@ -377,7 +346,7 @@ def _shared_tree(space: spaces.Space[Any], num_envs: int, make: Callable[[int], 
 def _work(
     make_env: Callable[[], gym.Env], row: int, num_envs: int, pipe: Connection, memory: list[Any], parent: int
 ) -> None:
-    """Answer `("ok", result, dropped)` or `("error", summary, traceback)` until the pipe closes or the parent is gone.
+    """Answer `(True, result, dropped)` or `(False, summary, traceback)` until the pipe closes or the parent is gone.
 
     `dropped`: keys of an info that cannot be pickled, each with the reason.
     """
@@ -387,9 +356,9 @@ def _work(
         commands: dict[str, Callable[[Any], Any]] = {
             "reset": served.reset,
             "step": served.step,
-            "get_state": served.get_state,
-            "set_state": served.set_state,
-            "render": served.render,
+            "get_state": lambda _: env_state(served.env),
+            "set_state": lambda state: set_env_state(served.env, state),
+            "render": lambda _: served.env.render(),
         }
         while True:
             while not pipe.poll(ORPHAN_SECONDS):
@@ -402,7 +371,7 @@ def _work(
             try:
                 answer = _pickled(name, commands[name](argument))
             except Exception as error:
-                answer = ForkingPickler.dumps(("error", _summary(error), traceback.format_exc()))
+                answer = ForkingPickler.dumps((False, _summary(error), traceback.format_exc()))
             pipe.send_bytes(answer)
     except (EOFError, OSError):
         return
@@ -415,7 +384,7 @@ def _summary(error: Exception) -> str:
 def _pickled(name: str, result: Any) -> memoryview:
     """Return the answer as bytes; keys of an info that cannot be pickled are left out, and named with the reason."""
     try:
-        return ForkingPickler.dumps(("ok", result, {}))
+        return ForkingPickler.dumps((True, result, {}))
     except Exception as error:
         if name != "step" or not isinstance(result[-1], dict):
             raise TypeError(f"what {name} gave cannot be pickled ({_summary(error)})") from error
@@ -426,7 +395,7 @@ def _pickled(name: str, result: Any) -> memoryview:
             kept[key] = value
         except Exception as error:
             dropped[str(key)] = _summary(error)
-    return ForkingPickler.dumps(("ok", (*result[:-1], kept), dropped))
+    return ForkingPickler.dumps((True, (*result[:-1], kept), dropped))
 
 
 class _ServedEnv:
@@ -446,9 +415,7 @@ class _ServedEnv:
         obs, reward, terminated, truncated, info = self.env.step(action)
         final = None
         if terminated or truncated:
-            trees.check_shape(self.env.observation_space, obs)
-            final = trees.allocate(self.env.observation_space, 1)
-            trees.scatter(final, 0, obs)
+            final = trees.one_row(self.env.observation_space, obs)
             obs, _ = self.env.reset()
         self._write(obs)
         return float(reward), bool(terminated), bool(truncated), final, info if final is not None and info else None
@@ -456,12 +423,3 @@ class _ServedEnv:
     def _write(self, obs: Tree) -> None:
         trees.check_shape(self.env.observation_space, obs)
         trees.scatter(self.obs, self.row, obs)
-
-    def get_state(self, _: None) -> dict[str, Any] | None:
-        return env_state(self.env)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        set_env_state(self.env, state)
-
-    def render(self, _: None) -> Any:
-        return self.env.render()

@@ -17,7 +17,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "module": (("train", "ppo", "no_such_module:Env"), "there is no module 'no_such_module'"),
     "class": (
         ("train", "ppo", "cli_envs:Nothing"),
-        "'cli_envs:Nothing' is unknown: the module 'cli_envs' has no",
+        "'cli_envs:Nothing' is unknown. The module 'cli_envs' has no",
     ),
     "option": ((*TRAIN, "--set", "training.lrr=1"), "training has no option 'lrr'; did you mean 'lr'?"),
     "section": ((*TRAIN, "--set", "trainin.lr=1"), "unknown option 'trainin.lr'; did you mean 'training'?"),

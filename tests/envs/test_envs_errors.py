@@ -100,10 +100,12 @@ def test_an_error_tells_row_last_action_and_original_traceback(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_in_the_reset_after_an_episode_is_told_too(backend):
-    with BACKENDS[backend]("reset") as boundary, pytest.raises(EnvironmentStepError) as caught:
+    with (
+        BACKENDS[backend]("reset") as boundary,
+        pytest.raises(EnvironmentStepError, match="the reset failed") as caught,
+    ):
         step_until_failure(boundary)
     assert caught.value.env_index == BAD_ROW
-    assert "the reset failed" in str(caught.value)
 
 
 @pytest.mark.parametrize("how", ["raise needs", "raise unpicklable"])
@@ -126,10 +128,9 @@ def test_a_light_vector_can_be_reset_after_an_error():
     boundary = light("raise")
     with pytest.raises(EnvironmentStepError):
         step_until_failure(boundary)
-    obs = boundary.reset([0] * NUM_ENVS)
-    np.testing.assert_array_equal(obs, np.zeros((NUM_ENVS, 2)))
+    boundary.reset([0] * NUM_ENVS)
     result = boundary.step(np.zeros(NUM_ENVS, dtype=np.int64))
-    np.testing.assert_array_equal(result.obs[:, 0], np.ones(NUM_ENVS))
+    np.testing.assert_array_equal(result.obs, [[1, 0]] * NUM_ENVS)
 
 
 @pytest.mark.parametrize("backend", ["async", "async_pipes"])
@@ -168,14 +169,6 @@ def test_an_info_that_cannot_be_pickled_is_left_out_and_told_by_its_key():
         assert envs.num_restarts == 0
 
 
-def test_an_info_that_gymnasiums_own_workers_cannot_send_says_what_to_do():
-    vector = AsyncVectorEnv([Telling] * 2)
-    with make_vector(vector) as envs:
-        envs.reset([0, 1])
-        with pytest.raises(EnvironmentStepError, match="take the rest out of info"):
-            envs.step(np.zeros(2, np.int64))
-
-
 def test_a_worker_that_hangs_is_named_and_nothing_is_left_of_the_vector():
     """After gymnasium's time-out the pipes answer the question before: a further step is refused."""
     workers = AsyncVectorEnv(makers("hang"), autoreset_mode="SameStep")
@@ -208,50 +201,43 @@ def test_an_interrupt_passes_as_it_is():
         boundary.step(np.zeros(1, dtype=np.int64))
 
 
-class OldApi(CountingEnv):
-    """Answers as gym did before version 0.26."""
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated or truncated, info
+def ended_in_one_flag(self, action):
+    obs, reward, terminated, truncated, info = CountingEnv.step(self, action)
+    return obs, reward, terminated or truncated, info
 
 
-class OldReset(CountingEnv):
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return [1.0, 2.0, 3.0]
+def of_another_shape(self, action):
+    return (np.zeros(3, np.float32), *CountingEnv.step(self, action)[1:])
 
 
-class Shapeless(CountingEnv):
-    def step(self, action):
-        _, *rest = super().step(action)
-        return (np.zeros(3, np.float32), *rest)
+def without_info(self, *, seed=None, options=None):
+    return [1.0, 2.0, 3.0]
 
 
-class Spaceless(CountingEnv):
-    def __init__(self):
-        super().__init__()
-        del self.observation_space
+def without_space(self):
+    CountingEnv.__init__(self)
+    self.observation_space = None
 
 
-class NoActions(CountingEnv):
-    def __init__(self):
-        super().__init__()
-        self.action_space = 4
+def with_a_number_of_actions(self):
+    CountingEnv.__init__(self)
+    self.action_space = 4
 
 
-FORMS = {
-    "four values": (OldApi, r"step must return 5 values, \(observation, reward, .*shimmy.*API, check_environment"),
-    "no info": (OldReset, r"reset must return 2 values, \(observation, info\).*shimmy"),
-    "shape": (Shapeless, r"observation has shape \(3,\), its space says \(2,\); return observations of that shape"),
-    "no space": (Spaceless, r"observation_space of .* is None; it must be a gymnasium space.*Box\("),
-    "no space of actions": (NoActions, r"action_space of .* is 4; it must be a gymnasium space.*Discrete\("),
-}
+FORMS = [
+    ("step", ended_in_one_flag, r"step must return 5 values, \(observation, reward, .*shimmy.*API, check_environment"),
+    ("reset", without_info, r"reset must return 2 values, \(observation, info\).*shimmy"),
+    ("step", of_another_shape, r"shape \(3,\), its space says \(2,\); return observations of that shape"),
+    ("__init__", without_space, r"observation_space of .* is None; it must be a gymnasium space.*Box\("),
+    ("__init__", with_a_number_of_actions, r"action_space of .* is 4; it must be a gymnasium space.*Discrete\("),
+]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(("env", "words"), FORMS.values(), ids=FORMS)
-def test_an_environment_of_another_form_is_told_what_it_gave_and_what_to_do(env, words, mode):
+@pytest.mark.parametrize(("method", "changed", "words"), FORMS, ids=[changed.__name__ for _, changed, _ in FORMS])
+def test_an_environment_of_another_form_is_told_what_it_gave_and_what_to_do(method, changed, words, mode):
+    env = type("Changed", (CountingEnv,), {method: changed})
+
     def run():
         with make_vector(env, num_envs=2, mode=mode) as envs:
             envs.reset([0, 1])

@@ -131,17 +131,6 @@ def test_turn_based_environment_where_agents_come_and_go():
     assert episode.get_return(include_hanging_rewards=True) == episode.get_return() + early
 
 
-def test_parallel_environment_of_a_classic_game():
-    rps = pytest.importorskip("pettingzoo.classic.rps_v2")
-    env = rps.parallel_env(max_cycles=7)
-    episode = record_parallel_episode(env, chooser(env, 0), seed=0)
-    assert (episode.is_terminated, episode.is_truncated, len(episode)) == (False, True, 7)
-    assert all(single.is_truncated for single in episode.agent_episodes.values())
-    rows = episode.get_sample_batch()["default_policy"]
-    assert rows["truncateds"].sum() == 2
-    assert episode.get_observations(one_hot_discrete=True)["player_0"].shape == (8, 4)
-
-
 def test_max_steps_leaves_the_episode_open_with_what_waits():
     tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
     env = tictactoe.env()
@@ -165,14 +154,16 @@ def test_act_may_give_model_outputs():
     assert {agent: rows.tolist() for agent, rows in outputs.items()} == {agent: [-1.5] * 4 for agent in env.agents}
 
 
-def test_act_must_answer_for_every_agent():
-    env = knights_archers_zombies()
-    with pytest.raises(
-        MultiAgentEnvError, match=r"env step 0 act gave actions for \[\]; agents to act are \['archer_0'"
-    ):
-        record_parallel_episode(env, lambda observations: {}, seed=0)
-    with pytest.raises(TypeError, match="act returned a list"):
-        record_parallel_episode(env, lambda observations: [0], seed=0)
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ({}, MultiAgentEnvError, r"env step 0 act gave actions for \[\]; agents to act are \['archer_0'"),
+        ([0], TypeError, "act returned a list"),
+    ],
+)
+def test_act_must_answer_for_every_agent(answer, error, words):
+    with pytest.raises(error, match=words):
+        record_parallel_episode(knights_archers_zombies(), lambda observations: answer, seed=0)
 
 
 def test_agents_that_leave_without_a_flag_are_named():

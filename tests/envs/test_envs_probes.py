@@ -38,13 +38,13 @@ def test_no_action_is_better_than_the_best(probe):
     env = probe()
     for observation in probe.observations:
         env.reset(seed=0)
-        env.set_env_state({"current": observation[0]})
+        env.current = observation[0]
         best = env.step(env.best_action(observation))[1]
         assert best == pytest.approx(env.exact_value(observation, GAMMA))
         candidates = np.linspace(-1, 1, 41)[:, None] if probe.continuous else [0, 1]
         rewards = []
         for action in candidates:
-            env.set_env_state({"current": observation[0]})
+            env.current = observation[0]
             rewards.append(env.step(action)[1])
         assert max(rewards) <= best
         assert min(rewards) < best - 0.2

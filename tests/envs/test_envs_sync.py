@@ -3,13 +3,11 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import ClipAction, OrderEnforcing, TimeLimit
 
 from lockstep.envs import LightSyncVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv
-from lockstep.envs.sync import QuickDiscrete, peel, quicken_action_space
-from lockstep.ops.returns import gae
+from lockstep.envs.sync import peel
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1"])
@@ -41,56 +39,6 @@ def test_equals_single_environments_bit_by_bit(env_id):
             np.testing.assert_array_equal(result.obs[row], obs)
         assert result.any_done == bool(finals)
     assert endings >= num_envs
-
-
-MEMBERS = [
-    *range(-3, 8),
-    *(kind(value) for kind in (np.int64, np.int32, np.int8) for value in range(-3, 8)),
-    *(kind(value) for kind in (np.uint64, np.uint8) for value in range(8)),
-    True,
-    False,
-    np.bool_(True),
-    1.0,
-    np.float64(1.0),
-    2**70,
-    np.array(1),
-    np.array([1]),
-    np.array(1, dtype=np.int32),
-    "1",
-    None,
-    (1,),
-]
-
-
-@pytest.mark.parametrize("size, start", [(2, 0), (5, 0), (3, -2), (1, 6)])
-def test_the_quick_space_answers_as_gymnasiums(size, start):
-    plain, env = Discrete(size, start=start), CountingEnv()
-    env.action_space = Discrete(size, start=start)
-    quicken_action_space(env)
-    assert type(env.action_space) is QuickDiscrete
-    for value in MEMBERS:
-        assert env.action_space.contains(value) == plain.contains(value), repr(value)
-    assert env.action_space == plain
-    assert plain == env.action_space
-    assert repr(env.action_space) == repr(plain)
-    env.action_space.seed(3)
-    plain.seed(3)
-    assert [env.action_space.sample() for _ in range(20)] == [plain.sample() for _ in range(20)]
-
-
-def test_other_spaces_are_left_alone():
-    for space in (Discrete(3, dtype=np.int32), Discrete(10**6), Box(0, 1), QuickDiscrete(3)):
-        env = CountingEnv()
-        env.action_space = space
-        before = type(space)
-        quicken_action_space(env)
-        assert type(env.action_space) is before
-
-
-def test_a_finished_environment_of_the_caller_keeps_its_own_space_class():
-    env = gym.make("CartPole-v1")
-    make_vector(env)
-    assert type(env.action_space) is Discrete
 
 
 class CountingTwice(TimeLimit):
@@ -130,31 +78,3 @@ def test_limits_end_episodes_as_the_wrappers_do(limits):
             np.testing.assert_array_equal(result.final_obs[1][0], obs)
             obs, _ = single.reset()
         np.testing.assert_array_equal(result.obs[0], obs)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_truncation_bootstraps_with_the_final_observation_and_termination_does_not(mode):
-    """Values V(obs) = 100 * step + episode make every wrong next observation visible in the targets."""
-    episodes = ((3, "terminate"), (2, "truncate"), (1, "truncate"), (2, "both"))
-    boundary = make_vector(CountingEnv, num_envs=2, mode=mode, env_config={"episodes": episodes}, seed=0)
-    value = lambda obs: 100.0 * obs[..., 0] + obs[..., 1]  # noqa: E731
-    obs = boundary.reset([0, 0]).copy()
-    columns = {name: [] for name in ("rewards", "values", "next_values", "terminateds", "truncateds")}
-    expected = []
-    for _ in range(16):
-        result = boundary.step(np.zeros(2, dtype=np.int64))
-        true_next = result.obs.copy()
-        if result.final_obs is not None:
-            true_next[result.final_obs[0]] = result.final_obs[1]
-        steps = zip(columns, (result.rewards, value(obs), value(true_next), result.terminateds, result.truncateds))
-        for name, column in steps:
-            columns[name].append(np.array(column))
-        step, episode = obs[0]
-        length, ending = episodes[int(episode) % 4]
-        bootstrap = 0.0 if step + 1 == length and ending != "truncate" else 100.0 * (step + 1) + episode
-        expected.append(10.0 * (step + 1) + 0.5 * bootstrap)
-        obs = result.obs.copy()
-    boundary.close()
-    stacked = {name: np.stack(column) for name, column in columns.items()}
-    _, targets = gae(**stacked, gamma=0.5, lambda_=0.0)
-    np.testing.assert_allclose(targets, np.stack([expected, expected], axis=1), rtol=1e-6)

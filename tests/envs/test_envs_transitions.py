@@ -1,4 +1,4 @@
-"""For every back end and autoreset mode: each stored transition is the one a single environment gives."""
+"""For every back end and autoreset mode: each transition is one that the counting environment can give."""
 
 from functools import partial
 
@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from lockstep.envs import make_vector
+from lockstep.data.trees import map_tree
+from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.trees import gather
 
 EPISODES = ((1, "terminate"), (3, "truncate"), (2, "both"), (1, "truncate"), (4, "terminate"))
-NUM_ENVS, STEPS = 4, 60
+NUM_ENVS = 4
 MODES = ("NextStep", "SameStep", "Disabled")
 
 
@@ -21,157 +22,81 @@ def makers(nested=False):
 
 
 BACKENDS = {
-    "light": lambda mode: make_light(),
+    "light": lambda mode: LightSyncVectorEnv(makers()),
+    "light_nested": lambda mode: LightSyncVectorEnv(makers(nested=True)),
+    "workers": lambda mode: WorkerVectorEnv(makers()),
+    "workers_nested": lambda mode: WorkerVectorEnv(makers(nested=True)),
     "sync": lambda mode: SyncVectorEnv(makers(), autoreset_mode=mode),
+    "sync_nested": lambda mode: SyncVectorEnv(makers(nested=True), autoreset_mode=mode),
     "sync_no_copy": lambda mode: SyncVectorEnv(makers(), copy=False, autoreset_mode=mode),
     "sync_wrapped": lambda mode: gym.wrappers.vector.RecordEpisodeStatistics(
         SyncVectorEnv(makers(), autoreset_mode=mode)
     ),
     "async": lambda mode: AsyncVectorEnv(makers(), autoreset_mode=mode),
+    "async_nested": lambda mode: AsyncVectorEnv(makers(nested=True), autoreset_mode=mode),
     "async_no_copy": lambda mode: AsyncVectorEnv(makers(), copy=False, autoreset_mode=mode),
     "async_pipes": lambda mode: AsyncVectorEnv(makers(), shared_memory=False, autoreset_mode=mode),
     "native": lambda mode: CountingVectorEnv(NUM_ENVS, EPISODES, mode),
     "native_plain_final": lambda mode: CountingVectorEnv(NUM_ENVS, EPISODES, mode, plain_final_obs=True),
 }
-
-ONE_MODE = (
-    "light",
-    "native_plain_final",
-)  # the light vectoriser has no other; only SAME_STEP tells final_obs
-CASES = [(name, mode) for name in BACKENDS for mode in MODES if mode == "SameStep" or name not in ONE_MODE]
+INVALID = {"async_pipes", "sync_wrapped", "native"}
+"""where single rows cannot be reset safely: in NEXT_STEP mode the reset row is told as invalid"""
+SAME_STEP_ONLY = ("light", "light_nested", "workers", "workers_nested", "native_plain_final")
+CASES = [(name, mode) for name in BACKENDS for mode in MODES if mode == "SameStep" or name not in SAME_STEP_ONLY]
 
 
-def make_light(nested=False):
-    from lockstep.envs import LightSyncVectorEnv
-
-    return LightSyncVectorEnv(makers(nested))
-
-
-def copy(tree):
-    return gather(tree, slice(None))
-
-
-def run(boundary, steps, seeds, rng):
-    """The transitions of each row, as whoever stores them must read the boundary."""
-    obs = copy_deep(boundary.reset(seeds))
-    rows = [[] for _ in range(boundary.num_envs)]
+def transitions(boundary, steps, seeds, rng):
+    """The transitions (row, obs, action, reward, next obs, flags), as whoever stores them must read the boundary."""
+    obs = map_tree(np.array, boundary.reset(seeds))
     for _ in range(steps):
-        actions = rng.integers(0, 4, boundary.num_envs)
+        actions = rng.integers(0, 4, NUM_ENVS)
         result = boundary.step(actions)
-        next_obs = copy_deep(result.obs)
+        next_obs = map_tree(np.array, result.obs)
         done = result.terminateds | result.truncateds
         assert result.any_done == done.any()
-        if result.final_obs is None:
-            assert not done.any()
-            final = {}
-        else:
-            indices, finals = result.final_obs
-            np.testing.assert_array_equal(indices, np.flatnonzero(done))
-            final = {row: gather(finals, k) for k, row in enumerate(indices)}
-        for row in range(boundary.num_envs):
+        indices, finals = result.final_obs or ([], None)
+        np.testing.assert_array_equal(indices, np.flatnonzero(done))
+        final = {row: gather(finals, k) for k, row in enumerate(indices)}
+        for row in range(NUM_ENVS):
             if result.valid is not None and not result.valid[row]:
                 assert not done[row]
                 continue
             true_next = final[row] if done[row] else gather(next_obs, row)
-            rows[row].append(
-                (
-                    gather(obs, row),
-                    int(actions[row]),
-                    float(result.rewards[row]),
-                    true_next,
-                    bool(result.terminateds[row]),
-                    bool(result.truncateds[row]),
-                )
-            )
+            flags = bool(result.terminateds[row]), bool(result.truncateds[row])
+            yield row, counters(gather(obs, row)), actions[row], result.rewards[row], counters(true_next), flags
         obs = next_obs
-    return rows
 
 
-def copy_deep(tree):
-    if isinstance(tree, dict):
-        return {key: copy_deep(part) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(copy_deep(part) for part in tree)
-    return np.array(tree)
-
-
-def reference(env, actions, first_seed):
-    """The same actions in one single environment."""
-    rows = []
-    obs, _ = env.reset(seed=first_seed)
-    for action in actions:
-        next_obs, reward, terminated, truncated, _ = env.step(action)
-        rows.append((obs, action, reward, next_obs, terminated, truncated))
-        obs = env.reset()[0] if terminated or truncated else next_obs
-    return rows
-
-
-def assert_same(got, expected):
-    assert len(got) == len(expected)
-    for one, other in zip(got, expected):
-        for left, right in zip(one, other):
-            if isinstance(left, dict):
-                np.testing.assert_array_equal(left["step"], right["step"])
-                np.testing.assert_array_equal(left["rest"][0], right["rest"][0])
-                np.testing.assert_array_equal(left["rest"][1], right["rest"][1])
-            else:
-                np.testing.assert_array_equal(left, right)
+def counters(obs):
+    """Step and episode of an observation; its parts agree."""
+    if not isinstance(obs, dict):
+        return tuple(obs.tolist())
+    (step,), (episode, parities) = obs["step"], obs["rest"]
+    assert parities.tolist() == [step % 2, episode % 2]
+    return step, episode
 
 
 @pytest.mark.parametrize("backend, mode", CASES)
-def test_every_transition_equals_the_single_environment(backend, mode):
-    boundary = make_vector(BACKENDS[backend](mode))
-    with boundary:
-        rows = run(boundary, STEPS, [0] * NUM_ENVS, np.random.default_rng(5))
-        for row, got in enumerate(rows):
-            assert sum(one[4] or one[5] for one in got) > STEPS // 6
-            assert_same(got, reference(CountingEnv(EPISODES, offset=row), [one[1] for one in got], 0))
-        if not boundary.has_invalid_rows:
-            assert all(len(got) == STEPS for got in rows)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv, None])
-def test_nested_observations(vector, mode):
-    boundary = make_vector(vector(makers(nested=True), autoreset_mode=mode)) if vector else make_light(True)
-    with boundary:
-        rows = run(boundary, STEPS, [0] * NUM_ENVS, np.random.default_rng(6))
-        for row, got in enumerate(rows):
-            env = CountingEnv(EPISODES, offset=row, nested=True)
-            assert_same(got, reference(env, [one[1] for one in got], 0))
-
-
-@pytest.mark.parametrize("backend, mode", CASES)
-def test_an_explicit_reset_in_mid_run_keeps_every_transition_true(backend, mode):
-    """gymnasium's pipes-only workers reset twice after it: no transition may come out of the second reset."""
-    boundary = make_vector(BACKENDS[backend](mode))
-    rng = np.random.default_rng(7)
-    with boundary:
-        for steps in (7, 1, 5, 2, 12):
-            rows = run(boundary, steps, None, rng)
-            for row, got in enumerate(rows):
-                for obs, action, reward, next_obs, terminated, truncated in got:
-                    assert next_obs[0] == obs[0] + 1
-                    assert next_obs[1] == obs[1]
-                    assert reward == 10 * next_obs[0] + action
-                    length, ending = EPISODES[int(row + obs[1]) % len(EPISODES)]
-                    assert terminated == (next_obs[0] == length and ending != "truncate")
-                    assert truncated == (next_obs[0] == length and ending != "terminate")
-
-
-def test_which_back_ends_give_invalid_rows():
-    """Where single rows can be reset safely nothing is wasted; elsewhere the reset row is told as invalid."""
-    expected = {
-        "sync": False,
-        "async": False,
-        "async_pipes": True,
-        "sync_wrapped": True,
-        "native": True,
-        "light": False,
-    }
-    for backend, invalid in expected.items():
-        with make_vector(BACKENDS[backend]("NextStep")) as boundary:
-            assert boundary.has_invalid_rows == invalid, backend
+def test_every_transition_is_one_of_the_environment_also_after_explicit_resets(backend, mode):
+    """gymnasium's pipes-only workers reset twice after one: no transition may come out of the second reset."""
+    rng = np.random.default_rng(5)
+    with make_vector(BACKENDS[backend](mode)) as boundary:
+        assert boundary.has_invalid_rows == ((mode == "NextStep" and backend in INVALID) or "workers" in backend)
+        for steps, seeds in ((60, [0] * NUM_ENVS), (7, None), (1, None), (5, None), (2, None), (12, None)):
+            before, seen, endings = {}, np.zeros(NUM_ENVS, int), 0
+            for row, obs, action, reward, next_obs, flags in transitions(boundary, steps, seeds, rng):
+                (step, episode), (length, ending) = next_obs, EPISODES[int(row + next_obs[1]) % len(EPISODES)]
+                assert obs == (step - 1, episode)
+                last = before.get(row, (0, episode - 1 if seeds is None else -1.0, True))  # a reset began an episode
+                assert obs == ((0, last[1] + 1) if last[2] else last[:2])
+                assert reward == 10 * step + action
+                assert flags == (step == length and ending != "truncate", step == length and ending != "terminate")
+                before[row] = step, episode, any(flags)
+                seen[row] += 1
+                endings += any(flags)
+            if not (mode == "NextStep" and backend in INVALID):
+                assert (seen == steps).all()
+            assert endings >= steps // 6 * NUM_ENVS
 
 
 @pytest.mark.parametrize("backend", ["light", "sync", "async", "native"])
@@ -182,12 +107,8 @@ def test_infos_of_the_last_step_are_told(backend, mode):
         told = 0
         for _ in range(20):
             result = boundary.step(np.zeros(NUM_ENVS, dtype=np.int64))
-            if result.any_done:
-                rows = result.final_obs[0]
-                assert sorted(result.infos) == rows.tolist()
-                for k, row in enumerate(rows):
-                    assert result.infos[row] == {"length": result.final_obs[1][k, 0]}
-                    told += 1
-            else:
-                assert result.infos is None
+            rows, finals = result.final_obs or ([], None)
+            lengths = {row: {"length": finals[k, 0]} for k, row in enumerate(rows)}
+            assert result.infos == (lengths or None)
+            told += len(lengths)
         assert told >= NUM_ENVS * 4
