@@ -13,7 +13,7 @@ from lockstep.envs import VectorBoundary
 from lockstep.modules import ActingWeights
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import Fragment
-from lockstep.rollout.protocols import RunnerPolicy
+from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
 
 
@@ -30,7 +30,7 @@ class EnvRunner:
 
     def __init__(
         self,
-        policy: RunnerPolicy,
+        policy: ActingPart,
         env: VectorBoundary,
         *,
         index: int = 0,

@@ -124,13 +124,6 @@ def test_async_collector_counts_the_first_episodes_that_start():
         assert collector.collect(n_step=5, random=True).n_collected_steps == 5
 
 
-def test_async_collector_tells_an_episode_that_never_ends(monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 20)
-    told = pytest.raises(RuntimeError, match=r"an episode has not ended in 21 steps, and 20 are the limit; .*TimeLimit")
-    with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode="async") as env, told:
-        AsyncCollector(Acting(), env).collect(n_episode=1)
-
-
 def test_async_collector_trains_from_a_replay_buffer_goes_on_from_its_state_and_is_refused_for_evaluation():
     config = DQNConfig().environment(partial(CountingEnv, EPISODES)).rl_module(model_config={"hiddens": (4,)})
     policy = config.env_runners(num_envs_per_env_runner=2).build_policy()
