@@ -179,16 +179,6 @@ def test_random_actions_come_from_the_action_space_and_from_their_own_stream():
     np.testing.assert_array_equal(first, again)
 
 
-def test_equal_streams_give_equal_rollouts_and_other_seeds_others():
-    def rewards(seed):
-        collector = collector_of(light(ENDLESS), exploration_noise=True, streams=RandomStreams(seed))
-        collector.collect(n_step=200)
-        return collector.buffer.rewards[:50].copy()
-
-    np.testing.assert_array_equal(rewards(1), rewards(1))
-    assert (rewards(1) != rewards(2)).any()
-
-
 def test_without_a_seed_each_collector_plays_other_episodes_and_with_one_the_same():
     def evaluated(**seed):
         with make_vector("CartPole-v1", num_envs=2) as envs:
