@@ -84,24 +84,14 @@ def test_kill_9_at_any_moment_of_an_update_is_recovered_in_the_same_call(groups)
     assert_fast(seconds)
 
 
-@pytest.mark.parametrize("where", ["in_sum", "after_sum"])
-def test_kill_9_around_the_all_reduce_updates_no_side_alone(groups, tmp_path, where):
+@pytest.mark.parametrize(("where", "share"), [("in_sum", 0.5), ("after_sum", 0.9), ("raise", 1.0)])
+def test_kill_9_around_the_all_reduce_and_errors_update_no_side_alone(groups, tmp_path, where, share):
     group, one = groups
     seconds = []
     for number in range(REPEATS):
         (tmp_path / str(random.randrange(2))).write_text(f"{where} {random.randint(1, STEPS)}")
         seconds.append(update_both(group, one, number))
-    assert group.get_stats()["num_restarts"] >= REPEATS * (0.9 if where == "after_sum" else 0.5)
-    assert_fast(seconds)
-
-
-def test_a_learner_that_raises_is_started_again_and_the_update_is_made_once(groups, tmp_path):
-    group, one = groups
-    seconds = []
-    for number in range(REPEATS):
-        (tmp_path / str(random.randrange(2))).write_text(f"raise {random.randint(1, STEPS)}")
-        seconds.append(update_both(group, one, number))
-    assert group.get_stats()["num_restarts"] == REPEATS
+    assert group.get_stats()["num_restarts"] >= REPEATS * share
     assert_fast(seconds)
 
 
