@@ -20,8 +20,7 @@ from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.replay import OfflineRows, ReplayBuffer
 from lockstep.replay.rows import REQUIRED, TABLE_FORMATS, read_table
 from lockstep.replay.storage import Shape, shapes_of_rows, shapes_of_space
-from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.finite import first_not_finite
+from lockstep.rollout.errors import MalformedBufferError, first_not_finite
 from lockstep.state.checkpoint import MANIFEST
 from lockstep.state.streams import RandomStreams
 

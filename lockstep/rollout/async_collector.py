@@ -16,7 +16,7 @@ from lockstep.envs import trees as env_trees
 from lockstep.envs.workers import Arrived
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.collector import Collector
-from lockstep.rollout.finite import first_not_finite, refuse_row
+from lockstep.rollout.errors import first_not_finite, refuse_row
 from lockstep.rollout.protocols import ActingPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter
 from lockstep.state.streams import RandomStreams

@@ -21,8 +21,8 @@ from lockstep.tracking.statistics import CollectStats, returns_and_lens
 
 CHUNK = 128
 """vector steps that are collected at a time, with random numbers drawn in bulk"""
-LONG, NEVER_ENDS = 50_000, 1_000_000
-"""steps after which a collect by episodes warns of an episode, and gives up on it"""
+NEVER_ENDS = 1_000_000
+"""steps after which a collect by episodes gives up on an episode"""
 LIMIT_THEM = "limit the episodes' length (gymnasium.wrappers.TimeLimit, gymnasium.make(id, max_episode_steps=...))"
 no_copies_of_collectors = no_copies(
     "environments and random generators",
@@ -81,6 +81,8 @@ class BaseCollector(ABC):
         self._steps = 0
         """steps of this collect so far"""
         self._env_time = self._act_time = 0.0
+        self._of_agents: dict[str, Any] = {}
+        """statistics of single agents, where there are several"""
         self.reset_stat()
 
     @property
@@ -140,16 +142,20 @@ class BaseCollector(ABC):
     ) -> CollectStats:
         """Collect `n_step` steps (rounded up to whole vector steps, with a warning) or `n_episode` whole episodes.
 
-        Episodes are counted without bias: the first `n_episode` that *start* count, however long they last. So this
-        form begins new episodes, and so does the collect after it, because the other environments are in the middle of
-        episodes that were not stored (unless `reset_before_collect=False`). `random=True` draws actions from the action
-        space, of those that a mask allows. Rows that only reset or restart an environment are no steps: `n_step` then
-        takes more vector steps, and may give up to `num_envs - 1` transitions more.
+        The first `n_episode` that *start* count, however long they last: new ones begin with this collect, and with the
+        next (unless `reset_before_collect=False`). `random=True` draws actions from the action space, of those that a
+        mask allows. Rows that only reset an environment are no steps: up to `num_envs - 1` steps more may be taken.
 
         Raises `ValueError` unless exactly one of the two is passed, `MalformedBufferError` for NaN in a new row,
         `EnvironmentStepError` where an environment raises.
         """
-        amount = self._checked_amount(n_step, n_episode)
+        amount = exactly_one(n_step=n_step, n_episode=n_episode)
+        if n_step is not None and self.rounds_up and amount % self.num_envs:
+            warnings.warn(
+                f"{amount} steps for each collect (a collector's n_step, a trainer's step_per_collect) are no multiple "
+                f"of the {self.num_envs} environments: {-(-amount // self.num_envs) * self.num_envs} are collected",
+                stacklevel=2,
+            )
         self.env.check_open()
         if reset_before_collect is None:
             reset_before_collect = n_episode is not None or self._left_open
@@ -157,13 +163,14 @@ class BaseCollector(ABC):
             self.reset(reset_buffer=False, reset_stats=False)
         started, restarts = time.perf_counter(), getattr(self.env, "num_restarts", 0)
         self._ended.clear()
+        self._counting = None
         self._steps, self._env_time, self._act_time = 0, 0.0, 0.0
         self._begin_collect()
         try:
-            if n_episode is None:
-                self._collect_steps(amount, random)
-            else:
+            if n_episode is not None:
                 self._collect_episodes(amount, random)
+            while n_episode is None and self._steps < amount:  # rows that only reset an environment are no steps
+                self._steps += self._run(amount - self._steps, random)
             self._end_collect()
         except BaseException:
             self._is_begun = False
@@ -182,42 +189,18 @@ class BaseCollector(ABC):
             self._act_time,
             *returns_and_lens(self._ended),
             getattr(self.env, "num_restarts", 0) - restarts,
-            **self._agent_stats(),
+            **self._of_agents,
         )
-
-    def _checked_amount(self, n_step: int | None, n_episode: int | None) -> int:
-        amount = exactly_one(n_step=n_step, n_episode=n_episode)
-        if n_step is not None and self.rounds_up and amount % self.num_envs:
-            rounded = -(-amount // self.num_envs) * self.num_envs
-            warnings.warn(
-                f"{amount} steps for each collect (a collector's n_step, a trainer's step_per_collect) are no multiple "
-                f"of the {self.num_envs} environments: {rounded} are collected",
-                stacklevel=3,
-            )
-        return amount
-
-    def _collect_steps(self, amount: int, random: bool) -> None:
-        self._counting = None
-        while self._steps < amount:  # rows that only reset an environment are no steps
-            self._steps += self._run(amount - self._steps, random)
 
     def _collect_episodes(self, n_episode: int, random: bool) -> None:
         self._counting = np.arange(self.num_envs) < n_episode
         self._to_start = max(0, n_episode - self.num_envs)
-        warned = False
         while self._counting.any():
             self._steps += self._run(CHUNK * self.num_envs, random)
             longest = int(self._lengths[self._counting].max(initial=0))
             if longest > NEVER_ENDS:
                 raise RuntimeError(
                     f"an episode has not ended in {longest} steps, and {NEVER_ENDS} are the limit; {LIMIT_THEM}"
-                )
-            if longest >= LONG and not warned:
-                warned = True
-                warnings.warn(
-                    f"an episode has not ended in {longest} steps; if it never does, the collect gives up after "
-                    f"{NEVER_ENDS}: {LIMIT_THEM}",
-                    stacklevel=3,
                 )
         self._counting = None
 
@@ -254,10 +237,6 @@ class BaseCollector(ABC):
     @abstractmethod
     def _abandon_collect(self) -> None:
         """Leave nothing behind of a collect that failed."""
-
-    def _agent_stats(self) -> dict[str, Any]:
-        """Return the statistics of single agents."""
-        return {}
 
     # -- state ---
 

@@ -15,8 +15,7 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
-from lockstep.rollout.finite import check_finite
-from lockstep.rollout.memory import Memory
+from lockstep.rollout.errors import check_finite
 from lockstep.rollout.protocols import ActingPart, ActingPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.state.checks import check_functions, check_whole
@@ -95,7 +94,7 @@ class Collector(BaseCollector):
 
     def _store_for(self, buffer: RolloutStore | ReplayBuffer | None) -> RolloutStore | None:
         return store_for(
-            self._part,
+            sole_part(self.policy),
             buffer,
             self.num_envs,
             self.observation_space,
@@ -103,12 +102,6 @@ class Collector(BaseCollector):
             num_steps=CHUNK,
             raise_on_nan=self.raise_on_nan_in_buffer,
         )
-
-    @property
-    def _part(self) -> ActingPart:
-        """The part of the policy that acts; a policy that moves or is restored may put another one in its place."""
-        part: ActingPart = sole_part(self.policy)
-        return part
 
     # -- resets ---
 
@@ -138,7 +131,8 @@ class Collector(BaseCollector):
     # -- collecting ---
 
     def _begin_collect(self) -> None:
-        """Tell the buffer how long the running episodes are, and an empty one the state before its first row."""
+        """Look up what acts (a policy that is restored may put another part in its place); prepare the buffer."""
+        self._part: ActingPart = sole_part(self.policy)
         self._first_row = 0 if self.store is None else self.store.size
         if self.memory is not None:
             self.memory.begin_collect(self.store)
@@ -157,13 +151,13 @@ class Collector(BaseCollector):
         if self.store is not None:
             self.store.drop_after(self._first_row)
 
-    def _act_and_step(self, part: ActingPart) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
+    def _act_and_step(self) -> tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], StepResult]]:
         """Return the policy's `act` and the environments' `step`, of a recurrent policy with its memory around them."""
         if self.memory is None:
             meanwhile = getattr(self.policy, "learns_meanwhile", False)
             if meanwhile and self.store is not None and not isinstance(self.store, ReplayWriter):
-                return self._recording_act(part, self.store), self.env.step
-            return part.act, self.env.step
+                return self._recording_act(self._part, self.store), self.env.step
+            return self._part.act, self.env.step
         return self.memory.act, self.memory.watched(self.env.step)
 
     def _recording_act(self, part: ActingPart, store: RolloutStore) -> Callable[[Any, Any], np.ndarray]:
@@ -183,11 +177,11 @@ class Collector(BaseCollector):
 
     def _run(self, most: int, random: bool) -> int:
         """Act, step and store: the hot loop."""
-        policy, part, store, counting, num_envs = self.policy, self._part, self.store, self._counting, self.num_envs
+        policy, store, counting, num_envs = self.policy, self.store, self._counting, self.num_envs
         num_vector_steps = min(CHUNK, -(-most // num_envs))
-        to_env, clock, (act, env_step) = part.to_env, time.perf_counter, self._act_and_step(part)
+        to_env, clock, (act, env_step) = self._part.to_env, time.perf_counter, self._act_and_step()
         returns, lengths, obs = self._returns, self._lengths, self._obs
-        noise = self._draw_noise(part, num_vector_steps) if self.explores and not random else None
+        noise = self._draw_noise(num_vector_steps) if self.explores and not random else None
         t = 0
         if store is not None:
             t = store.size
@@ -249,11 +243,11 @@ class Collector(BaseCollector):
             self._end_episode(int(b))
         return obs
 
-    def _draw_noise(self, part: ActingPart, num_vector_steps: int) -> np.ndarray:
+    def _draw_noise(self, num_vector_steps: int) -> np.ndarray:
         """Draw `[num_vector_steps, num_envs, ...]`, for all environments, and return what belongs to these."""
         shape, rng = (num_vector_steps, self.num_envs_in_all), self.streams.numpy("exploration")
-        noise = part.draw_noise(rng, shape, self.epsilon) if self.epsilon else part.draw_noise(rng, shape)
-        return noise[:, self.rows]
+        options = (self.epsilon,) if self.epsilon else ()
+        return self._part.draw_noise(rng, shape, *options)[:, self.rows]
 
     def _random_actions(self, obs: Any, number: int) -> np.ndarray:
         """Draw actions for `obs` of `number` environments; for all environments, and return what belongs to these."""
@@ -303,6 +297,71 @@ class Collector(BaseCollector):
         self._lengths[:] = state["lengths"]
         if self.memory is not None:
             self.memory.set_state(state["memory"])
+
+
+class Memory:
+    """The recurrent state of `num_envs` environments; each forgets where its episode begins.
+
+    It takes the place of the policy's `act` and stands around the environments' `step`. Which rows began an episode is
+    noted for the rollout store, so that learning forgets exactly where acting did.
+    """
+
+    def __init__(self, part: ActingPart, num_envs: int) -> None:
+        self.part, self.num_envs = part, num_envs
+        self.state = part.get_initial_state(num_envs)
+        self._begins = np.ones(num_envs, bool)
+        self._starts: list[np.ndarray] = []
+
+    def forget(self) -> None:
+        """Begin new episodes in all environments."""
+        self._begins[:] = True
+
+    def begin_collect(self, store: RolloutStore | None) -> None:
+        """Tell an empty store the state before its first row; called before a collect."""
+        self._starts = []
+        if store is not None and store.size == 0:
+            self._forget_where_episodes_begin()
+            store.state_in = {name: leaf.copy() for name, leaf in self.state.items()}
+
+    def end_collect(self, store: RolloutStore | None) -> None:
+        """Tell the store where episodes began; called after a collect that went well."""
+        if store is not None and self._starts:
+            store.starts.append(np.stack(self._starts))
+        self._starts = []
+
+    def act(self, obs: Any, noise: np.ndarray | None) -> np.ndarray:
+        """Act as the policy does, and carry the state of each environment on."""
+        self._forget_where_episodes_begin()
+        self._starts.append(self._begins.copy())
+        actions, self.state = self.part.act_with_state(obs, noise, self.state)
+        return actions
+
+    def watched(self, env_step: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
+        """Return `env_step`, watched for the ends of episodes."""
+
+        def step(actions: Any) -> StepResult:
+            result = env_step(actions)
+            np.logical_or(result.terminateds, result.truncateds, out=self._begins)
+            if result.valid is not None:  # a row that only reset its environment: the episode begins after it
+                self._begins |= ~result.valid
+            return result
+
+        return step
+
+    def _forget_where_episodes_begin(self) -> None:
+        rows = self._begins
+        if rows.any():
+            for name, initial in self.part.get_initial_state(self.num_envs).items():
+                self.state[name][rows] = initial[rows]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the recurrent state, and which environments are about to forget it."""
+        return {"state": {name: leaf.copy() for name, leaf in self.state.items()}, "begins": self._begins.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `get_state`."""
+        self.state = {name: np.array(leaf) for name, leaf in state["state"].items()}
+        self._begins[:] = state["begins"]
 
 
 class WholeEpisodeCollector(Collector):

@@ -13,7 +13,7 @@ from lockstep.envs import VectorBoundary
 from lockstep.modules import ActingWeights
 from lockstep.rollout.collector import Collector, WholeEpisodeCollector
 from lockstep.rollout.fragments import Fragment
-from lockstep.rollout.protocols import RunnerPolicy
+from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
 
 
@@ -30,7 +30,7 @@ class EnvRunner:
 
     def __init__(
         self,
-        policy: RunnerPolicy,
+        policy: ActingPart,
         env: VectorBoundary,
         *,
         index: int = 0,
@@ -62,11 +62,11 @@ class EnvRunner:
         """Environments of this runner."""
         return self.collector.num_envs
 
-    def apply(self, func: Callable[..., Any], *args: Any, weights: ActingWeights | None = None) -> Any:
-        """Return `func(runner, *args)`. `weights`: act with these from now on; `ValueError` for another network's."""
+    def apply(self, func: Callable[..., Any], *args: Any, weights: ActingWeights | None = None, **options: Any) -> Any:
+        """Return `func(runner, *args, **options)`. `weights`: act with these from now on; `ValueError` for others."""
         if weights is not None:
             self.policy.set_weights(weights)
-        return func(self, *args)
+        return func(self, *args, **options)
 
     def sample(
         self,
@@ -74,18 +74,15 @@ class EnvRunner:
         num_episodes: int | None = None,
         *,
         random: bool = False,
-        weights: ActingWeights | None = None,
         renew: bool = False,
     ) -> Fragment:
         """Return the next fragment: `num_timesteps` steps over all environments (rounded up to whole vector steps), or
         `num_episodes` whole episodes that begin now. Its columns are views on the runner's memory, good until the next
         sample; `fragment.episodes(...)` gives episodes.
 
-        `random`: actions from the action space. `weights`: act with these from now on. `renew`: new episodes first.
+        `random`: actions from the action space. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
-        if weights is not None:
-            self.policy.set_weights(weights)
         collector = self.collector
         store = self._empty_store(num_timesteps)
         whole = num_episodes is not None or isinstance(collector, WholeEpisodeCollector)

@@ -189,7 +189,15 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
             store.versions = np.full(store.num_envs, store.weights_seq_no)
             for fragment, envs in zip(fragments, columns):
                 store.versions[envs] = fragment.weights_seq_no
-        store.state_in = _joined_states(fragments, columns, store.num_envs)
+        states = [fragment.state_in for fragment in fragments]
+        store.state_in = (
+            None
+            if states[0] is None
+            else {
+                name: _joined([state[name][None] for state in states], columns, 1, store.num_envs)[0]
+                for name in states[0]
+            }
+        )
     if store.actions.shape[1] == 0:  # none were written yet
         store.make_actions(fragments[0].actions.shape[2:], fragments[0].actions.dtype)
     if sum(fragment.num_envs for fragment in fragments) < store.num_envs:
@@ -204,9 +212,9 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
         if left.size:
             store.lose(int(t[0]) + 1, left)
     if fragments[0].starts is not None:
-        store.starts.append(_joined([f.starts for f in fragments], columns, (num_steps, store.num_envs)))
+        store.starts.append(_joined([f.starts for f in fragments], columns, num_steps, store.num_envs))
     if first == 0 and all(fragment.action_logp is not None for fragment in fragments):
-        store.action_logp = _joined([f.action_logp for f in fragments], columns, (num_steps, store.num_envs))
+        store.action_logp = _joined([f.action_logp for f in fragments], columns, num_steps, store.num_envs)
     store.end(first + num_steps, rows_of(store.obs, first + num_steps))
 
 
@@ -239,19 +247,9 @@ def _last_observations(
         yield index[rows], rows_of(obs, order[rows])
 
 
-def _joined(parts: Sequence[Any], columns: Sequence[slice], shape: tuple[int, int]) -> np.ndarray:
-    """Return `[T, B]` of parts `[t, k]`, zeros where there is none."""
-    joined = np.zeros(shape, parts[0].dtype)
+def _joined(parts: Sequence[Any], columns: Sequence[slice], num_steps: int, num_envs: int) -> np.ndarray:
+    """Return `[T, B, ...]` of parts `[t, k, ...]`, zeros where there is none."""
+    joined = np.zeros((num_steps, num_envs, *parts[0].shape[2:]), parts[0].dtype)
     for part, envs in zip(parts, columns):
         joined[: len(part), envs] = part
-    return joined
-
-
-def _joined_states(fragments: Sequence[Fragment], columns: Sequence[slice], num_envs: int) -> Tree:
-    if fragments[0].state_in is None:
-        return None
-    joined = {name: np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype) for name, leaf in fragments[0].state_in.items()}
-    for fragment, envs in zip(fragments, columns):
-        for name, leaf in fragment.state_in.items():
-            joined[name][envs] = leaf
     return joined

@@ -14,7 +14,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import check_no_data, no_copies_of_collectors
 from lockstep.rollout.fragments import Fragment, append_fragments
-from lockstep.rollout.protocols import PublishingPolicy, sole_part
+from lockstep.rollout.protocols import LearningPolicy, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter, begin_in_mid_episode, empty, store_for
 from lockstep.rollout.runner_group import EnvRunnerGroup
 from lockstep.state.checks import check_whole, check_wholes
@@ -46,7 +46,7 @@ class GroupCollector:
 
     def __init__(
         self,
-        policy: PublishingPolicy,
+        policy: LearningPolicy,
         group: EnvRunnerGroup,
         buffer: RolloutStore | ReplayBuffer | None = None,
     ) -> None:
@@ -191,7 +191,7 @@ class AsyncGroupCollector(GroupCollector):
 
     def __init__(
         self,
-        policy: PublishingPolicy,
+        policy: LearningPolicy,
         group: EnvRunnerGroup,
         buffer: RolloutStore | None = None,
         *,

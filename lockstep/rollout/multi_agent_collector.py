@@ -18,9 +18,8 @@ from lockstep.envs.pettingzoo import PettingZooEnvs, play_of
 from lockstep.envs.trees import stack_rows
 from lockstep.replay import MultiAgentReplayBuffer
 from lockstep.rollout.base_collector import CHUNK, BaseCollector, masks_in, random_actions
-from lockstep.rollout.errors import MalformedBufferError
-from lockstep.rollout.finite import not_finite
-from lockstep.rollout.protocols import ActingModules, ActingPart, State
+from lockstep.rollout.errors import MalformedBufferError, not_finite
+from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
 from lockstep.rollout.replay_writer import take_actions_of
 from lockstep.state.streams import RandomStreams
 
@@ -48,7 +47,7 @@ class MultiAgentCollector(BaseCollector):
 
     def __init__(
         self,
-        policy: ActingModules,
+        policy: LearningPolicy,
         env: Any,
         buffer: EpisodeStore | MultiAgentReplayBuffer | None = None,
         exploration_noise: bool = False,
@@ -183,13 +182,14 @@ class MultiAgentCollector(BaseCollector):
         if self._buffer is not None:
             self._buffer.add(self._pieces)
             self._note_added()
+        self._of_agents = {
+            "agents": tuple(map(str, self.env.agents)),
+            "agent_returns": tuple(self._agent_returns_ended),
+        }
 
     def _abandon_collect(self) -> None:
         """Leave the episodes under way."""
         self.reset_env()
-
-    def _agent_stats(self) -> dict[str, Any]:
-        return {"agents": tuple(map(str, self.env.agents)), "agent_returns": tuple(self._agent_returns_ended)}
 
     def _run(self, most: int, random: bool) -> int:
         steps = 0

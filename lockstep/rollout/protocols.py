@@ -14,8 +14,35 @@ State = dict[str, np.ndarray]
 """of a recurrent module: `{name: [rows, ...]}`"""
 
 
-class ActingPart(Protocol):
-    """The part of a policy that acts with one module."""
+class ActingPolicy(Protocol):
+    """A policy that acts. `acting` has its parts by module id; without it the policy itself is its only part."""
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Version of the weights that act."""
+
+    @property
+    def is_exploring(self) -> bool:
+        """Is the policy within a training step, where it draws its actions?"""
+
+
+class LearningPolicy(ActingPolicy, Protocol):
+    """A policy whose modules learn in this process, beside a collector of several agents or over env runners."""
+
+    @property
+    def acting(self) -> Mapping[str, Any]:
+        """The acting part of each module, by module id."""
+
+    @property
+    def policy_mapping_fn(self) -> Callable[..., str] | None:
+        """`f(agent, episode)` -> module id."""
+
+    def acting_weights(self, *, copy: bool = True) -> ActingWeights:
+        """Return what runners need to act as this policy does; without a copy the next update may change it."""
+
+
+class ActingPart(ActingPolicy, Protocol):
+    """What acts with one module: a part of a policy, or the whole policy of an env runner."""
 
     is_stateful: bool
     observation_space: Any
@@ -50,46 +77,11 @@ class ActingPart(Protocol):
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raise `ValueError` unless the environment's spaces fit."""
 
-
-class ActingPolicy(Protocol):
-    """A policy that acts. `acting` has its parts by module id; without it the policy itself is its only part."""
-
-    @property
-    def weights_seq_no(self) -> int:
-        """Version of the weights that act."""
-
-    @property
-    def is_exploring(self) -> bool:
-        """Is the policy within a training step, where it draws its actions?"""
-
-
-class ActingModules(ActingPolicy, Protocol):
-    """A policy that acts with several modules."""
-
-    @property
-    def acting(self) -> Mapping[str, Any]:
-        """The acting part of each module, by module id."""
-
-    @property
-    def policy_mapping_fn(self) -> Callable[..., str] | None:
-        """`f(agent, episode)` -> module id."""
-
-
-class RunnerPolicy(ActingPart, ActingPolicy, Protocol):
-    """The policy of an env runner: one part that acts, with weights from elsewhere."""
-
     def set_weights(self, weights: ActingWeights) -> None:
         """Act with these from now on."""
 
     def action_logp(self, obs: Any, actions: np.ndarray) -> np.ndarray:
         """Return the log-probability `[N]` of actions `[N, ...]` as learned from, for raw observations."""
-
-
-class PublishingPolicy(ActingPolicy, Protocol):
-    """The policy of a collector over env runners."""
-
-    def acting_weights(self, *, copy: bool = True) -> ActingWeights:
-        """Return what runners need to act as this policy does; without a copy the next update may change it."""
 
 
 @runtime_checkable

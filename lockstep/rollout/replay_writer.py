@@ -12,7 +12,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.rollout import RolloutStore, rows_of
 from lockstep.data.trees import leaves, map_tree
 from lockstep.replay import ReplayBuffer
-from lockstep.rollout.finite import check_finite
+from lockstep.rollout.errors import check_finite
 
 Tree = Any
 

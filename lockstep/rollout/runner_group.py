@@ -271,7 +271,7 @@ class EnvRunnerGroup:
 
     def foreach_env_runner(self, func: Callable[..., Any], *args: Any) -> list[Any]:
         """Return `[func(runner, *args)]`, in order, after the requests under way."""
-        return self._gather([_Request(i, EnvRunner.apply, (func, *args)) for i in range(len(self))])
+        return self._gather([_Request(i, func, args) for i in range(len(self))])
 
     def _gather(self, requests: Sequence[_Request]) -> list[Any]:
         """Return the result of each request, in order."""
@@ -332,7 +332,7 @@ class EnvRunnerGroup:
             options["weights"], self._has_weights[i] = self._weights, self._publication
         if self.num_asked(i) == 0:
             self._heard[i] = time.monotonic()
-        self._in_flight[self._backend.call(i, request.func, *request.args, **options)] = request
+        self._in_flight[self._backend.call(i, EnvRunner.apply, request.func, *request.args, **options)] = request
 
     def _receive(self, until: float) -> None:
         """Wait until a call has ended, or until then; take in what has ended, replace runners that are lost or late."""
@@ -402,7 +402,7 @@ class EnvRunnerGroup:
             return
         self._to_renew = set(state["renew"])
         self._generations = list(state["generations"])
-        self._gather([_Request(i, EnvRunner.apply, (EnvRunner.set_state, saved)) for i, saved in enumerate(runners)])
+        self._gather([_Request(i, EnvRunner.set_state, (saved,)) for i, saved in enumerate(runners)])
 
     def shutdown(self) -> None:
         """End all runners and their environments; what is under way is lost. A second call does nothing."""

@@ -14,7 +14,6 @@ PATH: list[tuple[str, str | None]] = [
     ("lockstep/trainer/base.py", "BaseTrainer.run"),
     ("lockstep/trainer/base.py", "BaseTrainer._train_epoch"),
     ("lockstep/rollout/base_collector.py", "BaseCollector.collect"),
-    ("lockstep/rollout/base_collector.py", "BaseCollector._collect_steps"),
     ("lockstep/rollout/collector.py", "Collector._run"),
     ("lockstep/rollout/collector.py", "Collector._after_step"),
     ("lockstep/modules/actor_critic.py", "DefaultActorCriticModule"),

@@ -13,7 +13,7 @@ import torch
 from agent_games import game_config
 
 import lockstep
-from lockstep import DQNConfig, Policy, PPOConfig, SampleBatch, get_config, load_policy
+from lockstep import Policy, PPOConfig, SampleBatch, get_config, load_policy
 from lockstep.trainer.run import prepare_resume, prepare_run
 
 ray = pytest.importorskip("ray")
@@ -116,25 +116,6 @@ def test_a_run_over_learners_and_env_runners_is_that_run_too_and_resumes_exactly
     assert_near(resumed.policy, there.policy, 0.0)
     assert load_policy(resumed.path).learner_group.is_local
     assert placed() == before
-
-
-@pytest.mark.faults
-def test_dqn_collects_with_env_runners_into_its_replay_buffer(cluster, tmp_path):
-    config = (
-        DQNConfig()
-        .environment("CartPole-v1")
-        .rl_module(model_config={"hiddens": (8,)})
-        .training(train_batch_size=8)
-        .replay(capacity=256, learning_starts=16)
-        .env_runners(
-            num_env_runners=1, num_envs_per_env_runner=2, rollout_fragment_length=8, num_cpus_per_env_runner=0.25
-        )
-        .evaluation(evaluation_interval=0)
-        .reporting(total_steps=64)
-    )
-    result = run(config, tmp_path)
-    assert result.info.train_step == 64
-    assert result.info.gradient_step > 0
 
 
 COMMAND = ["--num-learners", "1", "--num-env-runners", "1", "--num-envs", "2", "--no-check", "--no-recipe"]

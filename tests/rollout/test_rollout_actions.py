@@ -116,18 +116,3 @@ def test_stored_actions_are_learned_from_whatever_they_mean_to_the_environment(n
     assert stats.gradient_steps == 3
     assert np.isfinite(stats.metrics["policy_loss"].mean)
     assert stats.metrics["entropy"].count == 3
-
-
-@pytest.mark.parametrize("name", ["discrete_from_1", "multi_discrete_square_from_2", "box_rescaled_square"])
-def test_actions_for_one_observation_are_in_the_space_too(name):
-    policy = collector_for(name).policy
-    action = policy.compute_single_action(np.zeros(3, np.float32))
-    assert SPACES[name][0].contains(action)
-    with policy.within_training_step():
-        actions = policy.compute_actions(np.zeros((50, 3), np.float32))
-        likeliest = policy.compute_actions(np.zeros((50, 3), np.float32), explore=False)
-    assert all(SPACES[name][0].contains(row) for row in actions)
-    assert len(np.unique(actions.reshape(50, -1), axis=0)) > 1
-    outside = policy.compute_actions(np.zeros((50, 3), np.float32))
-    np.testing.assert_array_equal(outside, likeliest)
-    assert len(np.unique(outside.reshape(50, -1), axis=0)) == 1

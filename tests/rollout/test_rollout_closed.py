@@ -1,14 +1,18 @@
 """A collector that is closed says so: no back end goes on by itself."""
 
+import copy
+import pickle
 from functools import partial
 
 import numpy as np
 import pytest
 from acting_tools import Exploring
+from agent_games import CountingGame, game_config
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from runner_tools import ManyRunners, config_of
 
-from lockstep import AsyncCollector, Collector
+from lockstep import AsyncCollector, Collector, MultiAgentCollector
+from lockstep.data.rollout import EpisodeStore
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.replay import VectorReplayBuffer
@@ -59,15 +63,23 @@ def test_after_close_collect_and_reset_say_that_it_is_closed_for_every_back_end(
     assert len(collector.buffer) == 4 * begun  # nothing is emptied before
 
 
-def test_after_close_an_async_collector_says_that_it_is_closed():
-    collector = AsyncCollector(Exploring(), WorkerVectorEnv(MAKERS), VectorReplayBuffer(20, 2))
+@pytest.mark.parametrize("of_agents", [False, True])
+def test_after_close_other_collectors_say_that_they_are_closed(of_agents):
+    if of_agents:
+        collector = MultiAgentCollector(game_config().build_policy(), CountingGame, EpisodeStore())
+    else:
+        collector = AsyncCollector(Exploring(), WorkerVectorEnv(MAKERS), VectorReplayBuffer(20, 2))
     collector.collect(n_step=3)  # steps are under way
+    number = len(collector.buffer)
     for _ in range(2):
         collector.close()
     for call in (partial(collector.collect, n_step=1), partial(collector.collect, n_episode=1), collector.reset):
         with pytest.raises(RuntimeError, match="is closed; make a new one"):
             call()
-    assert len(collector.buffer) == 3
+    assert len(collector.buffer) == number > 0
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"Collector holds .* other\.set_state"):
+            duplicate(collector)
 
 
 @pytest.mark.parametrize("local", [True, False])

@@ -9,7 +9,7 @@ import pytest
 from acting_tools import Acting
 from gymnasium import spaces
 
-from lockstep import RolloutStore
+from lockstep import AsyncCollector, RolloutStore
 from lockstep.envs import LightSyncVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.errors import EnvironmentStepError
@@ -179,16 +179,6 @@ def test_random_actions_come_from_the_action_space_and_from_their_own_stream():
     np.testing.assert_array_equal(first, again)
 
 
-def test_equal_streams_give_equal_rollouts_and_other_seeds_others():
-    def rewards(seed):
-        collector = collector_of(light(ENDLESS), exploration_noise=True, streams=RandomStreams(seed))
-        collector.collect(n_step=200)
-        return collector.buffer.rewards[:50].copy()
-
-    np.testing.assert_array_equal(rewards(1), rewards(1))
-    assert (rewards(1) != rewards(2)).any()
-
-
 def test_without_a_seed_each_collector_plays_other_episodes_and_with_one_the_same():
     def evaluated(**seed):
         with make_vector("CartPole-v1", num_envs=2) as envs:
@@ -323,17 +313,13 @@ def test_reset_empties_buffer_and_statistics_as_asked():
     assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
 
 
-def test_an_episode_that_never_ends_is_told_of_once_before_it_is_given_up(monkeypatch):
-    monkeypatch.setattr("lockstep.rollout.base_collector.LONG", 200)
-    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 800)
-    collector = collector_of(light(((10**9, "terminate"),)), store=False)
-    with (
-        pytest.warns(UserWarning, match="not ended") as told,
-        pytest.raises(RuntimeError, match=r"has not ended in 896 steps, and 800 are the limit; .*TimeLimit"),
-    ):
-        collector.collect(n_episode=2)
-    (only,) = told
-    assert "has not ended in 256 steps; if it never does, the collect gives up after 800: limit" in str(only.message)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_episode_that_never_ends_is_given_up(monkeypatch, is_async):
+    monkeypatch.setattr("lockstep.rollout.base_collector.NEVER_ENDS", 20)
+    mode, steps = ("async", 21) if is_async else ("auto", 128)
+    told = pytest.raises(RuntimeError, match=f"has not ended in {steps} steps, and 20 are the limit; .*TimeLimit")
+    with make_vector(partial(CountingEnv, ((10**9, "terminate"),)), num_envs=1, mode=mode) as env, told:
+        (AsyncCollector if is_async else Collector)(Acting(), env).collect(n_episode=1)
 
 
 class Breaking(CountingEnv):

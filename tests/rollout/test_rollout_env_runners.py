@@ -176,11 +176,17 @@ def test_a_lost_runner_is_replaced_and_the_others_lose_nothing():
     config = config_of(partial(CountingEnv, ((50, "terminate"),)), 2)
     with group_of(config) as group:
         group.set_weights(config.build_policy().acting_weights())
-        store = store_of(group, group.sample(40))
+        before = group.sample(40)
+        store = store_of(group, before)
         group._backend.lost.add(1)
         fragments = group.sample(40)
         assert [f.begins.all() for f in fragments] == [False, True]
         assert [f.t_started.tolist() for f in fragments] == [[10, 10], [0, 0]]
+        both = store_of(group, before)  # rows before the lost runner are cut off from those after it
+        append_fragments(fragments, both, by_runner=True)
+        lengths = sorted((len(e), e.is_terminated, e.is_truncated) for e in both.episodes())
+        assert lengths == [(10, False, False)] * 4 + [(20, False, False)] * 2
+        assert both.trajectories().cuts[9].tolist() == [False, False, True, True]
         store.clear()
         append_fragments(fragments, store, by_runner=True)
         assert [(e.id_, e.t_started) for e in store.episodes()] == [("4", 10), ("5", 10), ("8", 0), ("9", 0)]
@@ -192,17 +198,6 @@ def test_a_lost_runner_is_replaced_and_the_others_lose_nothing():
             "weights_seq_no": 0,
         }
         assert group.foreach_env_runner(runner_count) == [40, 20]
-
-
-def test_rows_before_a_lost_runner_are_cut_off_from_those_after_it():
-    config = config_of(partial(CountingEnv, ((50, "terminate"),)), 2)
-    with group_of(config) as group:
-        store = store_of(group, group.sample(40))
-        group._backend.lost.add(0)
-        append_fragments(group.sample(40), store, by_runner=True)
-        lengths = [(len(e), e.is_terminated, e.is_truncated) for e in store.episodes()]
-        assert lengths == [(10, False, False)] * 4 + [(20, False, False)] * 2
-        assert store.trajectories().cuts[9].tolist() == [True, True, False, False]
 
 
 def test_a_hanging_runner_is_replaced_after_sample_timeout_s():

@@ -58,8 +58,8 @@ class Pushing(Acting):
         return actions
 
 
-def collector_of(policy, in_replay, *wrong):
-    env = make_vector(LightSyncVectorEnv([Nested, partial(Nested, *wrong), Nested]))
+def collector_of(policy, in_replay, *wrong, kind=Nested):
+    env = make_vector(LightSyncVectorEnv([Nested, partial(kind, *wrong), Nested]))
     store = RolloutStore(20, 3, env.observation_space, env.action_space)
     return Collector(policy, env, VectorReplayBuffer(90, 3) if in_replay else store)
 
@@ -90,9 +90,11 @@ def test_actions_that_are_not_finite_are_refused(value, kind):
 
 
 class Spreading(Nested):
-    """From step `at` on its rewards are of no use either, and from the step `reward_at`."""
+    """Its rewards are of no use from the step `at` on, and in the step `reward_at`."""
 
-    reward_at = None
+    def __init__(self, leaf="", value=0.0, at=AT, reward_at=None):
+        super().__init__(leaf, value, at)
+        self.reward_at = reward_at
 
     def step(self, action):
         obs, reward, *ends = super().step(action)
@@ -100,34 +102,23 @@ class Spreading(Nested):
         return obs, np.nan if spoilt else reward, *ends
 
 
-class EarlyReward(Spreading):
-    reward_at = 2
-
-
-class Following(Pushing):
+class Following(Acting):
     """Acts by what it sees: without an observation that is finite it has no action that is."""
 
     def act(self, obs, noise):
         return np.array(obs["eye"])
 
 
-def spreading(kind, *wrong):
-    return make_vector(LightSyncVectorEnv([Nested, partial(kind, *wrong), Nested]))
-
-
 @pytest.mark.parametrize("in_replay", [False, True])
-@pytest.mark.parametrize("at", [AT, LENGTH])
-def test_the_observation_is_named_and_not_the_actions_and_rewards_that_it_spoils(at, in_replay):
-    env = spreading(Spreading, "eye", np.nan, at)
-    store = RolloutStore(20, 3, env.observation_space, env.action_space)
-    collector = Collector(Following(), env, VectorReplayBuffer(90, 3) if in_replay else store)
-    named = rf"'obs/eye' at step {AT} " if at == AT else rf"'final_obs/eye' at step {LENGTH - 1} "
+@pytest.mark.parametrize(
+    ("at", "reward_at", "named"),
+    [
+        (AT, None, f"'obs/eye' at step {AT} "),
+        (LENGTH, None, f"'final_obs/eye' at step {LENGTH - 1} "),
+        (AT, 2, "'rewards' at step 1 "),
+    ],
+)
+def test_what_came_first_is_named_and_not_what_it_spoils(at, reward_at, named, in_replay):
+    collector = collector_of(Following(), in_replay, "eye", np.nan, at, reward_at, kind=Spreading)
     with pytest.raises(MalformedBufferError, match=rf"environment 1 .* column {named}"):
-        collector.collect(n_step=60)
-
-
-def test_what_came_first_is_named():
-    env = spreading(EarlyReward, "eye", np.nan)
-    collector = Collector(Following(), env, RolloutStore(20, 3, env.observation_space, env.action_space))
-    with pytest.raises(MalformedBufferError, match=r"environment 1 .* column 'rewards' at step 1 "):
         collector.collect(n_step=60)

@@ -130,15 +130,26 @@ def test_the_store_knows_where_acting_forgot_and_the_state_before_its_first_row(
         assert bool(counts[0].any()) == (number > 0)
 
 
-def test_new_episodes_everywhere_forget_everything():
+@pytest.mark.parametrize("fails", [False, True])
+def test_new_episodes_everywhere_forget_everything_and_a_collect_that_fails_leaves_nothing_behind(fails):
     collector = collector_of(None)
     collector.collect(n_step=30)
-    collector.reset_env()  # in the middle of a rollout: a boundary
+
+    def fail(step):
+        raise KeyboardInterrupt
+
+    if fails:
+        collector.on_step_hook = fail
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(n_step=30)
+        collector.on_step_hook = None
+    else:
+        collector.reset_env()  # in the middle of a rollout: a boundary
     collector.collect(n_step=30)
     data = collector.buffer.trajectories()
+    assert data.starts.shape == (20, 3)
     assert data.starts[10].all()
     assert not data.starts[9].all()
-    assert data.starts.shape == (20, 3)
 
 
 def test_collecting_by_episodes_begins_with_an_empty_memory():
@@ -156,23 +167,6 @@ def test_random_actions_are_remembered_too():
     collector.collect(n_step=6, random=True)
     collector.collect(n_step=3)
     assert collector.policy.seen[-1]["count"].max() == 2
-
-
-def test_a_collect_that_fails_leaves_nothing_behind():
-    collector = collector_of(None)
-    collector.collect(n_step=30)
-
-    def fail(step):
-        raise KeyboardInterrupt
-
-    collector.on_step_hook = fail
-    with pytest.raises(KeyboardInterrupt):
-        collector.collect(n_step=30)
-    collector.on_step_hook = None
-    collector.collect(n_step=30)
-    data = collector.buffer.trajectories()
-    assert data.starts.shape == (20, 3)
-    assert data.starts[10].all()
 
 
 def test_collector_without_a_buffer_remembers_as_well():

@@ -225,18 +225,6 @@ def test_windows_of_environments_that_are_put_back_do_not_begin_before():
     check_windows(collector.buffer)
 
 
-def test_windows_of_a_collector_that_goes_on_with_its_buffer_reach_over():
-    collectors = [long_collector(Collector, 1) for _ in range(2)]
-    collectors[0].collect(n_step=8)
-    collectors[1].set_state(collectors[0].get_state())
-    collectors[1].buffer.set_state(collectors[0].buffer.get_state())
-    for collector in collectors:
-        collector.collect(n_step=5)
-    drawn = [collector.buffer.all() for collector in collectors]
-    np.testing.assert_array_equal(drawn[0]["discounts"], drawn[1]["discounts"])
-    assert (drawn[0]["discounts"] == 0.5**3).sum() == 11
-
-
 ENDLESS = ((90, "terminate"),)
 
 

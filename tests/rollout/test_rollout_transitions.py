@@ -1,11 +1,11 @@
-"""Collector and store, for every back end and autoreset mode: what is stored is what a single environment gives."""
+"""What collectors store, for every back end and autoreset mode, is what a single environment gives."""
 
 from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from acting_tools import Exploring
+from acting_tools import Exploring, NotingBuffer
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from lockstep import PPOConfig, RLModuleSpec, RolloutStore
@@ -13,14 +13,15 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import LightSyncVectorEnv, WorkerVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.modules import RLModule
-from lockstep.ops import gae
-from lockstep.rollout import Collector
+from lockstep.replay import VectorReplayBuffer
+from lockstep.rollout import Collector, MalformedBufferError
 
 EPISODES = ((1, "terminate"), (3, "truncate"), (2, "both"), (1, "truncate"), (4, "terminate"), (9, "truncate"))
 NUM_ENVS = 4
 COLLECTS = (24, 4, 48, 20)
 MODES = ("NextStep", "SameStep", "Disabled")
 GAMMA, LAMBDA = 0.9, 0.8
+NAMES = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
 
 
 def makers(nested=False):
@@ -48,11 +49,26 @@ CASES = [
 CASES += [(name, mode) for name in ("sync", "sync_wrapped", "async", "native") for mode in MODES]
 
 
-def collector_of(env, nested=False, frame_stack=1, **options):
+def collector_of(env, frame_stack=1):
     boundary = make_vector(env)
-    collector = Collector(Exploring(), boundary, frame_stack=frame_stack, **options)
+    collector = Collector(Exploring(), boundary, frame_stack=frame_stack)
     collector.buffer = RolloutStore(5, NUM_ENVS, collector.observation_space, boundary.action_space)
     return collector
+
+
+def replaying(env, frame_stack=1, buffer=None, **options):
+    buffer = VectorReplayBuffer(4000, NUM_ENVS, **options) if buffer is None else buffer
+    return Collector(Exploring(), make_vector(env), buffer=buffer, frame_stack=frame_stack, seed=1)
+
+
+def rows_by_env(buffer):
+    """Transitions of each environment in a replay buffer, oldest first, as tuples."""
+    rows = [[] for _ in range(buffer.buffer_num)]
+    indices = buffer.ring.in_order()
+    data = buffer[indices]
+    for k, index in enumerate(indices):
+        rows[index % buffer.buffer_num].append(tuple(map_tree(lambda leaf, k=k: leaf[k], data[n]) for n in NAMES))
+    return rows
 
 
 def reference(env, actions):
@@ -67,9 +83,8 @@ def reference(env, actions):
 
 def rows_of(episode):
     data = episode.get_data_dict()
-    names = ("obs", "actions", "rewards", "new_obs", "terminateds", "truncateds")
     return [
-        tuple(map_tree(lambda leaf, t=t: np.array(leaf[t]), data[name]) for name in names) for t in range(len(episode))
+        tuple(map_tree(lambda leaf, t=t: np.array(leaf[t]), data[name]) for name in NAMES) for t in range(len(episode))
     ]
 
 
@@ -135,6 +150,18 @@ def test_every_stored_transition_equals_the_single_environment(backend, mode):
     assert any(t_started > 0 for _, _, t_started, _, _ in pieces)
 
 
+@pytest.mark.parametrize("ignore_obs_next", [False, True])
+@pytest.mark.parametrize("backend, mode", CASES)
+def test_every_transition_in_the_replay_buffer_equals_the_single_environment(backend, mode, ignore_obs_next):
+    collector = replaying(BACKENDS[backend](mode), ignore_obs_next=ignore_obs_next)
+    with collector.env:
+        steps = sum(collector.collect(n_step=n).n_collected_steps for n in (4, 24, 4, 8, 120))
+    assert len(collector.buffer) == steps
+    rows = rows_by_env(collector.buffer)
+    assert all(sum(row[4] or row[5] for row in of_one) >= 5 for of_one in rows)
+    assert_as_alone(rows)
+
+
 @pytest.mark.parametrize("backend, mode", CASES)
 def test_n_step_is_reached_with_real_transitions_alone(backend, mode):
     collector = collector_of(BACKENDS[backend](mode))
@@ -142,23 +169,10 @@ def test_n_step_is_reached_with_real_transitions_alone(backend, mode):
         for n_step in (4, 48, 8):
             stats, store = collector.collect(n_step=n_step), collector.buffer
             assert n_step <= stats.n_collected_steps == len(store) < n_step + NUM_ENVS
+            assert store.trajectories().num_rows == len(store) == np.count_nonzero(store.rewards[: store.size] >= 10.0)
             if not collector.env.has_invalid_rows:
                 assert store.size == n_step // NUM_ENVS
             store.clear()
-
-
-@pytest.mark.parametrize("backend, mode", [("native", "NextStep"), ("async_pipes", "NextStep")])
-def test_rows_that_only_reset_are_no_transitions_and_no_steps(backend, mode):
-    collector = collector_of(BACKENDS[backend](mode))
-    with collector.env:
-        stats = collector.collect(n_step=80)
-    store = collector.buffer
-    if backend == "native":
-        assert collector.env.has_invalid_rows
-        assert store.size * NUM_ENVS > stats.n_collected_steps
-    assert 80 <= stats.n_collected_steps < 80 + NUM_ENVS
-    assert stats.n_collected_steps == len(store) == sum(len(episode) for episode in store.episodes())
-    assert store.trajectories().num_rows == len(store) == np.count_nonzero(store.rewards[: store.size] >= 10.0)
 
 
 class ValueIsStep(RLModule):
@@ -224,37 +238,13 @@ def test_truncation_bootstraps_with_the_true_final_observation_and_termination_d
     assert seen >= {(False, False), (True, False), (False, True), (True, True)}
 
 
-def test_the_bootstrap_rows_are_the_cut_ones_with_their_own_next_observation():
-    collector = collector_of(BACKENDS["light"]("SameStep"))
-    collector.collect(n_step=40)
-    data = collector.buffer.trajectories()
-    np.testing.assert_array_equal(np.sort(data.bootstrap_index), np.flatnonzero(data.cuts))
-    obs = data.flat_obs()[data.bootstrap_index]
-    np.testing.assert_array_equal(data.bootstrap_obs, obs + [1.0, 0.0])  # one step further in the same episode
-    assert not (data.cuts & data.terminateds).any()
-    next_values = np.empty(data.shape)
-    next_values[:-1], next_values[-1] = data.obs[1:, :, 0], np.nan
-    next_values.reshape(-1)[data.bootstrap_index] = data.bootstrap_obs[:, 0]
-    advantages, _ = gae(
-        data.rewards.astype(float),
-        data.obs[:, :, 0].astype(float),
-        np.nan_to_num(next_values),
-        data.terminateds,
-        data.cuts,
-        gamma=0.5,
-        lambda_=0.0,
-    )
-    td = data.rewards + 0.5 * np.where(data.terminateds, 0.0, data.obs[:, :, 0] + 1.0) - data.obs[:, :, 0]
-    np.testing.assert_allclose(advantages, td, rtol=1e-6)
-
-
-@pytest.mark.parametrize("vector", [None, SyncVectorEnv])
+@pytest.mark.parametrize("vector", [LightSyncVectorEnv, partial(SyncVectorEnv, autoreset_mode="NextStep")])
 def test_nested_observations_are_stored_leaf_by_leaf(vector):
-    env = LightSyncVectorEnv(makers(True)) if vector is None else vector(makers(True), autoreset_mode="NextStep")
-    collector = collector_of(env)
-    with collector.env:
-        rows, _ = gather_rows(collector)
+    rows, _ = gather_rows(collector_of(vector(makers(True))))
     assert_as_alone(rows, nested=True)
+    collector = replaying(vector(makers(True)))
+    collector.collect(n_step=120)
+    assert_as_alone(rows_by_env(collector.buffer), nested=True)
 
 
 @pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("native", "NextStep"), ("sync", "Disabled")])
@@ -333,3 +323,75 @@ def test_memory_that_the_environments_use_again_is_copied():
     collector = collector_of(ReusesAll(makers()))
     rows, _ = gather_rows(collector)
     assert_as_alone(rows)
+
+
+# -- in a replay buffer ---
+
+
+@pytest.mark.parametrize("backend, mode", [("light", "SameStep"), ("native", "NextStep")])
+def test_more_steps_than_fit_in_one_piece_are_stored_whole(backend, mode):
+    collector = replaying(BACKENDS[backend](mode))
+    with collector.env:
+        stats = collector.collect(n_step=300 * NUM_ENVS)
+    assert len(collector.buffer) == stats.n_collected_steps
+    assert_as_alone(rows_by_env(collector.buffer))
+
+
+def test_returns_and_lengths_that_the_buffer_reports_are_those_of_the_collector():
+    buffer = NotingBuffer(4000, NUM_ENVS)
+    stats = replaying(BACKENDS["light"]("SameStep"), buffer=buffer).collect(n_step=200)
+    assert sorted(told for told in buffer.told if told[1]) == sorted(zip(stats.returns, stats.lens))
+
+
+def test_random_actions_first_and_the_policy_after_them_glue_no_episodes():
+    collector = replaying(BACKENDS["light"]("SameStep"))
+    collector.collect(n_step=36, random=True)
+    collector.collect(n_step=36)
+    assert_as_alone(rows_by_env(collector.buffer))
+    assert collector.num_resets == 1
+
+
+class GivesNan(CountingEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return (obs, float("nan") if self.step_number == 140 else reward, *rest)
+
+
+def test_nan_in_a_new_row_is_refused_with_environment_step_and_column_and_its_piece_is_not_stored():
+    collector = replaying(
+        LightSyncVectorEnv([CountingEnv, CountingEnv, lambda: GivesNan(((500, "terminate"),))] + [CountingEnv])
+    )
+    with pytest.raises(MalformedBufferError, match=r"environment 2 .* column 'rewards' at step 139 of this collect"):
+        collector.collect(n_step=200 * NUM_ENVS)
+    assert len(collector.buffer) == 128 * NUM_ENVS
+    assert np.isfinite(collector.buffer.all()["rewards"]).all()
+    collector.collect(n_step=4 * NUM_ENVS)  # the next one begins new episodes
+    assert collector.num_resets == 2
+    buffer = VectorReplayBuffer(4000, NUM_ENVS)
+    free = Collector(Exploring(), collector.env, buffer, raise_on_nan_in_buffer=False)
+    free.collect(n_step=200 * NUM_ENVS)
+    assert free.buffer.hasnull()
+
+
+def test_stacks_are_put_together_from_single_frames():
+    stacked = replaying(LightSyncVectorEnv(makers()), frame_stack=3, stack_num=3, save_only_last_obs=True)
+    stacked.collect(n_step=120)
+    batch = stacked.buffer.sample(200)
+    for name in ("obs", "new_obs"):
+        frames = batch[name]
+        back = np.maximum(frames[:, -1:, 0] - np.array([2, 1, 0]), 0)
+        np.testing.assert_array_equal(frames[:, :, 0], back)
+        assert (frames[:, :, 1] == frames[:, -1:, 1]).all()
+
+
+def test_a_collector_continues_bit_by_bit_with_its_buffer_saved_beside():
+    whole, first, second = (replaying(BACKENDS["light"]("SameStep"), n_step=3) for _ in range(3))
+    for collector in (whole, first):
+        collector.collect(n_step=20)
+    second.set_state(first.get_state())
+    second.buffer.set_state(first.buffer.get_state())
+    for collector in (whole, second):
+        collector.collect(n_step=40)
+    drawn, expected = second.buffer.all(), whole.buffer.all()
+    for name, column in expected.items():
+        np.testing.assert_array_equal(drawn[name], column, err_msg=name)

@@ -116,24 +116,24 @@ def test_a_worker_that_is_started_again_begins_another_episode_than_it_had():
     assert before_and_after() == (first, other)  # its seed follows from the one it had
 
 
-def test_the_limits_of_restarts_are_kept_and_told(tmp_path):
-    env = vector_of(tmp_path, "always", at=2, restarts=RestartLimits(in_run=2, in_window=9))
+@pytest.mark.parametrize(
+    ("limits", "told", "words"),
+    [
+        ({"restarts": RestartLimits(in_run=2, in_window=9)}, "2 of 2", "2 restarts in this run, at most 2 are allowed"),
+        ({}, "1 of 10", "1 restarts in the last 60 s, at most 1 are allowed"),
+    ],
+    ids=["given", "default"],
+)
+def test_the_limits_of_restarts_are_kept_and_told(tmp_path, limits, told, words):
+    env = vector_of(tmp_path, "always", at=2, **limits)
     collector = Collector(Acting(), env)
-    limit = r"was not started again: 2 restarts in this run, at most 2 are allowed. All workers were ended"
-    with pytest.warns(RuntimeWarning, match="2 of 2"), pytest.raises(EnvironmentStepError, match=limit) as caught:
+    limit = f"was not started again: {words}. All workers were ended"
+    with pytest.warns(RuntimeWarning, match=told), pytest.raises(EnvironmentStepError, match=limit) as caught:
         collector.collect(n_step=30)
     assert (caught.value.env_index, int(caught.value.action)) == (BAD, 0)
     with pytest.raises(EnvironmentStepError, match="build the vector again"):
         collector.collect(n_step=3)
     assert not any(process.is_alive() for process in env._processes)
-
-
-def test_by_default_a_worker_is_started_again_ten_times_in_a_run_and_once_in_60_s(tmp_path):
-    assert RestartLimits() == RestartLimits(in_run=10, in_window=1, window_s=60.0)
-    env = vector_of(tmp_path, "always", at=2)
-    limit = r"was not started again: 1 restarts in the last 60 s, at most 1 are allowed"
-    with pytest.warns(RuntimeWarning, match="1 of 10"), pytest.raises(EnvironmentStepError, match=limit):
-        Collector(Acting(), env).collect(n_step=30)
 
 
 def test_the_limits_of_a_configuration_hold_for_its_environments_in_processes_of_their_own():
