@@ -218,8 +218,8 @@ def test_reward_state_goes_round_with_the_running_returns(tmp_path):
 
 def test_another_number_of_environments_begins_anew():
     normalize = NormalizeRewards(0.5)
-    normalize.update(np.ones((3, 2)), np.zeros((3, 2), bool))
-    normalize.update(np.ones((1, 4)), np.zeros((1, 4), bool))
+    normalize(np.ones((3, 2)), np.zeros((3, 2), bool))
+    normalize(np.ones((1, 4)), np.zeros((1, 4), bool))
     assert normalize.get_state()["returns"].tolist() == [1.0] * 4
     assert normalize.moments.count == 10
 
