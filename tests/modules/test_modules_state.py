@@ -345,13 +345,6 @@ def test_multi_checkpoint(tmp_path):
     assert_equal_outputs(RLModule.from_checkpoint(f"{path}/p0"), module["p0"])
 
 
-def test_seeds_of_modules_do_not_depend_on_their_order():
-    one = MultiRLModuleSpec({"p0": SPEC, "p1": SPEC}).build(seeds={"p0": 1, "p1": 2})
-    two = MultiRLModuleSpec({"p1": SPEC, "p0": SPEC}).build(seeds={"p0": 1, "p1": 2})
-    assert_equal_outputs(one["p0"], two["p0"])
-    assert_equal_outputs(one["p1"], two["p1"])
-
-
 # Wrapping
 
 
