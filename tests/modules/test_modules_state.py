@@ -314,7 +314,6 @@ def test_multi_forward_runs_the_modules_that_have_a_batch():
 
 def test_multi_state_is_all_or_nothing():
     module, other = multi(), multi()
-    assert list(module.get_state(["p1"])) == ["p1"]
     with torch.no_grad():
         for p in module.parameters():
             p.add_(1.0)
