@@ -42,6 +42,10 @@ class DefaultActorCriticModule(RLModule):
     whose mask is not 0; the network sees what is beside the mask.
     """
 
+    value_encoder: Encoder | None
+    """None: the policy's encoder, or no value function at all"""
+    value_head: nn.Linear | None
+
     def setup(self) -> None:
         config = self.make_policy()
         if not self.inference_only:
@@ -57,8 +61,7 @@ class DefaultActorCriticModule(RLModule):
         space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
         self.encoder = Encoder(space, config)
         self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
-        self.value_encoder: Encoder | None = None  # None: the policy's encoder, or no value function at all
-        self.value_head: nn.Linear | None = None
+        self.value_encoder = self.value_head = None
         return config
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
