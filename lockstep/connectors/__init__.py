@@ -1,7 +1,6 @@
 """Transforms that are the same when acting and when learning, with their statistics."""
 
-from lockstep.connectors.actions import ClipActions
-from lockstep.connectors.module_connectors import ModuleConnectors
+from lockstep.connectors.module_connectors import ClipActions, ModuleConnectors, NormalizeRewards
 from lockstep.connectors.observations import (
     ClipObs,
     Connector,
@@ -11,7 +10,6 @@ from lockstep.connectors.observations import (
     ObsPipeline,
     OneHot,
 )
-from lockstep.connectors.rewards import NormalizeRewards
 from lockstep.data.actions import RescaleActions
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""All transforms around one network, used alike when acting and when learning."""
+"""All transforms around one network, used alike when acting and when learning: the class, rewards and actions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,131 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import Space
 
 from lockstep.connectors.observations import ObsPipeline
-from lockstep.connectors.rewards import NormalizeRewards
 from lockstep.data.trajectories import Trajectories
 from lockstep.ops.statistics import RunningMoments
 
 Tree = Any
+
+
+class ClipActions:
+    """Limits actions of a Box, `[..., A]` or in the space's own shape, to its bounds; actions of other spaces pass.
+
+    The learner keeps the actions as they were drawn: a Gaussian's density is that of the unlimited ones.
+    """
+
+    def __init__(self, action_space: Space[Any]) -> None:
+        self._low = self._high = None
+        if isinstance(action_space, spaces.Box) and (
+            action_space.bounded_below.any() or action_space.bounded_above.any()
+        ):
+            self._low, self._high = action_space.low.reshape(-1), action_space.high.reshape(-1)
+        self.is_identity = self._low is None
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """Return the actions within the bounds, in a new array."""
+        if self._low is None or self._high is None:
+            return actions
+        rows = actions.reshape(-1, self._low.size)
+        return np.minimum(np.maximum(rows, self._low), self._high).reshape(actions.shape)
+
+
+class NormalizeRewards:
+    """Divides rewards by the standard deviation of the running discounted return, then limits them to [-clip, clip].
+
+    The running return of an environment is `R_t = gamma * R_(t-1) + r_t`, zero again after an episode's end. The mean
+    is not subtracted, so signs stay. (OpenAI baselines' VecNormalize; Huang et al. 2022, "The 37 Implementation Details
+    of Proximal Policy Optimization", continuous-control details 8 and 9.)
+    """
+
+    def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = 1e-8) -> None:
+        if not 0.0 <= gamma <= 1.0 or not epsilon > 0 or (clip is not None and not clip > 0):
+            raise ValueError(
+                f"NormalizeRewards needs gamma in [0, 1], clip > 0 (or None) and epsilon > 0, got {gamma}, {clip} and "
+                f"{epsilon}"
+            )
+        self.gamma, self.clip, self.epsilon = float(gamma), clip, float(epsilon)
+        self.moments = RunningMoments()
+        self._returns = np.zeros(0)  # [B], the running returns after the last row seen
+        self._new_returns: dict[str, Any] | None = None  # those of them that the last rows led to, and from where
+
+    def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
+        """Take rewards `[T, B]` into the statistics, then return them scaled, in their own float type.
+
+        A call with another number of environments than before begins their returns anew. `ValueError` for arrays that
+        are not all `[T, B]`.
+
+        Args:
+            dones: bool `[T, B]`, an episode ended with this step (terminated or truncated).
+            valid: None, or bool `[T, B]`; False rows (a reset, no transition) are passed over.
+        """
+        self.moments.merge(self.moments_of(rewards, dones, valid))
+        return self.scale(rewards)
+
+    def moments_of(
+        self,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        valid: np.ndarray | None = None,
+        counting: np.ndarray | None = None,
+        place: tuple[int, int, int, int] | None = None,
+    ) -> RunningMoments:
+        """Return moments of the running returns of these steps alone, to be merged into `moments`; move the returns.
+
+        Args:
+            counting: None, or bool `[T, B]`; other rows are part of the returns, but another learner counts them.
+            place: of a shard, see `Trajectories`; `share_returns` tells the others what it led to.
+        """
+        if rewards.ndim != 2 or dones.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
+            shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
+            raise ValueError(f"NormalizeRewards takes arrays of one shape [T, B], got {shapes}")
+        num_steps, num_envs = rewards.shape
+        returns = np.empty((num_steps, num_envs))
+        step, env, all_steps, all_envs = place or (0, 0, num_steps, num_envs)
+        carried = self._returns.copy() if len(self._returns) == all_envs else np.zeros(all_envs)
+        running = carried[env : env + num_envs] if step == 0 else np.zeros(num_envs)
+        counted = rewards if valid is None else np.where(valid, rewards, 0.0)
+        discounts = np.full(rewards.shape, self.gamma) if valid is None else np.where(valid, self.gamma, 1.0)
+        keeps = np.logical_not(dones)
+        for t in range(num_steps):
+            running = np.add(running * discounts[t], counted[t], out=returns[t])
+            running = running * keeps[t]
+        is_end = step + num_steps == all_steps
+        if is_end:
+            carried[env : env + num_envs] = running
+        self._returns, self._new_returns = carried, {"first": env, "returns": running} if is_end else None
+        seen = RunningMoments()
+        chosen = valid if counting is None else counting if valid is None else counting & valid
+        seen.update(returns.reshape(-1) if chosen is None else returns[chosen])
+        return seen
+
+    def share_returns(self, gather: Callable[[Any], list[Any]]) -> None:
+        """Give each of several learners the running returns of all environments, as one learner has them.
+
+        `gather(value)` returns what all of them hand in.
+        """
+        for part in gather(self._new_returns):
+            if part is not None:
+                self._returns[part["first"] : part["first"] + len(part["returns"])] = part["returns"]
+
+    def scale(self, rewards: np.ndarray) -> np.ndarray:
+        """Return rewards of any shape, scaled with the statistics as they are."""
+        factor = rewards.dtype.type(1.0 / np.sqrt(float(self.moments.var) + self.epsilon))
+        scaled = rewards * factor
+        return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip, out=scaled)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the statistics and the running returns."""
+        return {"moments": self.moments.get_state(), "returns": self._returns.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `get_state` gave."""
+        moments = RunningMoments()
+        moments.set_state(state["moments"])
+        self.moments, self._returns = moments, np.array(state["returns"], dtype=np.float64)
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs
 from lockstep.ops.statistics import RunningMoments
 
@@ -72,35 +73,33 @@ class Connector(ABC):
 class LeafConnector(Connector):
     """Transforms each leaf of a Dict or Tuple by itself, and leaves action masks alone."""
 
-    def __init__(self) -> None:
-        self._input_space: Space[Any] | None = None
-        self._leaves: Any = None
+    _leaves: Any = None
+    """after `bind` the transforms, a tree like the space"""
 
     @abstractmethod
-    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf | None]:
-        """Return the output space and the transform of one leaf; None leaves it as it is."""
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
+        """Return the output space and the transform of one leaf."""
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         return self._map(input_space)[0]
 
     def bind(self, input_space: Space[Any]) -> Space[Any]:
         output, self._leaves = self._map(input_space)
-        self._input_space = input_space
         return output
 
     def __call__(self, data: Any) -> Any:
-        leaves = self._leaves
-        if callable(leaves):
-            return leaves(data)
-        if self._input_space is None:
+        transforms = self._leaves
+        if callable(transforms):
+            return transforms(data)
+        if transforms is None:
             raise RuntimeError(f"{type(self).__name__} does not know its space yet: call bind(space) first")
-        return _apply(leaves, data)
+        return _apply(transforms, data)
 
     def _map(self, space: Space[Any]) -> tuple[Space[Any], Any]:
         if isinstance(space, spaces.Dict):
             is_masked = carries_mask(space)
             mapped = {
-                key: (part, None) if is_masked and key == ACTION_MASK else self._map(part)
+                key: (part, _same) if is_masked and key == ACTION_MASK else self._map(part)
                 for key, part in space.spaces.items()
             }
             return (
@@ -113,21 +112,16 @@ class LeafConnector(Connector):
         return self.leaf(space)
 
 
-def _apply(leaves: Any, data: Any) -> Any:
-    if isinstance(leaves, dict):
-        return {key: _apply(leaf, data[key]) for key, leaf in leaves.items()}
-    if isinstance(leaves, tuple):
-        return tuple(_apply(leaf, part) for leaf, part in zip(leaves, data))
-    return data if leaves is None else leaves(data)
+def _same(data: Any) -> Any:
+    return data
 
 
-def _walk(leaves: Any, data: Any) -> Iterator[tuple[Leaf, Any]]:
-    """Yield (transform, its data) for each leaf that has a transform, in the order of the space."""
-    if isinstance(leaves, dict | tuple):
-        for key, leaf in leaves.items() if isinstance(leaves, dict) else enumerate(leaves):
-            yield from _walk(leaf, None if data is None else data[key])
-    elif leaves is not None:
-        yield leaves, data
+def _apply(transforms: Any, data: Any) -> Any:
+    if isinstance(transforms, dict):
+        return {key: _apply(transform, data[key]) for key, transform in transforms.items()}
+    if isinstance(transforms, tuple):
+        return tuple(_apply(transform, part) for transform, part in zip(transforms, data))
+    return transforms(data)
 
 
 class ObsPipeline:
@@ -154,11 +148,10 @@ class ObsPipeline:
             if self.observation_space is None:
                 raise ValueError("an ObsPipeline with connectors needs the observation_space they work on")
             self.observation_space = connector.bind(self.observation_space)
-
-    @property
-    def has_statistics(self) -> bool:
+        learning = [i for i, connector in enumerate(self.connectors) if connector.has_statistics]
+        self.has_statistics = bool(learning)
         """Whether `update` changes anything."""
-        return any(connector.has_statistics for connector in self.connectors)
+        self._updated = self.connectors[: learning[-1] + 1] if learning else ()
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         """Return the space of the output for raw observations of `input_space`. Changes nothing."""
@@ -185,9 +178,8 @@ class ObsPipeline:
             return
         if rows is not None:
             data = map_tree(lambda leaf: leaf[rows], data)
-        last = max(i for i, connector in enumerate(self.connectors) if connector.has_statistics)
-        for i, connector in enumerate(self.connectors[: last + 1]):
-            following = connector(data) if i < last else None
+        for connector in self._updated:
+            following = None if connector is self._updated[-1] else connector(data)
             if join is None:
                 connector.update(data)
             else:
@@ -217,15 +209,14 @@ class NormalizeObs(LeafConnector):
     has_statistics = True
 
     def __init__(self, clip: float = 10.0, epsilon: float = 1e-8) -> None:
-        super().__init__()
         if not clip > 0 or not epsilon > 0:
             raise ValueError(f"NormalizeObs needs clip > 0 and epsilon > 0, got {clip} and {epsilon}")
         self.clip = float(clip)
         self.epsilon = float(epsilon)
 
-    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf | None]:
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if not isinstance(space, spaces.Box) or is_image(space):
-            return space, None
+            return space, _same
         output = spaces.Box(-self.clip, self.clip, space.shape, np.float32)
         return output, _Normalizer(space, self.clip, self.epsilon)
 
@@ -238,29 +229,26 @@ class NormalizeObs(LeafConnector):
         self.update_joined(data, lambda seen: seen)
 
     def update_joined(self, data: Any, join: Join) -> None:
-        for normalizer, rows in _walk(self._leaves, data):
-            assert isinstance(normalizer, _Normalizer)
-            seen = RunningMoments(normalizer.moments.shape)
-            seen.update(rows)
-            normalizer.moments.merge(join(seen))
-            normalizer.refresh()
+        def update(normalizer: Leaf) -> Leaf:
+            return partial(normalizer.update, join=join) if isinstance(normalizer, _Normalizer) else _same
+
+        _apply(map_tree(update, self._leaves), data)
 
     def get_state(self) -> dict[str, Any]:
-        return {"leaves": [normalizer.moments.get_state() for normalizer in self._normalizers()]}
+        return {"leaves": [moments.get_state() for moments in self.moments]}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         normalizers = self._normalizers()
         if set(state) != {"leaves"} or len(state["leaves"]) != len(normalizers):
-            raise ValueError(f"the state does not fit {len(normalizers)} normalised leaves of {self._input_space}")
+            raise ValueError(f"the state does not fit {len(normalizers)} normalised leaves")
         fresh = [RunningMoments(normalizer.moments.shape) for normalizer in normalizers]
         for moments, saved in zip(fresh, state["leaves"]):
             moments.set_state(saved)
         for normalizer, moments in zip(normalizers, fresh):
-            normalizer.moments = moments
-            normalizer.refresh()
+            normalizer.take(moments)
 
     def _normalizers(self) -> list[_Normalizer]:
-        return [leaf for leaf, _ in _walk(self._leaves, None) if isinstance(leaf, _Normalizer)]
+        return [leaf for leaf in leaves(self._leaves) if isinstance(leaf, _Normalizer)]
 
 
 class _Normalizer:
@@ -268,17 +256,23 @@ class _Normalizer:
 
     def __init__(self, space: spaces.Box, clip: float, epsilon: float) -> None:
         self.space = space
-        self.moments = RunningMoments(space.shape)
-        self._epsilon = epsilon
+        self._epsilon, self._clip = epsilon, clip
         self._high, self._low = np.full((), clip, np.float32), np.full((), -clip, np.float32)
-        self._clip = clip
-        self.refresh()
+        self.take(RunningMoments(space.shape))
 
-    def refresh(self) -> None:
-        """Take over the moments."""
-        self._mean = self.moments.mean.astype(np.float32)
-        self._factor = np.asarray(1.0 / np.sqrt(self.moments.var + self._epsilon), np.float32)
-        self._tensors: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+    def take(self, moments: RunningMoments) -> None:
+        """Normalise with these moments from now on."""
+        self.moments = moments
+        self._mean = moments.mean.astype(np.float32)
+        self._factor = np.asarray(1.0 / np.sqrt(moments.var + self._epsilon), np.float32)
+        self._tensors: dict[torch.device, list[torch.Tensor]] = {}
+
+    def update(self, rows: Any, join: Join) -> None:
+        """Take in rows `[N, ...]`; `join` as for `Connector.update_joined`."""
+        seen = RunningMoments(self.moments.shape)
+        seen.update(rows)
+        self.moments.merge(join(seen))
+        self.take(self.moments)
 
     def __call__(self, x: Any) -> Any:
         shape = self._mean.shape
@@ -286,20 +280,16 @@ class _Normalizer:
             raise ValueError(f"observation of shape {tuple(x.shape)} does not fit the space {self.space}")
         if isinstance(x, torch.Tensor):
             return self._normalize_tensor(x)
-        if x.dtype == np.float32:
-            out = np.subtract(x, self._mean)
-        else:
-            out = np.subtract(x.astype(np.float32), self._mean)
+        if x.dtype != np.float32:
+            x = x.astype(np.float32)
+        out = np.subtract(x, self._mean)
         out = np.multiply(out, self._factor, out)
         np.minimum(out, self._high, out=out)
         return np.maximum(out, self._low, out=out)
 
     def _normalize_tensor(self, x: torch.Tensor) -> torch.Tensor:
         if x.device not in self._tensors:
-            self._tensors[x.device] = (
-                torch.from_numpy(self._mean.copy()).to(x.device),
-                torch.from_numpy(self._factor.copy()).to(x.device),
-            )
+            self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
         mean, factor = self._tensors[x.device]
         return ((x.to(torch.float32) - mean) * factor).clamp_(-self._clip, self._clip)
 
@@ -308,14 +298,13 @@ class ClipObs(LeafConnector):
     """Limits every Box of floats to [low, high]; other leaves and images pass."""
 
     def __init__(self, low: float, high: float) -> None:
-        super().__init__()
         if not low < high:
             raise ValueError(f"ClipObs needs low < high, got {low} and {high}")
         self.low, self.high = float(low), float(high)
 
-    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf | None]:
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if not isinstance(space, spaces.Box) or is_image(space) or not np.issubdtype(space.dtype, np.floating):
-            return space, None
+            return space, _same
         low, high = (np.clip(bound, self.low, self.high) for bound in (space.low, space.high))
         return spaces.Box(low, high, space.shape, space.dtype.type), self._clip
 
@@ -331,37 +320,32 @@ class OneHot(LeafConnector):
     A number outside of the space gives zeros. Other leaves pass.
     """
 
-    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf | None]:
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            return space, None
-        leaf = _OneHot(space)
-        return spaces.Box(0.0, 1.0, (leaf.size,), np.float32), leaf
+            return space, _same
+        parts, values = one_hot_outputs(space)
+        transform = partial(_one_hot, num_dims=len(space.shape or ()), parts=parts, values=values)
+        return spaces.Box(0.0, 1.0, (len(values),), np.float32), transform
 
 
-class _OneHot:
-    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
-        self._num_dims = len(space.shape or ())
-        self._parts, self._values = one_hot_outputs(space)
-        self.size = len(self._values)
-
-    def __call__(self, x: Any) -> Any:
-        flat = x.reshape(*x.shape[: x.ndim - self._num_dims], -1) if self._num_dims else x[..., None]
-        if isinstance(x, torch.Tensor):
-            parts, values = (torch.from_numpy(a).to(x.device) for a in (self._parts, self._values))
-            return (flat[..., parts] == values).to(torch.float32)
-        return (flat[..., self._parts] == self._values).astype(np.float32)
-
-
-class FlattenObs(Connector):
+class FlattenObs(OneHot):
     """Joins a tree of Box, Discrete, MultiDiscrete and MultiBinary into one float32 vector.
 
     Numbers stay as they are, discrete choices become one-hot, parts come in the order of the space. `ValueError` for
     observations with an action mask.
     """
 
-    def __init__(self) -> None:
-        self._space: Space[Any] | None = None
-        self._one_hot = OneHot()
+    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            return super().leaf(space)
+        if not isinstance(space, spaces.Box | spaces.MultiBinary):
+            raise ValueError(
+                f"FlattenObs cannot flatten {space}; Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple can be"
+            )
+        flat = spaces.flatten_space(space)
+        assert isinstance(flat, spaces.Box)
+        output = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+        return output, partial(_flat, num_dims=len(space.shape or ()))
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         if carries_mask(input_space):
@@ -369,46 +353,35 @@ class FlattenObs(Connector):
                 f"FlattenObs would hide the action mask of {input_space} among the numbers; leave it out, the networks "
                 "take Dict observations as they are"
             )
-        low, high = _flat_bounds(OneHot().output_space(input_space))
-        return spaces.Box(low, high, dtype=np.float32)
+        return spaces.flatten_space(super().output_space(input_space))
 
     def bind(self, input_space: Space[Any]) -> Space[Any]:
-        output = self.output_space(input_space)
-        self._space = self._one_hot.bind(input_space)
-        return output
+        super().bind(input_space)
+        return self.output_space(input_space)
 
     def __call__(self, data: Any) -> Any:
-        if self._space is None:
-            raise RuntimeError("FlattenObs does not know its space yet: call bind(space) first")
-        parts = list(_flat_parts(self._space, self._one_hot(data)))
+        parts = list(leaves(super().__call__(data)))
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, -1) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts, -1)
 
 
-def _flat_parts(space: Space[Any], data: Any) -> list[Any]:
-    if isinstance(space, spaces.Dict):
-        return [part for key, sub in space.spaces.items() for part in _flat_parts(sub, data[key])]
-    if isinstance(space, spaces.Tuple):
-        return [part for i, sub in enumerate(space.spaces) for part in _flat_parts(sub, data[i])]
-    num_dims = len(space.shape or ())
-    flat = data.reshape(*data.shape[: data.ndim - num_dims], -1) if num_dims else data[..., None]
-    return [flat.to(torch.float32) if isinstance(flat, torch.Tensor) else flat.astype(np.float32, copy=False)]
+def _one_hot(x: Any, num_dims: int, parts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
+    flat = _rows(x, num_dims)
+    if isinstance(x, torch.Tensor):
+        on_device = [torch.from_numpy(array).to(x.device) for array in (parts, values)]
+        return (flat[..., on_device[0]] == on_device[1]).to(torch.float32)
+    return (flat[..., parts] == values).astype(np.float32)
 
 
-def _flat_bounds(space: Space[Any]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        bounds = [_flat_bounds(part) for part in parts]
-        return np.concatenate([low for low, _ in bounds]), np.concatenate([high for _, high in bounds])
-    if isinstance(space, spaces.Box):
-        return space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
-    if isinstance(space, spaces.MultiBinary):
-        size = int(np.prod(space.shape, dtype=int))
-        return np.zeros(size, np.float32), np.ones(size, np.float32)
-    raise ValueError(
-        f"FlattenObs cannot flatten {space}; Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple can be"
-    )
+def _flat(x: Any, num_dims: int) -> Any:
+    flat = _rows(x, num_dims)
+    return flat.to(torch.float32) if isinstance(x, torch.Tensor) else flat.astype(np.float32, copy=False)
+
+
+def _rows(x: Any, num_dims: int) -> Any:
+    """Return `x` with its last `num_dims` dimensions as one."""
+    return x.reshape(*x.shape[: x.ndim - num_dims], -1) if num_dims else x[..., None]
 
 
 class FrameStack:

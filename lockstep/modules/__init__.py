@@ -3,6 +3,9 @@
 from lockstep.modules.acting import (
     ActingWeights,
     Actor,
+    EpsilonGreedy,
+    Exploration,
+    GaussianNoise,
     NumpyActor,
     NumpyRecurrentActor,
     ParameterPlaces,
@@ -13,9 +16,14 @@ from lockstep.modules.acting import (
 from lockstep.modules.action_critics import ActionCritics, DefaultIQLModule, DefaultSACModule, DefaultTD3Module
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
-from lockstep.modules.actor_critic import DefaultActorCriticModule, DefaultPolicyModule
+from lockstep.modules.actor_critic import (
+    DefaultActorCriticModule,
+    DefaultPolicyModule,
+    Recurrence,
+    RecurrentActorCriticModule,
+    default_module_class,
+)
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.exploration import EpsilonGreedy, Exploration, GaussianNoise
 from lockstep.modules.layers import BatchedMLP
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import (
@@ -25,9 +33,7 @@ from lockstep.modules.multi_rl_module import (
     MultiRLModuleSpec,
     check_module_id,
 )
-from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule, default_module_class
-from lockstep.modules.rl_module import RLModule, RLModuleSpec
-from lockstep.modules.wrap import wrap_module
+from lockstep.modules.rl_module import RLModule, RLModuleSpec, wrap_module
 
 __all__ = [
     "ALL_MODULES",

@@ -8,7 +8,7 @@ operations). They work on the memory of the parameters themselves, so new values
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, cast, runtime_checkable
 
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from lockstep.data.trees import map_tree
 from lockstep.modules.action_critics import DefaultSACModule, DefaultTD3Module
-from lockstep.modules.action_values import DistributionalQModule
-from lockstep.modules.actor_critic import DefaultActorCriticModule
+from lockstep.modules.action_values import DefaultQModule, DistributionalQModule
+from lockstep.modules.actor_critic import DefaultActorCriticModule, Recurrence, RecurrentActorCriticModule
 from lockstep.modules.encoders import Encoder, FlatFeatures
 from lockstep.modules.layers import hooks_of
-from lockstep.modules.recurrent import Recurrence, RecurrentActorCriticModule
 from lockstep.modules.rl_module import RLModule
-from lockstep.ops.distributions import Categorical, DiagGaussian, Distribution, SquashedDeterministic, SquashedGaussian
+from lockstep.ops.distributions import Categorical, DiagGaussian, SquashedDeterministic, SquashedGaussian
+from lockstep.state.schedules import Schedule, ScheduleLike
 
 Noise = npt.NDArray[np.float32]
 State = dict[str, np.ndarray]
@@ -215,82 +215,117 @@ LARGEST_FOR_NUMPY = 1 << 20
 """Multiply-adds for one row; beyond, torch's overhead is nothing."""
 # arrays: in each call a number would be made one
 _ZERO, _LOWEST, _HIGHEST = (np.full((), number, np.float32) for number in (0.0, -1.0, 1.0))
-
-
-def _tanh_(x: np.ndarray) -> None:
-    np.tanh(x, x)
-
-
-def _relu_(x: np.ndarray) -> None:
-    np.maximum(x, _ZERO, out=x)
-
-
-_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh_, nn.ReLU: _relu_}
-_ACTING = ("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful")
-_PLAIN_METHODS: tuple[tuple[type[RLModule], tuple[str, ...]], ...] = (
-    (
-        DistributionalQModule,
-        ("_run", "_policy", "value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked"),
-    ),
-    (DefaultTD3Module, ()),
-    (DefaultSACModule, ("_run", "_policy")),
-    (DefaultActorCriticModule, ("_run", "_policy")),
-    (RecurrentActorCriticModule, ("_remember", "_policy", "get_initial_state")),
+_PLAIN_DISTS = (Categorical, DiagGaussian, SquashedGaussian, SquashedDeterministic)
+_PLAIN_CLASSES = (
+    *(DistributionalQModule, DefaultQModule, DefaultTD3Module),
+    *(DefaultSACModule, RecurrentActorCriticModule, DefaultActorCriticModule),
 )
-"""The modules that numpy can act for, and methods that they must not override beside those of `_ACTING`."""
+"""What numpy can act for, subclasses first, with those subclasses that override no method of `_ACTING`."""
+_ACTING = (
+    *("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful", "get_initial_state"),
+    *("_run", "_inputs", "_policy", "_remember"),
+    *("_advantages_and_value", "value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked"),
+)
 
 
-class NumpyActor:
-    """Acts with a plain `DefaultActorCriticModule` (or SAC's, or TD3's) through compiled layers and numpy.
+class PlainPolicy:
+    """The layers of a plain module as arrays that share the memory of its parameters."""
 
-    It reads the memory of the parameters. What it gives for a row does not depend on the rows beside it.
-    """
-
-    def __init__(
-        self, module: DefaultActorCriticModule | DefaultTD3Module, obs_pipeline: Pipeline | None = None
-    ) -> None:
-        """Use `build`, which checks whether the module is plain enough."""
-        from lockstep.ops._dense_kernel import dense  # imports numba
-
-        self.module = module
-        self._pipeline = _used(obs_pipeline)
-        self._dense = dense
-        self._shape = cast(spaces.Box, module.observation_space).shape
-        heads = {DiagGaussian: _gaussian, SquashedGaussian: _squashed_gaussian, SquashedDeterministic: _deterministic}
-        self._head = heads.get(module.action_dist_cls.dist_class)
-        self._log_std = _array(getattr(module, "log_std", None))
-        self._log_std_bounds = getattr(module, "log_std_bounds", None)
+    def __init__(self, module: Any) -> None:
+        """Use `of`, which checks whether the module is plain enough."""
+        linears = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
+        self.layers = [(_array(layer.weight), _array(layer.bias)) for layer in (*linears, module.policy_head)]
+        self.rectify = any(isinstance(layer, nn.ReLU) for layer in module.encoder.mlp)
+        self.dtype = self.layers[0][0].dtype
+        self.space: spaces.Box = module.observation_space
+        parts = ("encoder.", "recurrence.", "policy_head.", "log_std")
+        names = [name for name, _ in module.named_parameters() if name.startswith(parts)]
+        self.places = ParameterPlaces(module, names)
+        self._dist = module.action_dist_cls.dist_class
         self._num_actions = module.action_dist_cls.noise_size
-        self._mean = module.mean_of_array if isinstance(module, DistributionalQModule) else None
-        self._rectify = any(isinstance(layer, nn.ReLU) for layer in module.encoder.mlp)
-        layers = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
-        self._layers = [(_array(layer.weight), _array(layer.bias)) for layer in (*layers, module.policy_head)]
-        self._dtype = self._layers[0][0].dtype
-        self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
-        self._places = _places_of_policy(module)
+        self._mean_of = module.mean_of_array if isinstance(module, DistributionalQModule) else None
+        log_std = getattr(module, "log_std", None)
+        self._log_std = None if log_std is None else _array(log_std)
+        self._log_std_bounds = getattr(module, "log_std_bounds", None)
 
     @classmethod
-    def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
-        """Make an actor, or return None where numpy cannot act for this module.
+    def of(cls, module: RLModule) -> Self | None:
+        """Return the policy of a module, or None where numpy cannot act for it.
 
         That is: observations other than a flat Box, heads other than Categorical, Gaussian and deterministic ones,
         activations other than tanh and relu, overridden methods, hooks, another device, or networks so large that there
         is nothing to gain.
         """
-        if isinstance(module, RecurrentActorCriticModule) or not _is_plain(module):
-            return None
-        if isinstance(module, DistributionalQModule) and module.value_head is not None:
+        return cls(module) if _is_plain(module) else None
+
+    def pick(self, out: np.ndarray, noise: Noise | None) -> np.ndarray:
+        """Return the actions, in new arrays, for what the last layer gives, `[B, D]`. That may be changed."""
+        if self._dist is Categorical:
+            if self._mean_of is not None:
+                out = self._mean_of(out)
+            if noise is not None:
+                np.add(out, noise, out)
+            return np.asarray(out.argmax(1))
+        mean = out[:, : self._num_actions]
+        if self._dist is SquashedDeterministic:
+            actions = np.tanh(mean)
+            if noise is not None:
+                np.add(actions, noise, actions)
+                np.maximum(actions, _LOWEST, out=actions)
+                np.minimum(actions, _HIGHEST, out=actions)
+            return actions
+        if noise is None:
+            actions = mean.copy()
+        else:
+            log_std = out[:, self._num_actions :] if self._log_std is None else self._log_std
+            if self._log_std_bounds is not None:
+                lowest, highest = self._log_std_bounds
+                log_std = np.minimum(np.maximum(log_std, lowest), highest)
+            actions = np.exp(log_std) * noise
+            np.add(actions, mean, actions)
+        if self._dist is SquashedGaussian:
+            np.tanh(actions, actions)
+        return actions
+
+    def misshaped(self, obs: np.ndarray) -> ValueError:
+        """Return the error for observations that the module cannot take."""
+        expected = ", ".join(map(str, self.space.shape))
+        return ValueError(
+            f"observation of shape {obs.shape} does not fit the space {self.space}: expected [B, {expected}]"
+        )
+
+
+class NumpyActor:
+    """Acts with a plain module through compiled layers and numpy.
+
+    It reads the memory of the parameters. What it gives for a row does not depend on the rows beside it.
+    """
+
+    def __init__(self, plain: PlainPolicy, obs_pipeline: Pipeline | None = None) -> None:
+        from lockstep.ops._dense_kernel import dense  # imports numba
+
+        self._plain = plain
+        self._pipeline = _used(obs_pipeline)
+        self._dense, self._rectify, self._pick = dense, plain.rectify, plain.pick
+        self._shape, self._dtype = plain.space.shape, plain.dtype
+        self._plans: dict[int, tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]] = {}
+
+    @classmethod
+    def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
+        """Make an actor, or return None where numpy cannot act for this module (see `PlainPolicy.of`)."""
+        if module.is_stateful() or (isinstance(module, DistributionalQModule) and module.value_head is not None):
             return None  # with dueling, the order of the advantages' means is not that of the values' means
-        return cls(cast(DefaultActorCriticModule, module), obs_pipeline)
+        plain = PlainPolicy.of(module)
+        return None if plain is None else cls(plain, obs_pipeline)
 
     def is_stale(self) -> bool:
-        return self._places.have_changed()
+        return self._plain.places.have_changed()
 
     def act(self, obs: np.ndarray, noise: Noise | None = None) -> np.ndarray:
         if self._pipeline is not None:
             obs = self._pipeline(obs)
         if obs.shape[1:] != self._shape:
-            raise _misshaped(obs, self.module.observation_space)
+            raise self._plain.misshaped(obs)
         num_rows = len(obs)
         plan = self._plans.get(num_rows)
         hidden, (weight, bias, out) = plan if plan is not None else self._make_plan(num_rows)
@@ -300,29 +335,15 @@ class NumpyActor:
             x = np.array(x, self._dtype, order="C")
         for hidden_weight, hidden_bias, buffer in hidden:
             dense(x, hidden_weight, hidden_bias, rectify, buffer)
-            if not rectify:
-                _tanh_(buffer)
-            x = buffer
+            x = buffer if rectify else np.tanh(buffer, buffer)
         dense(x, weight, bias, False, out)
-        if self._head is not None:
-            mean, log_std = out[:, : self._num_actions], self._log_std
-            if log_std is None:
-                log_std = out[:, self._num_actions :]
-            if self._log_std_bounds is not None:
-                lowest, highest = self._log_std_bounds
-                log_std = np.minimum(np.maximum(log_std, lowest), highest)
-            return self._head(mean, log_std, noise)
-        if self._mean is not None:
-            out = self._mean(out)
-        if noise is not None:
-            np.add(out, noise, out)
-        return cast(np.ndarray, out.argmax(1))
+        return self._pick(out, noise)
 
     def _make_plan(self, num_rows: int) -> tuple[list[tuple[Any, Any, Any]], tuple[Any, Any, Any]]:
         """Return weights and biases with a buffer for the outputs of each layer, kept for each number of rows."""
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        steps = [(weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._layers]
+        steps = [(weight, bias, np.empty((num_rows, bias.size), self._dtype)) for weight, bias in self._plain.layers]
         self._plans[num_rows] = steps[:-1], steps[-1]
         return self._plans[num_rows]
 
@@ -330,74 +351,62 @@ class NumpyActor:
 class NumpyRecurrentActor(RecurrentActor):
     """Acts with a plain `RecurrentActorCriticModule` through numpy, on the memory of its parameters."""
 
-    def __init__(self, module: RecurrentActorCriticModule, obs_pipeline: Pipeline | None = None) -> None:
-        """Use `build`, which checks whether the module is plain enough."""
+    def __init__(
+        self, module: RecurrentActorCriticModule, plain: PlainPolicy, obs_pipeline: Pipeline | None = None
+    ) -> None:
         super().__init__(module, obs_pipeline)
         recurrence = module.recurrence
-        linears = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
-        activations = [layer for layer in module.encoder.mlp if not isinstance(layer, nn.Linear)]
-        self._activate = _ACTIVATIONS[type(activations[0])] if activations else _tanh_
-        layers = [(_array(layer.weight).T, _array(layer.bias)) for layer in (*linears, module.policy_head)]
-        self._hidden, self._head = layers[:-1], layers[-1]
+        self._plain = plain
+        self._hidden = [(weight.T, bias) for weight, bias in plain.layers]
+        self._head = self._hidden.pop()
         self._inputs = _array(recurrence.weight_ih).T, _array(recurrence.bias_ih)
         self._memory = _array(recurrence.weight_hh).T, _array(recurrence.bias_hh)
-        self._log_std = _array(module.log_std)
-        self._is_gaussian = module.action_dist_cls.dist_class is DiagGaussian
-        self._num_actions = module.action_dist_cls.noise_size
-        self._shape = tuple(module.observation_space.shape or ())
         self._cell = _lstm if recurrence.kind == "lstm" else _gru
-        self._places = _places_of_policy(module)
 
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
-        """Make an actor, or return None where numpy cannot act for this module (see `NumpyActor.build`)."""
+        """Make an actor, or return None where numpy cannot act for this module (see `PlainPolicy.of`)."""
         if not isinstance(module, RecurrentActorCriticModule) or type(module.recurrence) is not Recurrence:
             return None
-        return cls(module, obs_pipeline) if _is_plain(module, module.recurrence) else None
+        plain = PlainPolicy.of(module)
+        return None if plain is None else cls(module, plain, obs_pipeline)
 
     def is_stale(self) -> bool:
-        return self._places.have_changed()
+        return self._plain.places.have_changed()
 
     def act_with_state(
         self, obs: Any, noise: Noise | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, State]:
         """Return actions and the state after them; see `RecurrentActor.act_with_state`."""
+        plain = self._plain
         if self._pipeline is not None:
             obs = self._pipeline(obs)
-        if obs.shape[1:] != self._shape:
-            raise _misshaped(obs, self.module.observation_space)
-        x = obs.reshape(len(obs), -1).astype(self._head[0].dtype, copy=False)
+        if obs.shape[1:] != plain.space.shape:
+            raise plain.misshaped(obs)
+        x = obs.reshape(len(obs), -1).astype(plain.dtype, copy=False)
         for weight, bias in self._hidden:
             x = x @ weight
             x += bias
-            self._activate(x)
+            x = np.maximum(x, _ZERO, out=x) if plain.rectify else np.tanh(x, x)
         inputs, memory = x @ self._inputs[0], state["h"] @ self._memory[0]
         inputs += self._inputs[1]
         memory += self._memory[1]
         after = self._cell(inputs, memory, state)
         out = after["h"] @ self._head[0]
         out += self._head[1]
-        if self._is_gaussian:
-            log_std = out[:, self._num_actions :] if self._log_std is None else self._log_std
-            return _gaussian(out[:, : self._num_actions], log_std, noise), after
-        if noise is not None:
-            out += noise
-        return np.asarray(out.argmax(1)), after
+        return plain.pick(out, noise), after
 
 
-def _is_plain(module: Any, *more_parts: nn.Module) -> bool:
+def _is_plain(module: Any) -> bool:
     """Return whether numpy can act for a module: its methods are the default ones, its layers linear with activations.
 
-    It must have no action mask, observe a flat Box, have no hook on a layer (or on `more_parts`), lie in float32 or
-    float64 on the host, and be small.
+    It must have no action mask, observe a flat Box, have no hook on a layer, lie in float32 or float64 on the host, and
+    be small.
     """
-    base, own_methods = next((pair for pair in _PLAIN_METHODS if isinstance(module, pair[0])), (None, ()))
-    if base is None:
+    base = next((cls for cls in _PLAIN_CLASSES if isinstance(module, cls)), None)
+    if base is None or getattr(module, "is_masked", False) or module.action_dist_cls.dist_class not in _PLAIN_DISTS:
         return False
-    methods = (*_ACTING, *own_methods)
-    if any(getattr(type(module), name) is not getattr(base, name) or name in vars(module) for name in methods):
-        return False
-    if module.action_dist_cls.dist_class not in _plain_heads(base) or getattr(module, "is_masked", False):
+    if any(getattr(type(module), name, None) is not getattr(base, name, None) for name in _ACTING):
         return False
     encoder, space = module.encoder, module.observation_space
     kinds = (type(encoder), type(encoder.features), type(encoder.mlp))
@@ -406,60 +415,20 @@ def _is_plain(module: Any, *more_parts: nn.Module) -> bool:
     layers = [*encoder.mlp, module.policy_head]
     linears = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is not None]
     activations = {type(layer) for layer in layers if type(layer) is not nn.Linear}
-    if len(linears) * 2 - 1 != len(layers) or len(activations) > 1 or not activations <= _ACTIVATIONS.keys():
+    if len(linears) * 2 - 1 != len(layers) or len(activations) > 1 or not activations <= {nn.Tanh, nn.ReLU}:
         return False
-    parts = (encoder, encoder.features, encoder.mlp, *layers, *more_parts)
-    if any(hooks for part in parts for hooks in hooks_of(part)[:2]):  # those of forward passes
+    memory = [module.recurrence] if base is RecurrentActorCriticModule else []
+    parts = (encoder, encoder.features, encoder.mlp, *layers, *memory)
+    if not vars(module).keys().isdisjoint(_ACTING) or any(hooks for part in parts for hooks in hooks_of(part)[:2]):
         return False
-    weights = [p for part in (*linears, *more_parts) for p in part.parameters() if p.dim() > 1]
+    num_weights = sum(p.numel() for part in (*linears, *memory) for p in part.parameters() if p.dim() > 1)
     on_host = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters())
-    return on_host and sum(weight.numel() for weight in weights) <= LARGEST_FOR_NUMPY
+    return on_host and num_weights <= LARGEST_FOR_NUMPY
 
 
-def _plain_heads(base: type[RLModule]) -> Sequence[type[Distribution]]:
-    if base is DefaultTD3Module:
-        return (SquashedDeterministic,)
-    squashed = () if base in (DistributionalQModule, RecurrentActorCriticModule) else (SquashedGaussian,)
-    return (Categorical, DiagGaussian, *squashed)
-
-
-def _places_of_policy(module: nn.Module) -> ParameterPlaces:
-    parts = ("encoder.", "recurrence.", "policy_head.", "log_std")
-    return ParameterPlaces(module, [name for name, _ in module.named_parameters() if name.startswith(parts)])
-
-
-def _array(parameter: Tensor | None) -> Any:
-    """Return the memory of a parameter as an array; None for None."""
-    return None if parameter is None else parameter.detach().numpy()
-
-
-def _misshaped(obs: np.ndarray, space: Any) -> ValueError:
-    expected = ", ".join(map(str, space.shape))
-    return ValueError(f"observation of shape {obs.shape} does not fit the space {space}: expected [B, {expected}]")
-
-
-def _gaussian(mean: np.ndarray, log_std: np.ndarray, noise: Noise | None) -> np.ndarray:
-    """Return new arrays, here and below: `mean` is a buffer."""
-    if noise is None:
-        return mean.copy()
-    actions = np.exp(log_std) * noise
-    np.add(actions, mean, actions)
-    return cast(np.ndarray, actions)
-
-
-def _squashed_gaussian(mean: np.ndarray, log_std: np.ndarray, noise: Noise | None) -> np.ndarray:
-    actions = _gaussian(mean, log_std, noise)
-    _tanh_(actions)
-    return actions
-
-
-def _deterministic(mean: np.ndarray, log_std: np.ndarray, noise: Noise | None) -> np.ndarray:
-    actions = np.tanh(mean)
-    if noise is not None:
-        np.add(actions, noise, actions)
-        np.maximum(actions, _LOWEST, out=actions)
-        np.minimum(actions, _HIGHEST, out=actions)
-    return cast(np.ndarray, actions)
+def _array(parameter: Tensor) -> Any:
+    """Return the memory of a parameter as an array."""
+    return parameter.detach().numpy()
 
 
 def _lstm(inputs: np.ndarray, memory: np.ndarray, state: Mapping[str, np.ndarray]) -> State:
@@ -500,3 +469,58 @@ def _sigmoid_(x: np.ndarray) -> None:
     np.tanh(x, x)
     x *= 0.5
     x += 0.5
+
+
+# -- exploration that is not drawn from the policy's own distribution ---
+
+LARGE = np.float32(1e8)
+"""Outweighs every difference of action values, but not what forbids an action (-1e9)"""
+
+
+class Exploration(Protocol):
+    """Draws what an algorithm adds to its policy's actions while collecting."""
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
+        """Draw random numbers `[*leading_shape, noise_size]` for acting many times, at environment step `step`."""
+        ...
+
+
+class GaussianNoise:
+    """Draws normal numbers with deviation `scale`, to be added to actions in [-1, 1].
+
+    `scale`: a number, or a schedule over sampled environment steps.
+    """
+
+    def __init__(self, scale: ScheduleLike, num_actions: int) -> None:
+        self.scale = Schedule(scale, "exploration_noise")
+        self.num_actions = num_actions
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
+        """Draw `[*leading_shape, num_actions]`, with the deviation of `step`; `ValueError` where that is below 0."""
+        scale = self.scale(step)
+        if not scale >= 0.0:
+            raise ValueError(f"exploration_noise={scale!r} at step {step} is not allowed; it must be at least 0")
+        noise = rng.standard_normal((*leading_shape, self.num_actions), np.float32)
+        noise *= np.float32(scale)
+        return noise
+
+
+class EpsilonGreedy:
+    """Takes any action with probability `epsilon`, each equally likely; else the best one.
+
+    It draws random numbers that are added to the action values before the largest is taken: zeros for the best action,
+    large ones for any. `epsilon`: a number, or a schedule over sampled environment steps.
+    """
+
+    def __init__(self, epsilon: ScheduleLike, num_actions: int) -> None:
+        self.epsilon = Schedule(epsilon, "epsilon")
+        self.num_actions = num_actions
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
+        """Draw `[*leading_shape, num_actions]`, with the epsilon of `step`; `ValueError` where that is none."""
+        epsilon = self.epsilon(step)
+        if not 0.0 <= epsilon <= 1.0:
+            raise ValueError(f"epsilon={epsilon!r} at step {step} is not allowed; it must be between 0 and 1")
+        noise = rng.random((*leading_shape, self.num_actions), np.float32)
+        noise *= LARGE * (rng.random((*leading_shape, 1)) < epsilon)
+        return noise

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.actor_critic import NO_VALUES, DefaultActorCriticModule
-from lockstep.modules.encoders import Encoder, make_features
-from lockstep.modules.layers import BatchedMLP, initialise, mask_logits, run_networks
+from lockstep.modules.actor_critic import DefaultActorCriticModule, trained
+from lockstep.modules.encoders import make_features
+from lockstep.modules.layers import BatchedMLP, mask_logits
 from lockstep.modules.model_config import ModelConfig
-from lockstep.modules.rl_module import Batch, RLModule
+from lockstep.modules.rl_module import Batch
 from lockstep.ops.distributions import SquashedGaussian
 
 
@@ -103,9 +103,7 @@ class DefaultSACModule(DefaultActorCriticModule):
 
         These are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
         """
-        if self.critics is None:
-            raise RuntimeError(NO_VALUES)
-        return {**self._forward(batch), "q_values": self.critics(batch["obs"], batch.get("actions"))}
+        return {**self._forward(batch), "q_values": trained(self.critics)(batch["obs"], batch.get("actions"))}
 
     def sample(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the actions `[N, A]` of a Box that `noise` `[N, A]` selects, and their log-density `[N]`.
@@ -120,20 +118,19 @@ class DefaultSACModule(DefaultActorCriticModule):
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the best action by the critics and the policy, without entropy."""
-        if self.critics is None:
-            raise RuntimeError(NO_VALUES)
-        if self.critics.is_discrete:
-            best: Tensor = self.critics(batch["obs"]).amin(0).amax(-1)
+        critics = trained(self.critics)
+        if critics.is_discrete:
+            best: Tensor = critics(batch["obs"]).amin(0).amax(-1)
             return best
         dist = self.action_dist_cls.from_inputs(self._forward(batch)["action_dist_inputs"])
-        values: Tensor = self.critics(batch["obs"], dist.mode()).amin(0)
+        values: Tensor = critics(batch["obs"], dist.mode()).amin(0)
         return values
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["critics"]
 
 
-class DefaultTD3Module(RLModule):
+class DefaultTD3Module(DefaultActorCriticModule):
     """Holds the policy of TD3 and DDPG, `tanh(network)` in [-1, 1], and critics.
 
     `ValueError` for actions of other spaces than Box.
@@ -142,12 +139,7 @@ class DefaultTD3Module(RLModule):
     def setup(self) -> None:
         if not isinstance(self.action_space, spaces.Box):
             raise ValueError(f"a deterministic policy needs a Box action space, not {self.action_space}")
-        self.model_config = config = ModelConfig.of(self.model_config)
-        if config.recurrent is not None:
-            raise ValueError(f"recurrent={config.recurrent!r}: this policy has no memory; leave it out")
-        self.encoder = Encoder(self.observation_space, config)
-        head = nn.Linear(self.encoder.output_size, self.action_dist_cls.input_size)
-        self.policy_head = initialise(head, config.policy_gain if config.orthogonal_init else None)
+        self.model_config = config = self.make_policy()
         self.critics = None if self.inference_only else ActionCritics(self.observation_space, self.action_space, config)
 
     @property
@@ -157,16 +149,9 @@ class DefaultTD3Module(RLModule):
             self._action_dist = ActionDist(self.action_space, squashed=True, deterministic=True)
         return self._action_dist
 
-    def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what acting needs: `"action_dist_inputs"` `[N, A]`, before the tanh."""
-        network = self.encoder.with_head(batch["obs"], self.policy_head.weight.dtype, self.policy_head)
-        return {"action_dist_inputs": run_networks(network)[0]}
-
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, A]`, and `"q_values"` `[K, N]` of `batch["actions"]`."""
-        if self.critics is None:
-            raise RuntimeError(NO_VALUES)
-        return {**self._forward(batch), "q_values": self.critics(batch["obs"], batch["actions"])}
+        return {**self._forward(batch), "q_values": trained(self.critics)(batch["obs"], batch["actions"])}
 
     def compute_actions(self, batch: Batch) -> Tensor:
         """Return the policy's actions `[N, A]` in [-1, 1]; differentiable."""
@@ -174,9 +159,7 @@ class DefaultTD3Module(RLModule):
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the policy's action, by the first critic."""
-        if self.critics is None:
-            raise RuntimeError(NO_VALUES)
-        values: Tensor = self.critics(batch["obs"], self.compute_actions(batch), first_only=True)[0]
+        values: Tensor = trained(self.critics)(batch["obs"], self.compute_actions(batch), first_only=True)[0]
         return values
 
     def get_non_inference_attributes(self) -> list[str]:
@@ -198,9 +181,7 @@ class DefaultIQLModule(DefaultActorCriticModule):
 
         The last are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
         """
-        if self.critics is None:
-            raise RuntimeError(NO_VALUES)
-        return {**super().forward_train(batch), "q_values": self.critics(batch["obs"], batch["actions"])}
+        return {**super().forward_train(batch), "q_values": trained(self.critics)(batch["obs"], batch["actions"])}
 
     def get_non_inference_attributes(self) -> list[str]:
         return [*super().get_non_inference_attributes(), "critics"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
 from lockstep.modules.actor_critic import DefaultActorCriticModule
-from lockstep.modules.layers import initialise, mask_logits
+from lockstep.modules.layers import make_head, mask_logits
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
 
@@ -57,15 +58,11 @@ class DefaultQModule(DefaultActorCriticModule):
         """Return values `[N, A]`, very low ones where the observations' mask forbids the action."""
         return mask_logits(values, batch["obs"][ACTION_MASK]) if self.is_masked else values
 
-    def _advantages_and_value(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def _advantages_and_value(self, batch: Batch) -> Sequence[Any]:
         """Return the outputs of the two heads; without `dueling` there is one."""
         if self.value_head is None:
             return self._run(batch, (self.encoder, self.policy_head))[0], None
-        if self.value_encoder is None:
-            features = self.encoder(*self._inputs(batch))
-            return self.policy_head(features), self.value_head(features)
-        first, second = self._run(batch, (self.encoder, self.policy_head), (self.value_encoder, self.value_head))
-        return first, second
+        return self._run_both(batch)
 
 
 class DistributionalQModule(DefaultQModule):
@@ -86,11 +83,10 @@ class DistributionalQModule(DefaultQModule):
                 f"num_value_outputs={self.num_outputs}: a distribution needs at least 2 numbers; C51Config and "
                 "QRDQNConfig set them"
             )
-        gains = (config.policy_gain, config.value_gain) if config.orthogonal_init else (None, None)
         width, num_actions = self.encoder.output_size, int(cast(spaces.Discrete, self.action_space).n)
-        self.policy_head = initialise(nn.Linear(width, num_actions * self.num_outputs), gains[0])
+        self.policy_head = make_head(width, num_actions * self.num_outputs, config.policy_gain, config)
         if self.value_head is not None:
-            self.value_head = initialise(nn.Linear(width, self.num_outputs), gains[1])
+            self.value_head = make_head(width, self.num_outputs, config.value_gain, config)
         low, high = self.value_range or (0.0, 0.0)
         self.atoms: Tensor
         self.register_buffer("atoms", torch.linspace(low, high, self.num_outputs), persistent=False)

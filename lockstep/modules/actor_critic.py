@@ -1,4 +1,4 @@
-"""The default network of actor-critic algorithms, for every observation space and every simple action space.
+"""The default networks of actor-critic algorithms, for every observation space and every simple action space.
 
 Initialised like PPO's reference implementation: orthogonal weights with gain sqrt(2) in hidden layers, 0.01 in the
 policy's last layer (nearly uniform actions at first), 1 in the value's, zero biases; Gaussian policies have one learned
@@ -8,19 +8,31 @@ Details of Proximal Policy Optimization", core details 2 and 13, continuous-cont
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.trees import leaves, map_tree
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.layers import initialise, mask_logits, policy_head, run_networks
+from lockstep.modules.layers import make_head, mask_logits, policy_head, run_networks
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
 
-NO_VALUES = "this module was built with inference_only=True and has no value function"
+State = dict[str, Tensor]
+T = TypeVar("T")
+NUM_GATES = {"lstm": 4, "gru": 3}
+
+
+def trained(part: T | None) -> T:
+    """Return a part that acting does not need; `RuntimeError` where the module was built without it."""
+    if part is None:
+        raise RuntimeError("this module was built with inference_only=True and has no value function")
+    return part
 
 
 class DefaultActorCriticModule(RLModule):
@@ -30,20 +42,27 @@ class DefaultActorCriticModule(RLModule):
     whose mask is not 0; the network sees what is beside the mask.
     """
 
+    value_encoder: Encoder | None
+    """None: the policy's encoder, or no value function at all"""
+    value_head: nn.Linear | None
+
     def setup(self) -> None:
+        config = self.make_policy()
+        if not self.inference_only:
+            if not config.share_value_network:
+                self.value_encoder = Encoder(self.encoder.space, config)
+            self.value_head = make_head(self.encoder.output_size, 1, config.value_gain, config)
+
+    def make_policy(self) -> ModelConfig:
+        """Make the policy's layers, and return the `ModelConfig` that they were made by."""
         config = ModelConfig.of(self.model_config)
         if config.recurrent is not None:
             raise ValueError(f"recurrent={config.recurrent!r} needs RecurrentActorCriticModule; this one has no memory")
         space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
         self.encoder = Encoder(space, config)
         self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
-        self.value_encoder: Encoder | None = None  # None: the policy's encoder, or no value function at all
-        self.value_head: nn.Linear | None = None
-        if not self.inference_only:
-            if not config.share_value_network:
-                self.value_encoder = Encoder(space, config)
-            gain = config.value_gain if config.orthogonal_init else None
-            self.value_head = initialise(nn.Linear(self.encoder.output_size, 1), gain)
+        self.value_encoder = self.value_head = None
+        return config
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return what acting needs: `"action_dist_inputs"` `[N, D]`."""
@@ -51,21 +70,12 @@ class DefaultActorCriticModule(RLModule):
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
-        value_encoder, value_head = self.value_encoder, self.value_head
-        if value_head is None:
-            raise RuntimeError(NO_VALUES)
-        if value_encoder is None:
-            features = self.encoder(*self._inputs(batch))
-            inputs, values = self.policy_head(features), value_head(features)
-        else:
-            inputs, values = self._run(batch, (self.encoder, self.policy_head), (value_encoder, value_head))
+        inputs, values = self._run_both(batch)
         return {"action_dist_inputs": self._policy(batch, inputs), "vf_preds": values.squeeze(-1)}
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return state values `[N]`. `RuntimeError` for a module built with `inference_only`."""
-        if self.value_head is None:
-            raise RuntimeError(NO_VALUES)
-        return self._run(batch, (self.value_encoder or self.encoder, self.value_head))[0].squeeze(-1)
+        return self._run(batch, (self.value_encoder or self.encoder, trained(self.value_head)))[0].squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["value_encoder", "value_head"]
@@ -74,6 +84,14 @@ class DefaultActorCriticModule(RLModule):
         """Run encoders with their heads, together where that is faster."""
         obs, dtype = self._inputs(batch)
         return run_networks(*(encoder.with_head(obs, dtype, head) for encoder, head in networks))
+
+    def _run_both(self, batch: Batch) -> Sequence[Tensor]:
+        """Return what the heads of policy and value give; one pass where they share the encoder."""
+        value_encoder, value_head = self.value_encoder, trained(self.value_head)
+        if value_encoder is None:
+            features = self.encoder(*self._inputs(batch))
+            return self.policy_head(features), value_head(features)
+        return self._run(batch, (self.encoder, self.policy_head), (value_encoder, value_head))
 
     def _inputs(self, batch: Batch) -> tuple[Any, torch.dtype]:
         return without_mask(batch["obs"]) if self.is_masked else batch["obs"], self.policy_head.weight.dtype
@@ -96,3 +114,138 @@ class DefaultPolicyModule(DefaultActorCriticModule):
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]`."""
         return self._forward(batch)
+
+
+class Recurrence(nn.Module):
+    """Computes one layer of LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's equations.
+
+    Its four parameters are ordinary ones (not the packed weights of `nn.LSTM`), so that they may be views into a flat
+    tensor. Orthogonal weights for each gate and zero biases with `orthogonal`, else torch's own initialisation.
+    """
+
+    def __init__(self, kind: str, input_size: int, hidden_size: int, orthogonal: bool = True) -> None:
+        super().__init__()
+        self.kind, self.input_size, self.hidden_size = kind, input_size, hidden_size
+        rows = NUM_GATES[kind] * hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(rows, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size))
+        self.bias_ih = nn.Parameter(torch.zeros(rows))
+        self.bias_hh = nn.Parameter(torch.zeros(rows))
+        bound = 1.0 / math.sqrt(hidden_size)
+        for weight in (self.weight_ih, self.weight_hh):
+            if orthogonal:
+                for gate in weight.data.split(hidden_size):
+                    nn.init.orthogonal_(gate)
+            else:
+                nn.init.uniform_(weight, -bound, bound)
+        if not orthogonal:
+            nn.init.uniform_(self.bias_ih, -bound, bound)
+            nn.init.uniform_(self.bias_hh, -bound, bound)
+
+    def initial_state(self) -> State:
+        """Return zeros: `{"h": [H]}`, for an LSTM `{"h": [H], "c": [H]}`."""
+        zeros = self.weight_hh.new_zeros(self.hidden_size)
+        return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
+
+    def forward(
+        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return features `[B, T, H]` and the state after the last row.
+
+        Args:
+            inputs: `[B, T, F]`.
+            state: before the first row, leaves `[B, H]`.
+            lengths: `[B]`, the real rows of each sequence; the state is then that after its last real row.
+        """
+        weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
+        hidden = [state[name].unsqueeze(0) for name in (("h", "c") if self.kind == "lstm" else ("h",))]
+        start: Any = hidden if self.kind == "lstm" else hidden[0]
+        run: Any = torch.lstm if self.kind == "lstm" else torch.gru
+        if lengths is None:
+            features, *after = run(inputs, start, weights, True, 1, 0.0, False, False, True)
+        else:
+            packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            order: Any = packed.sorted_indices
+            start = [part.index_select(1, order) for part in hidden]
+            start = start if self.kind == "lstm" else start[0]
+            data, *after = run(packed.data, packed.batch_sizes, start, weights, True, 1, 0.0, False, False)
+            again = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+            features = pad_packed_sequence(again, batch_first=True, total_length=inputs.shape[1])[0]
+            back: Any = packed.unsorted_indices
+            after = [part.index_select(1, back) for part in after]
+        return features, dict(zip(("h", "c"), (part.squeeze(0) for part in after)))
+
+
+class RecurrentActorCriticModule(DefaultActorCriticModule):
+    """Holds an encoder, a recurrent layer, and linear heads for policy and value, which share the memory.
+
+    `model_config.recurrent` is `"lstm"` or `"gru"`. Batches are sequences:
+
+        obs         [B, T, ...] each row one time step; all rows of a sequence lie in one episode
+        state_in    {"h": [B, H], ("c": [B, H])} the memory before the first row; absent: an episode's start
+        seq_lens    [B] real rows, where sequences are padded on the right; padding changes no real row
+
+    Acting runs no value head. Observations with an action mask work as in `DefaultActorCriticModule`.
+    """
+
+    def setup(self) -> None:
+        config = ModelConfig.of(self.model_config)
+        if config.recurrent is None:
+            raise ValueError(
+                "model_config.recurrent=None: a module with memory needs 'lstm' or 'gru'; without memory use "
+                "DefaultActorCriticModule"
+            )
+        space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
+        self.encoder = Encoder(space, config)
+        size = config.recurrent_size
+        self.recurrence = Recurrence(config.recurrent, self.encoder.output_size, size, config.orthogonal_init)
+        self.policy_head, self.log_std = policy_head(size, self.action_dist_cls, config)
+        self.value_head = None if self.inference_only else make_head(size, 1, config.value_gain, config)
+
+    def get_initial_state(self) -> State:
+        return self.recurrence.initial_state()
+
+    def _forward(self, batch: Batch) -> dict[str, Any]:
+        """Return what acting needs: `"action_dist_inputs"` `[B, T, D]`, and `"state_out"` after the last real row."""
+        features, state = self._remember(batch, batch.get("seq_lens"))
+        return {"action_dist_inputs": self._policy(batch, self.policy_head(features)), "state_out": state}
+
+    def forward_train(self, batch: Batch) -> dict[str, Any]:
+        """Return `"action_dist_inputs"` `[B, T, D]`, `"vf_preds"` `[B, T]` and, without padding, `"state_out"`."""
+        features, state = self._remember(batch, None)
+        inputs = self._policy(batch, self.policy_head(features))
+        out: dict[str, Any] = {"action_dist_inputs": inputs, "vf_preds": self._value(features)}
+        return out if "seq_lens" in batch else {**out, "state_out": state}
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """Return state values `[B, T]`. `RuntimeError` for a module built with `inference_only`."""
+        return self._value(self._remember(batch, None)[0])
+
+    def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """Return features `[B, T, H]` of the present and the past, and the state after them."""
+        obs, dtype = self._inputs(batch)
+        leading = _leading_shape(obs)
+        encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype).unflatten(0, leading)
+        state = batch.get("state_in")
+        if state is None:
+            state = {name: leaf.expand(leading[0], -1) for name, leaf in self.get_initial_state().items()}
+        return self.recurrence(encoded, state, lengths)
+
+    def _value(self, features: Tensor) -> Tensor:
+        return trained(self.value_head)(features).squeeze(-1)
+
+
+def _leading_shape(obs: Any) -> tuple[int, int]:
+    first = next(leaves(obs))
+    if first.dim() < 2:
+        raise ValueError(f"a recurrent module takes observations [B, T, ...]; got a leaf of shape {tuple(first.shape)}")
+    return int(first.shape[0]), int(first.shape[1])
+
+
+def default_module_class(model_config: ModelConfig | Mapping[str, Any] | None) -> type[RLModule]:
+    """Return the class of the default network: the one with memory where `model_config` asks for it."""
+    if isinstance(model_config, ModelConfig):
+        recurrent = model_config.recurrent
+    else:
+        recurrent = dict(model_config or {}).get("recurrent")
+    return DefaultActorCriticModule if recurrent is None else RecurrentActorCriticModule

@@ -208,6 +208,7 @@ class Encoder(nn.Module):
 
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
         super().__init__()
+        self.space = space
         self.features = make_features(space, config)
         widths: Sequence[int] = () if isinstance(self.features, ImageFeatures) else config.hiddens
         gain = config.hidden_gain if config.orthogonal_init else None

@@ -46,20 +46,25 @@ def initialise(layer: Layer, gain: float | None) -> Layer:
     return layer
 
 
+def make_head(size: int, num_outputs: int, gain: float, config: ModelConfig) -> nn.Linear:
+    """Make a last layer, `[..., size]` -> `[..., num_outputs]`; `gain` counts where the weights are orthogonal."""
+    return initialise(nn.Linear(size, num_outputs), gain if config.orthogonal_init else None)
+
+
 def policy_head(size: int, action_dist: ActionDist, config: ModelConfig) -> tuple[nn.Linear, nn.Parameter | None]:
     """Make the last layer of a policy on features `[..., size]`, and the log-deviations of a Gaussian policy.
 
     The log-deviations do not depend on the observation; None where there are none, or where the layer gives them.
     """
-    num_outputs, log_std = action_dist.input_size, None
-    if not action_dist.is_discrete and config.free_log_std:
-        num_outputs //= 2
-        log_std = nn.Parameter(torch.full((num_outputs,), config.log_std_init))
-    head = initialise(nn.Linear(size, num_outputs), config.policy_gain if config.orthogonal_init else None)
-    if not action_dist.is_discrete and not config.free_log_std:
-        with torch.no_grad():
-            head.bias[num_outputs // 2 :] = config.log_std_init
-    return head, log_std
+    num_outputs = action_dist.input_size
+    if action_dist.is_discrete or action_dist.deterministic:
+        return make_head(size, num_outputs, config.policy_gain, config), None
+    if config.free_log_std:
+        log_std = nn.Parameter(torch.full((num_outputs // 2,), config.log_std_init))
+        return make_head(size, num_outputs // 2, config.policy_gain, config), log_std
+    head = make_head(size, num_outputs, config.policy_gain, config)
+    nn.init.constant_(head.bias[num_outputs // 2 :], config.log_std_init)
+    return head, None
 
 
 def make_mlp(input_size: int, widths: Sequence[int], activation: str, gain: float | None) -> nn.Sequential:

@@ -133,12 +133,9 @@ class MultiRLModule(nn.Module):
 
     # -- state and checkpoints ---
 
-    def get_state(
-        self, module_ids: list[str] | tuple[str, ...] | None = None, *, inference_only: bool = False
-    ) -> dict[str, ModuleState]:
-        """Return copies `{module_id: {name: array}}`, of all modules or of `module_ids`."""
-        ids = self.keys() if module_ids is None else module_ids
-        return {module_id: self[module_id].get_state(inference_only=inference_only) for module_id in ids}
+    def get_state(self, *, inference_only: bool = False) -> dict[str, ModuleState]:
+        """Return copies `{module_id: {name: array}}`."""
+        return {module_id: module.get_state(inference_only=inference_only) for module_id, module in self.items()}
 
     def set_state(self, state: Mapping[str, Mapping[str, np.ndarray | Tensor]]) -> None:
         """Set the modules named in `state` (others stay as they are), all or none of them.
@@ -170,18 +167,10 @@ class MultiRLModule(nn.Module):
             warn_of_connectors(tree, self[module_id].acting_connectors)
 
     @classmethod
-    def from_checkpoint(
-        cls, path: str | os.PathLike[str], *, module_classes: Mapping[str, type[RLModule]] | None = None
-    ) -> Self:
-        """Build all modules of a checkpoint; `module_classes` by id for classes that cannot be imported.
-
-        Warns as `RLModule.from_checkpoint` does.
-        """
-        classes, trees = module_classes or {}, _module_trees(path)
-        built = {
-            module_id: RLModule.from_state_tree(tree, module_class=classes.get(module_id))
-            for module_id, tree in trees.items()
-        }
+    def from_checkpoint(cls, path: str | os.PathLike[str]) -> Self:
+        """Build all modules of a checkpoint. Warns as `RLModule.from_checkpoint` does."""
+        trees = _module_trees(path)
+        built = {module_id: RLModule.from_state_tree(tree) for module_id, tree in trees.items()}
         for tree in trees.values():
             warn_of_connectors(tree)
         return cls(built)

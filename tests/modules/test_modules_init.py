@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
+from lockstep.data.trees import map_tree
 from lockstep.modules import DefaultActorCriticModule, RLModuleSpec
 
 BOX = spaces.Box(-np.inf, np.inf, (64,), np.float32)
@@ -81,15 +83,6 @@ def test_a_seed_fixes_the_weights_and_leaves_the_global_generator_alone():
     assert not torch.equal(one.encoder.mlp[0].weight, other.encoder.mlp[0].weight)
 
 
-def test_without_a_seed_the_global_generator_is_used():
-    torch.manual_seed(3)
-    one = build(seed=None)
-    torch.manual_seed(3)
-    two = build(seed=None)
-    assert torch.equal(one.encoder.mlp[0].weight, two.encoder.mlp[0].weight)
-    assert not torch.equal(one.encoder.mlp[0].weight, build(seed=None).encoder.mlp[0].weight)
-
-
 def flatten_parameters(module):
     """Every parameter becomes a view into one tensor, as a learner does it."""
     parameters = list(module.parameters())
@@ -113,13 +106,7 @@ def flatten_parameters(module):
 @pytest.mark.parametrize("share", [False, True])
 def test_parameters_may_be_views_into_one_flat_tensor(space, action_space, share):
     module = build(action_space, space=space, share_value_network=share)
-    space.seed(0)
-    rows = [space.sample() for _ in range(4)]
-    if isinstance(space, spaces.Dict):
-        obs = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in space.spaces}
-    else:
-        obs = torch.from_numpy(np.stack(rows))
-    batch = {"obs": obs}
+    batch = {"obs": map_tree(torch.from_numpy, batch_space(space, 4).sample())}
     before = module.forward_train(batch)
     state = module.get_state()
     flat = flatten_parameters(module)
@@ -135,19 +122,3 @@ def test_parameters_may_be_views_into_one_flat_tensor(space, action_space, share
     assert all(torch.equal(before[key], module.forward_train(batch)[key]) for key in before)
     parameters = list(module.parameters())
     assert all(p.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for p in parameters)
-
-
-def test_outputs_can_be_traced_and_differentiated_functionally():
-    module = build(spaces.Box(-1, 1, (2,), np.float32))
-    params = {name: p.detach() for name, p in module.named_parameters()}
-    batch = {"obs": torch.randn(5, 64)}
-
-    def loss(values):
-        out = torch.func.functional_call(module, values, (batch,))
-        return out["vf_preds"].square().mean() + out["action_dist_inputs"].square().mean()
-
-    gradients = torch.func.grad(loss)(params)
-    out = module(batch)
-    (out["vf_preds"].square().mean() + out["action_dist_inputs"].square().mean()).backward()
-    for name, p in module.named_parameters():
-        torch.testing.assert_close(gradients[name], p.grad)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from lockstep.modules import (
@@ -13,7 +14,6 @@ from lockstep.modules import (
     NumpyRecurrentActor,
     RecurrentActor,
     RecurrentActorCriticModule,
-    RLModule,
     RLModuleSpec,
     TorchActor,
     default_module_class,
@@ -106,13 +106,6 @@ def test_padding_of_any_content_changes_no_real_row():
     assert "state_out" not in dirty  # it would have seen the padding
 
 
-def test_initial_state_and_statefulness():
-    assert {name: leaf.tolist() for name, leaf in module("gru").get_initial_state().items()} == {"h": [0.0] * 4}
-    assert set(module("lstm").get_initial_state()) == {"h", "c"}
-    assert module().is_stateful()
-    assert not RLModuleSpec(DefaultActorCriticModule, BOX, THREE).build().is_stateful()
-
-
 def test_initialisation_is_orthogonal_for_each_gate_or_torchs_own():
     layer = module("lstm", seed=1).recurrence
     for gate in layer.weight_hh.split(4):
@@ -152,19 +145,9 @@ def test_every_observation_space_has_a_module_with_memory(space):
     ).build(seed=0)
     actor = make_actor(net)
     state = actor.get_initial_state(2)
-    sample = [space.sample() for _ in range(2)]
-    batch = _stacked(sample)
-    actions, after = actor.act_with_state(batch, None, state)
+    actions, after = actor.act_with_state(batch_space(space, 2).sample(), None, state)
     assert actions.shape == (2, 2)
     assert after["h"].shape == (2, 64)
-
-
-def _stacked(samples):
-    if isinstance(samples[0], dict):
-        return {key: _stacked([sample[key] for sample in samples]) for key in samples[0]}
-    if isinstance(samples[0], tuple):
-        return tuple(_stacked(list(parts)) for parts in zip(*samples))
-    return np.stack(samples)
 
 
 def test_action_mask_forbids_actions_in_sequences():
@@ -201,22 +184,13 @@ def test_actor_carries_the_state_and_refuses_to_act_without():
     assert NumpyActor.build(net) is None
 
 
-def test_checkpoint_of_a_module_with_memory_round_trips(tmp_path):
-    net = module("gru")
-    again = RLModule.from_checkpoint(net.save_to_path(tmp_path / "module"))
-    assert isinstance(again, RecurrentActorCriticModule)
-    x = {"obs": obs()}
-    assert torch.equal(net.compute_values(x), again.compute_values(x))
-
-
-@pytest.mark.parametrize("config", [None, ModelConfig(), {"hiddens": (3,)}])
-def test_a_configuration_without_memory_chooses_the_class_without(config):
-    assert default_module_class(config) is DefaultActorCriticModule
-
-
-@pytest.mark.parametrize("config", [{"recurrent": "gru"}, ModelConfig(recurrent="lstm")])
-def test_a_configuration_with_memory_chooses_the_class_with(config):
-    assert default_module_class(config) is RecurrentActorCriticModule
+def test_the_configuration_chooses_the_class():
+    for config in (None, ModelConfig(), {"hiddens": (3,)}):
+        assert default_module_class(config) is DefaultActorCriticModule
+    for config in ({"recurrent": "gru"}, ModelConfig(recurrent="lstm")):
+        assert default_module_class(config) is RecurrentActorCriticModule
+    assert module().is_stateful()
+    assert not RLModuleSpec(DefaultActorCriticModule, BOX, THREE).build().is_stateful()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from lockstep.data.trees import map_tree
@@ -45,18 +46,10 @@ ACTIONS = {
 
 
 def sample(space, n):
-    """`n` observations of a space, stacked leaf by leaf, as tensors."""
-    space.seed(0)
-    rows = [space.sample() for _ in range(n)]
-
-    def stack(*leaves):
-        if isinstance(leaves[0], dict):
-            return {key: stack(*(leaf[key] for leaf in leaves)) for key in leaves[0]}
-        if isinstance(leaves[0], tuple):
-            return tuple(stack(*parts) for parts in zip(*leaves))
-        return torch.from_numpy(np.stack(leaves))
-
-    return stack(*rows)
+    """`n` observations of a space, as tensors."""
+    batched = batch_space(space, n)
+    batched.seed(0)
+    return map_tree(torch.from_numpy, batched.sample())
 
 
 def make(observation_space, action_space=THREE, **config):
@@ -157,20 +150,6 @@ def test_leading_dimensions_may_be_more_than_one():
         assert out["action_dist_inputs"].shape == (2, 3, 3)
         expected = module.forward_train({"obs": flat})
         torch.testing.assert_close(out["vf_preds"].reshape(-1), expected["vf_preds"])
-
-
-def test_no_hidden_layers_is_a_linear_policy():
-    module = make(OBSERVATIONS["multi_binary"], hiddens=())
-    obs = sample(OBSERVATIONS["multi_binary"], 4)
-    expected = obs.float() @ module.policy_head.weight.T
-    torch.testing.assert_close(module.forward_train({"obs": obs})["action_dist_inputs"], expected)
-
-
-def test_float64_modules_compute_in_float64():
-    for name in ("box", "nested", "image_small"):
-        module = make(OBSERVATIONS[name]).double()
-        out = module.forward_train({"obs": sample(OBSERVATIONS[name], 2)})
-        assert out["vf_preds"].dtype == out["action_dist_inputs"].dtype == torch.float64
 
 
 # Masks
@@ -316,11 +295,6 @@ def forward(space, obs):
 def test_what_cannot_be_is_refused(mistake, words):
     with pytest.raises((ValueError, TypeError), match=words):
         mistake()
-
-
-def test_a_model_config_goes_round():
-    config = ModelConfig(hiddens=[5, 6], conv_filters=[[8, 3, 1]])
-    assert ModelConfig.of(config.to_dict()) == config == ModelConfig.of(config)
 
 
 def test_an_inference_only_module_has_no_critic():
