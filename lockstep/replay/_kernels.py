@@ -274,6 +274,35 @@ def draw_uniform(uniforms, count, out):
 
 
 @compiled
+def in_order(count, oldest, num_rows, out):
+    """Fill `out`: all stored rows, sub-buffer after sub-buffer, oldest first."""
+    num_buffers = count.shape[0]
+    k = 0
+    for b in range(num_buffers):
+        row = oldest[b]
+        for _ in range(count[b]):
+            out[k] = row
+            k += 1
+            row += num_buffers
+            if row >= num_rows:
+                row -= num_rows
+
+
+@compiled
+def first_absent(rows, marks, num_rows):
+    """Return the position of the first number that is no stored row; -1 where all are."""
+    num_buffers = marks.shape[1]
+    stored = num_rows  # all rows below this one are
+    for b in range(num_buffers):
+        stored = min(stored, marks[COUNT, b] * num_buffers)
+    for k in range(rows.shape[0]):
+        row = rows[k]
+        if row < 0 or (row >= stored and (row >= num_rows or row // num_buffers >= marks[COUNT, row % num_buffers])):
+            return k
+    return -1
+
+
+@compiled
 def ends(rows, flags, out):
     """Fill `out` [2, N]: are the rows terminated, are they truncated?"""
     for k in range(rows.shape[0]):
@@ -304,4 +333,13 @@ def left_behind(ids, same, newest, flags, out):
         elif row >= 0 and not same[k]:
             out[k] = 2
         number += out[k] != 0
+    return number
+
+
+@compiled
+def num_taken(rows, slots):
+    """Return how many of the rows have a slot."""
+    number = 0
+    for k in range(rows.shape[0]):
+        number += slots[rows[k]] >= 0
     return number

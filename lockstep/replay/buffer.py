@@ -295,8 +295,7 @@ class ReplayBuffer:
     def dropnull(self) -> int:
         """Drop the transitions that hold a NaN and return how many there were.
 
-        Indices change. A boundary stands where one was dropped and after the newest rows, and no stack of frames
-        reaches over it: what comes next of episodes under way is counted from there.
+        Indices change. A boundary stands where one was dropped, and no stack of frames reaches over it.
         """
         if not self.hasnull():
             return 0
@@ -309,7 +308,10 @@ class ReplayBuffer:
             index = self._copy_rows(whole, kept, b)
             if self.priorities is not None and whole.priorities is not None:
                 self.priorities.tree[index] = whole.priorities.tree[kept]
-            if goes_on[b]:
+            newest = whole.ring.newest[b]
+            if len(kept) and kept[-1] == newest and whole.ring.flags[newest] == 0:
+                self._keep_open(whole, b, kept, index)
+            elif goes_on[b]:
                 self.cut([b], goes_on=True)
         self.num_added = num_added
         return len(whole) - len(self)
@@ -384,6 +386,20 @@ class ReplayBuffer:
         if orphans[0] and was_empty and len(rows) <= ring.size:
             ring.inherits[buffer_id] = True
         return np.concatenate(index)
+
+    def _keep_open(self, source: ReplayBuffer, b: int, kept: np.ndarray, index: np.ndarray) -> None:
+        """Let the episode under way in sub-buffer `b` of `source` go on here, without the steps that were dropped."""
+        ring, before = self.ring, source.ring
+        ring.flags[ring.newest[b]] = 0
+        first, _ = before.episode_bounds(kept[-1:])
+        breaks = np.flatnonzero(before.prev(kept[1:]) != kept[:-1]) + 1
+        begin = int(breaks[-1]) if len(breaks) else 0
+        if kept[begin] == first[0]:  # nothing of it was dropped
+            ring.returns[b], ring.lengths[b] = before.returns[b], before.lengths[b]
+            ring.starts[b] = index[begin] if before.starts[b] == first[0] else -1
+            return
+        ring.returns[b] = source.reader.rewards[kept[begin:]].astype(np.float64).sum(axis=0)
+        ring.lengths[b], ring.starts[b] = len(kept) - begin, index[begin]
 
     def _create(self, shapes: Mapping[str, Tree]) -> None:
         """Make the columns."""

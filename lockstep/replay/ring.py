@@ -53,6 +53,10 @@ class Placed(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return 4
 
+    def __repr__(self) -> str:
+        names = ("indices", "episode_return", "episode_length", "episode_start")
+        return f"Placed({', '.join(f'{name}={value}' for name, value in zip(names, self))})"
+
     def __getitem__(self, position: Any) -> Any:
         return (self.indices, self.episode_return, self.episode_length, self.episode_start)[position]
 
@@ -191,14 +195,19 @@ class Ring:
         if rows.ndim > 1 or (rows.dtype.kind not in "iu" and rows.size):
             raise IndexError(f"indices must be whole numbers [N], got shape {rows.shape} of {rows.dtype}")
         rows = np.ascontiguousarray(rows, np.int64)  # of one number [1]
-        used = self.used()
-        if rows.size and (rows.min() < -used or rows.max() >= self.num_rows):
-            raise IndexError(f"indices must lie in 0 .. {self.num_rows - 1}, got {rows.min()} .. {rows.max()}")
-        rows = np.where(rows < 0, rows + used, rows)
-        absent = rows[rows // self.num_buffers >= self.count[rows % self.num_buffers]]
-        if absent.size:
-            raise IndexError(f"there is no transition at {absent[0]} yet")
-        return rows
+        position = self.kernels.first_absent(rows, self.marks, self.num_rows)
+        if position >= 0 and rows.min() < 0:
+            used = self.used()
+            if rows.min() < -used:
+                raise IndexError(f"index {rows.min()} is out of range: {used} rows hold transitions")
+            rows = np.where(rows < 0, rows + used, rows)
+            position = self.kernels.first_absent(rows, self.marks, self.num_rows)
+        if position < 0:
+            return rows
+        absent = rows[position]
+        if not 0 <= absent < self.num_rows:
+            raise IndexError(f"indices must lie in 0 .. {self.num_rows - 1}, got {absent}")
+        raise IndexError(f"there is no transition at {absent} yet")
 
     def checked_ids(self, buffer_ids: npt.ArrayLike) -> np.ndarray:
         """Return sub-buffers as int64 [n]; `ValueError` for those that there are not, and for one named twice."""
@@ -223,12 +232,13 @@ class Ring:
 
     def in_order(self) -> np.ndarray:
         """Return all stored rows, sub-buffer after sub-buffer, oldest first; int64 [len]."""
-        return np.concatenate(self.by_buffer())
+        out = np.empty(len(self), np.int64)
+        self.kernels.in_order(self.count, self.oldest, self.num_rows, out)
+        return out
 
     def by_buffer(self) -> list[np.ndarray]:
         """Return the stored rows of each sub-buffer, oldest first."""
-        marks = zip(self.oldest, self.count)
-        return [(oldest + np.arange(count) * self.num_buffers) % self.num_rows for oldest, count in marks]
+        return np.split(self.in_order(), np.cumsum(self.count)[:-1])
 
     def get_state(self) -> dict[str, Any]:
         """Return copies of all marks; of `flags` only as far as rows were ever written."""

@@ -260,8 +260,8 @@ class SharedNextObs:
         `ends` None: rows of different sub-buffers; else rows in time order of the one sub-buffer `ids[0]`, with what
         ends an episode.
         """
-        taken = self.slots[rows]
-        if taken.max(initial=-1) >= 0:
+        if self.ring.kernels.num_taken(rows, self.slots):
+            taken = self.slots[rows]
             self.free = np.concatenate([self.free, taken[taken >= 0]])
             self.slots[rows] = -1
         if ends is not None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replay_tools import rows
 
 from lockstep.data.trees import named_leaves
-from lockstep.replay import PrioritizedVectorReplayBuffer, VectorReplayBuffer
+from lockstep.replay import PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
 
 def assert_same(left, right):
@@ -142,3 +142,18 @@ def test_windows_reach_over_rows_of_another_dtype_where_observations_are_shared(
         found.add(rows(1, step, dtype=dtype))
     assert windows(found) == windows(expected)
     assert windows(found)[2][:3] == [0.125] * 3
+
+
+def test_a_table_with_one_of_its_observations_in_another_dtype_is_one_episode():
+    buffer, table = ReplayBuffer(40, **OPTIONS), rows(8)
+    buffer.extend({**table, "obs": table["obs"].astype(np.float64)})
+    assert windows(buffer)[2] == [0.125] * 6 + [0.25, 0.5]
+    assert windows(buffer)[1][-1] == 8.0
+
+
+def test_rows_that_differ_by_less_than_the_column_can_hold_are_neighbours():
+    buffer = ReplayBuffer(40, **OPTIONS)
+    for step in range(4):
+        row = rows(1, step, dtype=np.float64)
+        buffer.add({**row, "obs": row["obs"] + 1e-12})
+    assert windows(buffer)[2] == [0.125, 0.125, 0.25, 0.5]

@@ -175,6 +175,16 @@ def test_a_state_that_is_refused_changes_no_row(other):
     assert len(buffer) == 5
 
 
+def test_a_state_whose_nested_observations_have_other_names_is_refused():
+    def filled(name):
+        buffer, given = ReplayBuffer(20), rows(1)
+        buffer.add({**given, "obs": {name: given["obs"]}, "new_obs": {name: given["new_obs"]}})
+        return buffer
+
+    with pytest.raises(ValueError, match=r"the state has the columns .*'obs/left'.*, this buffer .*'obs/right'"):
+        filled("right").set_state(filled("left").get_state())
+
+
 def test_saved_files_are_safe_and_say_what_they_are(tmp_path):
     path = PrioritizedReplayBuffer(20).save(tmp_path / "empty")
     assert type(PrioritizedReplayBuffer.load(path)) is PrioritizedReplayBuffer
@@ -260,6 +270,14 @@ def test_a_copy_of_a_subclass_keeps_what_the_subclass_added(how):
     twin = COPIES[how](named)
     twin.notes.append(2)
     assert (type(twin), twin.name, named.notes) == (Named, "mine", [1])
+
+
+def test_one_buffer_in_two_places_is_one_buffer_in_the_copy():
+    buffer = fill_from_counting(ReplayBuffer(10), 5)
+    first, second = copy.deepcopy([buffer, buffer])
+    assert first is second
+    assert first is not buffer
+    np.testing.assert_array_equal(first.all()["obs"], buffer.all()["obs"])
 
 
 # ---- other buffers -------------------------------------------------------------------------------------
@@ -354,7 +372,8 @@ def test_hasnull_and_dropnull_leave_a_buffer_that_goes_on(shared, stack):
     assert batch["eps_id"].tolist() == [0] * 6 + [1] * 3 + [2] * 2
     assert batch["new_obs"][8, 0] == 31
     placed = buffer.add(rows(2, 60, ends=["terminated", "terminated"]))
-    assert placed.episode_length.tolist() == [1, 1]
+    assert placed.episode_length.tolist() == [7, 3]
+    assert placed.episode_start.tolist() == [0, 7]
     assert len(buffer) == 13
     assert np.isfinite(buffer.sample(64)["rewards"]).all()
 
@@ -463,3 +482,14 @@ def test_two_buffers_on_one_directory_do_not_write_into_each_others_rows(tmp_pat
     second = ReplayBuffer(10, storage="memmap", directory=tmp_path)
     second.add(rows(1, first=7))
     assert (first.all()["obs"][0, 0], second.all()["obs"][0, 0]) == (3.0, 7.0)
+
+
+def test_a_table_that_lacks_a_column_is_refused_with_what_it_has():
+    with pytest.raises(KeyError, match=r"column '\w+' is missing; given are \['obs'\]"):
+        ReplayBuffer.from_batch({"obs": np.zeros((3, 2))})
+
+
+def test_where_rows_were_placed_can_be_read_in_a_print():
+    buffer = ReplayBuffer(10)
+    placed = [buffer.add(rows(1, first=2, ends=[end])) for end in ("", "terminated")][1]
+    assert repr(placed) == "Placed(indices=[1], episode_return=[4.], episode_length=[2], episode_start=[0])"
