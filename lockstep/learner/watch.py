@@ -164,7 +164,7 @@ class GradientWatch:
         warnings = [
             f"the trainable parameters {', '.join(new)} {problem}. Freeze what is not to learn (requires_grad_(False))"
             for names, problem in (
-                (without, "got no gradient in a whole update: the loss does not depend on them"),
+                (without, "had no gradient, or one of zeros only, in a whole update: the loss may not depend on them"),
                 (self._unstepped, "have no optimizer, and stay as they are: register_optimizer gives them one"),
             )
             if (new := [name for name in names if name not in self._named])

@@ -31,7 +31,10 @@ NUM_GATES = {"lstm": 4, "gru": 3}
 def trained(part: T | None) -> T:
     """Return a part that acting does not need; `RuntimeError` where the module was built without it."""
     if part is None:
-        raise RuntimeError("this module was built with inference_only=True and has no value function")
+        raise RuntimeError(
+            "this network has no value function: it is a policy alone (DefaultPolicyModule), or was built with "
+            "inference_only=True"
+        )
     return part
 
 

@@ -93,3 +93,9 @@ def test_importing_lockstep_is_light():
     assert not any(loaded for _, loaded in runs), runs
     seconds = min(seconds for seconds, _ in runs)  # what else the machine does costs cache, and with it processor time
     assert 0.02 < seconds < MAX_IMPORT_SECONDS, runs
+
+
+def test_the_configuration_of_every_algorithm_is_exported():
+    import lockstep
+
+    assert {config.__name__ for config in lockstep.ALGORITHMS} <= set(lockstep.__all__)

@@ -33,4 +33,4 @@ def test_a_page_shows_the_functions_that_a_run_goes_through(name):
 def test_the_architecture_page_lists_every_file_with_what_it_holds():
     found = ROOMS.search((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
     assert found is not None
-    assert found[2] == rooms(), "files have changed: python tests/architecture/walks.py lists them anew"
+    assert found[2] == rooms(), "files have changed: python tests/architecture/walks.py --rooms lists them anew"

@@ -220,6 +220,10 @@ def pages() -> list[Path]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--rooms"]:
+        page = ROOT / "docs/architecture.md"
+        page.write_text(ROOMS.sub(lambda found: f"{found[1]}{rooms()}{found[3]}", page.read_text()), encoding="utf-8")
+        sys.exit()
     if sys.argv[1:]:
         print(*(tree(WALKS[name].trace()) for name in sys.argv[1:]), sep="\n")
         sys.exit()

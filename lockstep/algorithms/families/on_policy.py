@@ -94,7 +94,10 @@ class Evaluated:
 
 
 class OnPolicyLearner(Learner[Training]):
-    """The family of PPO, A2C, IMPALA and APPO."""
+    """The family of PPO, A2C, IMPALA and APPO, which all have a critic.
+
+    An on-policy algorithm without one subclasses `Learner` and makes its columns with `train_columns`.
+    """
 
     def setup_module(self, module_id: str) -> None:
         """Load compiled estimators and losses when the learner is built, not in its first update."""

@@ -72,17 +72,23 @@ class QLearner(Learner[Training]):
     # -- what comes next ---
 
     @torch.no_grad()
+    def target_q_values(self, module_id: str, batch: TensorColumns, column: str = Columns.NEXT_OBS) -> Tensor:
+        """Return the target network's values `[N, A]` of the observations in `column`."""
+        target = self.registered[f"{module_id}/target"].module
+        with self.mixed_precision():
+            return self.to_tensor(target.forward_train({Columns.OBS: batch[column]})["q_values"])
+
+    @torch.no_grad()
     def next_q_values(self, module_id: str, double_q: bool, batch: TensorColumns) -> tuple[Tensor, Tensor | None]:
         """Return the target network's values `[N, A]` of the next actions, and what picks one of them.
 
         With `double_q` that is the network that learns (van Hasselt et al. 2016), else None: the values themselves.
         """
-        target = self.registered[f"{module_id}/target"].module
+        values = self.target_q_values(module_id, batch)
+        if not double_q:
+            return values, None
         after = {Columns.OBS: batch[Columns.NEXT_OBS]}
         with self.mixed_precision():
-            values = self.to_tensor(target.forward_train(after)["q_values"])
-            if not double_q:
-                return values, None
             return values, self.to_tensor(self.module[module_id].forward_train(after)["q_values"])
 
     @torch.no_grad()
