@@ -232,7 +232,7 @@ class Ring:
 
     def in_order(self) -> np.ndarray:
         """Return all stored rows, sub-buffer after sub-buffer, oldest first; int64 [len]."""
-        out = np.empty(len(self), np.int64)
+        out = np.empty(self.stored, np.int64)
         self.kernels.in_order(self.count, self.oldest, self.num_rows, out)
         return out
 
