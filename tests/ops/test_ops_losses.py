@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lockstep.ops import approximate_kl, clipped_surrogate_loss, clipped_value_loss
+from lockstep.ops.losses import expectile_loss, exponential_weights
 
 RATIOS = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 6.0], dtype=torch.float64)
 ADVANTAGES = torch.tensor([2.0, 1.0, -1.0, 1.0, -1.0, -2.0], dtype=torch.float64)
@@ -103,3 +104,22 @@ def test_wrong_coefficients_are_refused(loss, number, options, words):
     with pytest.raises(ValueError) as refused:
         loss(*[torch.zeros(1)] * number, **options)
     assert words in str(refused.value)
+
+
+def test_the_expectile_loss_weighs_errors_by_their_sign():
+    errors = torch.tensor([-2.0, 0.0, 3.0])
+    torch.testing.assert_close(expectile_loss(errors, 0.7), torch.tensor([0.3 * 4, 0.0, 0.7 * 9]))
+    torch.testing.assert_close(expectile_loss(errors, 0.5), 0.5 * errors.square())
+    data = torch.tensor([0.0, 1.0, 2.0, 10.0])
+    found = torch.linspace(0, 10, 10001)[
+        torch.stack([expectile_loss(data - v, 0.9).mean() for v in torch.linspace(0, 10, 10001)]).argmin()
+    ]
+    weights = torch.where(data > found, 0.9, 0.1)
+    assert float(found) == pytest.approx(float((weights * data).sum() / weights.sum()), abs=2e-3)
+
+
+def test_exponential_weights_are_finite_where_they_are_limited():
+    advantages = torch.tensor([-1.0, 0.0, 1e6])
+    expected = torch.tensor([math.exp(-3.0), 1.0, 100.0])
+    torch.testing.assert_close(exponential_weights(advantages, 3.0, 100.0), expected)
+    assert exponential_weights(advantages, 0.0).tolist() == [1.0, 1.0, 1.0]
