@@ -89,7 +89,7 @@ def _finished(env: AnyEnv, step_timeout: float | None) -> VectorBoundary | None:
         return AsyncVectorEnvBoundary(env, step_timeout=step_timeout)
     if isinstance(env, VectorEnv):
         return VectorEnvBoundary(env)
-    return LightSyncVectorEnv([lambda: env]) if isinstance(env, gym.Env) else None
+    return LightSyncVectorEnv([lambda: env], owns_envs=False) if isinstance(env, gym.Env) else None
 
 
 def _build(

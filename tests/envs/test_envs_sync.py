@@ -3,11 +3,12 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import ClipAction, OrderEnforcing, TimeLimit
 
 from lockstep.envs import LightSyncVectorEnv, make_vector
 from lockstep.envs.counting import CountingEnv
-from lockstep.envs.sync import peel
+from lockstep.envs.sync import QuickDiscrete, peel, quicken_action_space
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1"])
@@ -39,6 +40,56 @@ def test_equals_single_environments_bit_by_bit(env_id):
             np.testing.assert_array_equal(result.obs[row], obs)
         assert result.any_done == bool(finals)
     assert endings >= num_envs
+
+
+MEMBERS = [
+    *range(-3, 8),
+    *(kind(value) for kind in (np.int64, np.int32, np.int8) for value in range(-3, 8)),
+    *(kind(value) for kind in (np.uint64, np.uint8) for value in range(8)),
+    True,
+    False,
+    np.bool_(True),
+    1.0,
+    np.float64(1.0),
+    2**70,
+    np.array(1),
+    np.array([1]),
+    np.array(1, dtype=np.int32),
+    "1",
+    None,
+    (1,),
+]
+
+
+@pytest.mark.parametrize("size, start", [(2, 0), (5, 0), (3, -2), (1, 6)])
+def test_the_quick_space_answers_as_gymnasiums(size, start):
+    plain, env = Discrete(size, start=start), CountingEnv()
+    env.action_space = Discrete(size, start=start)
+    quicken_action_space(env)
+    assert type(env.action_space) is QuickDiscrete
+    for value in MEMBERS:
+        assert env.action_space.contains(value) == plain.contains(value), repr(value)
+    assert env.action_space == plain
+    assert plain == env.action_space
+    assert repr(env.action_space) == repr(plain)
+    env.action_space.seed(3)
+    plain.seed(3)
+    assert [env.action_space.sample() for _ in range(20)] == [plain.sample() for _ in range(20)]
+
+
+def test_other_spaces_are_left_alone():
+    for space in (Discrete(3, dtype=np.int32), Discrete(10**6), Box(0, 1), QuickDiscrete(3)):
+        env = CountingEnv()
+        env.action_space = space
+        before = type(space)
+        quicken_action_space(env)
+        assert type(env.action_space) is before
+
+
+def test_a_finished_environment_of_the_caller_keeps_its_own_space_class():
+    env = gym.make("CartPole-v1")
+    make_vector(env)
+    assert type(env.action_space) is Discrete
 
 
 class CountingTwice(TimeLimit):
