@@ -50,19 +50,6 @@ NO_EXTRAS = {
 """columns of a batch that are no extra model outputs"""
 
 
-class Read(TypedDict, total=False):
-    """Options of all getters."""
-
-    neg_index_as_lookback: bool
-    fill: Any
-
-
-class ReadDiscrete(Read, total=False):
-    """Options of the getters of observations and actions."""
-
-    one_hot_discrete: bool
-
-
 class Write(TypedDict, total=False):
     """Options of all setters."""
 
@@ -401,59 +388,61 @@ class SingleAgentEpisode:
 
     # ---- reading -----------------------------------------------------------------------------------------
 
-    def get_observations(self, indices: Indices = None, **how: Unpack[ReadDiscrete]) -> Tree:
+    def get_observations(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Tree:
         """Return observations (T + 1 of them) at `indices`.
 
         None: all without lookback; an int: one; a list or slice: several. Negative indices count from the end, or
         with `neg_index_as_lookback=True` back from index 0. Outside: `IndexError`, or `fill` where it is given (slices
         without `fill` are clipped). `one_hot_discrete=True` gives Discrete parts as float32 one-hot vectors.
         """
-        return self._get(OBSERVATIONS, None, indices, **how)
+        return self._get(OBSERVATIONS, None, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
-    def get_actions(self, indices: Indices = None, **how: Unpack[ReadDiscrete]) -> Tree:
-        """Return actions (T of them); arguments as in `get_observations`."""
-        return self._get(ACTIONS, None, indices, **how)
-
-    def get_rewards(self, indices: Indices = None, **how: Unpack[Read]) -> Tree:
-        """Return rewards (T of them); arguments as in `get_observations`."""
-        return self._get(REWARDS, None, indices, **how)
-
-    def get_extra_model_outputs(self, key: str, indices: Indices = None, **how: Unpack[Read]) -> Tree:
-        """Return model outputs under `key` (T of them); arguments as in `get_observations`. Unknown: `KeyError`."""
-        return self._get(EXTRAS, key, indices, **how)
-
-    def get_infos(self, indices: Indices = None, **how: Unpack[Read]) -> Any:
-        """Return infos (T + 1 of them, a list); arguments as in `get_observations`."""
-        return self._get(INFOS, None, indices, **how)
-
-    def _get(
+    def get_actions(
         self,
-        name: str,
-        key: str | None,
-        indices: Indices,
+        indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
         fill: Any = None,
         one_hot_discrete: bool = False,
-    ) -> Any:
-        if name == OBSERVATIONS:
-            self.to_numpy()
-            tree = self._columns[name]
-        else:
-            tree = self.stored_column(name, key)
-        stored = self._num_rows(name)
-        where = positions_of(
-            indices, self._lookback, stored, neg_index_as_lookback, fill=fill is not None, name=key or name
-        )
-        if name == INFOS:
-            return read_list(tree, where, fill)
+    ) -> Tree:
+        """Return actions (T of them); arguments as in `get_observations`."""
+        return self._get(ACTIONS, None, indices, neg_index_as_lookback, fill, one_hot_discrete)
+
+    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Tree:
+        """Return rewards (T of them); arguments as in `get_observations`."""
+        return self._get(REWARDS, None, indices, neg_index_as_lookback, fill)
+
+    def get_extra_model_outputs(
+        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+    ) -> Tree:
+        """Return model outputs under `key` (T of them); arguments as in `get_observations`. Unknown: `KeyError`."""
+        return self._get(EXTRAS, key, indices, neg_index_as_lookback, fill)
+
+    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+        """Return infos (T + 1 of them, a list); arguments as in `get_observations`."""
+        infos, filled = self._all_infos(), fill is not None
+        where = positions_of(indices, self._lookback, len(infos), neg_index_as_lookback, fill=filled, name=INFOS)
+        return read_list(infos, where, fill)
+
+    def _get(self, name: str, key: str | None, indices: Indices, negative: bool, fill: Any, hot: bool = False) -> Tree:
+        self.to_numpy()
+        tree = self._columns[name] if key is None else self.stored_column(name, key)
+        stored = self._stored + (name == OBSERVATIONS and tree is not None)
+        where = positions_of(indices, self._lookback, stored, negative, fill=fill is not None, name=key or name)
         if name == OBSERVATIONS and self._last_obs is not None:
-            if isinstance(where, int) and where == stored - 1 and not one_hot_discrete:
+            if isinstance(where, int) and where == stored - 1 and not hot:
                 return self._last_obs
             inside = isinstance(where, int) or (isinstance(where, slice) and where.stop < stored)
-            if not inside or one_hot_discrete:
+            if not inside or hot:
                 tree = self.stored_column(name)
-        if one_hot_discrete:
+        if hot:
             tree = one_hot(tree, self._space_of(name), name)
         return read_tree(tree, where, fill, stored)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 from uuid import uuid4
 
 import numpy as np
@@ -31,8 +31,6 @@ from lockstep.data.episode import (
     INFOS,
     OBSERVATIONS,
     REWARDS,
-    Read,
-    ReadDiscrete,
     SingleAgentEpisode,
     Write,
     check_follows,
@@ -48,15 +46,19 @@ MappingFn = Callable[[AgentID, "MultiAgentEpisode"], str]
 AgentIDs = Collection[AgentID] | AgentID | None
 
 
-class ReadAgents(Read, total=False):
+class ReadAgents(TypedDict, total=False):
     """Options of all getters."""
 
     env_steps: bool
+    neg_index_as_lookback: bool
+    fill: Any
     return_list: bool
 
 
-class ReadDiscreteAgents(ReadAgents, ReadDiscrete, total=False):
+class ReadDiscreteAgents(ReadAgents, total=False):
     """Options of the getters of observations and actions."""
+
+    one_hot_discrete: bool
 
 
 class WriteAgents(Write, total=False):
