@@ -18,7 +18,7 @@ import numpy as np
 from lockstep.data.codec import describe_space
 from lockstep.data.columns import Columns
 from lockstep.data.episode import ACTIONS, EXTRAS, INFOS, OBSERVATIONS, REWARDS, SingleAgentEpisode
-from lockstep.data.indices import Indices, positions_of
+from lockstep.data.indices import Indices, position_array
 from lockstep.data.trees import (
     Tree,
     check_in_space,
@@ -70,14 +70,14 @@ def describe_spaces(spaces: Mapping[AgentID, Any] | None) -> list[list[Any]] | N
 
 def flags_by_step(
     flags: AgentDict, observations: Sequence[AgentDict], actions: Sequence[AgentDict], rewards: Sequence[AgentDict]
-) -> dict[int, dict[AgentID, bool]]:
-    """Return env step -> the flags of the agents that have their last data in it."""
-    result: dict[int, dict[AgentID, bool]] = {}
-    for agent, flag in flags.items():
-        if agent != ALL and flag:
-            data = zip(observations[1:], actions, rewards)
-            last = max([0, *(i for i, parts in enumerate(data) if any(agent in part for part in parts))])
-            result.setdefault(last, {})[agent] = bool(flag)
+) -> list[dict[AgentID, bool]]:
+    """Return the flags of each env step: an agent's in the step of its last data, that of `__all__` in the last."""
+    steps = [*zip(observations[1:], actions, rewards)]
+    result = [{ALL: False} for _ in steps]
+    result[-1:] = [{ALL: flags[ALL]} if ALL in flags else {}]
+    for agent in [agent for agent, flag in flags.items() if flag and agent != ALL]:
+        last = max([0, *(i for i, parts in enumerate(steps) if any(agent in part for part in parts))])
+        result[last][agent] = True
     return result
 
 
@@ -95,13 +95,13 @@ def by_agent(new_data: Any, length: int, name: str) -> tuple[dict[AgentID, list[
 class EnvStep(NamedTuple):
     """The data that one env step brought, by agent."""
 
-    observations: AgentDict
-    actions: AgentDict
-    rewards: AgentDict
-    infos: AgentDict
-    extra_model_outputs: AgentDict
-    terminateds: AgentDict
-    truncateds: AgentDict
+    observations: AgentDict = {}
+    actions: AgentDict = {}
+    rewards: AgentDict = {}
+    infos: AgentDict = {}
+    extra_model_outputs: AgentDict = {}
+    terminateds: AgentDict = {}
+    truncateds: AgentDict = {}
 
     def flags(self, agent: AgentID) -> tuple[bool, bool]:
         """Return (terminated, truncated) of an agent; `__all__` speaks for agents without a flag of their own."""
@@ -125,16 +125,6 @@ class Waiting(NamedTuple):
 
     action: Any
     extras: Mapping[str, Any] | None
-
-    def value(self, name: str, key: str | None) -> Any:
-        """Return the action or model outputs; `KeyError` for an output that it has not."""
-        if name == ACTIONS:
-            return self.action
-        if key is None:
-            return dict(self.extras or {})
-        if key not in (self.extras or {}):
-            raise KeyError(f"no extra model output {key!r}; there are {sorted(self.extras or ())}")
-        return (self.extras or {})[key]
 
 
 @dataclass(slots=True)
@@ -290,8 +280,7 @@ class AgentSteps:
     def own_positions(self, name: str, indices: Indices, negative: bool, fill: bool) -> np.ndarray:
         """Return the positions of the agent's own steps in a column."""
         label, rows = f"{name} of agent {self.agent!r}", self.num_rows(name)
-        where = positions_of(indices, self.own.len_lookback_buffer, rows, negative, fill=fill, name=label)
-        return np.arange(rows)[where] if isinstance(where, slice) else np.atleast_1d(np.asarray(where, dtype=np.int64))
+        return position_array(indices, self.own.len_lookback_buffer, rows, negative, fill=fill, name=label)
 
     def positions_at(self, name: str, times: np.ndarray, begin: int) -> np.ndarray:
         """Return the row of a column for each time from `begin` on, -1 where there is none."""
@@ -309,27 +298,31 @@ class AgentSteps:
 
     def column(self, name: str, key: str | None, hot: bool = False) -> Tree:
         """Return a whole column, with what waits as its last row; a list for infos."""
-        tree = self._stored(name, key)
-        if name not in (OBSERVATIONS, INFOS) and self.waiting is not None:
-            try:
-                row = self.waiting_reward() if name == REWARDS else self.waiting.value(name, key)
-            except KeyError as error:
-                raise self.named(error) from None
-            rows = stack_rows(name, [row])
-            tree = rows if tree is None else concat_trees([tree, rows], name)
+        waits = self.waiting if name not in (OBSERVATIONS, INFOS) else None
+        try:
+            if name == EXTRAS and len(self.times) < 2:
+                tree = None if key is None else self.own.stored_column(EXTRAS).get(key)
+            else:
+                tree = self.own.stored_column(name, key)
+            if waits is not None:
+                rows = stack_rows(name, [self._waiting_value(waits, name, key)])
+                tree = rows if tree is None else concat_trees([tree, rows], name)
+        except KeyError as error:
+            raise self.named(error) from None
         if hot:
             space = self.own.observation_space if name == OBSERVATIONS else self.own.action_space
             return one_hot(tree, space, name)
         return np.empty(0, dtype=np.float32) if tree is None else tree
 
-    def _stored(self, name: str, key: str | None) -> Tree:
-        """Return a column without what waits; None without a step."""
-        if name == EXTRAS and len(self.times) < 2:
-            return None if key is None else self.own.stored_column(EXTRAS).get(key)
-        try:
-            return self.own.stored_column(name, key)
-        except KeyError as error:
-            raise self.named(error) from None
+    def _waiting_value(self, waiting: Waiting, name: str, key: str | None) -> Any:
+        if name == REWARDS:
+            return self.waiting_reward()
+        if name == ACTIONS:
+            return waiting.action
+        extras = dict(waiting.extras or {})
+        if key is not None and key not in extras:
+            raise KeyError(f"no extra model output {key!r}; there are {sorted(extras)}")
+        return extras if key is None else extras[key]
 
     def named(self, error: Exception) -> Exception:
         """Return the error with the agent's name before it."""
@@ -374,13 +367,10 @@ class AgentSteps:
         single, steps = self.own, len(self.times) - 1 + (name == OBSERVATIONS)
         waits = positions == steps
         kept = map_tree(lambda leaf: leaf[~waits], rows)
-        before = single.len_lookback_buffer
+        last = None
         try:
-            last = (
-                self._replaced_waiting(name, key, map_tree(lambda leaf: leaf[waits][-1:], rows))
-                if waits.any()
-                else None
-            )
+            if waits.any():
+                last = self._replaced_waiting(name, key, map_tree(lambda leaf: leaf[waits][-1:], rows))
             if name == EXTRAS and key not in single.stored_column(EXTRAS) and len(self.times) > 1:
                 wanted = len(single) + (self.waiting is not None)
                 if len(positions) != wanted:
@@ -388,7 +378,7 @@ class AgentSteps:
                 return single.replaced_column(name, key, kept, None, True), last
             if waits.all():
                 return None, last
-            return single.replaced_column(name, key, kept, positions[~waits] - before, True), last
+            return single.replaced_column(name, key, kept, positions[~waits] - single.len_lookback_buffer, True), last
         except (ValueError, IndexError, KeyError) as error:
             raise self.named(error) from None
 

@@ -140,7 +140,6 @@ def positions_of(
     Raises:
         IndexError: an int or an item of a list is outside, without `fill`.
     """
-
     if indices is None:
         return slice(lookback, stored)
     if isinstance(indices, slice):
@@ -155,6 +154,14 @@ def positions_of(
         if not fill and not 0 <= position < stored:
             raise _outside(index, name, lookback, stored)
     return np.array(found, dtype=np.int64)
+
+
+def position_array(
+    indices: Indices, lookback: int, stored: int, neg_index_as_lookback: bool, *, fill: bool, name: str
+) -> np.ndarray:
+    """Return `positions_of` as an int64 array."""
+    where = positions_of(indices, lookback, stored, neg_index_as_lookback, fill=fill, name=name)
+    return np.arange(stored)[where] if isinstance(where, slice) else np.atleast_1d(np.asarray(where, dtype=np.int64))
 
 
 def _position(index: int, lookback: int, stored: int, neg_index_as_lookback: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, Literal, TypedDict, Unpack
 from uuid import uuid4
 
@@ -36,7 +36,7 @@ from lockstep.data.episode import (
     check_follows,
     check_state,
 )
-from lockstep.data.indices import Indices, lookback_steps, positions_of, run_of_steps
+from lockstep.data.indices import Indices, lookback_steps, position_array, run_of_steps
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from lockstep.data.trees import Tree, as_rows, num_items, read_list, read_tree, row_of, stack_rows
 from lockstep.state.checks import check_whole
@@ -69,7 +69,6 @@ class WriteAgents(Write, total=False):
     return_list: bool
 
 
-_NO_LIST = "return_list=True needs env_steps=True: agents' own steps have no common index"
 _STATE = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated", "is_reset")
 
 
@@ -180,11 +179,9 @@ class MultiAgentEpisode:
         """
         if self.is_reset:
             raise ValueError(f"episode {self.id_} has been reset already and is at t={self.env_t}")
-        infos = as_agent_dict(infos, INFOS)
-        step = EnvStep(as_agent_dict(observations, OBSERVATIONS), {}, {}, infos, {}, {}, {})
-        self._check_step(step)
-        for agent, observation in step.observations.items():
-            self._begin_agent(agent, observation, infos.get(agent))
+        step = EnvStep(as_agent_dict(observations, OBSERVATIONS), infos=as_agent_dict(infos, INFOS))
+        for agent in self._checked_agents(step):
+            self._begin_agent(agent, step)
         self.is_reset = True
         self._start_time = self._last_time = time.perf_counter()
 
@@ -213,21 +210,13 @@ class MultiAgentEpisode:
                 without action; a step before the reset or after the end.
             TypeError: values that are no dicts.
         """
-        step = EnvStep(
-            as_agent_dict(observations, OBSERVATIONS),
-            as_agent_dict(actions, ACTIONS),
-            as_agent_dict(rewards, REWARDS),
-            as_agent_dict(infos, INFOS),
-            as_agent_dict(extra_model_outputs, EXTRAS),
-            as_agent_dict(terminateds, "terminateds"),
-            as_agent_dict(truncateds, "truncateds"),
-        )
+        data = (observations, actions, rewards, infos, extra_model_outputs, terminateds, truncateds)
+        step = EnvStep(*map(as_agent_dict, data, EnvStep._fields))
         if not self.is_reset or self.is_done:
             state = f"ended at t={self.env_t}" if self.is_done else "has not been reset; call add_env_reset first"
             agents = list(dict.fromkeys(step.agents()))
             raise self._problem(agents[0] if len(agents) == 1 else agents, f"data came, but the episode {state}")
-        self._check_step(step)
-        self._apply(step)
+        self._apply(step, self._checked_agents(step))
         self._last_time = time.perf_counter()
 
     def _problem(self, agent: AgentID, reason: str) -> MultiAgentEnvError:
@@ -236,9 +225,10 @@ class MultiAgentEpisode:
             f"agent {agent!r} in env step {self.env_t} of episode {self.id_}: {reason}; able to act are {able}"
         )
 
-    def _check_step(self, step: EnvStep) -> None:
-        """Raise `MultiAgentEnvError` for data that cannot be; the episode is as before."""
-        for agent in dict.fromkeys([*self._agents, *step.agents()]):
+    def _checked_agents(self, step: EnvStep) -> list[AgentID]:
+        """Return the agents known so far and those of a step; `MultiAgentEnvError` for data that cannot be."""
+        agents = list(dict.fromkeys([*self._agents, *step.agents()]))
+        for agent in agents:
             steps = self._agents.get(agent)
             reason = self._name_problem(agent) if steps is None else None
             steps = steps or AgentSteps(agent)
@@ -247,6 +237,7 @@ class MultiAgentEpisode:
                 reason = self._first_problem(agent, step.observations[agent])
             if reason is not None:
                 raise self._problem(agent, reason)
+        return agents
 
     def _name_problem(self, agent: AgentID) -> str | None:
         """Return why an agent without data so far cannot appear; None where it can."""
@@ -264,23 +255,20 @@ class MultiAgentEpisode:
             return None
         return f"the observation {observation!r} does not lie in the space {space}"
 
-    def _apply(self, step: EnvStep) -> None:
+    def _apply(self, step: EnvStep, agents: Sequence[AgentID]) -> None:
         """Add a checked step."""
         self.env_t += 1
-        named = [*self._agents]
-        for data in (step.observations, step.rewards, step.terminateds, step.truncateds):
-            named += [agent for agent in data if agent not in self._agents and agent != ALL]
         ended = []
-        for agent in dict.fromkeys(named):
+        for agent in agents:
             steps = self._agents.get(agent)
             if steps is None:
                 if not (agent in step.observations or step.rewards.get(agent) or any(step.own_flags(agent))):
-                    continue  # a flag that says that nothing happened
+                    continue  # a reward of 0, which says that nothing happened
                 steps = self._agents[agent] = AgentSteps(agent)
             if steps.ended_at is not None:
                 continue
             if steps.episode is None and agent in step.observations:
-                self._begin_agent(agent, step.observations[agent], step.infos.get(agent))
+                self._begin_agent(agent, step)
             if steps.apply(step, self.env_t):
                 ended.append(agent)
         self.is_terminated = bool(step.terminateds.get(ALL))
@@ -292,7 +280,7 @@ class MultiAgentEpisode:
             self.is_terminated = any(step.flags(agent)[0] for agent in ended)
             self.is_truncated = not self.is_terminated
 
-    def _begin_agent(self, agent: AgentID, observation: Tree, info: Mapping[str, Any] | None) -> None:
+    def _begin_agent(self, agent: AgentID, step: EnvStep) -> None:
         """Add an agent with its first observation, which came now."""
         single = self.agent_episodes[agent] = SingleAgentEpisode(
             self._agent_episode_ids.get(agent),
@@ -303,7 +291,8 @@ class MultiAgentEpisode:
             action_space=(self._action_spaces or {}).get(agent),
             t_started=self._agent_t_started.get(agent, 0),
         )
-        self._agents.setdefault(agent, AgentSteps(agent)).begin(single, self.env_t, observation, info)
+        steps = self._agents.setdefault(agent, AgentSteps(agent))
+        steps.begin(single, self.env_t, step.observations[agent], step.infos.get(agent))
 
     def _replay(
         self,
@@ -319,20 +308,16 @@ class MultiAgentEpisode:
         self.env_t = self.env_t_started = start - lookback
         actions, rewards = steps[ACTIONS] or [], steps[REWARDS] or []
         infos, extras = infos or [{}] * (num_steps + 1), steps[EXTRAS] or [{}] * num_steps
-        own = [flags_by_step(named, observations, actions, rewards) for named in flags]
+        terminateds, truncateds = (flags_by_step(named, observations, actions, rewards) for named in flags)
         self.add_env_reset(observations[0], infos[0])
         for i in range(num_steps):
-            last = i == num_steps - 1
-            ends = [{**named.get(i, {}), ALL: bool(whole.get(ALL)) and last} for named, whole in zip(own, flags)]
-            if last and not any(ALL in whole for whole in flags):
-                ends = [{agent: flag for agent, flag in named.items() if agent != ALL} for named in ends]
             self.add_env_step(
                 observations[i + 1],
                 actions[i],
                 rewards[i],
                 infos[i + 1],
-                terminateds=ends[0],
-                truncateds=ends[1],
+                terminateds=terminateds[i],
+                truncateds=truncateds[i],
                 extra_model_outputs=extras[i],
             )
         self.env_t_started, self._lookback = start, lookback
@@ -509,32 +494,28 @@ class MultiAgentEpisode:
         return_list: bool = False,
     ) -> Any:
         filled = fill is not None
-        if not env_steps:
-            if return_list:
-                raise ValueError(_NO_LIST)
-            times, single = np.empty(0, np.int64), isinstance(indices, int | np.integer)
-        else:
-            times, single = self._times(name, indices, neg_index_as_lookback, filled)
-        begin = self.env_t_started - self._lookback
+        times, single = self._times(name, indices, neg_index_as_lookback, filled, env_steps, return_list)
         read: dict[AgentID, tuple[np.ndarray, Any]] = {}
         for agent in self._chosen(agent_ids):
             steps = self._agents[agent]
             if env_steps:
-                positions = steps.positions_at(name, times, begin)
-                found = np.full(len(times), True) if filled else positions >= 0
-                positions = positions[found]
+                positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
             else:
-                positions = found = steps.own_positions(name, indices, neg_index_as_lookback, filled)
+                positions = steps.own_positions(name, indices, neg_index_as_lookback, filled)
+            found = np.full(len(positions), True) if filled else positions >= 0
+            positions = positions[found]
             column = steps.column(name, key, one_hot_discrete) if len(positions) else {}
-            if not isinstance(column, dict) or column:
-                read[agent] = found, _read(column, positions, fill, steps.num_rows(name))
+            if isinstance(column, list):
+                read[agent] = found, read_list(column, positions, fill)
+            elif not isinstance(column, dict) or column:
+                read[agent] = found, read_tree(column, positions, fill, steps.num_rows(name))
         if return_list:
             result: list[dict[AgentID, Any]] = [{} for _ in range(len(times))]
             for agent, (found, rows) in read.items():
                 for row, index in enumerate(np.flatnonzero(found).tolist()):
-                    result[index][agent] = _row(rows, row)
+                    result[index][agent] = row_of(rows, row)
             return result
-        return {agent: _row(rows, 0) if single else rows for agent, (_, rows) in read.items()}
+        return {agent: row_of(rows, 0) if single else rows for agent, (_, rows) in read.items()}
 
     def _chosen(self, agent_ids: AgentIDs) -> list[AgentID]:
         """Return the agents asked for; `KeyError` for one that has no observation in this episode."""
@@ -548,15 +529,18 @@ class MultiAgentEpisode:
             raise KeyError(f"no agent {unknown[0]!r} in episode {self.id_}; its agents are {[*self.agent_episodes]}")
         return chosen
 
-    def _times(self, name: str, indices: Indices, negative: bool, fill: bool) -> tuple[np.ndarray, bool]:
-        """Return the environment times that env-step `indices` mean, and whether they are one int."""
+    def _times(
+        self, name: str, indices: Indices, negative: bool, fill: bool, env_steps: bool, return_list: bool
+    ) -> tuple[np.ndarray, bool]:
+        """Return the times that env-step `indices` mean (none for agents' own steps), and whether they are one int."""
+        single = isinstance(indices, int | np.integer)
+        if not env_steps:
+            if return_list:
+                raise ValueError("return_list=True needs env_steps=True: agents' own steps have no common index")
+            return np.empty(0, np.int64), single
         stored = self._lookback + len(self) + (name in (OBSERVATIONS, INFOS))
-        where = positions_of(indices, self._lookback, stored, negative, fill=fill, name=name)
-        if isinstance(where, slice):
-            positions = np.arange(stored)[where]
-        else:
-            positions = np.atleast_1d(np.asarray(where, dtype=np.int64))
-        return positions + (self.env_t_started - self._lookback), isinstance(where, int)
+        positions = position_array(indices, self._lookback, stored, negative, fill=fill, name=name)
+        return positions + (self.env_t_started - self._lookback), single
 
     # ---- writing -----------------------------------------------------------------------------------------
 
@@ -598,12 +582,10 @@ class MultiAgentEpisode:
         return_list: bool = False,
     ) -> None:
         """Replace columns; everything is checked before anything is changed."""
-        times, single = (None, False) if not env_steps else self._times(name, at_indices, neg_index_as_lookback, False)
+        times, single = self._times(name, at_indices, neg_index_as_lookback, False, env_steps, return_list)
         at: dict[AgentID, np.ndarray] = {}
         if return_list:
-            if times is None:
-                raise ValueError(_NO_LIST)
-            new_data, at = by_agent(new_data, 0 if times is None else len(times), name)
+            new_data, at = by_agent(new_data, len(times), name)
             single = False
         if not isinstance(new_data, Mapping):
             raise TypeError(f"new_data is a {type(new_data).__name__}; a dict of agent id -> new {name} is needed")
@@ -612,9 +594,8 @@ class MultiAgentEpisode:
             if agent not in new_data:
                 raise KeyError(f"new_data has no agent {agent!r}; it has {[*new_data]}")
             steps = self._agents[agent]
-            if times is None:
+            if not env_steps:
                 positions = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
-                single = isinstance(at_indices, int | np.integer)
             else:
                 must = at.get(agent, np.full(len(times), single))
                 positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
@@ -663,20 +644,11 @@ class MultiAgentEpisode:
     def _piece(self, start: int, stop: int, lookback: int) -> MultiAgentEpisode:
         """Return env steps `start:stop` with `lookback` of them before, as views."""
         begin, end = self.env_t_started + start, self.env_t_started + stop
-        part = type(self)(
-            self.id_,
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            env_t_started=begin,
-            agent_module_ids=self._modules,
-            agent_episode_ids=self._agent_episode_ids,
-            agent_t_started=self._agent_t_started,
-            agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
-        )
-        part.env_t, part.is_reset = end, self.is_reset
-        part.custom_data = deepcopy(self.custom_data)
-        if stop == len(self):
-            part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
+        part = copy(self)
+        part.env_t_started, part.env_t = begin, end
+        part._modules, part.custom_data = dict(self._modules), deepcopy(self.custom_data)
+        if stop < len(self):
+            part.is_terminated = part.is_truncated = False
         pieces = [steps.piece(begin, end, lookback) for steps in self._agents.values()]
         part._hold([piece for piece in pieces if piece is not None], lookback, now=self._last_time)
         return part
@@ -695,11 +667,10 @@ class MultiAgentEpisode:
         """
         if not isinstance(other, type(self)):
             raise TypeError(f"concat_episode takes a {type(self).__name__}, not {other!r}")
-        theirs, boundary = other._agents, self.env_t
-        self._check_contiguous(other, theirs)
-        for agent, steps in theirs.items():
+        self._check_contiguous(other)
+        for agent, steps in other._agents.items():
             mine = self._agents.setdefault(agent, AgentSteps(agent))
-            mine.follow(steps, boundary)
+            mine.follow(steps, self.env_t)
             if mine.episode is not None:
                 self.agent_episodes.setdefault(agent, mine.episode)
         self.env_t = other.env_t
@@ -708,13 +679,13 @@ class MultiAgentEpisode:
         self._duration += other.get_duration_s()
         self.custom_data.update(other.custom_data)
 
-    def _check_contiguous(self, other: MultiAgentEpisode, theirs: Mapping[AgentID, AgentSteps]) -> None:
+    def _check_contiguous(self, other: MultiAgentEpisode) -> None:
         check_follows(self.id_, self.env_t, self.is_done, other.id_, other.env_t_started)
         if not (self.is_reset and other.is_reset):
             raise ValueError("both pieces need an observation; call add_env_reset first")
         for agent, steps in self._agents.items():
-            steps.check_contiguous(theirs.get(agent), self.env_t)
-        for agent, steps in theirs.items():
+            steps.check_contiguous(other._agents.get(agent), self.env_t)
+        for agent, steps in other._agents.items():
             if steps.times and agent not in self.agent_episodes and steps.times[0] <= self.env_t:
                 raise ValueError(
                     f"agent {agent!r} is missing in the first piece and has an observation of t={steps.times[0]}"
@@ -802,11 +773,3 @@ def _check_lists(lists: Mapping[str, Sequence[AgentDict] | None], flags: Sequenc
     if not num_steps and any(any(named.values()) for named in flags):
         raise ValueError("flags are given without a step at which the episode could have ended")
     return num_steps
-
-
-def _read(column: Tree, where: Any, fill: Tree, available: int) -> Any:
-    return read_list(column, where, fill) if isinstance(column, list) else read_tree(column, where, fill, available)
-
-
-def _row(rows: Tree, index: int) -> Any:
-    return rows[index] if isinstance(rows, list) else row_of(rows, index)
