@@ -26,7 +26,7 @@ from lockstep.data.trees import (
     map_tree,
     object_rows,
     one_hot,
-    row_of,
+    rows_of,
     same_kind,
     stack_rows,
     trees_equal,
@@ -388,7 +388,7 @@ class AgentSteps:
             rows = zip_trees(same_kind, [rows, stack_rows(name, [self.waiting.action])], name)
         space = {OBSERVATIONS: self.own.observation_space, ACTIONS: self.own.action_space}.get(name)
         check_in_space(rows, space, key or name)
-        return row_of(rows, 0)
+        return rows_of(rows, 0)
 
     def put(self, name: str, key: str | None, column: Tree, last: Any, now: int) -> None:
         """Store what `replaced` returned."""
@@ -432,8 +432,8 @@ class AgentSteps:
 
     def _step_at(self, position: int) -> Waiting:
         """Return action and model outputs of a stored step, as they waited before it was closed."""
-        extras = {key: row_of(tree, position) for key, tree in self.own.stored_column(EXTRAS).items()}
-        return Waiting(row_of(self.own.stored_column(ACTIONS), position), extras or None)
+        extras = {key: rows_of(tree, position) for key, tree in self.own.stored_column(EXTRAS).items()}
+        return Waiting(rows_of(self.own.stored_column(ACTIONS), position), extras or None)
 
     def look_back(self, start: int) -> SingleAgentEpisode:
         """Make the steps before time `start` the lookback of the agent's episode; return it."""

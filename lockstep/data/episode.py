@@ -28,7 +28,7 @@ from lockstep.data.trees import (
     one_hot,
     read_list,
     read_tree,
-    row_of,
+    rows_of,
     same_kind,
     stack_rows,
     trees_equal,
@@ -294,9 +294,6 @@ class SingleAgentEpisode:
         """Number of steps stored, lookback included."""
         return self._lookback + self.t - self.t_started
 
-    def _num_rows(self, name: str) -> int:
-        return self._stored + (name in (OBSERVATIONS, INFOS) and self.is_reset)
-
     @property
     def is_reset(self) -> bool:
         """Whether there is a first observation."""
@@ -521,7 +518,7 @@ class SingleAgentEpisode:
         if name == EXTRAS and key not in self._extras:
             return self._new_extra(str(key), as_rows(new_data, str(key)), indices)
         old = self.stored_column(name, key)
-        stored, space = self._num_rows(name), self._space_of(name)
+        stored, space = self._stored + (name == OBSERVATIONS and old is not None), self._space_of(name)
         where = positions_of(indices, self._lookback, stored, neg_index_as_lookback, fill=False, name=key or name)
         rows = stack_rows(name, [new_data]) if isinstance(where, int) else as_rows(new_data, name)
         if old is None:
@@ -758,7 +755,7 @@ def _check_run_of_steps(columns: Mapping[str, Any]) -> None:
         raise ValueError(f"column 't', row {jumps[0] + 1}: {after} does not follow {before}; steps must be in order")
     before, after = _rows(columns[Columns.NEXT_OBS], 0, -1), _rows(columns[Columns.OBS], 1, None)
     if not trees_equal(before, after):
-        row = next(i for i in range(num_items(after)) if not trees_equal(row_of(before, i), row_of(after, i)))
+        row = next(i for i in range(num_items(after)) if not trees_equal(rows_of(before, i), rows_of(after, i)))
         raise ValueError(
             f"column 'new_obs', row {row} is not column 'obs', row {row + 1}: they are not steps one after another"
         )

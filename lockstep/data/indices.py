@@ -287,9 +287,7 @@ def time_major_to_padded(leaf: Leaf) -> Leaf:
 
 def sequence_at(starts: np.ndarray, row: int) -> int:
     """Return the number of the sequence that holds `row`; at the end, the number of all sequences."""
-    if row <= 0 or row >= starts[-1]:
-        return 0 if row <= 0 else len(starts) - 1
-    return int(np.searchsorted(starts[1:], row, side="right"))
+    return int(np.searchsorted(starts[1:], row, side="right")) if row else 0
 
 
 def index_second(leaf: Leaf, sequences: slice | np.ndarray) -> Leaf:

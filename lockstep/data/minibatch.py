@@ -57,7 +57,6 @@ def multi_minibatch_indices(
     A minibatch holds `minibatch_size` rows of the largest module and of the others their proportion; modules
     without rows are left out.
     """
-    shuffle = shuffle and minibatch_size is not None
     _check(num_rows, minibatch_size, num_epochs, shuffle, rng)
     sizes = {module_id: rows for module_id, rows in num_rows.items() if rows}
     if not sizes:
@@ -65,6 +64,7 @@ def multi_minibatch_indices(
     largest = max(sizes.values())
     size = largest if minibatch_size is None else min(minibatch_size, largest)
     per_pass = minibatches_per_pass(sizes, minibatch_size)
+    shuffle = shuffle and minibatch_size is not None
     streams = {} if shuffle else {key: np.arange(rows) for key, rows in sizes.items()}
     if num_epochs > 1:  # two times, so that a piece that runs over the end is one slice
         streams = {key: np.concatenate([index, index]) for key, index in streams.items()}
@@ -94,7 +94,7 @@ def _check(
     check_whole("num_epochs", num_epochs, 1)
     if any(rows < 0 for rows in num_rows.values()):
         raise ValueError(f"numbers of rows cannot be negative: {dict(num_rows)}")
-    if shuffle and rng is None:
+    if shuffle and minibatch_size is not None and rng is None:
         raise ValueError("shuffle=True needs a numpy random generator `rng`")
 
 
@@ -124,13 +124,7 @@ class MiniBatchIterator:
         )
         self._rows = {key: num_units(part) for key, part in self._modules.items()}
         self._options: tuple[Any, ...] = (minibatch_size, num_epochs, shuffle_batch_per_epoch, rng)
-        _check(
-            self._rows,
-            minibatch_size,
-            num_epochs,
-            shuffle_batch_per_epoch and minibatch_size is not None,
-            rng,
-        )
+        _check(self._rows, *self._options)
 
     def __iter__(self) -> Iterator[SampleBatch | MultiAgentBatch]:
         for rows in multi_minibatch_indices(self._rows, *self._options):

@@ -38,7 +38,7 @@ from lockstep.data.episode import (
 )
 from lockstep.data.indices import Indices, lookback_steps, position_array, run_of_steps
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
-from lockstep.data.trees import Tree, as_rows, num_items, read_list, read_tree, row_of, stack_rows
+from lockstep.data.trees import Tree, as_rows, num_items, read_list, read_tree, rows_of, stack_rows
 from lockstep.state.checks import check_whole
 
 Slice = slice  # the method of this name hides the type in the class
@@ -513,9 +513,9 @@ class MultiAgentEpisode:
             result: list[dict[AgentID, Any]] = [{} for _ in range(len(times))]
             for agent, (found, rows) in read.items():
                 for row, index in enumerate(np.flatnonzero(found).tolist()):
-                    result[index][agent] = row_of(rows, row)
+                    result[index][agent] = rows_of(rows, row)
             return result
-        return {agent: row_of(rows, 0) if single else rows for agent, (_, rows) in read.items()}
+        return {agent: rows_of(rows, 0) if single else rows for agent, (_, rows) in read.items()}
 
     def _chosen(self, agent_ids: AgentIDs) -> list[AgentID]:
         """Return the agents asked for; `KeyError` for one that has no observation in this episode."""

@@ -12,9 +12,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import leaves, map_tree, zip_trees
-
-Tree = Any
+from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
 
 
 class RolloutStore:
@@ -93,11 +91,8 @@ class RolloutStore:
             new[: leaf.shape[0]] = leaf
             return new
 
-        self.obs, self.actions, self.rewards = (
-            map_tree(grown, self.obs),
-            grown(self.actions),
-            grown(self.rewards),
-        )
+        self.obs = map_tree(grown, self.obs)
+        self.actions, self.rewards = grown(self.actions), grown(self.rewards)
         self.terminateds, self.truncateds = grown(self.terminateds), grown(self.truncateds)
         self.valid = grown(self.valid)
         self.valid[old:] = True
@@ -199,12 +194,14 @@ class RolloutStore:
         `envs`: in these environments only.
         """
         if self.size:
-            last = self.size - 1
-            open_envs = np.flatnonzero(~self.ends()[last])
-            open_envs = open_envs if envs is None else np.intersect1d(open_envs, envs)
-            if open_envs.size:
-                self.final_index.append(last * self.num_envs + open_envs)
-                self.final_obs.append(self._obs_at(self.size, open_envs))
+            open_envs = np.flatnonzero(~self.ends()[-1])
+            self._leave(self.size, open_envs if envs is None else np.intersect1d(open_envs, envs))
+
+    def _leave(self, t: int, envs: np.ndarray) -> None:
+        """Leave the episodes of these environments behind before row `t`."""
+        if envs.size:
+            self.final_index.append((t - 1) * self.num_envs + envs)
+            self.final_obs.append(rows_of(self.obs, (t, envs)))
 
     def lose(self, t: int, envs: np.ndarray) -> None:
         """Leave the episodes under way in these environments before row `t`, which is no transition of theirs.
@@ -217,13 +214,8 @@ class RolloutStore:
             return
         if t in self.t_started_later:
             self.t_started_later[t][envs] = 0
-        ended = {int(i) for index in self.final_index for i in index}
-        open_envs = np.array(
-            [b for b in envs if (t - 1) * self.num_envs + b not in ended and self.valid[t - 1, b]], int
-        )
-        if open_envs.size:
-            self.final_index.append((t - 1) * self.num_envs + open_envs)
-            self.final_obs.append(self._obs_at(t, open_envs))
+        ended = np.isin((t - 1) * self.num_envs + envs, np.concatenate([[-1], *self.final_index]))
+        self._leave(t, envs[~ended & self.valid[t - 1, envs]])
 
     def restart(self) -> None:
         """Empty the store and begin a new episode in every environment."""
@@ -245,7 +237,7 @@ class RolloutStore:
         open_envs = np.flatnonzero(~dones[-1])
         cuts[-1, open_envs] = True
         index = np.concatenate([(size - 1) * num_envs + open_envs, *self.final_index]).astype(np.int64)
-        last = zip_trees(np.concatenate, [self._obs_at(size, open_envs), *self.final_obs], "obs")
+        last = zip_trees(np.concatenate, [rows_of(self.obs, (size, open_envs)), *self.final_obs], "obs")
         ended = terminateds.reshape(-1)[index]
         return Trajectories(
             obs=map_tree(lambda leaf: leaf[:size], self.obs),
@@ -269,9 +261,6 @@ class RolloutStore:
     def episodes(self) -> RolloutEpisodes:
         """Return the pieces of episodes in the store, as views made when they are asked for."""
         return RolloutEpisodes(self)
-
-    def _obs_at(self, t: int, envs: np.ndarray) -> Tree:
-        return rows_of(self.obs, (t, envs))
 
     def ends(self) -> np.ndarray:
         """Return [T, B] bool: an episode ended here, or was left by a reset."""
@@ -395,11 +384,6 @@ def _empty(space: spaces.Space[Any], leading: tuple[int, int]) -> Tree:
     if space.shape is None or space.dtype is None:
         raise ValueError(f"the space {space} has no fixed shape and cannot be stored in columns")
     return np.empty((*leading, *space.shape), space.dtype)
-
-
-def rows_of(tree: Tree, index: Any) -> Tree:
-    """Return `leaf[index]` of every leaf."""
-    return map_tree(lambda leaf: leaf[index], tree)
 
 
 class EpisodeStore:

@@ -44,7 +44,7 @@ from lockstep.data.trees import (
     leaves,
     map_tree,
     named_leaves,
-    row_of,
+    rows_of,
     to_numpy_leaf,
     to_torch_leaf,
 )
@@ -257,7 +257,7 @@ class SampleBatch(dict[str, Any], Columns):
         columns = {name: column for name, column in flat.items() if not _is_per_sequence(name, column, sequences)}
         alone = {} if sequences is None else {_SEQ_LENS: 1}
         for row in range(len(flat)):
-            yield {name: row_of(column, row) for name, column in columns.items()} | alone
+            yield {name: rows_of(column, row) for name, column in columns.items()} | alone
 
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, Any] | None = None, index: int | Literal["last"] = "last"

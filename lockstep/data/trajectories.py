@@ -14,21 +14,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.episode import NO_EXTRAS, SingleAgentEpisode
-from lockstep.data.trees import leaves, map_tree, zip_trees
+from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
 from lockstep.state.checks import check_whole
 
-Tree = Any
-
 _IN_GRID = (
-    *("obs", "actions", "rewards", "terminateds", "cuts", "dones", "valid", "starts", "action_logp", "truncateds"),
-    "recorded",
+    *("obs", "actions", "rewards", "terminateds", "truncateds", "cuts", "dones", "valid", "starts"),
+    *("action_logp", "recorded"),
 )
 """fields of a value for each cell of the grid"""
 _APART = {"bootstrap_index": "bootstrap_obs", "state_index": "states", "terminal_index": "terminal_obs"}
@@ -172,11 +169,11 @@ class Trajectories:
         return shard
 
     def _window(self, times: slice, envs: slice) -> Trajectories:
-        grid = {name: map_tree(lambda leaf: leaf[times, envs], getattr(self, name)) for name in self._given(_IN_GRID)}
+        grid = {name: rows_of(getattr(self, name), (times, envs)) for name in self._given(_IN_GRID)}
         apart: dict[str, Any] = {}
         for index in self._given(_APART):
             apart[index], kept = self._moved(getattr(self, index), times, envs)
-            apart[_APART[index]] = map_tree(itemgetter(kept), getattr(self, _APART[index]))
+            apart[_APART[index]] = rows_of(getattr(self, _APART[index]), kept)
         place = (times.start, envs.start, *self.shape)
         return replace(self, **grid, **apart, owned=None, positions=None, place=place)
 
@@ -220,7 +217,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
     stored = [_state_before(item, piece) for item, piece in zip(data, pieces)]
     kept = [i for i, state in enumerate(stored) if state is not None]
     recorded = _recorded(data)
-    last = zip_trees(np.concatenate, [map_tree(lambda leaf: leaf[-1:], item[Columns.NEXT_OBS]) for item in data], "")
+    last = zip_trees(np.concatenate, [rows_of(item[Columns.NEXT_OBS], slice(-1, None)) for item in data], "")
     is_open = ~terminateds[ends, 0]
     return Trajectories(
         obs=joined(Columns.OBS),
@@ -230,7 +227,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         cuts=cuts,
         dones=dones,
         bootstrap_index=ends[is_open].astype(np.int64),
-        bootstrap_obs=map_tree(lambda leaf: leaf[is_open], last),
+        bootstrap_obs=rows_of(last, is_open),
         starts=starts,
         state_index=np.flatnonzero(starts)[kept] if kept else None,
         states=zip_trees(np.stack, [stored[i] for i in kept], Columns.STATE_IN) if kept else None,
@@ -238,7 +235,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         truncateds=joined(Columns.TRUNCATEDS).astype(bool),
         recorded=recorded,
         terminal_index=ends[~is_open].astype(np.int64),
-        terminal_obs=map_tree(lambda leaf: leaf[~is_open], last),
+        terminal_obs=rows_of(last, ~is_open),
     )
 
 

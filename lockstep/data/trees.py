@@ -234,9 +234,9 @@ def to_torch_leaf(leaf: Leaf) -> Any:
     return torch.from_numpy(leaf if shareable and leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("=")))
 
 
-def row_of(tree: Tree, row: int) -> Tree:
-    """Return one row of a column."""
-    return map_tree(lambda leaf: leaf[row], tree)
+def rows_of(tree: Tree, index: Any) -> Tree:
+    """Return `leaf[index]` of every leaf; one row of a column for an int."""
+    return map_tree(lambda leaf: leaf[index], tree)
 
 
 def leaf_bytes(leaf: Leaf) -> int:
@@ -480,7 +480,7 @@ def check_in_space(tree: Tree, space: Space[Any] | None, name: str) -> None:
     if space is None or tree is None:
         return
     for row in range(num_items(tree)):
-        value = row_of(tree, row)
+        value = rows_of(tree, row)
         if not space.contains(value):
             raise ValueError(f"{name}[{row}] = {value!r} does not lie in the space {space}")
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from lockstep.data.trees import Tree, row_of
+from lockstep.data.trees import Tree, rows_of
 from lockstep.envs import trees
 from lockstep.envs.boundary import Flags, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state, tells_state
@@ -114,7 +114,7 @@ class VectorEnvBoundary(VectorBoundary):
     def _error_at(
         self, row: int | None, error: Any, during: str, actions: Tree, hint: str = ""
     ) -> EnvironmentStepError:
-        action = None if row is None or actions is None else row_of(actions, row)
+        action = None if row is None or actions is None else rows_of(actions, row)
         return step_error(error, backend=self.backend, env_index=row, action=action, during=during, hint=hint)
 
     def step(self, actions: Tree) -> StepResult:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
-from lockstep.data.rollout import rows_of
 from lockstep.data.sample_batch import SampleBatch
-from lockstep.data.trees import zip_trees
+from lockstep.data.trees import rows_of, zip_trees
 from lockstep.replay.buffer import ReplayBuffer
 from lockstep.replay.rows import REQUIRED
 

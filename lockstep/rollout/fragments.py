@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.data.rollout import RolloutEpisodes, RolloutStore, rows_of
-from lockstep.data.trees import leaves, map_tree, zip_trees
+from lockstep.data.rollout import RolloutEpisodes, RolloutStore
+from lockstep.data.trees import leaves, map_tree, rows_of, zip_trees
 from lockstep.tracking.statistics import CollectStats
 
 Tree = Any

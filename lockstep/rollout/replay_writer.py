@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from lockstep.data.actions import ActionForm, in_words
 from lockstep.data.columns import Columns
-from lockstep.data.rollout import RolloutStore, rows_of
-from lockstep.data.trees import leaves, map_tree
+from lockstep.data.rollout import RolloutStore
+from lockstep.data.trees import leaves, map_tree, rows_of
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.errors import check_finite
 
