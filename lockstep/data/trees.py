@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Space
+from gymnasium import spaces
 
 from lockstep.data.columns import Columns
 
@@ -449,33 +449,28 @@ def as_rows(values: Tree, name: str) -> Tree:
     return stack_rows(name, values) if isinstance(values, list) else map_tree(np.asarray, values)
 
 
-def one_hot(tree: Tree, space: Space[Any] | None, name: str) -> Tree:
+def one_hot(tree: Tree, space: spaces.Space[Any] | None, name: str) -> Tree:
     """Return Discrete and MultiDiscrete parts as float32 one-hot vectors; other parts as they are."""
     if space is None:
         raise ValueError(f"one_hot_discrete=True needs the space of the {name}, and this episode has none")
     if tree is None:
         tree = np.empty(0, dtype=np.float32)
-    inner: Any = getattr(space, "spaces", None)
-    if isinstance(inner, dict):
-        return {key: one_hot(tree[key], inner[key], name) for key in tree}
-    if inner is not None:
-        return tuple(one_hot(part, sub, name) for part, sub in zip(tree, inner))
-    if hasattr(space, "nvec"):
-        start = np.asarray(getattr(space, "start", 0))
-        index = np.asarray(tree) - start
-        sizes = np.asarray(space.nvec).reshape(-1)
-        flat = index.reshape(*index.shape[: index.ndim - np.ndim(space.nvec)], -1)
-        return np.concatenate([_hot(flat[..., i], int(size)) for i, size in enumerate(sizes)], axis=-1)
-    if hasattr(space, "n") and tuple(getattr(space, "shape", ()) or ()) == ():
-        return _hot(np.asarray(tree) - int(getattr(space, "start", 0)), int(space.n))
-    return tree
+    if isinstance(space, spaces.Dict):
+        return {key: one_hot(tree[key], space[key], name) for key in tree}
+    if isinstance(space, spaces.Tuple):
+        return tuple(one_hot(part, inner, name) for part, inner in zip(tree, space.spaces))
+    if isinstance(space, spaces.MultiDiscrete):
+        index = np.asarray(tree) - space.start
+        flat = index.reshape(*index.shape[: index.ndim - space.nvec.ndim], -1)
+        return np.concatenate([_hot(flat[..., i], int(n)) for i, n in enumerate(space.nvec.reshape(-1))], axis=-1)
+    return _hot(np.asarray(tree) - space.start, int(space.n)) if isinstance(space, spaces.Discrete) else tree
 
 
 def _hot(index: np.ndarray, size: int) -> np.ndarray:
-    return (np.asarray(index)[..., None] == np.arange(size)).astype(np.float32)
+    return (index[..., None] == np.arange(size)).astype(np.float32)
 
 
-def check_in_space(tree: Tree, space: Space[Any] | None, name: str) -> None:
+def check_in_space(tree: Tree, space: spaces.Space[Any] | None, name: str) -> None:
     """Raise `ValueError` naming the first row that does not lie in `space` (nothing without a space)."""
     if space is None or tree is None:
         return

@@ -114,18 +114,6 @@ def test_concat_onto_a_cut_before_any_step():
         head.concat_episode(tail)
 
 
-def test_concat_refuses_what_does_not_follow():
-    first = grown(5)[:2]
-    other_id = grown(5)[2:]
-    other_id.id_ = "x"
-    with pytest.raises(ValueError, match="different ids, 'e' and 'x'"):
-        first.concat_episode(other_id)
-    changed = grown(5)[2:]
-    changed.set_observations(new_data=np.zeros(2, np.float32), at_indices=0)
-    with pytest.raises(ValueError, match="ends with observation"):
-        first.concat_episode(changed)
-
-
 # ---- other forms ----
 
 
@@ -155,24 +143,6 @@ def test_return_steps_and_duration_leave_lookback_out():
     assert episode.env_steps() == episode.agent_steps() == 2
     assert grown(3).get_duration_s() > 0
     assert episode.get_duration_s() == 0
-
-
-def test_validate_names_the_broken_invariant():
-    box, three = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)
-    shifted = given(3)
-    shifted.t = 7
-    obs = np.float32([[0, 0], [2, 0]])
-    for broken, words in (
-        (SingleAgentEpisode(observations=obs, actions=[0], rewards=[1], observation_space=box), r"observations\[1\]"),
-        (SingleAgentEpisode(observations=[0, 1], actions=[5], rewards=[1.0], action_space=three), r"actions\[0\]"),
-        (SingleAgentEpisode(observations=[0, 1], actions=[5], rewards=[np.nan]), "finite"),
-        (shifted, "t=7 and t_started=0 do not fit 3 stored steps"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            broken.validate()
-    with pytest.raises(ValueError, match="is_reset=False and is_done=True"):
-        SingleAgentEpisode(terminated=True).validate()
-    grown(4, terminated=True).validate()
 
 
 def test_state_round_trip_is_exact():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from episode_makers import given as make_episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,6 @@ from lockstep.data import (
     MiniBatchIterator,
     MultiAgentBatch,
     SampleBatch,
-    SingleAgentEpisode,
     minibatch_indices,
     multi_minibatch_indices,
     shard_batch,
@@ -20,21 +20,6 @@ from lockstep.data.indices import cut_into_sequences
 
 def lists(indices):
     return [index.tolist() for index in indices]
-
-
-def episode(length, lookback=0, t_started=0):
-    return SingleAgentEpisode(
-        f"e{length}",
-        observations=np.arange(length + lookback + 1.0),
-        actions=np.arange(length + lookback),
-        rewards=np.ones(length + lookback),
-        len_lookback_buffer=lookback,
-        t_started=t_started,
-    )
-
-
-def test_leftover_rows_come_first_in_the_next_pass():
-    assert lists(minibatch_indices(5, 2, 3)) == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
 
 
 def test_a_small_batch_is_one_minibatch_and_none_means_the_whole():
@@ -51,24 +36,6 @@ def test_shuffling_draws_one_permutation_for_each_pass_the_first_included():
         order = rng.permutation(7)
         np.testing.assert_array_equal(got[2 * number], order[:3])
         np.testing.assert_array_equal(got[2 * number + 1], order[3:6])
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: list(minibatch_indices(4, 0)), "minibatch_size=0"),
-        (lambda: list(minibatch_indices(4, 2, 0)), "num_epochs=0"),
-        (lambda: list(minibatch_indices(4, 2, 1, True)), "random generator"),
-        (lambda: list(minibatch_indices(-1, 2)), "cannot be negative"),
-        (lambda: MiniBatchIterator({}), "got a dict"),
-        (lambda: MiniBatchIterator(SampleBatch(a=[1]), minibatch_size=0), "minibatch_size=0"),
-        (lambda: shard_batch(SampleBatch(a=[1]), 0), "num_shards=0"),
-        (lambda: cut_into_sequences(np.zeros((2, 2), bool), 0), "max_seq_len=0"),
-    ],
-)
-def test_bad_arguments_are_refused(call, words):
-    with pytest.raises((ValueError, TypeError), match=words):
-        call()
 
 
 @settings(deadline=None)
@@ -158,13 +125,13 @@ def test_shard_batch_cuts_between_sequences_and_module_by_module():
 
 
 def test_shard_episodes_of_the_contract_gives_59_59_60():
-    episodes = [episode(length) for length in (10, 21, 3, 4, 35, 41, 5, 15, 44)]
+    episodes = [make_episode(length) for length in (10, 21, 3, 4, 35, 41, 5, 15, 44)]
     shards = shard_episodes(episodes, 3)
     assert [sum(len(piece) for piece in shard) for shard in shards] == [59, 59, 60]
 
 
 def test_shard_episodes_cuts_one_that_would_overshoot_and_keeps_its_lookback():
-    whole = episode(10, lookback=3, t_started=7)
+    whole = make_episode(10, 3, t_started=7)
     (first,), (second,) = shard_episodes([whole], 2)
     assert (first.t_started, first.t, first.len_lookback_buffer) == (7, 12, 3)
     assert (second.t_started, second.t, second.len_lookback_buffer) == (12, 17, 3)
@@ -174,7 +141,7 @@ def test_shard_episodes_cuts_one_that_would_overshoot_and_keeps_its_lookback():
 
 
 def test_shard_episodes_without_cutting_keeps_them_whole_and_the_longest_first():
-    episodes = [episode(length) for length in (9, 2, 7, 4, 1)]
+    episodes = [make_episode(length) for length in (9, 2, 7, 4, 1)]
     shards = shard_episodes(episodes, 2, cut=False)
     assert [[len(piece) for piece in shard] for shard in shards] == [[9, 2], [7, 4, 1]]
     assert {id(piece) for shard in shards for piece in shard} == {id(one) for one in episodes}
@@ -184,7 +151,7 @@ def test_shard_episodes_without_cutting_keeps_them_whole_and_the_longest_first()
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 30), max_size=12), shards=st.integers(1, 5))
 def test_shard_episodes_keeps_every_step_once_and_changes_no_episode(lengths, shards):
-    episodes = [episode(length) for length in lengths]
+    episodes = [make_episode(length) for length in lengths]
     for number, one in enumerate(episodes):
         one.id_ = f"{number}"
     before = [one.get_state() for one in episodes]

@@ -10,14 +10,19 @@ from test_data_multi_agent_episode import grown as grown_of_several
 from test_data_multi_agent_episode import in_turns
 
 from lockstep.data import (
+    MiniBatchIterator,
     MultiAgentBatch,
+    MultiAgentEnvError,
     MultiAgentEpisode,
     SampleBatch,
     SingleAgentEpisode,
     concat_samples,
     concat_samples_into_ma_batch,
     convert_ma_batch_to_sample_batch,
+    minibatch_indices,
+    shard_batch,
 )
+from lockstep.data.indices import cut_into_sequences
 
 
 def batch(**changed):
@@ -40,18 +45,30 @@ def padded(length):
 
 ENDED = grown(2, terminated=True).get_sample_batch()
 WINDOW = SimpleNamespace(data_col=None, shift_from=-3)
-
-
-def episode():
-    return SingleAgentEpisode.from_sample_batch(batch())
+STEP = {"a": 1}, {"a": 0}, {"a": 1}
+TWO = spaces.Discrete(2)
 
 
 def listed(observations, actions, rewards, **options):
     return SingleAgentEpisode(observations=observations, actions=actions, rewards=rewards, **options)
 
 
+def remade(**changed):
+    return SingleAgentEpisode.from_sample_batch(batch(**changed))
+
+
+def edited(episode, **changes):
+    for name, value in changes.items():
+        setattr(episode, name, value)
+    return episode
+
+
+def several(**options):
+    return MultiAgentEpisode("e", **options)
+
+
 def ended():
-    return grown_of_several({"a": 0}, ({"a": 1}, {"a": 0}, {"a": 1}, True))
+    return grown_of_several({"a": 0}, (*STEP, True))
 
 
 def modules():
@@ -102,10 +119,10 @@ def modules():
         (lambda: batch().timeslices(num_slices=0), ValueError, "num_slices=0"),
         (lambda: batch().to_device("nowhere"), RuntimeError, "nowhere"),
         (lambda: MultiAgentBatch({1: batch()}, 4), TypeError, "module 1 has a SampleBatch; each module id, a string"),
-        (lambda: episode().cut(1.5), ValueError, "len_lookback_buffer=1.5"),
-        (lambda: episode().cut(-1), ValueError, "len_lookback_buffer=-1"),
-        (lambda: episode().slice(slice(1, 3), len_lookback_buffer=-2), ValueError, "len_lookback_buffer=-2"),
-        (lambda: episode().concat_episode(3), TypeError, "concat_episode takes a SingleAgentEpisode, not 3"),
+        (lambda: remade().cut(1.5), ValueError, "len_lookback_buffer=1.5"),
+        (lambda: remade().cut(-1), ValueError, "len_lookback_buffer=-1"),
+        (lambda: remade().slice(slice(1, 3), len_lookback_buffer=-2), ValueError, "len_lookback_buffer=-2"),
+        (lambda: remade().concat_episode(3), TypeError, "concat_episode takes a SingleAgentEpisode, not 3"),
         (lambda: grown(2, terminated=True).cut(), ValueError, "has no successor"),
         (lambda: SingleAgentEpisode().cut(), ValueError, "no observation"),
         (lambda: grown(5)[::2], ValueError, "step 2"),
@@ -156,6 +173,79 @@ def modules():
         (lambda: SampleBatch(a=[1])["dones"], KeyError, "no column 'dones'"),
         (lambda: batch().columns(["nothing"]), KeyError, "nothing"),
         (lambda: batch(seq_lens=[2, 2], state_in=np.zeros((3, 8))), ValueError, "'state_in' have 4 and 3 rows"),
+        (lambda: batch(seq_lens=[3, 1]).slice(2, 4, 1, 2), ValueError, "sequences 1:2 are rows 3:4, not 2:4"),
+        (lambda: batch(seq_lens=[3, 1], eps_id=[0, 0, 1, 1]).split_by_episode(), ValueError, "boundary at row 2"),
+        (lambda: batch().split_by_episode()[1], IndexError, "out of range"),
+        (lambda: remade(t=np.array([0, 1, 5, 6])), ValueError, "column 't', row 2: 5 does not follow 1"),
+        (
+            lambda: remade(new_obs=np.array([1.0, 9.0, 3.0, 4.0])),
+            ValueError,
+            "'new_obs', row 1 is not column 'obs'",
+        ),
+        (lambda: grown(5)[:2].concat_episode(edited(grown(5)[2:], id_="x")), ValueError, "different ids, 'e' and 'x'"),
+        (lambda: grown(5)[:2].concat_episode(edited(grown(6)[3:], t_started=2)), ValueError, "ends with observation"),
+        (lambda: listed([0, 1], [5], [np.nan]).validate(), ValueError, "finite"),
+        (
+            lambda: listed([0, 1], [5], [1.0], action_space=TWO).validate(),
+            ValueError,
+            "actions[0] =",
+        ),
+        (
+            lambda: listed([0, 7], [1], [1.0], observation_space=TWO).validate(),
+            ValueError,
+            "observations[1] =",
+        ),
+        (lambda: edited(given(3), t=7).validate(), ValueError, "t=7 and t_started=0 do not fit 3 stored steps"),
+        (lambda: SingleAgentEpisode(terminated=True).validate(), ValueError, "is_reset=False and is_done=True"),
+        (lambda: several().add_env_step(*STEP), MultiAgentEnvError, "not been reset"),
+        (
+            lambda: ended().add_env_step(*STEP),
+            MultiAgentEnvError,
+            "agent 'a' in env step 1 of episode e: data came",
+        ),
+        (lambda: ended().add_env_reset({"a": 0}), ValueError, "has been reset already"),
+        (lambda: in_turns().add_env_step([1], {}, {}), TypeError, "observations is a list"),
+        (lambda: several(observation_space=TWO), TypeError, "observation_space is Discrete(2)"),
+        (lambda: several(action_space={"a": TWO}).add_env_reset({"b": 0}), MultiAgentEnvError, "the spaces know ['a']"),
+        (
+            lambda: several(observation_space={"a": TWO}).add_env_reset({"a": 7}),
+            MultiAgentEnvError,
+            "agent 'a' in env step 0 of episode e: the observation 7 does not lie in the space Discrete(2)",
+        ),
+        (lambda: several(agent_to_module_mapping_fn=lambda *_: 3).module_for("a"), TypeError, "'a' was mapped to 3"),
+        (
+            lambda: in_turns().get_observations(agent_ids=["a", "z"]),
+            KeyError,
+            "no agent 'z' in episode e; its agents",
+        ),
+        (lambda: in_turns().get_actions(0, env_steps=False), IndexError, "actions of agent 'c'"),
+        (lambda: in_turns().get_extra_model_outputs("w"), KeyError, "agent 'a': no extra model output 'w'"),
+        (lambda: in_turns()[4], IndexError, "step 4 is out of range"),
+        (lambda: in_turns()[::2], ValueError, "slice step 2"),
+        (lambda: several(observations=[{}, {}]), ValueError, "2 observations need 1 actions, but there are 0"),
+        (
+            lambda: several(observations=[{}], rewards=[{}]),
+            ValueError,
+            "observations need 0 rewards, but there are 1",
+        ),
+        (lambda: several(actions=[{"a": 0}]), ValueError, "0 observations need 0 actions, but there are 1"),
+        (
+            lambda: several(observations=[{}], infos=[{}, {}]),
+            ValueError,
+            "observations need 1 infos, but there are 2",
+        ),
+        (lambda: several(observations=[{}], len_lookback_buffer=1), ValueError, "allowed are 'auto' and 0 to 0"),
+        (lambda: several(observations={"a": [0, 1]}), TypeError, "observations must be a list with one dict"),
+        (lambda: several(observations=[{"a": 0}], terminateds=True), ValueError, "without a step"),
+        (lambda: MultiAgentEpisode.from_state({"id_": "e"}), KeyError, "no state of a multi-agent episode; it lacks"),
+        (lambda: list(minibatch_indices(4, 0)), ValueError, "minibatch_size=0"),
+        (lambda: list(minibatch_indices(4, 2, 0)), ValueError, "num_epochs=0"),
+        (lambda: list(minibatch_indices(4, 2, 1, True)), ValueError, "random generator"),
+        (lambda: list(minibatch_indices(-1, 2)), ValueError, "cannot be negative"),
+        (lambda: MiniBatchIterator({}), TypeError, "got a dict"),
+        (lambda: MiniBatchIterator(SampleBatch(a=[1]), minibatch_size=0), ValueError, "minibatch_size=0"),
+        (lambda: shard_batch(SampleBatch(a=[1]), 0), ValueError, "num_shards=0"),
+        (lambda: cut_into_sequences(np.zeros((2, 2), bool), 0), ValueError, "max_seq_len=0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -165,21 +255,14 @@ def test_a_wrong_value_is_refused_by_name(call, error, words):
     assert words in str(raised.value)
 
 
-def test_rows_that_are_no_run_of_steps_make_no_episode():
-    with pytest.raises(ValueError, match="column 't', row 2: 5 does not follow 1"):
-        SingleAgentEpisode.from_sample_batch(batch(t=np.array([0, 1, 5, 6])))
-    with pytest.raises(ValueError, match="column 'new_obs', row 1 is not column 'obs', row 2"):
-        SingleAgentEpisode.from_sample_batch(batch(new_obs=np.array([1.0, 9.0, 3.0, 4.0])))
-
-
 def test_a_nan_in_the_observations_follows_itself():
     obs = np.array([0.0, np.nan, 2.0, 3.0])
-    made = SingleAgentEpisode.from_sample_batch(batch(obs=obs, new_obs=np.array([np.nan, 2.0, 3.0, 4.0])))
+    made = remade(obs=obs, new_obs=np.array([np.nan, 2.0, 3.0, 4.0]))
     np.testing.assert_array_equal(made.get_observations(), [0.0, np.nan, 2.0, 3.0, 4.0])
 
 
 def test_whole_numbers_as_new_rewards_stay_what_rewards_are():
-    made = episode()
+    made = remade()
     made.set_rewards(new_data=[1, 2, 3, 4])
     assert made.get_rewards().dtype == np.float32
     assert made.get_rewards().tolist() == [1, 2, 3, 4]
