@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.data.codec import describe_space
 from lockstep.data.columns import Columns
 from lockstep.data.episode import ACTIONS, EXTRAS, INFOS, OBSERVATIONS, REWARDS, SingleAgentEpisode
 from lockstep.data.indices import Indices, position_array
@@ -53,19 +52,12 @@ def as_agent_dict(data: AgentDict | bool | None, name: str) -> AgentDict:
     return data
 
 
-def spaces_by_agent(space: Any, name: str) -> dict[AgentID, Any] | None:
-    """Return agent id -> space of a dict or a Dict space; `TypeError` for another kind."""
-    if space is None:
-        return None
-    inner = getattr(space, "spaces", space)
+def spaces_by_agent(space: Any, name: str) -> dict[AgentID, Any]:
+    """Return agent id -> space of a dict or a Dict space, nothing for None; `TypeError` for another kind."""
+    inner = {} if space is None else getattr(space, "spaces", space)
     if not isinstance(inner, Mapping):
         raise TypeError(f"{name} is {space!r}; a dict (or Dict space) of agent id -> space is needed")
     return dict(inner)
-
-
-def describe_spaces(spaces: Mapping[AgentID, Any] | None) -> list[list[Any]] | None:
-    """Return spaces by agent as plain values."""
-    return None if spaces is None else [[agent, describe_space(space)] for agent, space in spaces.items()]
 
 
 def flags_by_step(

@@ -589,7 +589,9 @@ class SingleAgentEpisode:
         first = self._lookback + start - lookback
         last = self._lookback + stop
         at_end = stop == len(self)
-        apart = at_end and self._last_obs is not None
+        last_obs = self._last_obs if at_end else None
+        if copied:
+            last_obs = map_tree(lambda leaf: copy_leaf(leaf) if hasattr(leaf, "dtype") else leaf, last_obs)
         take = _copied_rows if copied else _rows
         infos = None if self._infos is None else self._infos[first : last + 1]
         part = object.__new__(type(self))
@@ -597,9 +599,9 @@ class SingleAgentEpisode:
         part.multi_agent_episode_id = self.multi_agent_episode_id
         part.observation_space, part.action_space = self.observation_space, self.action_space
         columns = {name: take(self._columns[name], first, last) for name in (ACTIONS, REWARDS)}
-        columns[OBSERVATIONS] = take(self._columns[OBSERVATIONS], first, last if apart else last + 1)
+        columns[OBSERVATIONS] = take(self._columns[OBSERVATIONS], first, last + (last_obs is None))
         extras = {key: take(tree, first, last) for key, tree in self._extras.items()}
-        part._hold(columns, extras, _copied_infos(infos), _copied_value(self._last_obs, copied) if apart else None)
+        part._hold(columns, extras, _copied_infos(infos), last_obs)
         part._begin(self.t_started + start, last - first, lookback)
         part.is_terminated, part.is_truncated = at_end and self.is_terminated, at_end and self.is_truncated
         part.custom_data = _unshared(self.custom_data)
@@ -611,8 +613,6 @@ class SingleAgentEpisode:
 
         `ValueError` naming the values where that is not so, or where this episode is done.
         """
-        if not isinstance(other, type(self)):
-            raise TypeError(f"concat_episode takes a {type(self).__name__}, not {other!r}")
         self.check_contiguous(other)
         if self._infos is not None or other._infos is not None:
             self._infos = self._all_infos()[:-1] + other.get_infos()
@@ -774,11 +774,6 @@ def _rows(tree: Tree, start: int = 0, stop: int | None = None) -> Tree:
 
 def _copied_rows(tree: Tree, start: int = 0, stop: int | None = None) -> Tree:
     return None if tree is None else map_tree(copy_leaf, _rows(tree, start, stop))
-
-
-def _copied_value(value: Tree, copied: bool) -> Tree:
-    """Return one row of a column, whose parts may be plain numbers, copied where asked."""
-    return map_tree(lambda leaf: copy_leaf(leaf) if hasattr(leaf, "dtype") else leaf, value) if copied else value
 
 
 def _copied_infos(infos: list[Any] | None) -> list[Any] | None:

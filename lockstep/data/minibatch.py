@@ -116,8 +116,6 @@ class MiniBatchIterator:
         shuffle_batch_per_epoch: bool = False,
         rng: np.random.Generator | None = None,
     ) -> None:
-        if not isinstance(batch, SampleBatch | MultiAgentBatch):
-            raise TypeError(f"a SampleBatch or MultiAgentBatch is needed, got a {type(batch).__name__}")
         self._batch = batch
         self._modules: dict[str, SampleBatch] = (
             {"": batch} if isinstance(batch, SampleBatch) else dict(batch.policy_batches)

@@ -19,11 +19,10 @@ from lockstep.data.agent_steps import (
     MultiAgentEnvError,
     as_agent_dict,
     by_agent,
-    describe_spaces,
     flags_by_step,
     spaces_by_agent,
 )
-from lockstep.data.codec import space_from
+from lockstep.data.codec import describe_space, space_from
 from lockstep.data.columns import DEFAULT_MODULE_ID
 from lockstep.data.episode import (
     ACTIONS,
@@ -244,13 +243,13 @@ class MultiAgentEpisode:
         if agent == ALL:
             return "data came under '__all__', which is for flags only"
         for spaces in (self._observation_spaces, self._action_spaces):
-            if spaces is not None and agent not in spaces:
+            if spaces and agent not in spaces:
                 return f"data came for an unknown agent; the spaces know {list(spaces)}"
         return None
 
     def _first_problem(self, agent: AgentID, observation: Tree) -> str | None:
         """Return why a first observation cannot be; None where it can."""
-        space = (self._observation_spaces or {}).get(agent)
+        space = self._observation_spaces.get(agent)
         if space is None or space.contains(observation):
             return None
         return f"the observation {observation!r} does not lie in the space {space}"
@@ -287,8 +286,8 @@ class MultiAgentEpisode:
             agent_id=agent,
             module_id=self.module_for(agent),
             multi_agent_episode_id=self.id_,
-            observation_space=(self._observation_spaces or {}).get(agent),
-            action_space=(self._action_spaces or {}).get(agent),
+            observation_space=self._observation_spaces.get(agent),
+            action_space=self._action_spaces.get(agent),
             t_started=self._agent_t_started.get(agent, 0),
         )
         steps = self._agents.setdefault(agent, AgentSteps(agent))
@@ -665,8 +664,6 @@ class MultiAgentEpisode:
 
         `ValueError`, changing nothing, where that is not so (naming agent and values) or where this one is done.
         """
-        if not isinstance(other, type(self)):
-            raise TypeError(f"concat_episode takes a {type(self).__name__}, not {other!r}")
         self._check_contiguous(other)
         for agent, steps in other._agents.items():
             mine = self._agents.setdefault(agent, AgentSteps(agent))
@@ -721,11 +718,11 @@ class MultiAgentEpisode:
             "len_lookback_buffer": self._lookback,
             "custom_data": deepcopy(self.custom_data),
             "duration_s": self.get_duration_s(),
-            "agent_module_ids": [[agent, module_id] for agent, module_id in self._modules.items()],
-            "agent_episode_ids": [[agent, id_] for agent, id_ in self._agent_episode_ids.items()],
-            "agent_t_started": [[agent, t] for agent, t in self._agent_t_started.items()],
-            "observation_space": describe_spaces(self._observation_spaces),
-            "action_space": describe_spaces(self._action_spaces),
+            "agent_module_ids": [*map(list, self._modules.items())],
+            "agent_episode_ids": [*map(list, self._agent_episode_ids.items())],
+            "agent_t_started": [*map(list, self._agent_t_started.items())],
+            "observation_space": [[agent, describe_space(space)] for agent, space in self._observation_spaces.items()],
+            "action_space": [[agent, describe_space(space)] for agent, space in self._action_spaces.items()],
             "agents": [steps.get_state() for steps in self._agents.values()],
         }
 
@@ -738,14 +735,10 @@ class MultiAgentEpisode:
         `KeyError` naming what a foreign state lacks.
         """
         check_state(state, (*_STATE, "agents", "len_lookback_buffer"), "a multi-agent episode")
-        spaces = [
-            None if state[name] is None else {agent: space_from(described) for agent, described in state[name]}
-            for name in ("observation_space", "action_space")
-        ]
         episode = cls(
             state["id_"],
-            observation_space=spaces[0],
-            action_space=spaces[1],
+            observation_space={agent: space_from(space) for agent, space in state["observation_space"]} or None,
+            action_space={agent: space_from(space) for agent, space in state["action_space"]} or None,
             agent_module_ids=dict(state["agent_module_ids"]),
             agent_episode_ids=dict(state["agent_episode_ids"]),
             agent_t_started=dict(state["agent_t_started"]),
