@@ -259,7 +259,7 @@ def rows_of_sequences(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def pad_leaf(leaf: Leaf, seq_lens: np.ndarray, length: int) -> Leaf:
     """Pad flat rows [sum(seq_lens), ...] to rows [S * length, ...], zeros (None for objects) on the right."""
-    rows = padded_rows(seq_lens, length)
+    rows = rows_of_sequences(np.arange(len(seq_lens)) * length, seq_lens)
     shape = (len(seq_lens) * length, *leaf.shape[1:])
     if isinstance(leaf, torch.Tensor):
         padded = leaf.new_zeros(shape)
@@ -269,14 +269,9 @@ def pad_leaf(leaf: Leaf, seq_lens: np.ndarray, length: int) -> Leaf:
     return out
 
 
-def padded_rows(seq_lens: np.ndarray, length: int) -> np.ndarray:
-    """Return the numbers of the real rows in the padded layout, in order."""
-    return rows_of_sequences(np.arange(len(seq_lens), dtype=np.int64) * length, seq_lens)
-
-
 def unpad_leaf(leaf: Leaf, seq_lens: np.ndarray, length: int) -> Leaf:
     """Bring padded rows [S * length, ...] to flat rows [sum(seq_lens), ...]."""
-    return index_leaf(leaf, padded_rows(seq_lens, length))
+    return index_leaf(leaf, rows_of_sequences(np.arange(len(seq_lens)) * length, seq_lens))
 
 
 def time_major_to_padded(leaf: Leaf) -> Leaf:

@@ -203,14 +203,7 @@ class SampleBatch(dict[str, Any], Columns):
             return default
 
     def __setitem__(self, name: str, value: Any) -> None:
-        column = _named_column(name, value)
-        if name == _SEQ_LENS or _SEQ_LENS in self:
-            self._check_rows({**self, name: column})
-        else:  # against the first other column
-            filled = (other for other in self if other != name and any(True for _ in leaves(dict.get(self, other))))
-            other = next(filled, name)
-            self._check_rows({other: dict.get(self, other), name: column})
-        super().__setitem__(name, column)
+        self.update({name: value})
 
     def update(self, *mappings: Any, **columns: Any) -> None:
         """Set several columns, with the checks of the constructor; on an error nothing is changed."""

@@ -254,8 +254,3 @@ def test_summary_has_one_line_for_each_column():
     assert len(lines) == 4
     assert repr(SampleBatch()) == "SampleBatch(0 rows)"
     assert "(0,)" in repr(SampleBatch(a=np.zeros(0)))
-
-
-def test_a_column_name_may_be_of_a_subclass_of_str():
-    batch = SampleBatch({np.str_("obs"): [1, 2]})
-    assert batch[np.str_("obs")].tolist() == batch["obs"].tolist() == [1, 2]
