@@ -189,11 +189,9 @@ class AgentSteps:
         if len(self.times) > 1 and (frozenset(extras or ()) or None) != self.episode.extra_keys:
             before = sorted(self.episode.extra_keys or ())
             return f"extra model outputs have the keys {sorted(extras or ())} and had {before} before"
-        return (
-            "it acted and received an observation, but no reward"
-            if observes and self.agent not in step.rewards
-            else None
-        )
+        if observes and self.agent not in step.rewards:
+            return "it acted and received an observation, but no reward"
+        return None
 
     def _end_problem(self, step: EnvStep, observes: bool) -> str | None:
         """Return what is wrong with an end that leaves an action open, or with infos without an observation."""
@@ -209,12 +207,6 @@ class AgentSteps:
                 "bootstrapped; give the observation"
             )
         return None
-
-    def begin(self, episode: SingleAgentEpisode, time: int, observation: Tree, info: Mapping[str, Any] | None) -> None:
-        """Take the agent's first observation."""
-        self.episode = episode
-        episode.add_env_reset(observation, info)
-        self.times.append(time)
 
     def apply(self, step: EnvStep, now: int) -> bool:
         """Take the agent's part of a step that leads to time `now`; return whether the agent ends with it."""

@@ -37,7 +37,7 @@ from lockstep.data.episode import (
 )
 from lockstep.data.indices import Indices, lookback_steps, position_array, run_of_steps
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
-from lockstep.data.trees import Tree, as_rows, num_items, read_list, read_tree, rows_of, stack_rows
+from lockstep.data.trees import as_rows, num_items, read_list, read_tree, rows_of, stack_rows
 from lockstep.state.checks import check_whole
 
 Slice = slice  # the method of this name hides the type in the class
@@ -228,12 +228,13 @@ class MultiAgentEpisode:
         """Return the agents known so far and those of a step; `MultiAgentEnvError` for data that cannot be."""
         agents = list(dict.fromkeys([*self._agents, *step.agents()]))
         for agent in agents:
-            steps = self._agents.get(agent)
-            reason = self._name_problem(agent) if steps is None else None
-            steps = steps or AgentSteps(agent)
-            reason = reason or steps.problem_with(step)
-            if reason is None and steps.episode is None and agent in step.observations:
-                reason = self._first_problem(agent, step.observations[agent])
+            known, space = self._agents.get(agent), self._observation_spaces.get(agent)
+            steps = known or AgentSteps(agent)
+            reason = (None if known else self._name_problem(agent)) or steps.problem_with(step)
+            if reason is None and space is not None and steps.episode is None and agent in step.observations:
+                observation = step.observations[agent]
+                if not space.contains(observation):
+                    reason = f"the observation {observation!r} does not lie in the space {space}"
             if reason is not None:
                 raise self._problem(agent, reason)
         return agents
@@ -246,13 +247,6 @@ class MultiAgentEpisode:
             if spaces and agent not in spaces:
                 return f"data came for an unknown agent; the spaces know {list(spaces)}"
         return None
-
-    def _first_problem(self, agent: AgentID, observation: Tree) -> str | None:
-        """Return why a first observation cannot be; None where it can."""
-        space = self._observation_spaces.get(agent)
-        if space is None or space.contains(observation):
-            return None
-        return f"the observation {observation!r} does not lie in the space {space}"
 
     def _apply(self, step: EnvStep, agents: Sequence[AgentID]) -> None:
         """Add a checked step."""
@@ -290,8 +284,10 @@ class MultiAgentEpisode:
             action_space=self._action_spaces.get(agent),
             t_started=self._agent_t_started.get(agent, 0),
         )
+        single.add_env_reset(step.observations[agent], step.infos.get(agent))
         steps = self._agents.setdefault(agent, AgentSteps(agent))
-        steps.begin(single, self.env_t, step.observations[agent], step.infos.get(agent))
+        steps.episode = single
+        steps.times.append(self.env_t)
 
     def _replay(
         self,

@@ -36,6 +36,12 @@ def given(steps=5, lookback=0, **options):
     )
 
 
+def edited(episode, **changes):
+    for name, value in changes.items():
+        setattr(episode, name, value)
+    return episode
+
+
 def readable(episode):
     """All that a user can read, lookback included."""
     back = {"indices": slice(-episode.len_lookback_buffer, None), "neg_index_as_lookback": True}

@@ -191,37 +191,28 @@ def test_getters_by_env_step_case(name):
     assert plain(episode.get_actions(indices)) == actions
 
 
-def test_getters_return_list_one_dict_for_each_env_step():
-    episode = in_turns()
-    assert plain(episode.get_observations(return_list=True)) == [{"a": 0}, {"b": 1}, {"b": 2}, {"a": 3}, {"c": 4}]
-    assert plain(episode.get_actions(return_list=True)) == [{"a": 100}, {"b": 101}, {"b": 102}, {"a": 103}]
-    assert plain(episode.get_rewards(slice(2, None), return_list=True)) == [{"b": 6.0}, {"a": 0.0}]
-    assert plain(episode.get_actions(1, return_list=True)) == [{"b": 101}]
-    assert episode.get_infos(-1, return_list=True) == [{"c": {}}]
+GETS = [
+    ("observations", {"return_list": True}, [{"a": 0}, {"b": 1}, {"b": 2}, {"a": 3}, {"c": 4}]),
+    ("actions", {"return_list": True}, [{"a": 100}, {"b": 101}, {"b": 102}, {"a": 103}]),
+    ("actions", {"indices": 1, "return_list": True}, [{"b": 101}]),
+    ("rewards", {"indices": slice(2, None), "return_list": True}, [{"b": 6.0}, {"a": 0.0}]),
+    ("infos", {"indices": -1, "return_list": True}, [{"c": {}}]),
+    (
+        "observations",
+        {"indices": slice(-7, 2), "fill": -1},
+        {"a": [-1, -1, 0, -1], "b": [-1, -1, -1, 1], "c": [-1] * 4},
+    ),
+    ("actions", {"indices": 2, "agent_ids": "a", "fill": -5}, {"a": -5}),
+    ("infos", {"indices": [0, 1], "agent_ids": ["a"], "fill": {"no": 1}}, {"a": [{}, {"no": 1}]}),
+    ("observations", {"indices": -1, "env_steps": False}, {"a": 3, "b": 2, "c": 4}),
+    ("actions", {"indices": slice(None, 1), "env_steps": False}, {"a": [100], "b": [101]}),
+    ("actions", {"indices": -1, "agent_ids": {"a", "b"}, "env_steps": False}, {"a": 103, "b": 102}),
+]
 
 
-def test_getters_fill_gives_every_agent_a_row_for_each_index():
-    episode = in_turns()
-    assert plain(episode.get_observations(slice(-7, 2), fill=-1)) == {
-        "a": [-1, -1, 0, -1],
-        "b": [-1, -1, -1, 1],
-        "c": [-1, -1, -1, -1],
-    }
-    assert plain(episode.get_actions(2, "a", fill=-5)) == {"a": -5}
-    assert episode.get_infos([0, 1], ["a"], fill={"no": 1}) == {"a": [{}, {"no": 1}]}
-
-
-def test_getters_by_agents_own_steps():
-    episode = in_turns()
-    assert plain(episode.get_observations(-1, env_steps=False)) == {"a": 3, "b": 2, "c": 4}
-    assert plain(episode.get_actions(slice(None, 1), env_steps=False)) == {"a": [100], "b": [101]}
-    assert plain(episode.get_actions(-1, ["a", "b"], env_steps=False)) == {"a": 103, "b": 102}
-
-
-def test_getters_agent_ids_one_or_several():
-    episode = in_turns()
-    assert set(episode.get_observations(agent_ids="a")) == {"a"}
-    assert set(episode.get_observations(agent_ids={"a", "b"})) == {"a", "b"}
+@pytest.mark.parametrize("name, how, expected", GETS)
+def test_getters_in_every_form(name, how, expected):
+    assert plain(getattr(in_turns(), f"get_{name}")(**how)) == expected
 
 
 def test_getters_one_hot_of_discrete_values():

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from episode_makers import edited
 from gymnasium import spaces
 from multi_agent_reference import plain, state_of
 from test_data_multi_agent_episode import CASES, grown, in_turns
@@ -109,12 +110,6 @@ def test_slice_is_done_only_at_the_end_of_a_done_episode():
 
 
 # ---- concat ----
-
-
-def edited(episode, **changes):
-    for name, value in changes.items():
-        setattr(episode, name, value)
-    return episode
 
 
 UNFIT = {

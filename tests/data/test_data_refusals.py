@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from episode_makers import given, grown
+from episode_makers import edited, given, grown
 from gymnasium import spaces
 from test_data_multi_agent_episode import grown as grown_of_several
 from test_data_multi_agent_episode import in_turns
@@ -55,12 +55,6 @@ def listed(observations, actions, rewards, **options):
 
 def remade(**changed):
     return SingleAgentEpisode.from_sample_batch(batch(**changed))
-
-
-def edited(episode, **changes):
-    for name, value in changes.items():
-        setattr(episode, name, value)
-    return episode
 
 
 def several(**options):
