@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 DEFAULT_MODULE_ID = "default_policy"
 """Key of the only network where there is one agent."""
@@ -70,22 +69,16 @@ _AFTER_LAST = {
 
 
 def input_sources(
-    present: Collection[str], requirements: Mapping[str, Any] | None, *, after_last: bool
+    present: Collection[str], requirements: Mapping[str, str | None] | None, *, after_last: bool
 ) -> dict[str, str]:
     """Return the wanted columns of a model's input, each with the column that it is read from.
 
     See `SampleBatch.get_single_step_input_dict`; `after_last` asks for the input of the step after the last row.
     """
-    wanted: dict[str, str] = {}
     if requirements is None:
-        inputs = (Columns.OBS, Columns.PREV_ACTIONS, Columns.PREV_REWARDS)
         states = [name for name in present if name.startswith(Columns.STATE_IN)]
-        wanted = {name: name for name in [*(name for name in inputs if name in present), *states]}
-    for name, source in (requirements or {}).items():
-        if getattr(source, "shift_from", None) is not None:
-            raise ValueError(f"{name!r} wants several rows (shift_from={source.shift_from}); one row can be given")
-        if getattr(source, "used_for_compute_actions", True):
-            wanted[name] = (source if isinstance(source, str) else getattr(source, "data_col", None)) or name
+        requirements = dict.fromkeys([*(name for name in _AFTER_LAST if name in present), *states])
+    wanted = {name: source or name for name, source in requirements.items()}
     if after_last:
         for name, source in wanted.items():
             after = _AFTER_LAST.get(source, source.replace(Columns.STATE_IN, Columns.STATE_OUT, 1))

@@ -253,14 +253,14 @@ class SampleBatch(dict[str, Any], Columns):
             yield {name: rows_of(column, row) for name, column in columns.items()} | alone
 
     def get_single_step_input_dict(
-        self, view_requirements: Mapping[str, Any] | None = None, index: int | Literal["last"] = "last"
+        self, view_requirements: Mapping[str, str | None] | None = None, index: int | Literal["last"] = "last"
     ) -> SampleBatch:
         """Return one row as model input, [1, ...] for each column, with `seq_lens` [1].
 
         `index="last"` is the input for the step *after* the last row: `obs` is the last `new_obs`,
         `prev_actions` and `prev_rewards` are the last action and reward, `state_in` the last `state_out`.
-        An integer takes that row as it is. `view_requirements` maps a wanted column to the column it is read
-        from (a name, None for the same name, or an object with `data_col`).
+        An integer takes that row as it is. `view_requirements` maps a wanted column to the column it is read from
+        (None: the same).
         """
         flat = self.flat()
         row = int(row_numbers([-1 if index == "last" else index], len(flat))[0])

@@ -1,7 +1,6 @@
 """Contract data.md: promises that hold for every kind of batch (numpy, torch, sequences, several modules)."""
 
 import tracemalloc
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,9 +69,7 @@ def test_parts_keep_the_marks_of_training_and_grad_updates(kind):
 
 def test_single_step_input_takes_the_columns_that_are_asked_for():
     batch = SampleBatch(obs=[1.0, 2.0], new_obs=[2.0, 3.0], actions=[4, 5], t=[7, 8])
-    named = SimpleNamespace(data_col="obs", used_for_compute_actions=True)
-    unused = SimpleNamespace(data_col="obs", used_for_compute_actions=False)
-    row = batch.get_single_step_input_dict({"seen": named, "t": None, "before": "prev_actions", "left_out": unused})
+    row = batch.get_single_step_input_dict({"seen": "obs", "t": None, "before": "prev_actions"})
     assert {name: column.tolist() for name, column in row.items()} == {
         "seen": [3.0], "t": [8], "before": [5], "seq_lens": [1],
     }  # fmt: skip

@@ -1,7 +1,5 @@
 """What is given wrongly is named: column, row, agent or argument, what was given and what is allowed."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from episode_makers import edited, given, grown
@@ -44,7 +42,6 @@ def padded(length):
 
 
 ENDED = grown(2, terminated=True).get_sample_batch()
-WINDOW = SimpleNamespace(data_col=None, shift_from=-3)
 STEP = {"a": 1}, {"a": 0}, {"a": 1}
 TWO = spaces.Discrete(2)
 
@@ -102,7 +99,6 @@ def modules():
         (lambda: batch().right_zero_pad(4), ValueError, "no column 'seq_lens'"),
         (lambda: batch().get_single_step_input_dict(index=4), IndexError, "row 4 is outside"),
         (lambda: batch().get_single_step_input_dict({"nothing": None}), KeyError, "no column 'nothing'"),
-        (lambda: batch().get_single_step_input_dict({"obs": WINDOW}), ValueError, "several rows (shift_from=-3)"),
         (lambda: MultiAgentBatch({"p": {}}, 4), TypeError, "module 'p' has a dict"),
         (lambda: MultiAgentBatch({"p": batch()}, -1), ValueError, "env_steps=-1"),
         (lambda: SampleBatch([1, 2]), TypeError, "cannot convert dictionary"),
