@@ -390,7 +390,7 @@ class SingleAgentEpisode:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: Tree = None,
         one_hot_discrete: bool = False,
     ) -> Tree:
         """Return observations (T + 1 of them) at `indices`.
@@ -406,29 +406,29 @@ class SingleAgentEpisode:
         indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
-        fill: Any = None,
+        fill: Tree = None,
         one_hot_discrete: bool = False,
     ) -> Tree:
         """Return actions (T of them); arguments as in `get_observations`."""
         return self._get(ACTIONS, None, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
-    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Tree:
+    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Tree = None) -> Tree:
         """Return rewards (T of them); arguments as in `get_observations`."""
         return self._get(REWARDS, None, indices, neg_index_as_lookback, fill)
 
     def get_extra_model_outputs(
-        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Tree = None
     ) -> Tree:
         """Return model outputs under `key` (T of them); arguments as in `get_observations`. Unknown: `KeyError`."""
         return self._get(EXTRAS, key, indices, neg_index_as_lookback, fill)
 
-    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Tree = None) -> Any:
         """Return infos (T + 1 of them, a list); arguments as in `get_observations`."""
         infos, filled = self._all_infos(), fill is not None
         where = positions_of(indices, self._lookback, len(infos), neg_index_as_lookback, fill=filled, name=INFOS)
         return read_list(infos, where, fill)
 
-    def _get(self, name: str, key: str | None, indices: Indices, negative: bool, fill: Any, hot: bool = False) -> Tree:
+    def _get(self, name: str, key: str | None, indices: Indices, negative: bool, fill: Tree, hot: bool = False) -> Tree:
         self.to_numpy()
         tree = self._columns[name] if key is None else self.stored_column(name, key)
         stored = self._stored + (name == OBSERVATIONS and tree is not None)

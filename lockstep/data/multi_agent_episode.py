@@ -149,6 +149,7 @@ class MultiAgentEpisode:
         self._action_spaces = spaces_by_agent(action_space, "action_space")
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
         self._modules: dict[AgentID, str] = dict(agent_module_ids or {})
+        """pieces share it: it is replaced, not changed"""
         self._agent_episode_ids = dict(agent_episode_ids or {})
         self._agent_t_started = dict(agent_t_started or {})
         self.agent_episodes: dict[AgentID, SingleAgentEpisode] = {}
@@ -367,7 +368,7 @@ class MultiAgentEpisode:
             module_id = DEFAULT_MODULE_ID if mapping is None else mapping(agent_id, self)
             if not isinstance(module_id, str):
                 raise TypeError(f"agent {agent_id!r} was mapped to {module_id!r}; a module id is a str")
-            self._modules[agent_id] = module_id
+            self._modules = {**self._modules, agent_id: module_id}
         return self._modules[agent_id]
 
     def get_terminateds(self) -> dict[AgentID, bool]:
@@ -641,7 +642,7 @@ class MultiAgentEpisode:
         begin, end = self.env_t_started + start, self.env_t_started + stop
         part = copy(self)
         part.env_t_started, part.env_t = begin, end
-        part._modules, part.custom_data = dict(self._modules), deepcopy(self.custom_data)
+        part.custom_data = deepcopy(self.custom_data)
         if stop < len(self):
             part.is_terminated = part.is_truncated = False
         pieces = [steps.piece(begin, end, lookback) for steps in self._agents.values()]
@@ -660,25 +661,26 @@ class MultiAgentEpisode:
 
         `ValueError`, changing nothing, where that is not so (naming agent and values) or where this one is done.
         """
-        self._check_contiguous(other)
-        for agent, steps in other._agents.items():
+        theirs = other._agents
+        self._check_contiguous(other, theirs)
+        for agent, steps in theirs.items():
             mine = self._agents.setdefault(agent, AgentSteps(agent))
             mine.follow(steps, self.env_t)
             if mine.episode is not None:
                 self.agent_episodes.setdefault(agent, mine.episode)
         self.env_t = other.env_t
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        self._modules.update(other._modules)
+        self._modules = {**self._modules, **other._modules}
         self._duration += other.get_duration_s()
         self.custom_data.update(other.custom_data)
 
-    def _check_contiguous(self, other: MultiAgentEpisode) -> None:
+    def _check_contiguous(self, other: MultiAgentEpisode, theirs: Mapping[AgentID, AgentSteps]) -> None:
         check_follows(self.id_, self.env_t, self.is_done, other.id_, other.env_t_started)
         if not (self.is_reset and other.is_reset):
             raise ValueError("both pieces need an observation; call add_env_reset first")
         for agent, steps in self._agents.items():
-            steps.check_contiguous(other._agents.get(agent), self.env_t)
-        for agent, steps in other._agents.items():
+            steps.check_contiguous(theirs.get(agent), self.env_t)
+        for agent, steps in theirs.items():
             if steps.times and agent not in self.agent_episodes and steps.times[0] <= self.env_t:
                 raise ValueError(
                     f"agent {agent!r} is missing in the first piece and has an observation of t={steps.times[0]}"
