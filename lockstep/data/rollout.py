@@ -11,6 +11,7 @@ from gymnasium import spaces
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.multi_agent_episode import MultiAgentEpisode
+from lockstep.data.sample_batch import concat_samples_into_ma_batch
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
 
@@ -412,20 +413,15 @@ class EpisodeStore:
         """Return what `update_from_episodes` takes."""
         return list(self._episodes)
 
-    def reset(self) -> None:
+    def clear(self) -> None:
         """Empty the store."""
         self._episodes.clear()
 
-    clear = reset
+    reset = clear
 
     def columns(self) -> dict[str, Any]:
         """Return `{module_id: {column: [N, ...]}}` of all that is in it, numbers only."""
-        rows: dict[str, dict[str, list[Any]]] = {}
-        for episode in self._episodes:
-            for module_id, batch in episode.get_sample_batch().policy_batches.items():
-                for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS):
-                    rows.setdefault(module_id, {}).setdefault(name, []).append(batch[name])
-        return {
-            module_id: {name: zip_trees(np.concatenate, parts, name) for name, parts in columns.items()}
-            for module_id, columns in rows.items()
-        }
+        names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS)
+        batches = [episode.get_sample_batch() for episode in self._episodes]
+        whole = concat_samples_into_ma_batch(batches, on_missing="drop")
+        return {module_id: {name: rows[name] for name in names} for module_id, rows in whole.policy_batches.items()}
