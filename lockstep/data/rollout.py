@@ -168,7 +168,9 @@ class RolloutStore:
     def clear(self) -> None:
         """Empty the store; episodes that go on keep their ids."""
         if self.size:
-            self.episode_ids, self.next_episode_id = self._ids_after()
+            num_ended = self.ends().sum(axis=0)
+            self.episode_ids = np.where(num_ended > 0, self.first_new_ids() + num_ended - 1, self.episode_ids)
+            self.next_episode_id += int(num_ended.sum())
         self._empty()
 
     def _empty(self) -> None:
@@ -274,12 +276,6 @@ class RolloutStore:
         """Return the id [B] of the first episode that each environment began within the rollout."""
         num_ended = self.ends().sum(axis=0)
         return self.next_episode_id + np.cumsum(num_ended) - num_ended
-
-    def _ids_after(self) -> tuple[np.ndarray, int]:
-        """Return the ids of the episodes that go on after the rollout, and the next free id."""
-        num_ended = self.ends().sum(axis=0)
-        ids = np.where(num_ended > 0, self.first_new_ids() + num_ended - 1, self.episode_ids)
-        return ids, self.next_episode_id + int(num_ended.sum())
 
 
 class RolloutEpisodes(Sequence[SingleAgentEpisode]):
