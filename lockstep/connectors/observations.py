@@ -36,9 +36,9 @@ class Connector(ABC):
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         """Return the space of the transformed data; `ValueError` for a space it cannot take. Changes nothing."""
 
-    @abstractmethod
     def bind(self, input_space: Space[Any]) -> Space[Any]:
         """Prepare for data of `input_space` and return its `output_space`. Statistics start anew."""
+        return self.output_space(input_space)
 
     @abstractmethod
     def __call__(self, data: Any) -> Any:
@@ -84,8 +84,8 @@ class LeafConnector(Connector):
         return self._map(input_space)[0]
 
     def bind(self, input_space: Space[Any]) -> Space[Any]:
-        output, self._leaves = self._map(input_space)
-        return output
+        self._leaves = self._map(input_space)[1]
+        return self.output_space(input_space)
 
     def __call__(self, data: Any) -> Any:
         transforms = self._leaves
@@ -152,12 +152,6 @@ class ObsPipeline:
         self.has_statistics = bool(learning)
         """Whether `update` changes anything."""
         self._updated = self.connectors[: learning[-1] + 1] if learning else ()
-
-    def output_space(self, input_space: Space[Any]) -> Space[Any]:
-        """Return the space of the output for raw observations of `input_space`. Changes nothing."""
-        for connector in self.connectors:
-            input_space = connector.output_space(input_space)
-        return input_space
 
     def __call__(self, data: Any) -> Any:
         """Return `[..., *output]` for `[..., *raw]`, numpy or torch."""
@@ -354,10 +348,6 @@ class FlattenObs(OneHot):
                 "take Dict observations as they are"
             )
         return spaces.flatten_space(super().output_space(input_space))
-
-    def bind(self, input_space: Space[Any]) -> Space[Any]:
-        super().bind(input_space)
-        return self.output_space(input_space)
 
     def __call__(self, data: Any) -> Any:
         parts = list(leaves(super().__call__(data)))

@@ -46,11 +46,11 @@ class StepResult:
 
     __slots__ = ("any_done", "final_obs", "infos", "lost", "obs", "rewards", "terminateds", "truncateds", "valid")
 
-    def __init__(self, obs: Tree, rewards: npt.NDArray[Any], terminateds: Flags, truncateds: Flags) -> None:
+    def __init__(self, obs: Tree, num_envs: int) -> None:
         self.obs = obs
-        self.rewards = rewards
-        self.terminateds = terminateds
-        self.truncateds = truncateds
+        self.rewards: npt.NDArray[Any] = np.zeros(num_envs)
+        self.terminateds: Flags = np.zeros(num_envs, np.bool_)
+        self.truncateds: Flags = np.zeros(num_envs, np.bool_)
         self.forget_endings()
 
     def forget_endings(self) -> None:

@@ -13,7 +13,6 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import connection
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from lockstep.data.trees import Tree, row_of
+from lockstep.data.trees import Tree
 from lockstep.envs import trees
 from lockstep.envs.boundary import Flags, StepResult, VectorBoundary
 from lockstep.envs.env_state import env_state, set_env_state, tells_state
@@ -58,8 +57,8 @@ class VectorEnvBoundary(VectorBoundary):
         self.single_env_spec = spec if isinstance(spec, EnvSpec) else None
         mode = _autoreset_mode(env)
         self.autoreset_mode = mode.name
-        batch_size = _batch_size(base)
-        if batch_size != self.num_envs:
+        batch_size = base.config["batch_size"] if is_envpool(base) else getattr(base, "batch_size", None)
+        if batch_size not in (None, 0, self.num_envs):
             raise ValueError(
                 f"the vector environment answers {batch_size} of its {self.num_envs} rows at a time; the boundary "
                 "steps all rows together. Make it with batch_size equal to num_envs."
@@ -73,48 +72,39 @@ class VectorEnvBoundary(VectorBoundary):
         # Without shared memory a worker in NEXT_STEP mode does not notice an explicit reset: if its last
         # step ended an episode it resets once more in the next step, which is then no transition.
         self._resets_twice = isinstance(base, AsyncVectorEnv) and self.has_invalid_rows and not base.shared_memory
-        empty = np.zeros(self.num_envs, dtype=np.bool_)
-        self._result = StepResult(None, np.zeros(self.num_envs), empty, empty)
+        self._result = StepResult(None, self.num_envs)
         self._env_step = env.step
 
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row; see `VectorBoundary.reset`."""
         self.check_open()
         self._check_number("reset", "seeds", seeds, self.num_envs)
-        obs = self._reset(seeds)
+        self._result.obs = self._reset(seeds)
         if not self._resets_twice:
             self._pending = None
         self._started = True
-        self._result.forget_endings()
-        self._result.obs = obs
-        return obs
+        return self._result.obs
 
     def _reset(self, seeds: list[int] | None = None, mask: Flags | None = None) -> Tree:
         """Reset all rows, or those of the mask; return the observations of all."""
+        seed: Any = None if seeds is None else [int(seed) for seed in seeds]
+        if seed and self.backend == "native":
+            seed = seed[0]
         options = {} if mask is None else {"options": {"reset_mask": mask}}
         try:
-            return trees.as_arrays(self._env_reset(self._seed_of(seeds), **options))
+            return trees.as_arrays(self._env_reset(seed, **options))
         except EnvironmentStepError:
             raise
         except Exception as error:
-            raise self._located(error, "reset") from error
-
-    def _seed_of(self, seeds: list[int] | None) -> Any:
-        """Return the seeds in the form that the environment takes; a native vector takes the first."""
-        whole = None if seeds is None else [int(seed) for seed in seeds]
-        return whole[0] if whole and self.backend == "native" else whole
+            raise self._error_at(_row_in_traceback(error), error) from error
 
     def _env_reset(self, seed: Any, **options: Any) -> Tree:
         return self.env.reset(seed=seed, **options)[0]
 
-    def _located(self, error: Exception, during: str, actions: Tree = None) -> EnvironmentStepError:
-        """Return the error with its row: gymnasium does not tell it, but its loop variable does."""
-        return self._error_at(_row_in_traceback(error.__traceback__), error, during, actions)
-
-    def _error_at(
-        self, row: int | None, error: Any, during: str, actions: Tree, hint: str = ""
-    ) -> EnvironmentStepError:
-        action = None if row is None or actions is None else row_of(actions, row)
+    def _error_at(self, row: int | None, error: Any, actions: Tree = None, hint: str = "") -> EnvironmentStepError:
+        """Return the error of a row; without actions, that of a reset."""
+        action = None if row is None or actions is None else trees.gather(actions, row)
+        during = "reset" if actions is None else "step"
         return step_error(error, backend=self.backend, env_index=row, action=action, during=during, hint=hint)
 
     def step(self, actions: Tree) -> StepResult:
@@ -126,7 +116,7 @@ class VectorEnvBoundary(VectorBoundary):
         except EnvironmentStepError:
             raise
         except Exception as error:
-            raise self._located(error, "step", actions) from error
+            raise self._error_at(_row_in_traceback(error), error, actions) from error
         result = self._result
         if type(obs) is not np.ndarray:
             obs = trees.as_arrays(obs)
@@ -228,12 +218,6 @@ def _info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
 _BACKENDS = {SyncVectorEnv: "gymnasium_sync", AsyncVectorEnv: "gymnasium_async"}
 
 
-def _batch_size(base: Any) -> int:
-    """Return how many rows a vector environment or a pool answers at a time."""
-    told = base.config["batch_size"] if is_envpool(base) else getattr(base, "batch_size", None)
-    return int(told or base.num_envs)
-
-
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """Return the autoreset mode of this very instance; `ValueError` where it tells none.
 
@@ -249,8 +233,10 @@ def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     )
 
 
-def _row_in_traceback(traceback: TracebackType | None) -> int | None:
+def _row_in_traceback(error: Exception) -> int | None:
+    """Return the row that failed: gymnasium does not tell it, but its loop variable does."""
     codes = (SyncVectorEnv.step.__code__, SyncVectorEnv.reset.__code__)
+    traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code in codes:
             row = traceback.tb_frame.f_locals.get("i")
@@ -324,7 +310,7 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         except (EOFError, ConnectionError) as error:
             row = self._dead_row()
             self._end_workers(f"worker {row} died")
-            raise self._error_at(row, None, during, self._last_actions, hint=f"{_RESTARTS} ") from error
+            raise self._error_at(row, None, self._last_actions, hint=f"{_RESTARTS} ") from error
         self._under_way = False
 
     def _dead_row(self) -> int | None:
@@ -341,16 +327,12 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         try:
             row, _, value, text = self._workers.error_queue.get(timeout=_REPORT_TIMEOUT)
         except Exception as error:  # none came, or it cannot be made again
-            row, value = (
-                failed[0],
-                f"an error that cannot be pickled or made again ({error!r})",
-            )
+            row, value = failed[0], f"an error that cannot be pickled or made again ({error!r})"
             text = "(in a worker process; step the environment in one process to see its traceback)"
         self._end_workers(f"error in row {row}")
         if isinstance(value, KeyboardInterrupt):
             raise value
-        during = "reset" if self._last_actions is None else "step"
-        raise self._error_at(row, value, during, self._last_actions) from WorkerTraceback(text)
+        raise self._error_at(row, value, self._last_actions) from WorkerTraceback(text)
 
     def _end_workers(self, failure: str) -> None:
         """End all processes and pipes without asking them anything."""

@@ -62,8 +62,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
         self._obs = trees.allocate(self.observation_space, self.num_envs)
         self._flat = isinstance(self._obs, np.ndarray)
-        self._flags = np.zeros((2, self.num_envs), dtype=np.bool_)
-        self._result = StepResult(self._obs, np.zeros(self.num_envs), self._flags[0], self._flags[1])
+        self._result = StepResult(self._obs, self.num_envs)
         self._clock = 0
         self._deadlines: list[int] = []
         """the clock at which the episode of each row is truncated"""
@@ -105,7 +104,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self._clear()
 
     def _clear(self) -> None:
-        self._flags[:] = False
+        self._result.terminateds[:] = self._result.truncateds[:] = False
         self._result.forget_endings()
 
     def step(self, actions: Tree) -> StepResult:
@@ -183,11 +182,6 @@ class LightSyncVectorEnv(VectorBoundary):
         self._begin(deadlines)
         trees.scatter(self._obs, ..., state["obs"])
         return self._obs
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Bind the flags of a copy again: they are views on one array, and would be arrays apart."""
-        self.__dict__.update(state)
-        self._result.terminateds, self._result.truncateds = self._flags
 
     def render(self, row: int = 0) -> Any:
         """Return the frame of one row."""

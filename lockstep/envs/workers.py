@@ -94,8 +94,7 @@ class WorkerVectorEnv(VectorBoundary):
         """the newest observation of every row, a tree `[B, ...]`, written to by later steps"""
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
-        flags = np.zeros((2, self.num_envs), np.bool_)
-        self._result = StepResult(self.observations, np.zeros(self.num_envs), flags[0], flags[1])
+        self._result = StepResult(self.observations, self.num_envs)
         self._seeds: list[int | None] = [None] * self.num_envs
         self._sent: dict[int, tuple[float, Tree]] = {}  # row -> when, which action
         self._dropped: set[str] = set()
@@ -209,21 +208,14 @@ class WorkerVectorEnv(VectorBoundary):
         self._seeds = [None] * self.num_envs if seeds is None else [int(seed) for seed in seeds]
         self._ask_all("reset", self._seeds)
         self._started = True
-        self._clear()
         return self.observations
-
-    def _clear(self) -> None:
-        result = self._result
-        result.rewards[:] = 0.0
-        result.terminateds[:] = result.truncateds[:] = False
-        result.forget_endings()
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
         split = self._split(actions, self.num_envs)
         arrived = self._ask_all("step", split, split)
-        self._clear()
         result = self._result
+        result.forget_endings()
         for each in arrived:
             result.rewards[each.row] = each.reward
             result.terminateds[each.row], result.truncateds[each.row] = each.terminated, each.truncated
@@ -296,7 +288,6 @@ class WorkerVectorEnv(VectorBoundary):
         self._ask_all("set_state", state["envs"])
         trees.scatter(self.observations, ..., state["obs"])
         self._started = True
-        self._clear()
         return self.observations
 
     def render(self, row: int = 0) -> Any:
