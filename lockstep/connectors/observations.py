@@ -142,7 +142,7 @@ class ObsPipeline:
         for connector in self.connectors:
             if not isinstance(connector, Connector):
                 raise TypeError(
-                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, ClipObs, "
+                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, "
                     "FlattenObs, OneHot and subclasses of Connector (FrameStack goes to the environments)"
                 )
             if self.observation_space is None:
@@ -286,26 +286,6 @@ class _Normalizer:
             self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
         mean, factor = self._tensors[x.device]
         return ((x.to(torch.float32) - mean) * factor).clamp_(-self._clip, self._clip)
-
-
-class ClipObs(LeafConnector):
-    """Limits every Box of floats to [low, high]; other leaves and images pass."""
-
-    def __init__(self, low: float, high: float) -> None:
-        if not low < high:
-            raise ValueError(f"ClipObs needs low < high, got {low} and {high}")
-        self.low, self.high = float(low), float(high)
-
-    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
-        if not isinstance(space, spaces.Box) or is_image(space) or not np.issubdtype(space.dtype, np.floating):
-            return space, _same
-        low, high = (np.clip(bound, self.low, self.high) for bound in (space.low, space.high))
-        return spaces.Box(low, high, space.shape, space.dtype.type), self._clip
-
-    def _clip(self, x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return x.clamp(self.low, self.high)
-        return np.minimum(np.maximum(x, self.low), self.high)
 
 
 class OneHot(LeafConnector):

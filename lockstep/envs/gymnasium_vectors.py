@@ -297,8 +297,6 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         self._under_way = True
         try:
             yield
-        except EnvironmentStepError:
-            raise
         except multiprocessing.TimeoutError as error:
             late = [row for row, pipe in enumerate(self._workers.parent_pipes) if not pipe.poll(0)]
             self._end_workers(f"time-out of rows {late}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -91,7 +91,6 @@ class Pipeline(Protocol):
     def __call__(self, data: Any) -> Any: ...
 
 
-@runtime_checkable
 class Actor(Protocol):
     """Picks actions for a batch of observations."""
 

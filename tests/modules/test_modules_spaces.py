@@ -297,14 +297,6 @@ def test_what_cannot_be_is_refused(mistake, words):
         mistake()
 
 
-def test_an_inference_only_module_has_no_critic():
-    module = RLModuleSpec(DefaultActorCriticModule, BOX, spaces.Discrete(2), inference_only=True).build(seed=0)
-    assert not any(name.startswith("value") for name, _ in module.named_parameters())
-    assert module.forward_inference({"obs": torch.randn(2, 4)})["action_dist_inputs"].shape == (2, 2)
-    with pytest.raises(RuntimeError, match="inference_only"):
-        module.compute_values({"obs": torch.randn(2, 4)})
-
-
 def test_actions_have_the_form_of_the_environment_and_back():
     dist = ActionDist(spaces.Discrete(3, start=5))
     assert dist.to_env(np.array([0, 2])).tolist() == [5, 7]
