@@ -361,12 +361,10 @@ class FrameStack:
     episode's boundary: the first observation of an episode fills its whole stack.
 
     A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels.
-    `ValueError` for another space, or no frames.
+    `ValueError` for another space.
     """
 
     def __init__(self, num_frames: int, observation_space: Space[Any]) -> None:
-        if num_frames < 1:
-            raise ValueError(f"FrameStack needs a number of frames of at least 1, got {num_frames!r}")
         self.num_frames = num_frames
         self.input_space = observation_space
         self.observation_space = self.output_space(observation_space)

@@ -3,6 +3,9 @@
 from lockstep.modules.acting import (
     ActingWeights,
     Actor,
+    EpsilonGreedy,
+    Exploration,
+    GaussianNoise,
     NumpyActor,
     NumpyRecurrentActor,
     ParameterPlaces,
@@ -21,7 +24,6 @@ from lockstep.modules.actor_critic import (
     default_module_class,
 )
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.exploration import EpsilonGreedy, Exploration, GaussianNoise
 from lockstep.modules.layers import BatchedMLP
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import (

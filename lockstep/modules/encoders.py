@@ -59,10 +59,8 @@ class Features(nn.Module):
         super().__init__()
         self.space = space
 
-    def check(self, obs: Any, shape: tuple[int, ...]) -> Tensor:
-        """Return `obs` if it is a tensor that ends in `shape`; the error names the space otherwise."""
-        if not isinstance(obs, Tensor):
-            raise TypeError(f"an observation of space {self.space} must be a torch tensor, got {type(obs).__name__}")
+    def check(self, obs: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return `obs` if it ends in `shape`; the error names the space otherwise."""
         if obs.shape[max(obs.dim() - len(shape), 0) :] != shape:
             raise ValueError(
                 f"observation of shape {tuple(obs.shape)} does not fit the space {self.space}: expected [N, "

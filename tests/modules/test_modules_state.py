@@ -54,10 +54,9 @@ def test_state_is_a_copy_and_goes_round():
 
 
 def test_bfloat16_goes_round_exactly():
-    module = SPEC.build(seed=1).to(torch.bfloat16)
-    other = SPEC.build(seed=2).to(torch.bfloat16)
+    module, other = (SPEC.build(seed=seed).to(torch.bfloat16) for seed in (1, 2))
     other.set_state(module.get_state())
-    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters()))
+    assert all(map(torch.equal, module.parameters(), other.parameters()))
 
 
 def test_a_state_that_does_not_fit_lists_everything_and_changes_nothing():
@@ -150,25 +149,20 @@ class Custom(RLModule):
 
 
 def test_a_users_own_module_acts_and_is_saved(tmp_path):
-    module = RLModuleSpec(Custom, BOX, spaces.Discrete(3), model_config={"scale": 2.5}).build(seed=0)
-    assert outputs(module)["action_dist_inputs"].shape == (5, 3)
-    assert not module.is_stateful()
-    with pytest.raises(TypeError, match="Custom has no value function"):
-        module.compute_values({"obs": torch.zeros(1, 4)})
-    loaded = RLModule.from_checkpoint(module.save_to_path(tmp_path / "m"), module_class=Custom)
-    assert loaded.scale == 2.5
-    assert_equal_outputs(loaded, module)
-
-
-def test_a_class_that_cannot_be_imported_says_what_to_do(tmp_path):
-    class Local(Custom):
+    class Unimportable(Custom):
         pass
 
-    module = RLModuleSpec(Local, BOX, spaces.Discrete(3), model_config={"scale": 1.0}).build()
+    module = RLModuleSpec(Unimportable, BOX, spaces.Discrete(3), model_config={"scale": 2.5}).build(seed=0)
+    assert outputs(module)["action_dist_inputs"].shape == (5, 3)
+    assert not module.is_stateful()
+    with pytest.raises(TypeError, match="Unimportable has no value function"):
+        module.compute_values({"obs": torch.zeros(1, 4)})
     path = module.save_to_path(tmp_path / "m")
-    with pytest.raises(ValueError, match=r"Local cannot be imported.*module_class="):
+    with pytest.raises(ValueError, match=r"Unimportable cannot be imported.*module_class="):
         RLModule.from_checkpoint(path)
-    assert_equal_outputs(RLModule.from_checkpoint(path, module_class=Local), module)
+    loaded = RLModule.from_checkpoint(path, module_class=Unimportable)
+    assert loaded.scale == 2.5
+    assert_equal_outputs(loaded, module)
 
 
 def test_a_damaged_or_foreign_checkpoint_is_named(tmp_path):
