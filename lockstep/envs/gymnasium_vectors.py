@@ -75,22 +75,14 @@ class VectorEnvBoundary(VectorBoundary):
         self._result = StepResult(None, self.num_envs)
         self._env_step = env.step
 
-    def reset(self, seeds: list[int] | None = None) -> Tree:
-        """Begin a new episode in every row; see `VectorBoundary.reset`."""
-        self.check_open()
-        self._check_number("reset", "seeds", seeds, self.num_envs)
-        self._result.obs = self._reset(seeds)
+    def _reset(self, seeds: list[int] | None) -> Tree:
+        self._result.obs = self._reset_rows(seeds[0] if seeds and self.backend == "native" else seeds)
         if not self._resets_twice:
             self._pending = None
-        self._started = True
         return self._result.obs
 
-    def _reset(self, seeds: list[int] | None = None, mask: Flags | None = None) -> Tree:
-        """Reset all rows, or those of the mask; return the observations of all."""
-        seed: Any = None if seeds is None else [int(seed) for seed in seeds]
-        if seed and self.backend == "native":
-            seed = seed[0]
-        options = {} if mask is None else {"options": {"reset_mask": mask}}
+    def _reset_rows(self, seed: Any, **options: Any) -> Tree:
+        """Reset all rows, or those of the mask in the options; return the observations of all."""
         try:
             return trees.as_arrays(self._env_reset(seed, **options))
         except EnvironmentStepError:
@@ -144,7 +136,7 @@ class VectorEnvBoundary(VectorBoundary):
             result.final_obs = (rows, trees.gather(result.obs, rows))
         result.infos = {row: _info_of_row(infos, row) for row in rows.tolist()} if infos else None
         if self._resets_here:
-            result.obs = self._reset(mask=done)
+            result.obs = self._reset_rows(None, options={"reset_mask": done})
         elif self.has_invalid_rows:
             self._pending = done
 
@@ -387,7 +379,7 @@ class EnvPoolBoundary(VectorEnvBoundary):
             warnings.warn(
                 "a pool takes its seeds when it is made: the seeds handed to reset are not used. Pass the id with "
                 "mode='envpool' instead of a finished pool.",
-                stacklevel=4,
+                stacklevel=5,
             )
         elif seed is not None and self._make is not None:
             self.env.close()

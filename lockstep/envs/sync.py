@@ -84,13 +84,10 @@ class LightSyncVectorEnv(VectorBoundary):
                         f"{getattr(self, name)}: all environments of one vector must have equal spaces."
                     )
 
-    def reset(self, seeds: list[int] | None = None) -> Tree:
-        """Begin a new episode in every row; see `VectorBoundary.reset`."""
-        self.check_open()
-        self._check_number("reset", "seeds", seeds, self.num_envs)
+    def _reset(self, seeds: list[int] | None) -> Tree:
         for row, reset in enumerate(self._resets):
             try:
-                obs, _ = reset() if seeds is None else reset(seed=int(seeds[row]))
+                obs, _ = reset() if seeds is None else reset(seed=seeds[row])
                 trees.check_shape(self.observation_space, obs)
                 trees.scatter(self._obs, row, obs)
             except Exception as error:

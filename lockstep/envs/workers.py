@@ -199,14 +199,10 @@ class WorkerVectorEnv(VectorBoundary):
 
     # -- all rows together ---
 
-    def reset(self, seeds: list[int] | None = None) -> Tree:
-        """Begin a new episode in every row; see `VectorBoundary.reset`."""
-        self.check_open()
-        self._check_number("reset", "seeds", seeds, self.num_envs)
+    def _reset(self, seeds: list[int] | None) -> Tree:
         self.drain()
-        self._seeds = [None] * self.num_envs if seeds is None else [int(seed) for seed in seeds]
+        self._seeds = [None] * self.num_envs if seeds is None else [*seeds]
         self._ask_all("reset", self._seeds)
-        self._started = True
         return self.observations
 
     def step(self, actions: Tree) -> StepResult:
