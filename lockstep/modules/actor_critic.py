@@ -158,17 +158,18 @@ class Recurrence(nn.Module):
             lengths: `[B]`, the real rows of each sequence; the state is then that after its last real row.
         """
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
-        hidden = [state[name].unsqueeze(0) for name in (("h", "c") if self.kind == "lstm" else ("h",))]
-        start: Any = hidden if self.kind == "lstm" else hidden[0]
-        run: Any = torch.lstm if self.kind == "lstm" else torch.gru
+        is_lstm = self.kind == "lstm"
+        run: Any = torch.lstm if is_lstm else torch.gru
+        start = [state[name].unsqueeze(0) for name in (("h", "c") if is_lstm else ("h",))]
         if lengths is None:
-            features, *after = run(inputs, start, weights, True, 1, 0.0, False, False, True)
+            begin = start if is_lstm else start[0]
+            features, *after = run(inputs, begin, weights, True, 1, 0.0, False, False, True)
         else:
             packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
             order: Any = packed.sorted_indices
-            start = [part.index_select(1, order) for part in hidden]
-            start = start if self.kind == "lstm" else start[0]
-            data, *after = run(packed.data, packed.batch_sizes, start, weights, True, 1, 0.0, False, False)
+            start = [part.index_select(1, order) for part in start]
+            begin = start if is_lstm else start[0]
+            data, *after = run(packed.data, packed.batch_sizes, begin, weights, True, 1, 0.0, False, False)
             again = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
             features = pad_packed_sequence(again, batch_first=True, total_length=inputs.shape[1])[0]
             back: Any = packed.unsorted_indices
@@ -224,12 +225,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Return features `[B, T, H]` of the present and the past, and the state after them."""
         obs, dtype = self._inputs(batch)
-        first = next(leaves(obs))
-        if first.dim() < 2:
-            raise ValueError(
-                f"a recurrent module takes observations [B, T, ...]; got a leaf of shape {tuple(first.shape)}"
-            )
-        leading = first.shape[:2]
+        leading = next(leaves(obs)).shape[:2]
         encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype).unflatten(0, leading)
         state = batch.get("state_in")
         if state is None:
