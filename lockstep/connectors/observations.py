@@ -273,19 +273,16 @@ class _Normalizer:
         if x.shape[max(len(x.shape) - len(shape), 0) :] != shape:
             raise ValueError(f"observation of shape {tuple(x.shape)} does not fit the space {self.space}")
         if isinstance(x, torch.Tensor):
-            return self._normalize_tensor(x)
+            if x.device not in self._tensors:
+                self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
+            mean, factor = self._tensors[x.device]
+            return ((x.to(torch.float32) - mean) * factor).clamp_(-self._clip, self._clip)
         if x.dtype != np.float32:
             x = x.astype(np.float32)
         out = np.subtract(x, self._mean)
         out = np.multiply(out, self._factor, out)
         np.minimum(out, self._high, out=out)
         return np.maximum(out, self._low, out=out)
-
-    def _normalize_tensor(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device not in self._tensors:
-            self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
-        mean, factor = self._tensors[x.device]
-        return ((x.to(torch.float32) - mean) * factor).clamp_(-self._clip, self._clip)
 
 
 class OneHot(LeafConnector):
