@@ -2,7 +2,6 @@
 
 from lockstep.connectors.module_connectors import ClipActions, ModuleConnectors, NormalizeRewards
 from lockstep.connectors.observations import (
-    ClipObs,
     Connector,
     FlattenObs,
     FrameStack,
@@ -14,7 +13,6 @@ from lockstep.data.actions import RescaleActions
 
 __all__ = [
     "ClipActions",
-    "ClipObs",
     "Connector",
     "FlattenObs",
     "FrameStack",

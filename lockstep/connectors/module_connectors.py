@@ -61,8 +61,7 @@ class NormalizeRewards:
     def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
         """Take rewards `[T, B]` into the statistics, then return them scaled, in their own float type.
 
-        A call with another number of environments than before begins their returns anew. `ValueError` for arrays that
-        are not all `[T, B]`.
+        A call with another number of environments than before begins their returns anew.
 
         Args:
             dones: bool `[T, B]`, an episode ended with this step (terminated or truncated).
@@ -85,9 +84,6 @@ class NormalizeRewards:
             counting: None, or bool `[T, B]`; other rows are part of the returns, but another learner counts them.
             place: of a shard, see `Trajectories`; `share_returns` tells the others what it led to.
         """
-        if rewards.ndim != 2 or dones.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
-            shapes = [rewards.shape, dones.shape] + ([] if valid is None else [valid.shape])
-            raise ValueError(f"NormalizeRewards takes arrays of one shape [T, B], got {shapes}")
         num_steps, num_envs = rewards.shape
         returns = np.empty((num_steps, num_envs))
         step, env, all_steps, all_envs = place or (0, 0, num_steps, num_envs)

@@ -36,9 +36,9 @@ class Connector(ABC):
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         """Return the space of the transformed data; `ValueError` for a space it cannot take. Changes nothing."""
 
-    @abstractmethod
     def bind(self, input_space: Space[Any]) -> Space[Any]:
         """Prepare for data of `input_space` and return its `output_space`. Statistics start anew."""
+        return self.output_space(input_space)
 
     @abstractmethod
     def __call__(self, data: Any) -> Any:
@@ -84,8 +84,8 @@ class LeafConnector(Connector):
         return self._map(input_space)[0]
 
     def bind(self, input_space: Space[Any]) -> Space[Any]:
-        output, self._leaves = self._map(input_space)
-        return output
+        self._leaves = self._map(input_space)[1]
+        return self.output_space(input_space)
 
     def __call__(self, data: Any) -> Any:
         transforms = self._leaves
@@ -142,7 +142,7 @@ class ObsPipeline:
         for connector in self.connectors:
             if not isinstance(connector, Connector):
                 raise TypeError(
-                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, ClipObs, "
+                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, "
                     "FlattenObs, OneHot and subclasses of Connector (FrameStack goes to the environments)"
                 )
             if self.observation_space is None:
@@ -152,12 +152,6 @@ class ObsPipeline:
         self.has_statistics = bool(learning)
         """Whether `update` changes anything."""
         self._updated = self.connectors[: learning[-1] + 1] if learning else ()
-
-    def output_space(self, input_space: Space[Any]) -> Space[Any]:
-        """Return the space of the output for raw observations of `input_space`. Changes nothing."""
-        for connector in self.connectors:
-            input_space = connector.output_space(input_space)
-        return input_space
 
     def __call__(self, data: Any) -> Any:
         """Return `[..., *output]` for `[..., *raw]`, numpy or torch."""
@@ -279,39 +273,16 @@ class _Normalizer:
         if x.shape[max(len(x.shape) - len(shape), 0) :] != shape:
             raise ValueError(f"observation of shape {tuple(x.shape)} does not fit the space {self.space}")
         if isinstance(x, torch.Tensor):
-            return self._normalize_tensor(x)
+            if x.device not in self._tensors:
+                self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
+            mean, factor = self._tensors[x.device]
+            return ((x.to(torch.float32) - mean) * factor).clamp_(-self._clip, self._clip)
         if x.dtype != np.float32:
             x = x.astype(np.float32)
         out = np.subtract(x, self._mean)
         out = np.multiply(out, self._factor, out)
         np.minimum(out, self._high, out=out)
         return np.maximum(out, self._low, out=out)
-
-    def _normalize_tensor(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device not in self._tensors:
-            self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
-        mean, factor = self._tensors[x.device]
-        return ((x.to(torch.float32) - mean) * factor).clamp_(-self._clip, self._clip)
-
-
-class ClipObs(LeafConnector):
-    """Limits every Box of floats to [low, high]; other leaves and images pass."""
-
-    def __init__(self, low: float, high: float) -> None:
-        if not low < high:
-            raise ValueError(f"ClipObs needs low < high, got {low} and {high}")
-        self.low, self.high = float(low), float(high)
-
-    def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
-        if not isinstance(space, spaces.Box) or is_image(space) or not np.issubdtype(space.dtype, np.floating):
-            return space, _same
-        low, high = (np.clip(bound, self.low, self.high) for bound in (space.low, space.high))
-        return spaces.Box(low, high, space.shape, space.dtype.type), self._clip
-
-    def _clip(self, x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return x.clamp(self.low, self.high)
-        return np.minimum(np.maximum(x, self.low), self.high)
 
 
 class OneHot(LeafConnector):
@@ -355,10 +326,6 @@ class FlattenObs(OneHot):
             )
         return spaces.flatten_space(super().output_space(input_space))
 
-    def bind(self, input_space: Space[Any]) -> Space[Any]:
-        super().bind(input_space)
-        return self.output_space(input_space)
-
     def __call__(self, data: Any) -> Any:
         parts = list(leaves(super().__call__(data)))
         if len(parts) == 1:
@@ -391,12 +358,10 @@ class FrameStack:
     episode's boundary: the first observation of an episode fills its whole stack.
 
     A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels.
-    `ValueError` for another space, or no frames.
+    `ValueError` for another space.
     """
 
     def __init__(self, num_frames: int, observation_space: Space[Any]) -> None:
-        if num_frames < 1:
-            raise ValueError(f"FrameStack needs a number of frames of at least 1, got {num_frames!r}")
         self.num_frames = num_frames
         self.input_space = observation_space
         self.observation_space = self.output_space(observation_space)

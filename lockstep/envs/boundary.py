@@ -46,11 +46,11 @@ class StepResult:
 
     __slots__ = ("any_done", "final_obs", "infos", "lost", "obs", "rewards", "terminateds", "truncateds", "valid")
 
-    def __init__(self, obs: Tree, rewards: npt.NDArray[Any], terminateds: Flags, truncateds: Flags) -> None:
+    def __init__(self, obs: Tree, num_envs: int) -> None:
         self.obs = obs
-        self.rewards = rewards
-        self.terminateds = terminateds
-        self.truncateds = truncateds
+        self.rewards: npt.NDArray[Any] = np.zeros(num_envs)
+        self.terminateds: Flags = np.zeros(num_envs, np.bool_)
+        self.truncateds: Flags = np.zeros(num_envs, np.bool_)
         self.forget_endings()
 
     def forget_endings(self) -> None:
@@ -98,7 +98,6 @@ class VectorBoundary(ABC):
         """The limit of an episode's length that the environment is registered with; None where it has none."""
         return None if self.single_env_spec is None else self.single_env_spec.max_episode_steps
 
-    @abstractmethod
     def reset(self, seeds: list[int] | None = None) -> Tree:
         """Begin a new episode in every row. `RuntimeError` once closed.
 
@@ -109,6 +108,15 @@ class VectorBoundary(ABC):
         Returns:
             tree of arrays [B, ...], the first observations. Reused by later steps.
         """
+        self.check_open()
+        self._check_number("reset", "seeds", seeds, self.num_envs)
+        obs = self._reset(None if seeds is None else [int(seed) for seed in seeds])
+        self._started = True
+        return obs
+
+    @abstractmethod
+    def _reset(self, seeds: list[int] | None) -> Tree:
+        """Reset every row; return the first observations."""
 
     @abstractmethod
     def step(self, actions: Tree) -> StepResult:

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.data.actions import ACTION_MASK, MASKABLE, allowed_actions, carries_mask, mask_size
-from lockstep.data.trees import Tree, map_tree
+from lockstep.data.trees import Tree, map_tree, trees_equal
 from lockstep.envs import trees
 from lockstep.envs.errors import FORMS, OLD_API
 from lockstep.envs.make import AnyEnv, single_env_factory
@@ -205,7 +205,7 @@ class _Examination:
         if any(finding.level == "error" for finding in self.findings):
             return
         first, second = self._seeded_episode(), self._seeded_episode()
-        differ = [k for k, (one, other) in enumerate(zip(first, second)) if not trees.same(one, other)]
+        differ = [k for k, (one, other) in enumerate(zip(first, second)) if not trees_equal(one, other)]
         if differ or len(first) != len(second):
             self.add(
                 "error",

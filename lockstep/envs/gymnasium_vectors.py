@@ -13,7 +13,6 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import connection
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -58,8 +57,8 @@ class VectorEnvBoundary(VectorBoundary):
         self.single_env_spec = spec if isinstance(spec, EnvSpec) else None
         mode = _autoreset_mode(env)
         self.autoreset_mode = mode.name
-        batch_size = _batch_size(base)
-        if batch_size != self.num_envs:
+        batch_size = base.config["batch_size"] if is_envpool(base) else getattr(base, "batch_size", None)
+        if batch_size not in (None, 0, self.num_envs):
             raise ValueError(
                 f"the vector environment answers {batch_size} of its {self.num_envs} rows at a time; the boundary "
                 "steps all rows together. Make it with batch_size equal to num_envs."
@@ -73,48 +72,31 @@ class VectorEnvBoundary(VectorBoundary):
         # Without shared memory a worker in NEXT_STEP mode does not notice an explicit reset: if its last
         # step ended an episode it resets once more in the next step, which is then no transition.
         self._resets_twice = isinstance(base, AsyncVectorEnv) and self.has_invalid_rows and not base.shared_memory
-        empty = np.zeros(self.num_envs, dtype=np.bool_)
-        self._result = StepResult(None, np.zeros(self.num_envs), empty, empty)
+        self._result = StepResult(None, self.num_envs)
         self._env_step = env.step
 
-    def reset(self, seeds: list[int] | None = None) -> Tree:
-        """Begin a new episode in every row; see `VectorBoundary.reset`."""
-        self.check_open()
-        self._check_number("reset", "seeds", seeds, self.num_envs)
-        obs = self._reset(seeds)
+    def _reset(self, seeds: list[int] | None) -> Tree:
+        self._result.obs = self._reset_rows(seeds[0] if seeds and self.backend == "native" else seeds)
         if not self._resets_twice:
             self._pending = None
-        self._started = True
-        self._result.forget_endings()
-        self._result.obs = obs
-        return obs
+        return self._result.obs
 
-    def _reset(self, seeds: list[int] | None = None, mask: Flags | None = None) -> Tree:
-        """Reset all rows, or those of the mask; return the observations of all."""
-        options = {} if mask is None else {"options": {"reset_mask": mask}}
+    def _reset_rows(self, seed: Any, **options: Any) -> Tree:
+        """Reset all rows, or those of the mask in the options; return the observations of all."""
         try:
-            return trees.as_arrays(self._env_reset(self._seed_of(seeds), **options))
+            return trees.as_arrays(self._env_reset(seed, **options))
         except EnvironmentStepError:
             raise
         except Exception as error:
-            raise self._located(error, "reset") from error
-
-    def _seed_of(self, seeds: list[int] | None) -> Any:
-        """Return the seeds in the form that the environment takes; a native vector takes the first."""
-        whole = None if seeds is None else [int(seed) for seed in seeds]
-        return whole[0] if whole and self.backend == "native" else whole
+            raise self._error_at(_row_in_traceback(error), error) from error
 
     def _env_reset(self, seed: Any, **options: Any) -> Tree:
         return self.env.reset(seed=seed, **options)[0]
 
-    def _located(self, error: Exception, during: str, actions: Tree = None) -> EnvironmentStepError:
-        """Return the error with its row: gymnasium does not tell it, but its loop variable does."""
-        return self._error_at(_row_in_traceback(error.__traceback__), error, during, actions)
-
-    def _error_at(
-        self, row: int | None, error: Any, during: str, actions: Tree, hint: str = ""
-    ) -> EnvironmentStepError:
+    def _error_at(self, row: int | None, error: Any, actions: Tree = None, hint: str = "") -> EnvironmentStepError:
+        """Return the error of a row; without actions, that of a reset."""
         action = None if row is None or actions is None else rows_of(actions, row)
+        during = "reset" if actions is None else "step"
         return step_error(error, backend=self.backend, env_index=row, action=action, during=during, hint=hint)
 
     def step(self, actions: Tree) -> StepResult:
@@ -126,7 +108,7 @@ class VectorEnvBoundary(VectorBoundary):
         except EnvironmentStepError:
             raise
         except Exception as error:
-            raise self._located(error, "step", actions) from error
+            raise self._error_at(_row_in_traceback(error), error, actions) from error
         result = self._result
         if type(obs) is not np.ndarray:
             obs = trees.as_arrays(obs)
@@ -154,7 +136,7 @@ class VectorEnvBoundary(VectorBoundary):
             result.final_obs = (rows, trees.gather(result.obs, rows))
         result.infos = {row: _info_of_row(infos, row) for row in rows.tolist()} if infos else None
         if self._resets_here:
-            result.obs = self._reset(mask=done)
+            result.obs = self._reset_rows(None, options={"reset_mask": done})
         elif self.has_invalid_rows:
             self._pending = done
 
@@ -228,12 +210,6 @@ def _info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
 _BACKENDS = {SyncVectorEnv: "gymnasium_sync", AsyncVectorEnv: "gymnasium_async"}
 
 
-def _batch_size(base: Any) -> int:
-    """Return how many rows a vector environment or a pool answers at a time."""
-    told = base.config["batch_size"] if is_envpool(base) else getattr(base, "batch_size", None)
-    return int(told or base.num_envs)
-
-
 def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """Return the autoreset mode of this very instance; `ValueError` where it tells none.
 
@@ -249,8 +225,10 @@ def _autoreset_mode(env: VectorEnv) -> AutoresetMode:
     )
 
 
-def _row_in_traceback(traceback: TracebackType | None) -> int | None:
+def _row_in_traceback(error: Exception) -> int | None:
+    """Return the row that failed: gymnasium does not tell it, but its loop variable does."""
     codes = (SyncVectorEnv.step.__code__, SyncVectorEnv.reset.__code__)
+    traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code in codes:
             row = traceback.tb_frame.f_locals.get("i")
@@ -311,8 +289,6 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         self._under_way = True
         try:
             yield
-        except EnvironmentStepError:
-            raise
         except multiprocessing.TimeoutError as error:
             late = [row for row, pipe in enumerate(self._workers.parent_pipes) if not pipe.poll(0)]
             self._end_workers(f"time-out of rows {late}")
@@ -324,7 +300,7 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         except (EOFError, ConnectionError) as error:
             row = self._dead_row()
             self._end_workers(f"worker {row} died")
-            raise self._error_at(row, None, during, self._last_actions, hint=f"{_RESTARTS} ") from error
+            raise self._error_at(row, None, self._last_actions, hint=f"{_RESTARTS} ") from error
         self._under_way = False
 
     def _dead_row(self) -> int | None:
@@ -341,16 +317,12 @@ class AsyncVectorEnvBoundary(VectorEnvBoundary):
         try:
             row, _, value, text = self._workers.error_queue.get(timeout=_REPORT_TIMEOUT)
         except Exception as error:  # none came, or it cannot be made again
-            row, value = (
-                failed[0],
-                f"an error that cannot be pickled or made again ({error!r})",
-            )
+            row, value = failed[0], f"an error that cannot be pickled or made again ({error!r})"
             text = "(in a worker process; step the environment in one process to see its traceback)"
         self._end_workers(f"error in row {row}")
         if isinstance(value, KeyboardInterrupt):
             raise value
-        during = "reset" if self._last_actions is None else "step"
-        raise self._error_at(row, value, during, self._last_actions) from WorkerTraceback(text)
+        raise self._error_at(row, value, self._last_actions) from WorkerTraceback(text)
 
     def _end_workers(self, failure: str) -> None:
         """End all processes and pipes without asking them anything."""
@@ -407,7 +379,7 @@ class EnvPoolBoundary(VectorEnvBoundary):
             warnings.warn(
                 "a pool takes its seeds when it is made: the seeds handed to reset are not used. Pass the id with "
                 "mode='envpool' instead of a finished pool.",
-                stacklevel=4,
+                stacklevel=5,
             )
         elif seed is not None and self._make is not None:
             self.env.close()

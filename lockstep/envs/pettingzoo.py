@@ -83,21 +83,6 @@ class Play(ABC):
         self._choose_who_acts(observations)
         return rewards
 
-    def record(self, act: Act, max_steps: int | None = None) -> MultiAgentEpisode:
-        """Play the episode that was begun to its end, or for `max_steps` env steps; see `record_parallel_episode`."""
-        while self.env.agents and (max_steps is None or len(self.episode) < max_steps):
-            answer = act(self.to_act)
-            actions, extras = answer if isinstance(answer, tuple) else (answer, None)
-            if not isinstance(actions, Mapping):
-                raise TypeError(f"act returned a {type(actions).__name__}; a dict of agent id -> action is needed")
-            if set(actions) != set(self.to_act):
-                raise MultiAgentEnvError(
-                    f"in env step {self.episode.env_t} act gave actions for {sorted(map(str, actions))}; agents to act "
-                    f"are {sorted(map(str, self.to_act))}"
-                )
-            self.step(actions, extras=extras)
-        return self.episode
-
     @abstractmethod
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
         """Reset the environment; return observations and infos."""
@@ -146,10 +131,7 @@ class ParallelPlay(Play):
 
 
 class TurnPlay(Play):
-    """Plays an `AECEnv`: an env step is one action, of the agent whose turn it is.
-
-    An agent observes when it is selected; its rewards, which may come while others act, are summed until then.
-    """
+    """Plays an `AECEnv`: an env step is one action, of the agent whose turn it is."""
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[AgentDict, AgentDict]:
         self.env.reset(seed=seed, options=options)
@@ -251,7 +233,7 @@ def _agents_and_spaces(env: PettingZooEnv) -> tuple[tuple[AgentID, ...], dict[Ag
     return agents, {a: env.observation_space(a) for a in agents}, {a: env.action_space(a) for a in agents}
 
 
-def record_parallel_episode(
+def record_episode(
     env: PettingZooEnv,
     act: Act,
     *,
@@ -261,38 +243,34 @@ def record_parallel_episode(
     id_: str | None = None,
     agent_to_module_mapping_fn: MappingFn | None = None,
 ) -> MultiAgentEpisode:
-    """Play one episode of a PettingZoo parallel environment.
+    """Play one episode of a PettingZoo environment, where all agents act at once or one after the other (`AECEnv`).
 
     The environment is reset first (`seed`, `options`). The episode is done when no agent is left, and open after
-    `max_steps` env steps.
+    `max_steps` env steps. An env step is one action of every agent, or in a turn-based environment one action. There an
+    agent observes when it is selected; its rewards, which may come while others act, are summed until then.
 
     Args:
-        act: `act({agent: observation})` returns `{agent: action}` for all of them, or that and
+        act: `act({agent: observation})` returns `{agent: action}` for all agents to act, or that and
             `{agent: {key: model output}}`.
 
     Raises:
+        ValueError: `env` is no PettingZoo environment.
         MultiAgentEnvError: `act` leaves an agent out, or the environment gives data that cannot be.
     """
-    play = ParallelPlay(env, agent_to_module_mapping_fn)
+    play = play_of(env, agent_to_module_mapping_fn)
     play.begin(seed=seed, options=options, id_=id_)
-    return play.record(act, max_steps)
+    while env.agents and (max_steps is None or len(play.episode) < max_steps):
+        answer = act(play.to_act)
+        actions, extras = answer if isinstance(answer, tuple) else (answer, None)
+        if not isinstance(actions, Mapping):
+            raise TypeError(f"act returned a {type(actions).__name__}; a dict of agent id -> action is needed")
+        if set(actions) != set(play.to_act):
+            raise MultiAgentEnvError(
+                f"in env step {play.episode.env_t} act gave actions for {sorted(map(str, actions))}; agents to act are "
+                f"{sorted(map(str, play.to_act))}"
+            )
+        play.step(actions, extras=extras)
+    return play.episode
 
 
-def record_aec_episode(
-    env: PettingZooEnv,
-    act: Act,
-    *,
-    seed: int | None = None,
-    options: dict[str, Any] | None = None,
-    max_steps: int | None = None,
-    id_: str | None = None,
-    agent_to_module_mapping_fn: MappingFn | None = None,
-) -> MultiAgentEpisode:
-    """Play one episode of a turn-based PettingZoo environment (an `AECEnv`).
-
-    As `record_parallel_episode`; `act` gets the one agent whose turn it is. An env step is one action. An agent
-    observes when it is selected; its rewards, which may come while others act, are summed until then.
-    """
-    play = TurnPlay(env, agent_to_module_mapping_fn)
-    play.begin(seed=seed, options=options, id_=id_)
-    return play.record(act, max_steps)
+record_parallel_episode = record_aec_episode = record_episode

@@ -62,8 +62,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
         self._obs = trees.allocate(self.observation_space, self.num_envs)
         self._flat = isinstance(self._obs, np.ndarray)
-        self._flags = np.zeros((2, self.num_envs), dtype=np.bool_)
-        self._result = StepResult(self._obs, np.zeros(self.num_envs), self._flags[0], self._flags[1])
+        self._result = StepResult(self._obs, self.num_envs)
         self._clock = 0
         self._deadlines: list[int] = []
         """the clock at which the episode of each row is truncated"""
@@ -85,13 +84,10 @@ class LightSyncVectorEnv(VectorBoundary):
                         f"{getattr(self, name)}: all environments of one vector must have equal spaces."
                     )
 
-    def reset(self, seeds: list[int] | None = None) -> Tree:
-        """Begin a new episode in every row; see `VectorBoundary.reset`."""
-        self.check_open()
-        self._check_number("reset", "seeds", seeds, self.num_envs)
+    def _reset(self, seeds: list[int] | None) -> Tree:
         for row, reset in enumerate(self._resets):
             try:
-                obs, _ = reset() if seeds is None else reset(seed=int(seeds[row]))
+                obs, _ = reset() if seeds is None else reset(seed=seeds[row])
                 trees.check_shape(self.observation_space, obs)
                 trees.scatter(self._obs, row, obs)
             except Exception as error:
@@ -105,7 +101,7 @@ class LightSyncVectorEnv(VectorBoundary):
         self._clear()
 
     def _clear(self) -> None:
-        self._flags[:] = False
+        self._result.terminateds[:] = self._result.truncateds[:] = False
         self._result.forget_endings()
 
     def step(self, actions: Tree) -> StepResult:
@@ -183,11 +179,6 @@ class LightSyncVectorEnv(VectorBoundary):
         self._begin(deadlines)
         trees.scatter(self._obs, ..., state["obs"])
         return self._obs
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Bind the flags of a copy again: they are views on one array, and would be arrays apart."""
-        self.__dict__.update(state)
-        self._result.terminateds, self._result.truncateds = self._flags
 
     def render(self, row: int = 0) -> Any:
         """Return the frame of one row."""

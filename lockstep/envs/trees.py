@@ -97,13 +97,6 @@ def pairs(tree: Tree, other: Tree) -> Iterator[tuple[Any, Any]]:
         yield tree, other
 
 
-def same(left: Tree, right: Tree) -> bool:
-    """Return whether the leaves of two trees of one form are equal; NaN equals NaN."""
-    return all(
-        np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind in "fc") for one, other in pairs(left, right)
-    )
-
-
 # -- single observations ---
 
 

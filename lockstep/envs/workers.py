@@ -94,8 +94,7 @@ class WorkerVectorEnv(VectorBoundary):
         """the newest observation of every row, a tree `[B, ...]`, written to by later steps"""
         self._batched_actions = batch_space(self.action_space, self.num_envs)
         self._rows_of_actions = isinstance(self.action_space, trees.ARRAY_SPACES)
-        flags = np.zeros((2, self.num_envs), np.bool_)
-        self._result = StepResult(self.observations, np.zeros(self.num_envs), flags[0], flags[1])
+        self._result = StepResult(self.observations, self.num_envs)
         self._seeds: list[int | None] = [None] * self.num_envs
         self._sent: dict[int, tuple[float, Tree]] = {}  # row -> when, which action
         self._dropped: set[str] = set()
@@ -130,7 +129,7 @@ class WorkerVectorEnv(VectorBoundary):
     def _answer(self, row: int, deadline: float | None, action: Tree, during: str) -> Any:
         """Return a row's answer, `Arrived(lost=True)` where its worker was started again; raise what its env raised."""
         try:
-            if not self._pipes[row].poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not self._pipes[row].poll(_seconds_until(deadline)):
                 raise TimeoutError
             is_told, answer, more = self._pipes[row].recv()
         except (EOFError, OSError) as error:
@@ -153,17 +152,16 @@ class WorkerVectorEnv(VectorBoundary):
     def _deadline(self) -> float | None:
         return None if self.step_timeout is None else time.monotonic() + self.step_timeout
 
-    def _ask_all(self, name: str, arguments: Sequence[Any], actions: Sequence[Tree] | None = None) -> list[Any]:
+    def _ask_all(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         """Return every row's answer, all read before one raises."""
         deadline = self._deadline()
         for row, argument in enumerate(arguments):
             self._ask(row, name, argument)
         answers: list[Any] = []
         failed: EnvironmentStepError | None = None
-        for row in range(self.num_envs):
-            action = None if actions is None else actions[row]
+        for row, argument in enumerate(arguments):
             try:
-                answers.append(self._answer(row, deadline, action, name))
+                answers.append(self._answer(row, deadline, argument if name == "step" else None, name))
             except EnvironmentStepError as error:
                 failed = failed or error
         if failed is not None:
@@ -201,29 +199,17 @@ class WorkerVectorEnv(VectorBoundary):
 
     # -- all rows together ---
 
-    def reset(self, seeds: list[int] | None = None) -> Tree:
-        """Begin a new episode in every row; see `VectorBoundary.reset`."""
-        self.check_open()
-        self._check_number("reset", "seeds", seeds, self.num_envs)
+    def _reset(self, seeds: list[int] | None) -> Tree:
         self.drain()
-        self._seeds = [None] * self.num_envs if seeds is None else [int(seed) for seed in seeds]
+        self._seeds = [None] * self.num_envs if seeds is None else [*seeds]
         self._ask_all("reset", self._seeds)
-        self._started = True
-        self._clear()
         return self.observations
-
-    def _clear(self) -> None:
-        result = self._result
-        result.rewards[:] = 0.0
-        result.terminateds[:] = result.truncateds[:] = False
-        result.forget_endings()
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
-        split = self._split(actions, self.num_envs)
-        arrived = self._ask_all("step", split, split)
-        self._clear()
+        arrived = self._ask_all("step", self._split(actions, self.num_envs))
         result = self._result
+        result.forget_endings()
         for each in arrived:
             result.rewards[each.row] = each.reward
             result.terminateds[each.row], result.truncateds[each.row] = each.terminated, each.truncated
@@ -263,15 +249,11 @@ class WorkerVectorEnv(VectorBoundary):
 
     def receive(self, most: int) -> list[Arrived]:
         """Wait until one sent row has answered; return all that have, at most `most`, in the order of sending."""
-        by_pipe = {id(self._pipes[row]): row for row in self._sent}
-        pipes = [self._pipes[row] for row in self._sent]
-        deadline = None if self.step_timeout is None else min(at for at, _ in self._sent.values()) + self.step_timeout
-        ready = connection.wait(pipes, None if deadline is None else max(0.0, deadline - time.monotonic()))
-        rows = {by_pipe[id(pipe)] for pipe in ready}
-        if not rows:  # the one that was sent first has had its time
-            rows = {next(iter(self._sent))}
-        chosen = [row for row in self._sent if row in rows][:most]
-        return [self._answer(row, time.monotonic(), self._sent.pop(row)[1], "step") for row in chosen]
+        first, (sent_at, _) = next(iter(self._sent.items()))
+        deadline = None if self.step_timeout is None else sent_at + self.step_timeout
+        ready = set(connection.wait([self._pipes[row] for row in self._sent], _seconds_until(deadline)))
+        rows = [row for row in self._sent if self._pipes[row] in ready] or [first]  # which has had its time
+        return [self._answer(row, time.monotonic(), self._sent.pop(row)[1], "step") for row in rows[:most]]
 
     def drain(self) -> None:
         """Take in and forget all answers that are still to come."""
@@ -296,7 +278,6 @@ class WorkerVectorEnv(VectorBoundary):
         self._ask_all("set_state", state["envs"])
         trees.scatter(self.observations, ..., state["obs"])
         self._started = True
-        self._clear()
         return self.observations
 
     def render(self, row: int = 0) -> Any:
@@ -317,18 +298,21 @@ class WorkerVectorEnv(VectorBoundary):
 
     def _end_all(self) -> None:
         self._sent.clear()
-        for row in range(self.num_envs):
-            if not self._pipes[row].closed:
-                self._ask(row, "close")
-        for row in range(self.num_envs):
-            if not self._pipes[row].closed:
-                self._end_worker(row, grace=0.0 if self._failure else _GRACE)
+        rows = [row for row in range(self.num_envs) if not self._pipes[row].closed]
+        for row in rows:
+            self._ask(row, "close")
+        for row in rows:
+            self._end_worker(row, grace=0.0 if self._failure else _GRACE)
 
     def close(self) -> None:
         """End the workers; a second call does nothing."""
         if not self._failure and not self._closed:
             self._closed = True
             self._end_all()
+
+
+def _seconds_until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 # -- in the process of one environment ---

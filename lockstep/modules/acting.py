@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,6 @@ class Pipeline(Protocol):
     def __call__(self, data: Any) -> Any: ...
 
 
-@runtime_checkable
 class Actor(Protocol):
     """Picks actions for a batch of observations."""
 
@@ -229,10 +228,9 @@ _ACTING = (
 
 
 class PlainPolicy:
-    """The layers of a plain module as arrays that share the memory of its parameters."""
+    """The layers of a module that `is_plain` as arrays that share the memory of its parameters."""
 
     def __init__(self, module: Any) -> None:
-        """Use `of`, which checks whether the module is plain enough."""
         linears = [layer for layer in module.encoder.mlp if isinstance(layer, nn.Linear)]
         self.layers = [(_array(layer.weight), _array(layer.bias)) for layer in (*linears, module.policy_head)]
         self.rectify = any(isinstance(layer, nn.ReLU) for layer in module.encoder.mlp)
@@ -247,16 +245,6 @@ class PlainPolicy:
         log_std = getattr(module, "log_std", None)
         self._log_std = None if log_std is None else _array(log_std)
         self._log_std_bounds = getattr(module, "log_std_bounds", None)
-
-    @classmethod
-    def of(cls, module: RLModule) -> Self | None:
-        """Return the policy of a module, or None where numpy cannot act for it.
-
-        That is: observations other than a flat Box, heads other than Categorical, Gaussian and deterministic ones,
-        activations other than tanh and relu, overridden methods, hooks, another device, or networks so large that there
-        is nothing to gain.
-        """
-        return cls(module) if _is_plain(module) else None
 
     def pick(self, out: np.ndarray, noise: Noise | None) -> np.ndarray:
         """Return the actions, in new arrays, for what the last layer gives, `[B, D]`. That may be changed."""
@@ -301,10 +289,10 @@ class NumpyActor:
     It reads the memory of the parameters. What it gives for a row does not depend on the rows beside it.
     """
 
-    def __init__(self, plain: PlainPolicy, obs_pipeline: Pipeline | None = None) -> None:
+    def __init__(self, module: RLModule, obs_pipeline: Pipeline | None = None) -> None:
         from lockstep.ops._dense_kernel import dense  # imports numba
 
-        self._plain = plain
+        self._plain = plain = PlainPolicy(module)
         self._pipeline = _used(obs_pipeline)
         self._dense, self._rectify, self._pick = dense, plain.rectify, plain.pick
         self._shape, self._dtype = plain.space.shape, plain.dtype
@@ -312,11 +300,10 @@ class NumpyActor:
 
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
-        """Make an actor, or return None where numpy cannot act for this module (see `PlainPolicy.of`)."""
+        """Make an actor, or return None where numpy cannot act for this module (see `is_plain`)."""
         if module.is_stateful() or (isinstance(module, DistributionalQModule) and module.value_head is not None):
             return None  # with dueling, the order of the advantages' means is not that of the values' means
-        plain = PlainPolicy.of(module)
-        return None if plain is None else cls(plain, obs_pipeline)
+        return cls(module, obs_pipeline) if is_plain(module) else None
 
     def is_stale(self) -> bool:
         return self._plain.places.have_changed()
@@ -351,12 +338,10 @@ class NumpyActor:
 class NumpyRecurrentActor(RecurrentActor):
     """Acts with a plain `RecurrentActorCriticModule` through numpy, on the memory of its parameters."""
 
-    def __init__(
-        self, module: RecurrentActorCriticModule, plain: PlainPolicy, obs_pipeline: Pipeline | None = None
-    ) -> None:
+    def __init__(self, module: RecurrentActorCriticModule, obs_pipeline: Pipeline | None = None) -> None:
         super().__init__(module, obs_pipeline)
         recurrence = module.recurrence
-        self._plain = plain
+        self._plain = plain = PlainPolicy(module)
         self._hidden = [(weight.T, bias) for weight, bias in plain.layers]
         self._head = self._hidden.pop()
         self._inputs = _array(recurrence.weight_ih).T, _array(recurrence.bias_ih)
@@ -365,11 +350,10 @@ class NumpyRecurrentActor(RecurrentActor):
 
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:
-        """Make an actor, or return None where numpy cannot act for this module (see `PlainPolicy.of`)."""
+        """Make an actor, or return None where numpy cannot act for this module (see `is_plain`)."""
         if not isinstance(module, RecurrentActorCriticModule) or type(module.recurrence) is not Recurrence:
             return None
-        plain = PlainPolicy.of(module)
-        return None if plain is None else cls(module, plain, obs_pipeline)
+        return cls(module, obs_pipeline) if is_plain(module) else None
 
     def is_stale(self) -> bool:
         return self._plain.places.have_changed()
@@ -397,11 +381,12 @@ class NumpyRecurrentActor(RecurrentActor):
         return plain.pick(out, noise), after
 
 
-def _is_plain(module: Any) -> bool:
-    """Return whether numpy can act for a module: its methods are the default ones, its layers linear with activations.
+def is_plain(module: Any) -> bool:
+    """Return whether numpy can act for a module.
 
-    It must have no action mask, observe a flat Box, have no hook on a layer, lie in float32 or float64 on the host, and
-    be small.
+    It must observe a Box as flat numbers, without an action mask, and act by the methods of a default module, with a
+    Categorical, a Gaussian or a deterministic policy. Its layers must be linear with tanh or relu, without hooks, in
+    float32 or float64 on the host, and small enough for there to be something to gain.
     """
     base = next((cls for cls in _PLAIN_CLASSES if isinstance(module, cls)), None)
     if base is None or getattr(module, "is_masked", False) or module.action_dist_cls.dist_class not in _PLAIN_DISTS:

@@ -25,7 +25,6 @@ from lockstep.modules.rl_module import Batch, RLModule
 
 State = dict[str, Tensor]
 T = TypeVar("T")
-NUM_GATES = {"lstm": 4, "gru": 3}
 
 
 def trained(part: T | None) -> T:
@@ -129,21 +128,19 @@ class Recurrence(nn.Module):
     def __init__(self, kind: str, input_size: int, hidden_size: int, orthogonal: bool = True) -> None:
         super().__init__()
         self.kind, self.input_size, self.hidden_size = kind, input_size, hidden_size
-        rows = NUM_GATES[kind] * hidden_size
+        rows = (4 if kind == "lstm" else 3) * hidden_size
         self.weight_ih = nn.Parameter(torch.empty(rows, input_size))
         self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size))
         self.bias_ih = nn.Parameter(torch.zeros(rows))
         self.bias_hh = nn.Parameter(torch.zeros(rows))
-        bound = 1.0 / math.sqrt(hidden_size)
-        for weight in (self.weight_ih, self.weight_hh):
-            if orthogonal:
+        if orthogonal:
+            for weight in (self.weight_ih, self.weight_hh):
                 for gate in weight.data.split(hidden_size):
                     nn.init.orthogonal_(gate)
-            else:
-                nn.init.uniform_(weight, -bound, bound)
-        if not orthogonal:
-            nn.init.uniform_(self.bias_ih, -bound, bound)
-            nn.init.uniform_(self.bias_hh, -bound, bound)
+        else:
+            bound = 1.0 / math.sqrt(hidden_size)
+            for parameter in self.parameters():
+                nn.init.uniform_(parameter, -bound, bound)
 
     def initial_state(self) -> State:
         """Return zeros: `{"h": [H]}`, for an LSTM `{"h": [H], "c": [H]}`."""
@@ -161,17 +158,18 @@ class Recurrence(nn.Module):
             lengths: `[B]`, the real rows of each sequence; the state is then that after its last real row.
         """
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
-        hidden = [state[name].unsqueeze(0) for name in (("h", "c") if self.kind == "lstm" else ("h",))]
-        start: Any = hidden if self.kind == "lstm" else hidden[0]
-        run: Any = torch.lstm if self.kind == "lstm" else torch.gru
+        is_lstm = self.kind == "lstm"
+        run: Any = torch.lstm if is_lstm else torch.gru
+        start = [state[name].unsqueeze(0) for name in (("h", "c") if is_lstm else ("h",))]
         if lengths is None:
-            features, *after = run(inputs, start, weights, True, 1, 0.0, False, False, True)
+            begin = start if is_lstm else start[0]
+            features, *after = run(inputs, begin, weights, True, 1, 0.0, False, False, True)
         else:
             packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
             order: Any = packed.sorted_indices
-            start = [part.index_select(1, order) for part in hidden]
-            start = start if self.kind == "lstm" else start[0]
-            data, *after = run(packed.data, packed.batch_sizes, start, weights, True, 1, 0.0, False, False)
+            start = [part.index_select(1, order) for part in start]
+            begin = start if is_lstm else start[0]
+            data, *after = run(packed.data, packed.batch_sizes, begin, weights, True, 1, 0.0, False, False)
             again = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
             features = pad_packed_sequence(again, batch_first=True, total_length=inputs.shape[1])[0]
             back: Any = packed.unsorted_indices
@@ -227,7 +225,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     def _remember(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Return features `[B, T, H]` of the present and the past, and the state after them."""
         obs, dtype = self._inputs(batch)
-        leading = _leading_shape(obs)
+        leading = next(leaves(obs)).shape[:2]
         encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype).unflatten(0, leading)
         state = batch.get("state_in")
         if state is None:
@@ -238,17 +236,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         return trained(self.value_head)(features).squeeze(-1)
 
 
-def _leading_shape(obs: Any) -> tuple[int, int]:
-    first = next(leaves(obs))
-    if first.dim() < 2:
-        raise ValueError(f"a recurrent module takes observations [B, T, ...]; got a leaf of shape {tuple(first.shape)}")
-    return int(first.shape[0]), int(first.shape[1])
-
-
 def default_module_class(model_config: ModelConfig | Mapping[str, Any] | None) -> type[RLModule]:
     """Return the class of the default network: the one with memory where `model_config` asks for it."""
-    if isinstance(model_config, ModelConfig):
-        recurrent = model_config.recurrent
-    else:
-        recurrent = dict(model_config or {}).get("recurrent")
-    return DefaultActorCriticModule if recurrent is None else RecurrentActorCriticModule
+    fields = vars(model_config) if isinstance(model_config, ModelConfig) else model_config or {}
+    return DefaultActorCriticModule if fields.get("recurrent") is None else RecurrentActorCriticModule

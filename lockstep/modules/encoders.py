@@ -59,10 +59,8 @@ class Features(nn.Module):
         super().__init__()
         self.space = space
 
-    def check(self, obs: Any, shape: tuple[int, ...]) -> Tensor:
-        """Return `obs` if it is a tensor that ends in `shape`; the error names the space otherwise."""
-        if not isinstance(obs, Tensor):
-            raise TypeError(f"an observation of space {self.space} must be a torch tensor, got {type(obs).__name__}")
+    def check(self, obs: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return `obs` if it ends in `shape`; the error names the space otherwise."""
         if obs.shape[max(obs.dim() - len(shape), 0) :] != shape:
             raise ValueError(
                 f"observation of shape {tuple(obs.shape)} does not fit the space {self.space}: expected [N, "
@@ -98,7 +96,7 @@ def one_hot_outputs(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[np.n
     return parts, values
 
 
-class OneHotFeatures(Features):
+class OneHotFeatures(FlatFeatures):
     """Turns Discrete `[N]` and MultiDiscrete `[N, ...]` into one-hot vectors side by side.
 
     A number outside of the space gives a vector of zeros (a check would wait for the device).
@@ -106,16 +104,13 @@ class OneHotFeatures(Features):
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
         super().__init__(space)
-        self.shape = tuple(space.shape or ())
         parts, values = one_hot_outputs(space)
         self.output_size = len(values)
         self.register_buffer("parts", torch.from_numpy(parts), persistent=False)
         self.register_buffer("values", torch.from_numpy(values.astype(np.int64)), persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
-        obs = self.check(obs, self.shape)
-        flat = obs.flatten(-len(self.shape)) if self.shape else obs.unsqueeze(-1)
-        return flat[..., cast(Tensor, self.parts)] == cast(Tensor, self.values)
+        return super().forward(obs)[..., cast(Tensor, self.parts)] == cast(Tensor, self.values)
 
 
 class ImageFeatures(Features):

@@ -111,8 +111,8 @@ class RLModule(nn.Module):
         """Distribution over the action space (`ValueError` for a space that has none)."""
         if self._action_dist is None:
             config = self.model_config
-            named = config.to_dict() if isinstance(config, ModelConfig) else config
-            self._action_dist = ActionDist(self.action_space, bool(named.get("squash_actions", False)))
+            fields = vars(config) if isinstance(config, ModelConfig) else config
+            self._action_dist = ActionDist(self.action_space, bool(fields.get("squash_actions", False)))
         return self._action_dist
 
     # -- state ---

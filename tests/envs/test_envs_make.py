@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from lockstep.envs import LightSyncVectorEnv, RestartLimits, check_environment, make, make_vector
+from lockstep.envs import RestartLimits, check_environment, make, make_vector
 from lockstep.envs.counting import CountingEnv, CountingVectorEnv
 from lockstep.envs.gymnasium_vectors import EnvPoolBoundary
 
@@ -196,28 +196,27 @@ def test_the_mask_given_to_the_vector_is_a_copy():
         np.testing.assert_array_equal(result.final_obs[0], [0, 1])
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "vector", "SyncVectorEnv", "one"])
-def test_the_registered_limit_of_an_episode_is_known_of_every_back_end(mode):
-    def one():
-        return gym.make("CartPole-v1")
-
-    made = {"SyncVectorEnv": lambda: SyncVectorEnv([one] * 2), "one": one}
-    boundary = make_vector(made[mode]()) if mode in made else make_vector("CartPole-v1", num_envs=2, mode=mode)
-    with boundary:
-        assert boundary.max_episode_steps == 500
-    assert make_vector(CountingEnv).max_episode_steps is None
+def cartpole():
+    return gym.make("CartPole-v1")
 
 
-def test_every_kind_of_env_becomes_a_boundary():
-    assert make_vector(gym.make("CartPole-v1")).num_envs == 1
-    assert make_vector(gym.spec("CartPole-v1"), num_envs=2).backend == "light_sync"
-    assert make_vector(CountingEnv, num_envs=2).backend == "light_sync"
-    assert make_vector("CartPole-v1", env_config={"max_episode_steps": 3}).envs[0].spec.max_episode_steps == 3
-    assert make_vector(SyncVectorEnv([CountingEnv] * 2)).backend == "gymnasium_sync"
-    assert make_vector("CartPole-v1", num_envs=2, mode="vector").backend == "native"
-    boundary = make_vector(CountingEnv)
-    assert make_vector(boundary) is boundary
-    assert isinstance(boundary, LightSyncVectorEnv)
+KINDS = {
+    "id": (lambda: make_vector("CartPole-v1", num_envs=2), "light_sync", 2, 500),
+    "id, async": (lambda: make_vector("CartPole-v1", num_envs=2, mode="async"), "workers", 2, 500),
+    "id, vector": (lambda: make_vector("CartPole-v1", num_envs=2, mode="vector"), "native", 2, 500),
+    "options": (lambda: make_vector("CartPole-v1", env_config={"max_episode_steps": 3}), "light_sync", 1, 3),
+    "spec": (lambda: make_vector(gym.spec("CartPole-v1"), num_envs=2), "light_sync", 2, 500),
+    "class": (lambda: make_vector(CountingEnv, num_envs=2), "light_sync", 2, None),
+    "environment": (lambda: make_vector(cartpole()), "light_sync", 1, 500),
+    "vector": (lambda: make_vector(SyncVectorEnv([cartpole] * 2)), "gymnasium_sync", 2, 500),
+}
+
+
+@pytest.mark.parametrize(("made", "backend", "num_envs", "limit"), KINDS.values(), ids=KINDS)
+def test_every_kind_of_env_becomes_a_boundary_that_knows_the_registered_limit(made, backend, num_envs, limit):
+    with made() as boundary:
+        assert (boundary.backend, boundary.num_envs, boundary.max_episode_steps) == (backend, num_envs, limit)
+        assert make_vector(boundary) is boundary
 
 
 def test_seeds_are_used_at_an_explicit_reset_only():

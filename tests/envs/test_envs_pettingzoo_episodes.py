@@ -170,6 +170,7 @@ def test_agents_that_leave_without_a_flag_are_named():
     class Leaving:
         possible_agents = None
         agents = ("a", "b")
+        observation_space = action_space = lambda self, agent: None
 
         def reset(self, seed=None, options=None):
             return {"a": 0, "b": 0}, {}

@@ -47,48 +47,36 @@ def assert_same_actions(module, obs, noise, one, two):
     assert one.shape == two.shape
 
 
-@pytest.mark.parametrize("action_space", [DISCRETE, CONTINUOUS, spaces.Box(-1, 1, (2, 2), np.float32)])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("free_log_std", [False, True])
-def test_numpy_and_torch_pick_the_same_actions(action_space, activation, share, free_log_std):
-    module = build(
-        action_space, activation=activation, share_value_network=share, free_log_std=free_log_std, log_std_init=-0.7
-    )
-    actor = NumpyActor.build(module)
-    assert actor is not None
-    obs = rows(5000)
-    noise = module.action_dist_cls.draw_noise(np.random.default_rng(1), (5000,))
+SQUARE = spaces.Box(-1, 1, (2, 2), np.float32)
+POLICIES = [
+    (DefaultActorCriticModule, DISCRETE, {}),
+    (DefaultActorCriticModule, DISCRETE, {"activation": "relu", "share_value_network": True}),
+    (DefaultActorCriticModule, CONTINUOUS, {"hiddens": ()}),
+    (DefaultActorCriticModule, CONTINUOUS, {"log_std_init": -0.7}),
+    (DefaultActorCriticModule, CONTINUOUS, {"activation": "relu", "squash_actions": True, "log_std_init": 0.5}),
+    (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "log_std_init": -0.7, "share_value_network": True}),
+    (DefaultActorCriticModule, SQUARE, {"free_log_std": False, "activation": "relu"}),
+    (DefaultSACModule, CONTINUOUS, {"activation": "relu", "log_std_bounds": (-0.2, 0.1)}),
+    (DefaultSACModule, DISCRETE, {"activation": "relu"}),
+    (DefaultTD3Module, CONTINUOUS, {"activation": "relu", "hiddens": (16, 16)}),
+]
+
+
+@pytest.mark.parametrize(("cls", "action_space", "config"), POLICIES)
+def test_numpy_and_torch_pick_the_same_actions(cls, action_space, config):
+    """For any number of rows, and in arrays that the next call does not overwrite."""
+    module = RLModuleSpec(cls, BOX, action_space, model_config={"policy_gain": 1.0, **config}).build(seed=3)
+    actor, obs = NumpyActor.build(module), rows(5000)
+    noise = np.random.default_rng(1).standard_normal((5000, module.action_dist_cls.noise_size), np.float32)
     for given in (noise, None):
         expected = TorchActor(module).act(obs, given)
-        assert_same_actions(module, obs, given, actor.act(obs, given), expected)
-        for start, size in ((0, 8), (8, 1), (9, 8), (17, 100)):
-            part = slice(start, start + size)
-            small = actor.act(obs[part], None if given is None else given[part])
-            assert_same_actions(module, obs[part], None if given is None else given[part], small, expected[part])
-
-
-@pytest.mark.parametrize(
-    "cls, action_space, config",
-    [
-        (DefaultActorCriticModule, DISCRETE, {}),
-        (DefaultActorCriticModule, CONTINUOUS, {"hiddens": ()}),
-        (DefaultActorCriticModule, CONTINUOUS, {"squash_actions": True, "log_std_init": 0.5}),
-        (DefaultSACModule, CONTINUOUS, {"log_std_bounds": (-0.2, 0.1)}),
-        (DefaultSACModule, DISCRETE, {}),
-        (DefaultTD3Module, CONTINUOUS, {}),
-    ],
-)
-def test_actions_of_every_policy_are_those_of_torch_and_not_overwritten(cls, action_space, config):
-    config = {"policy_gain": 1.0, "activation": "relu", "hiddens": (16, 16)} | config
-    module = RLModuleSpec(cls, BOX, action_space, model_config=config).build(seed=3)
-    actor, obs = NumpyActor.build(module), rows(300)
-    noise = np.random.default_rng(1).standard_normal((300, module.action_dist_cls.noise_size), np.float32)
-    for given in (noise, None):
-        found, kept = actor.act(obs, given), actor.act(obs, given).copy()
-        assert_same_actions(module, obs, given, found, TorchActor(module).act(obs, given))
-        actor.act(rows(300, seed=5), given)
-        np.testing.assert_array_equal(found, kept)
+        for part in (slice(None), slice(0, 8), slice(8, 9), slice(9, 17), slice(17, 117)):
+            some = None if given is None else given[part]
+            found = actor.act(obs[part], some)
+            kept = found.copy()
+            actor.act(-obs[part], some)
+            np.testing.assert_array_equal(found, kept)
+            assert_same_actions(module, obs[part], some, found, expected[part])
 
 
 def test_observations_may_lie_in_memory_in_any_way():

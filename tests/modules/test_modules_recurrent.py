@@ -204,7 +204,6 @@ def test_the_configuration_chooses_the_class():
             "recurrent='lstm' needs RecurrentActorCriticModule",
         ),
         (lambda: RLModuleSpec(RecurrentActorCriticModule, BOX, THREE).build(), "needs 'lstm' or 'gru'"),
-        (lambda: module().forward_train({"obs": torch.zeros(3)}), r"takes observations \[B, T, \.\.\.\]"),
     ],
 )
 def test_memory_that_does_not_fit_is_refused(mistake, words):

@@ -54,10 +54,9 @@ def test_state_is_a_copy_and_goes_round():
 
 
 def test_bfloat16_goes_round_exactly():
-    module = SPEC.build(seed=1).to(torch.bfloat16)
-    other = SPEC.build(seed=2).to(torch.bfloat16)
+    module, other = (SPEC.build(seed=seed).to(torch.bfloat16) for seed in (1, 2))
     other.set_state(module.get_state())
-    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters()))
+    assert all(map(torch.equal, module.parameters(), other.parameters()))
 
 
 def test_a_state_that_does_not_fit_lists_everything_and_changes_nothing():
@@ -87,6 +86,9 @@ def test_inference_only_state_and_modules():
         generator = torch.Generator().manual_seed(0)
         out = actor.forward_inference({"obs": torch.randn(5, 4, generator=generator)})
         assert torch.equal(out["action_dist_inputs"], expected)
+    assert actor.get_state().keys() == state.keys()
+    with pytest.raises(RuntimeError, match="inference_only"):
+        actor.compute_values({"obs": torch.randn(2, 4)})
     with pytest.raises(ValueError, match="missing: value_encoder"):
         module.set_state(state)
 
@@ -94,33 +96,21 @@ def test_inference_only_state_and_modules():
 @pytest.mark.parametrize(
     "config", [None, {"hiddens": [8], "activation": "relu"}, ModelConfig(hiddens=(8,), share_value_network=True)]
 )
-def test_a_checkpoint_gives_the_module_back(tmp_path, config):
-    module = RLModuleSpec(
-        DefaultActorCriticModule, BOX, spaces.Box(-1, 1, (2,), np.float32), model_config=config
-    ).build()
-    path = module.save_to_path(tmp_path / "module")
-    assert {file.name for file in (tmp_path / "module").iterdir()} == {
-        "weights.safetensors",
-        "spec.json",
-        "manifest.json",
-    }
-    loaded = RLModule.from_checkpoint(path)
+def test_a_checkpoint_gives_the_module_back(tmp_path, monkeypatch, config):
+    monkeypatch.chdir(tmp_path)
+    spec = RLModuleSpec(DefaultActorCriticModule, BOX, spaces.Box(-1, 1, (2,), np.float32), model_config=config)
+    module, other = spec.build(), spec.build()
+    path = module.save_to_path("module")
+    assert path == str(tmp_path / "module")
+    files = {file.name for file in (tmp_path / "module").iterdir()}
+    assert files == {"weights.safetensors", "spec.json", "manifest.json"}
+    loaded = RLModule.from_checkpoint("module")
     assert type(loaded) is DefaultActorCriticModule
     assert (loaded.observation_space, loaded.action_space) == (module.observation_space, module.action_space)
     assert loaded.spec() == module.spec()
     assert_equal_outputs(loaded, module)
-    other = RLModuleSpec(
-        DefaultActorCriticModule, BOX, spaces.Box(-1, 1, (2,), np.float32), model_config=config
-    ).build()
     other.restore_from_path(path)
     assert_equal_outputs(other, module)
-
-
-def test_relative_paths_work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    module = SPEC.build()
-    assert module.save_to_path("here") == str(tmp_path / "here")
-    assert_equal_outputs(RLModule.from_checkpoint("here"), module)
 
 
 def test_a_modules_folder_is_usable_from_a_new_process(tmp_path):
@@ -159,25 +149,20 @@ class Custom(RLModule):
 
 
 def test_a_users_own_module_acts_and_is_saved(tmp_path):
-    module = RLModuleSpec(Custom, BOX, spaces.Discrete(3), model_config={"scale": 2.5}).build(seed=0)
-    assert outputs(module)["action_dist_inputs"].shape == (5, 3)
-    assert not module.is_stateful()
-    with pytest.raises(TypeError, match="Custom has no value function"):
-        module.compute_values({"obs": torch.zeros(1, 4)})
-    loaded = RLModule.from_checkpoint(module.save_to_path(tmp_path / "m"), module_class=Custom)
-    assert loaded.scale == 2.5
-    assert_equal_outputs(loaded, module)
-
-
-def test_a_class_that_cannot_be_imported_says_what_to_do(tmp_path):
-    class Local(Custom):
+    class Unimportable(Custom):
         pass
 
-    module = RLModuleSpec(Local, BOX, spaces.Discrete(3), model_config={"scale": 1.0}).build()
+    module = RLModuleSpec(Unimportable, BOX, spaces.Discrete(3), model_config={"scale": 2.5}).build(seed=0)
+    assert outputs(module)["action_dist_inputs"].shape == (5, 3)
+    assert not module.is_stateful()
+    with pytest.raises(TypeError, match="Unimportable has no value function"):
+        module.compute_values({"obs": torch.zeros(1, 4)})
     path = module.save_to_path(tmp_path / "m")
-    with pytest.raises(ValueError, match=r"Local cannot be imported.*module_class="):
+    with pytest.raises(ValueError, match=r"Unimportable cannot be imported.*module_class="):
         RLModule.from_checkpoint(path)
-    assert_equal_outputs(RLModule.from_checkpoint(path, module_class=Local), module)
+    loaded = RLModule.from_checkpoint(path, module_class=Unimportable)
+    assert loaded.scale == 2.5
+    assert_equal_outputs(loaded, module)
 
 
 def test_a_damaged_or_foreign_checkpoint_is_named(tmp_path):
@@ -257,31 +242,22 @@ def test_a_copy_has_modules_of_its_own(made):
     assert (len(twin), module.keys()) == (3, ["p1"])
 
 
-def test_multi_module_is_a_mapping():
+def test_multi_module_is_a_mapping_that_adds_and_removes():
     module = multi()
     assert list(module) == module.keys() == ["p0", "p1"]
     assert len(module) == 2
     assert "p0" in module
     assert "nobody" not in module
     assert module.values()[1] is module["p1"] is dict(module.items())["p1"]
-    assert module.foreach_module(lambda module_id, m: (module_id, m is module[module_id])) == {
-        "p0": ("p0", True),
-        "p1": ("p1", True),
-    }
+    assert module.foreach_module(lambda module_id, m: (module_id, m)) == {mid: (mid, m) for mid, m in module.items()}
     assert {name.split(".")[1] for name, _ in module.named_parameters()} == {"p0", "p1"}
-
-
-def test_multi_module_adds_and_removes():
-    module = multi()
     module.add_module("p2", SPEC.build())
-    assert module.keys() == ["p0", "p1", "p2"]
     removed = module.remove_module("p1")
     assert isinstance(removed, RLModule)
     assert module.keys() == ["p0", "p2"]
-    with pytest.raises(KeyError, match=r"no module 'p1'; there are 'p0', 'p2'"):
-        module.remove_module("p1")
-    with pytest.raises(KeyError, match="nobody"):
-        module["nobody"]
+    for missing in (module.remove_module, module.__getitem__):
+        with pytest.raises(KeyError, match=r"no module 'p1'; there are 'p0', 'p2'"):
+            missing("p1")
     with pytest.raises(ValueError, match="'p0' already"):
         module.add_module("p0", SPEC.build())
     module.add_module("p0", removed, override=True)
