@@ -87,28 +87,20 @@ class RecordingLearner(SteadyLearner):
 
     recording: n.Recording
 
-    def named(self, values: Any) -> dict[str, np.ndarray]:
-        """Return `values` by parameter, under their neutral names."""
-        neutral = neutral_names(self)
-        return {neutral[param]: value.detach().numpy() for param, value in values.items()}
+    def keep(self, kind: str, gradients: Any) -> Any:
+        """Record gradients under their neutral names; return them."""
+        named = {name: gradients[param].detach().numpy() for name, param in named_parameters(self).items()}
+        self.recording.keep(kind, named)
+        return gradients
 
     def postprocess_gradients(self, gradients: Any) -> Any:
         """Look before and after clipping."""
-        self.recording.keep("gradient", self.named(gradients))
-        clipped = super().postprocess_gradients(gradients)
-        self.recording.keep("clipped gradient", self.named(clipped))
-        return clipped
+        return self.keep("clipped gradient", super().postprocess_gradients(self.keep("gradient", gradients)))
 
 
-def neutral_names(learner: PPOLearner) -> dict[Any, str]:
-    """Return each parameter's neutral name."""
-    parameters = dict(learner.module[MODULE].named_parameters())
-    return {
-        parameters[name + end]: neutral + end
-        for neutral, name in NAMES.items()
-        for end in ("", ".weight", ".bias")
-        if name + end in parameters
-    }
+def named_parameters(learner: PPOLearner) -> dict[str, Any]:
+    """Return the parameters by their neutral names."""
+    return n.by_neutral_name(dict(learner.module[MODULE].named_parameters()), NAMES)
 
 
 def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
@@ -136,7 +128,7 @@ def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
     )
     learner: Any = config.build_learner()
     with torch.no_grad():
-        for param, name in neutral_names(learner).items():
+        for name, param in named_parameters(learner).items():
             param.copy_(torch.from_numpy(weights[name]))
     return learner
 
@@ -153,7 +145,7 @@ def our_recording(case: n.Case, order: list[np.ndarray], compiled: bool) -> n.Re
         losses = {name: float(results[MODULE][name]) for name in ("total_loss", "policy_loss", "entropy")}
         losses.update(vf_loss=2.0 * results[MODULE]["vf_loss"], mean_kl_loss=results[MODULE]["mean_kl_loss"])
         recording.losses.append(losses)
-        parameters = {name: param.detach().numpy() for param, name in neutral_names(learner).items()}
+        parameters = {name: param.detach().numpy() for name, param in named_parameters(learner).items()}
         recording.keep("parameter", parameters)
     return recording
 
