@@ -11,7 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from data_forms import Draw, Operation, Play, Step, columns, object_array, plain, row_of
+from data_forms import (
+    Draw,
+    Operation,
+    Play,
+    Step,
+    adds,
+    chance,
+    columns,
+    object_array,
+    plain,
+    reads,
+    replaces,
+    row_of,
+    some,
+    whole,
+)  # fmt: skip
 
 
 def num_rows(batch: Any) -> int:
@@ -386,8 +401,7 @@ class Form:
 
 def bounds(draw: Draw, _: Form) -> Step:
     low = -4 if draw.chance(0.2) else 0
-    found = {"start": draw.bound(low, 9, 0.3), "stop": draw.bound(low, 13, 0.3)}
-    return {**found, "step": draw.some([None, None, None, None, 1, 2, -1])}
+    return {"start": draw.bound(low, 9, 0.3), "stop": draw.bound(low, 13, 0.3)}
 
 
 def size_or_number(draw: Draw, _: Form) -> Step:
@@ -435,47 +449,32 @@ def common_episodes(draw: Draw, _: Form) -> Step:
     return {"parts": parts, "k": draw.whole(1, 5), "env_steps": len(steps), "with_names": draw.chance(0.2)}
 
 
-def name_of(names: list[Any], key: str = "name") -> Any:
-    """Return how to draw one of the names."""
-    return lambda draw, form: {key: draw.some(names)}
-
-
 NAMES = ["obs", "new_obs", "actions", "rewards", "dones", "infos", "eps_id", "nothing"]
-adds, replaces, reads = (partial(Operation, effect) for effect in ("adds", "replaces", "reads"))
-
 OPERATIONS: dict[str, Operation] = {
     "sizes": reads(lambda play, batch: [len(batch), batch.count, batch.env_steps(), batch.agent_steps()]),
     "after_changes": reads(after_changes),
-    "getitem_slice": adds(getitem_slice, bounds),
-    "slice_method": reads(slice_method, lambda draw, form: {"start": draw.whole(0, 6), "stop": draw.whole(0, 12)}),
+    "getitem_slice": adds(getitem_slice, bounds, step=some([None, None, None, None, 1, 2, -1])),
+    "slice_method": reads(slice_method, start=whole(0, 6), stop=whole(0, 12)),
     "concat": adds(
-        concat,
-        lambda draw, form: {
-            "numbers": draw.rng.integers(0, 9, draw.whole(0, 4)).tolist(),
-            "method": draw.chance(),
-        },
+        concat, numbers=lambda draw, form: draw.rng.integers(0, 9, draw.whole(0, 4)).tolist(), method=chance()
     ),
-    "copy_batch": adds(
-        lambda play, batch, shallow: batch.copy(shallow=shallow), lambda draw, form: {"shallow": draw.chance()}
-    ),
-    "copy_then_write": reads(copy_then_write, lambda draw, form: {"shallow": draw.chance()}),
+    "copy_batch": adds(lambda play, batch, shallow: batch.copy(shallow=shallow), shallow=chance()),
+    "copy_then_write": reads(copy_then_write, shallow=chance()),
     "rows": reads(rows),
-    "get_columns": reads(get_columns, lambda draw, form: {"names": [draw.some(NAMES[:4]), draw.some(NAMES[:4])]}),
-    "get": reads(get, name_of(NAMES)),
-    "getitem": reads(getitem, name_of(NAMES)),
+    "get_columns": reads(get_columns, names=lambda draw, form: [draw.some(NAMES[:4]), draw.some(NAMES[:4])]),
+    "get": reads(get, name=some(NAMES)),
+    "getitem": reads(getitem, name=some(NAMES)),
     "set_column": replaces(
         set_column,
-        lambda draw, form: {
-            "name": draw.some(["vf_preds", "rewards"]),
-            "column": draw.array("float32", draw.whole(0, 11), kind=form.kind),
-        },
+        name=some(["vf_preds", "rewards"]),
+        column=lambda draw, form: draw.array("float32", draw.whole(0, 11), kind=form.kind),
     ),
-    "delete_column": replaces(delete_column, name_of(["actions", "rewards", "nothing"])),
-    "split_by_episode": reads(split_by_episode, name_of([None, None, "eps_id", "dones", "t"], "key")),
+    "delete_column": replaces(delete_column, name=some(["actions", "rewards", "nothing"])),
+    "split_by_episode": reads(split_by_episode, key=some([None, None, "eps_id", "dones", "t"])),
     "timeslices": reads(timeslices, size_or_number),
     "as_multi_agent": reads(
         lambda play, batch, module_id: batch.as_multi_agent(*filter(None, [module_id])),
-        name_of([None, "other"], "module_id"),
+        module_id=some([None, "other"]),
     ),
     "size_bytes": reads(size_bytes),
     "ends": reads(ends),
@@ -485,32 +484,23 @@ OPERATIONS: dict[str, Operation] = {
     "to_device": reads(to_device),
     "single_step": reads(
         single_step,
-        lambda draw, form: {
-            "index": draw.some(["last", "last", 0, 1, -1, 12]),
-            "names": ["obs", "prev_actions", "state_in_0"],
-        },
+        index=some(["last", "last", 0, 1, -1, 12]),
+        names=lambda draw, form: ["obs", "prev_actions", "state_in_0"],
     ),
-    "read_padded": reads(
-        read_padded,
-        lambda draw, form: {
-            "reading": draw.some(["rows", "end", "trajectory", "single_step"]),
-            "length": draw.whole(2, 5),
-        },
-    ),
-    "training": reads(training, lambda draw, form: {"value": draw.chance()}),
-    "compressed": reads(compressed, lambda draw, form: {"bulk": draw.chance()}),
+    "read_padded": reads(read_padded, reading=some(["rows", "end", "trajectory", "single_step"]), length=whole(2, 5)),
+    "training": reads(training, value=chance()),
+    "compressed": reads(compressed, bulk=chance()),
     "construct_with_wrong_key": reads(
-        lambda play, _, key: play.library.SampleBatch({key: np.arange(3)}), name_of([3, None, "fine"], "key")
+        lambda play, _, key: play.library.SampleBatch({key: np.arange(3)}), key=some([3, None, "fine"])
     ),
     "construct": adds(construct, broken_columns),
-    "keep_dones": reads(keep_dones, lambda draw, form: {"flags": (draw.rng.random(3) < 0.5).tolist()}),
+    "keep_dones": reads(keep_dones, flags=lambda draw, form: (draw.rng.random(3) < 0.5).tolist()),
     "multi_sizes": reads(multi_sizes, modules_of),
     "multi_copy": reads(lambda play, _, **modules: multi(play, **modules).copy(), modules_of),
-    "multi_concat": reads(multi_concat, lambda draw, form: {**modules_of(draw, form), "into": draw.chance()}),
+    "multi_concat": reads(multi_concat, modules_of, into=chance()),
     "multi_wrap": reads(multi_wrap, modules_of),
     "multi_getitem": reads(
-        lambda play, _, name, **modules: multi(play, **modules)[name],
-        lambda draw, form: {**modules_of(draw, form), "name": draw.some(["a", "b", "c"])},
+        lambda play, _, name, **modules: multi(play, **modules)[name], modules_of, name=some(["a", "b", "c"])
     ),
     "multi_wrong_value": reads(lambda play, _: play.library.MultiAgentBatch({"a": {"obs": np.arange(2)}}, 2)),
     "multi_timeslices": reads(multi_timeslices, common_episodes),
@@ -521,7 +511,7 @@ OPERATIONS: dict[str, Operation] = {
 def step_of(draw: Draw, form: Form) -> Step:
     """Return one random operation on batches."""
     on, name = draw.whole(0, 9), draw.operation(OPERATIONS)
-    return {"op": name, "on": on, **OPERATIONS[name].arguments(draw, form)}
+    return {"op": name, "on": on, **OPERATIONS[name].draw(draw, form)}
 
 
 def batch_of(draw: Draw, parts: Step) -> Step:

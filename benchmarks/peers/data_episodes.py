@@ -5,11 +5,26 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
-from data_forms import Draw, Operation, Play, Step, extra_keys, lookback_of, plain, stacked
+from data_forms import (
+    Draw,
+    Operation,
+    Play,
+    Step,
+    adds,
+    bound,
+    chance,
+    extra_keys,
+    lookback_of,
+    plain,
+    reads,
+    replaces,
+    some,
+    stacked,
+    whole,
+)  # fmt: skip
 from gymnasium import spaces
 
 SPACES = {
@@ -348,7 +363,7 @@ def episode_data(draw: Draw, form: Form) -> Step:
     return made
 
 
-def random_indices(draw: Draw) -> Any:
+def random_indices(draw: Draw, _: Form) -> Any:
     kind = draw.some(["none", "int", "int", "list", "slice", "slice", "slice"])
     if kind == "none":
         return None
@@ -359,22 +374,10 @@ def random_indices(draw: Draw) -> Any:
     return {"slice": [draw.bound(-5, 7), draw.bound(-5, 9), draw.some([None, None, None, None, 2, -1])]}
 
 
-def read_arguments(draw: Draw, form: Form) -> Step:
-    return {
-        "name": draw.some(["observations", "actions", "rewards", "infos", "extras"]),
-        "key": draw.some([*form.keys, "action_logp"]),
-        "indices": random_indices(draw),
-        "negative": draw.chance(0.4),
-        "fill": draw.some([None, None, None, 0.0]),
-        "one_hot": draw.chance(0.1),
-        "pack": draw.chance(0.6),
-    }
-
-
 def put_arguments(draw: Draw, form: Form) -> Step:
     name = draw.some(["observations", "actions", "rewards", "extras"])
     forms = {"observations": form.observations, "actions": form.actions}
-    indices = random_indices(draw)
+    indices = random_indices(draw, form)
     single = isinstance(indices, int)
     count = len(indices) if isinstance(indices, list) else draw.whole(0, 7)
 
@@ -392,43 +395,47 @@ def put_arguments(draw: Draw, form: Form) -> Step:
     }
 
 
-adds, replaces, reads = (partial(Operation, effect) for effect in ("adds", "replaces", "reads"))
-
 OPERATIONS: dict[str, Operation] = {
-    "read": reads(read, read_arguments, share=3),
+    "read": reads(
+        read,
+        share=3,
+        name=some(["observations", "actions", "rewards", "infos", "extras"]),
+        key=lambda draw, form: draw.some([*form.keys, "action_logp"]),
+        indices=random_indices,
+        negative=chance(0.4),
+        fill=some([None, None, None, 0.0]),
+        one_hot=chance(0.1),
+        pack=chance(0.6),
+    ),
     "put": replaces(put, put_arguments, share=2),
     "new": adds(new, episode_data),
     "add_reset": replaces(
-        add_reset, lambda draw, form: {"observation": form.value(form.observations), "info": {"n": 1}}
+        add_reset,
+        observation=lambda draw, form: form.value(form.observations),
+        info=lambda draw, form: {"n": 1},
     ),
     "add_step": replaces(add_step, lambda draw, form: form.step(), share=2),
     "pack": replaces(pack),
-    "cut": adds(cut, lambda draw, form: {"lookback": draw.whole(0, 4)}),
+    "cut": adds(cut, lookback=whole(0, 4)),
     "cut_grow_concat": replaces(
         cut_grow_concat,
-        lambda draw, form: {
-            "lookback": draw.whole(0, 3),
-            "pack": draw.chance(),
-            "steps": [form.step() | {"terminated": False} for _ in range(draw.whole(0, 4))],
-        },
+        lookback=whole(0, 3),
+        pack=chance(),
+        steps=lambda draw, form: [form.step() | {"terminated": False} for _ in range(draw.whole(0, 4))],
     ),
-    "slice_then_concat": adds(slice_then_concat, lambda draw, form: {"at": draw.whole(0, 8), "pack": draw.chance()}),
-    "concat_wrong": reads(concat_wrong, lambda draw, form: {"other": draw.whole(0, 9)}),
+    "slice_then_concat": adds(slice_then_concat, at=whole(0, 8), pack=chance()),
+    "concat_wrong": reads(concat_wrong, other=whole(0, 9)),
     "slice_episode": adds(
         slice_episode,
-        lambda draw, form: {
-            "start": draw.bound(-3, 6),
-            "stop": draw.bound(-3, 9),
-            "step": draw.some([None, None, None, None, None, 2]),
-            "lookback": draw.some([None, None, 0, 1, 3]),
-        },
+        start=bound(-3, 6),
+        stop=bound(-3, 9),
+        step=some([None, None, None, None, None, 2]),
+        lookback=some([None, None, 0, 1, 3]),
     ),
-    "slice_keeps_names": reads(slice_keeps_names, lambda draw, form: {"sliced": draw.chance()}),
-    "one_step": reads(one_step, lambda draw, form: {"index": draw.whole(-2, 4)}),
-    "set_outside_space": reads(
-        set_outside_space, lambda draw, form: {"where": draw.whole(0, 3), "pack": draw.chance()}
-    ),
-    "data_dict": reads(data_dict, lambda draw, form: {"batch": draw.chance()}),
+    "slice_keeps_names": reads(slice_keeps_names, sliced=chance()),
+    "one_step": reads(one_step, index=whole(-2, 4)),
+    "set_outside_space": reads(set_outside_space, where=whole(0, 3), pack=chance()),
+    "data_dict": reads(data_dict, batch=chance()),
     "data_dict_names": reads(data_dict_names),
     "data_dict_infos": reads(data_dict_infos),
     "totals": reads(totals),
@@ -440,7 +447,7 @@ OPERATIONS: dict[str, Operation] = {
 def step_of(draw: Draw, form: Form) -> Step:
     """Return one random operation on episodes."""
     name, on = draw.operation(OPERATIONS), draw.whole(0, 9)
-    return {"op": name, "on": on, **OPERATIONS[name].arguments(draw, form)}
+    return {"op": name, "on": on, **OPERATIONS[name].draw(draw, form)}
 
 
 def episode_sequence(draw: Draw) -> list[Step]:

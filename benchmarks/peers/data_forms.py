@@ -8,24 +8,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 Step = dict[str, Any]
-
-
-class Operation(NamedTuple):
-    """A row of a table of operations."""
-
-    effect: str
-    """`adds` its result to the pool, `replaces` its object by it, or `reads`"""
-    run: Callable[..., Any]
-    """takes the play, a copy of an object of the pool (or None) and the arguments of the step"""
-    arguments: Callable[[Draw, Any], Step] = lambda draw, form: {}
-    """draws the arguments"""
-    share: int = 1
 
 
 @dataclass
@@ -87,6 +76,43 @@ class Draw:
     def operation(self, operations: dict[str, Operation]) -> str:
         """Return the name of one of the operations, each by its share."""
         return str(self.some([name for name, row in operations.items() for _ in range(row.share)]))
+
+
+class Operation:
+    """A row of a table of operations: it `adds` its result to the pool, `replaces` its object by it, or `reads`.
+
+    Args:
+        effect: one of these words.
+        run: takes the play, a copy of an object of the pool (or None) and the arguments of the step.
+        several: draws some of the arguments together.
+        share: how many tickets it has when one of the table is drawn.
+        arguments: by name, what draws each.
+    """
+
+    def __init__(
+        self,
+        effect: str,
+        run: Callable[..., Any],
+        several: Callable[[Draw, Any], Step] = lambda draw, form: {},
+        share: int = 1,
+        **arguments: Callable[[Draw, Any], Any],
+    ) -> None:
+        self.effect, self.run, self.several, self.share, self.arguments = effect, run, several, share, arguments
+
+    def draw(self, draw: Draw, form: Any) -> Step:
+        """Return random arguments."""
+        return {**self.several(draw, form), **{name: each(draw, form) for name, each in self.arguments.items()}}
+
+
+adds, replaces, reads = (partial(Operation, effect) for effect in ("adds", "replaces", "reads"))
+
+
+def drawn(method: str) -> Callable[..., Callable[[Draw, Any], Any]]:
+    """Return what makes an argument of a method of `Draw`."""
+    return lambda *values: lambda draw, form: getattr(draw, method)(*values)
+
+
+whole, chance, some, bound = map(drawn, ("whole", "chance", "some", "bound"))
 
 
 def row_of(dtype: str, values: list[Any], kind: str = "array") -> Step:
