@@ -231,6 +231,16 @@ def worst_of(entry: dict[str, Any], kinds: Sequence[str]) -> list[str]:
     return [f"{worst[column]:.1e}" if column in worst else "-" for column in columns]
 
 
+def page(record: dict[str, Any], title: str, table: str, about: str, notes: Sequence[str]) -> str:
+    """Return the markdown page of a record."""
+    largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
+    head = [f"# {title}", "", f"Largest difference of all: **{largest:.1e}** (allowed {TOLERANCE:.0e}).", "", table]
+    head += [f"{about} Each cell: the largest |ours - theirs| / max(1, |theirs|).", ""]
+    head += ["Switched off or set alike for the comparison:", "", *(f"- {text}" for text in notes), ""]
+    foot = f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}"
+    return "\n".join([*head, foot, ""])
+
+
 def render(record: dict[str, Any]) -> str:
     """Return the markdown page of a record."""
     kinds = ("gradients", "parameters")
@@ -239,31 +249,16 @@ def render(record: dict[str, Any]) -> str:
         for entry in record["entries"]
     ]
     first, last = n.WATCHED
-    header = ["peer", "case", "Lockstep", f"losses 1-{last}", f"gradients {first}", f"gradients {last}"]
-    header += [f"parameters {first}", f"parameters {last}"]
-    notes = [f"- {text}" for text in EVERYWHERE]
-    notes += [f"- {peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts]
-    largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
-    return "\n".join(
-        [
-            "# The gradient step beside the peers'",
-            "",
-            f"Largest difference of all: **{largest:.1e}** (allowed {TOLERANCE:.0e}).",
-            "",
-            report.table(header, lines),
-            f"PPO, two 64x64 tanh networks, {n.NUM_ROWS:,} rows in minibatches of {n.MINIBATCH}, float32, one thread; "
-            "the same weights, rows and order. Each cell: the largest |ours - theirs| / max(1, |theirs|). Losses: "
-            f"total, policy, value, entropy, KL of each of the {last} updates; gradients before clipping and "
-            f"parameters of updates {first} and {last} (clipped gradients are in the raw results).",
-            "",
-            "Switched off or set alike for the comparison:",
-            "",
-            *notes,
-            "",
-            f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}",
-            "",
-        ]
+    columns = [f"{kind} {k}" for kind in kinds for k in n.WATCHED]
+    table = report.table(["peer", "case", "Lockstep", f"losses 1-{last}", *columns], lines)
+    about = (
+        f"PPO, two 64x64 tanh networks, {n.NUM_ROWS:,} rows in minibatches of {n.MINIBATCH}, float32, one thread; the "
+        f"same weights, rows and order. Losses: total, policy, value, entropy, KL of each of the {last} updates; "
+        f"gradients before clipping and parameters of updates {first} and {last} (clipped gradients are in the raw "
+        "results)."
     )
+    notes = [*EVERYWHERE, *(f"{peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts)]
+    return page(record, "The gradient step beside the peers'", table, about, notes)
 
 
 def main(

@@ -62,13 +62,13 @@ def sac() -> Any:
     return trainer_work("sac", "Pendulum-v1", 200, rl_module=model, replay={"learning_starts": 256})
 
 
-def made_up_batch() -> Any:
-    """A train batch of 2,000 rows."""
+def made_up_batch(rows: int = 2_000) -> Any:
+    """A train batch of PPO on CartPole."""
     import numpy as np
 
     from lockstep import SampleBatch
 
-    rng, rows = np.random.default_rng(0), 2_000
+    rng = np.random.default_rng(0)
     return SampleBatch(
         obs=rng.normal(size=(rows, 4)).astype(np.float32),
         actions=rng.integers(2, size=rows),

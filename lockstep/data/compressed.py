@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.data.codec import plain_array, plain_dtype, restored_leaf
 from lockstep.data.columns import Columns
-from lockstep.data.trees import Leaf, Tree, map_tree, named_leaves
+from lockstep.data.trees import Leaf, Tree, map_tree
 from lockstep.state.messages import install_hint
 
 DEFAULT_COLUMNS = frozenset({Columns.OBS, Columns.NEXT_OBS})
@@ -67,16 +67,11 @@ def is_compressed(leaf: Leaf) -> bool:
 
 def compress_column(name: str, column: Tree, bulk: bool, lead: int) -> Any:
     """Return the column with compressed rows; the first `lead` axes count rows. Empty leaves stay as they are."""
-    for path, leaf in named_leaves(name, column):
-        if not is_compressed(leaf):
-            plain_array(leaf, path)  # refuse before anything is done
-    return map_tree(lambda leaf: _compress_leaf(leaf, bulk, lead), column)
+    return map_tree(lambda leaf: leaf if is_compressed(leaf) else _compress_leaf(leaf, name, bulk, lead), column)
 
 
-def _compress_leaf(leaf: Leaf, bulk: bool, lead: int) -> Any:
-    if is_compressed(leaf):
-        return leaf
-    array, kind = plain_array(leaf, "")
+def _compress_leaf(leaf: Leaf, name: str, bulk: bool, lead: int) -> Any:
+    array, kind = plain_array(leaf, name)
     lead = min(lead, array.ndim)
     outer, row_shape = array.shape[:lead], array.shape[lead:]
     flat = np.ascontiguousarray(array).reshape((math.prod(outer), *row_shape))

@@ -158,10 +158,11 @@ _DAMAGE = (*(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeEr
 
 def _minari() -> Any:
     try:
-        modules = [import_module(name) for name in _MODULES]
+        for name in _MODULES:
+            import_module(name)
     except ImportError as error:
         raise ImportError(f"Minari datasets need more packages: {install_hint('offline')} ({error})") from None
-    return modules[2]
+    return import_module("minari")
 
 
 # ---- writing -------------------------------------------------------------------------------------------------

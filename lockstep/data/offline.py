@@ -181,25 +181,25 @@ class RowFile:
         if len(breaks) > len(index) // 2:
             offsets = (index.astype(np.int64) * size + self._offset).tolist()
             content = b"".join([os.pread(self._descriptor, size, offset) for offset in offsets])
-            self._check_read(len(content), len(index))
+            self._check_read(len(content), len(index) * size)
             return np.frombuffer(content, self.layout.record)
-        records = np.empty(len(index), self.layout.record)
+        into = np.empty(len(index) * size, np.uint8)
         for start, stop in pairwise([0, *breaks.tolist(), len(index)]):
             if stop > start:
-                self.read_run(int(index[start]), records[start:stop])
-        return records
+                self.read_run(int(index[start]), into.data[start * size : stop * size])
+        return np.frombuffer(into, self.layout.record)
 
-    def read_run(self, first: int, into: np.ndarray) -> None:
+    def read_run(self, first: int, into: memoryview) -> None:
         """Read consecutive records from number `first` on; the system gives at most 2 GiB at a time."""
-        content, offset = into.view(np.uint8).data, first * self.layout.record.itemsize + self._offset
+        offset = first * self.layout.record.itemsize + self._offset
         done, count = 0, 1
-        while count and done < len(content):
-            count = os.preadv(self._descriptor, [content[done:]], offset + done)
+        while count and done < len(into):
+            count = os.preadv(self._descriptor, [into[done:]], offset + done)
             done += count
         self._check_read(done, len(into))
 
-    def _check_read(self, num_bytes: int, num_rows: int) -> None:
-        if num_bytes != num_rows * self.layout.record.itemsize:
+    def _check_read(self, num_bytes: int, wanted: int) -> None:
+        if num_bytes != wanted:
             raise ValueError(f"{self.path} has become shorter since it was opened")
 
 
@@ -342,7 +342,7 @@ class OfflineDataset:
             if self._records is None:
                 self._records = np.empty(len(self), self._layout.record)
                 for file, start in zip(self._files, self._starts):
-                    file.read_run(0, self._records[start : start + file.num_rows])
+                    file.read_run(0, self._records[start : start + file.num_rows].view(np.uint8).data)
             return self._records.take(index)
         if len(self._files) == 1:
             return self._files[0].read(index)
