@@ -307,7 +307,7 @@ def read_npz(path: Path) -> tuple[dict[str, Tree], dict[str, Any]]:
         arrays = {name: file[name] for name in file.files}
     note = decode_note(arrays[_INDEX].tobytes())
 
-    def get_objects(key: Any) -> np.ndarray:
+    def get_objects(key: Mapping[str, Any]) -> np.ndarray:
         return text_to_objects(key["rows"], key["shape"])
 
     columns = {name: decode_column(item, arrays.__getitem__, get_objects) for name, item in note["columns"].items()}

@@ -59,7 +59,7 @@ def _columns_of(infos: Sequence[Any]) -> dict[str, tuple[str, np.ndarray]] | Non
     return columns
 
 
-def _can_be_a_name(key: Any) -> bool:
+def _can_be_a_name(key: object) -> bool:
     """Return whether HDF5 takes a key as the name of a part."""
     return isinstance(key, str) and "/" not in key and key not in ("", ".")
 
@@ -193,7 +193,8 @@ def write_minari(
     extra = dict(metadata or {})
     if isinstance(data, SampleBatch):
         flat = data.to_numpy().flat()
-        extra[_COLUMNS_NOTE] = [[name, _type_of(column)] for name, column in flat.items()]
+        plain = {name for name, column in flat.items() if isinstance(column, np.ndarray) and column.dtype != object}
+        extra[_COLUMNS_NOTE] = [[name, flat[name].dtype.str if name in plain else None] for name in flat]
         data = _episodes_of(flat)
     episodes = list(data)
     if not episodes:
@@ -320,20 +321,12 @@ def _path_of(_: np.ndarray, path: str) -> str:
     return path
 
 
-def _type_of(column: Tree) -> str | None:
-    return column.dtype.str if isinstance(column, np.ndarray) and column.dtype != object else None
-
-
 def _episodes_of(batch: SampleBatch) -> list[SingleAgentEpisode]:
     """Return the episodes of a flat batch; `ValueError` where something in it would be lost."""
-    odd = [name for name in batch if name not in _BATCH_COLUMNS]
-    missing = [name for name in _NEEDED if name not in batch]
-    if odd or missing:
-        raise ValueError(
-            f"columns {odd} have no place in Minari; allowed are {list(_BATCH_COLUMNS)}"
-            if odd
-            else f"column {missing[0]!r} is missing; columns are {sorted(batch)}"
-        )
+    if odd := [name for name in batch if name not in _BATCH_COLUMNS]:
+        raise ValueError(f"columns {odd} have no place in Minari; allowed are {list(_BATCH_COLUMNS)}")
+    if missing := [name for name in _NEEDED if name not in batch]:
+        raise ValueError(f"column {missing[0]!r} is missing; columns are {sorted(batch)}")
     episodes, row = [], 0
     for part in batch.split_by_episode():
         if not part.is_single_trajectory():
@@ -429,7 +422,7 @@ def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any
     return episode
 
 
-def _part_of(tree: Any, name: str) -> Any:
+def _part_of(tree: Tree, name: str) -> Any:
     return tree[int(name)] if isinstance(tree, tuple) else tree[name]
 
 
