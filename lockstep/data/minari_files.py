@@ -193,11 +193,9 @@ def write_minari(
     extra = dict(metadata or {})
     if isinstance(data, SampleBatch):
         flat = data.to_numpy().flat()
-        plain = {name for name, column in flat.items() if isinstance(column, np.ndarray) and column.dtype != object}
-        extra[_COLUMNS_NOTE] = [[name, flat[name].dtype.str if name in plain else None] for name in flat]
+        extra[_COLUMNS_NOTE] = [[name, _type_of(column)] for name, column in flat.items()]
         data = _episodes_of(flat)
-    episodes = list(data)
-    if not episodes:
+    if not (episodes := list(data)):
         raise ValueError("there is no episode to write")
     observation_space = episodes[0].observation_space if observation_space is None else observation_space
     action_space = episodes[0].action_space if action_space is None else action_space
@@ -319,6 +317,10 @@ def _check_fits(tree: Tree, space: Any, name: str) -> None:
 def _path_of(_: np.ndarray, path: str) -> str:
     """Name an array by its path: HDF5 holds it, the note keeps the order of keys and the types of leaves."""
     return path
+
+
+def _type_of(column: Tree) -> str | None:
+    return column.dtype.str if isinstance(column, np.ndarray) and column.dtype != object else None
 
 
 def _episodes_of(batch: SampleBatch) -> list[SingleAgentEpisode]:
