@@ -25,10 +25,28 @@ import report
 from runner import Entry, check_installed
 
 sys.path.insert(0, str(report.HERE / "peers"))
-import data_sequences
+import data_agents
+import data_batches
+import data_episodes
+from data_forms import Draw
 
 LIST = report.HERE / "data_mended.md"
 DEFAULTS = {"batch": 300, "sequence": 400, "episode": 500, "multi": 400}
+MAKERS = {
+    "batch": data_batches.batch_sequence,
+    "sequence": data_batches.sequence_sequence,
+    "episode": data_episodes.episode_sequence,
+    "multi": data_agents.multi_sequence,
+}
+
+
+def sequences_of(seed: int, counts: dict[str, int]) -> list[dict[str, Any]]:
+    """Return as many random sequences of each kind; the same seed gives the same ones."""
+    return [
+        {"kind": kind, "number": number, "steps": MAKERS[kind](Draw([seed, *kind.encode(), number]))}
+        for kind, count in counts.items()
+        for number in range(count)
+    ]
 
 
 def mended() -> dict[str, list[str]]:
@@ -106,7 +124,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     """Play and compare all sequences."""
     counts = {kind: getattr(options, kind) for kind in DEFAULTS}
     check_installed([Entry("data_player.py", "rllib")])
-    sequences = data_sequences.sequences(options.seed, counts)
+    sequences = sequences_of(options.seed, counts)
     said, traces = play(sequences)
     operations: Counter[str] = Counter()
     seen: Counter[str] = Counter()

@@ -87,28 +87,20 @@ class RecordingLearner(SteadyLearner):
 
     recording: n.Recording
 
-    def named(self, values: Any) -> dict[str, np.ndarray]:
-        """Return `values` by parameter, under their neutral names."""
-        neutral = neutral_names(self)
-        return {neutral[param]: value.detach().numpy() for param, value in values.items()}
+    def keep(self, kind: str, gradients: Any) -> Any:
+        """Record gradients under their neutral names; return them."""
+        named = {name: gradients[param].detach().numpy() for name, param in named_parameters(self).items()}
+        self.recording.keep(kind, named)
+        return gradients
 
     def postprocess_gradients(self, gradients: Any) -> Any:
         """Look before and after clipping."""
-        self.recording.keep("gradient", self.named(gradients))
-        clipped = super().postprocess_gradients(gradients)
-        self.recording.keep("clipped gradient", self.named(clipped))
-        return clipped
+        return self.keep("clipped gradient", super().postprocess_gradients(self.keep("gradient", gradients)))
 
 
-def neutral_names(learner: PPOLearner) -> dict[Any, str]:
-    """Return each parameter's neutral name."""
-    parameters = dict(learner.module[MODULE].named_parameters())
-    return {
-        parameters[name + end]: neutral + end
-        for neutral, name in NAMES.items()
-        for end in ("", ".weight", ".bias")
-        if name + end in parameters
-    }
+def named_parameters(learner: PPOLearner) -> dict[str, Any]:
+    """Return the parameters by their neutral names."""
+    return n.by_neutral_name(dict(learner.module[MODULE].named_parameters()), NAMES)
 
 
 def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
@@ -136,7 +128,7 @@ def our_learner(case: n.Case, weights: n.Weights, compiled: bool) -> PPOLearner:
     )
     learner: Any = config.build_learner()
     with torch.no_grad():
-        for param, name in neutral_names(learner).items():
+        for name, param in named_parameters(learner).items():
             param.copy_(torch.from_numpy(weights[name]))
     return learner
 
@@ -153,7 +145,7 @@ def our_recording(case: n.Case, order: list[np.ndarray], compiled: bool) -> n.Re
         losses = {name: float(results[MODULE][name]) for name in ("total_loss", "policy_loss", "entropy")}
         losses.update(vf_loss=2.0 * results[MODULE]["vf_loss"], mean_kl_loss=results[MODULE]["mean_kl_loss"])
         recording.losses.append(losses)
-        parameters = {name: param.detach().numpy() for param, name in neutral_names(learner).items()}
+        parameters = {name: param.detach().numpy() for name, param in named_parameters(learner).items()}
         recording.keep("parameter", parameters)
     return recording
 
@@ -239,6 +231,16 @@ def worst_of(entry: dict[str, Any], kinds: Sequence[str]) -> list[str]:
     return [f"{worst[column]:.1e}" if column in worst else "-" for column in columns]
 
 
+def page(record: dict[str, Any], title: str, table: str, about: str, notes: Sequence[str]) -> str:
+    """Return the markdown page of a record."""
+    largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
+    head = [f"# {title}", "", f"Largest difference of all: **{largest:.1e}** (allowed {TOLERANCE:.0e}).", "", table]
+    head += [f"{about} Each cell: the largest |ours - theirs| / max(1, |theirs|).", ""]
+    head += ["Switched off or set alike for the comparison:", "", *(f"- {text}" for text in notes), ""]
+    foot = f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}"
+    return "\n".join([*head, foot, ""])
+
+
 def render(record: dict[str, Any]) -> str:
     """Return the markdown page of a record."""
     kinds = ("gradients", "parameters")
@@ -247,31 +249,16 @@ def render(record: dict[str, Any]) -> str:
         for entry in record["entries"]
     ]
     first, last = n.WATCHED
-    header = ["peer", "case", "Lockstep", f"losses 1-{last}", f"gradients {first}", f"gradients {last}"]
-    header += [f"parameters {first}", f"parameters {last}"]
-    notes = [f"- {text}" for text in EVERYWHERE]
-    notes += [f"- {peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts]
-    largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
-    return "\n".join(
-        [
-            "# The gradient step beside the peers'",
-            "",
-            f"Largest difference of all: **{largest:.1e}** (allowed {TOLERANCE:.0e}).",
-            "",
-            report.table(header, lines),
-            f"PPO, two 64x64 tanh networks, {n.NUM_ROWS:,} rows in minibatches of {n.MINIBATCH}, float32, one thread; "
-            "the same weights, rows and order. Each cell: the largest |ours - theirs| / max(1, |theirs|). Losses: "
-            f"total, policy, value, entropy, KL of each of the {last} updates; gradients before clipping and "
-            f"parameters of updates {first} and {last} (clipped gradients are in the raw results).",
-            "",
-            "Switched off or set alike for the comparison:",
-            "",
-            *notes,
-            "",
-            f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}",
-            "",
-        ]
+    columns = [f"{kind} {k}" for kind in kinds for k in n.WATCHED]
+    table = report.table(["peer", "case", "Lockstep", f"losses 1-{last}", *columns], lines)
+    about = (
+        f"PPO, two 64x64 tanh networks, {n.NUM_ROWS:,} rows in minibatches of {n.MINIBATCH}, float32, one thread; the "
+        f"same weights, rows and order. Losses: total, policy, value, entropy, KL of each of the {last} updates; "
+        f"gradients before clipping and parameters of updates {first} and {last} (clipped gradients are in the raw "
+        "results)."
     )
+    notes = [*EVERYWHERE, *(f"{peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts)]
+    return page(record, "The gradient step beside the peers'", table, about, notes)
 
 
 def main(

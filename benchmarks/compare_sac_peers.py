@@ -168,29 +168,15 @@ def render(record: dict[str, Any]) -> str:
         [f"{entry['peer']} {entry['peer_version']}", entry["lockstep"], *ppo.worst_of(entry, kinds)]
         for entry in record["entries"]
     ]
-    notes = [f"- {peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts]
-    largest = max(item["largest"] for entry in record["entries"] for item in entry["differences"])
-    return "\n".join(
-        [
-            "# SAC's gradient step beside the peers'",
-            "",
-            f"Largest difference of all: **{largest:.1e}** (allowed {ppo.TOLERANCE:.0e}).",
-            "",
-            report.table(["peer", "Lockstep", f"losses 1-{last}", *columns], lines),
-            f"SAC with two critics and a learned temperature, networks of 256 x 256, {n.SAC_BATCH} rows, "
-            f"{n.NUM_ACTIONS} actions, float32, one thread; the same weights, rows and random numbers. Each cell: the "
-            "largest |ours - theirs| / max(1, |theirs|). Losses: critics, policy, temperature, and the temperature "
-            f"itself, of each of the {last} updates; gradients, parameters and target networks of updates {first} and "
-            f"{last}.",
-            "",
-            "Switched off or set alike for the comparison:",
-            "",
-            *notes,
-            "",
-            f"Lockstep {record['lockstep']}, PyTorch {record['torch']}. {report.machine_line(record['machine'])}",
-            "",
-        ]
+    table = report.table(["peer", "Lockstep", f"losses 1-{last}", *columns], lines)
+    about = (
+        f"SAC with two critics and a learned temperature, networks of 256 x 256, {n.SAC_BATCH} rows, {n.NUM_ACTIONS} "
+        "actions, float32, one thread; the same weights, rows and random numbers. Losses: critics, policy, "
+        f"temperature, and the temperature itself, of each of the {last} updates; gradients, parameters and target "
+        f"networks of updates {first} and {last}."
     )
+    notes = [f"{peer}: {text}" for peer, (*_, texts) in PEERS.items() for text in texts]
+    return ppo.page(record, "SAC's gradient step beside the peers'", table, about, notes)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ import report
 from runner import Entry, run_programs, seconds_of
 
 ENTRIES = {
-    "lockstep": Entry("data_classes.py", None, {"library": "lockstep"}),
-    "rllib": Entry("data_classes.py", "rllib", {"library": "rllib"}),
-    "tianshou": Entry("data_tianshou.py", "tianshou"),
+    name: Entry("data_classes.py", None if name == "lockstep" else name, {"library": name})
+    for name in ("lockstep", "rllib", "tianshou")
 }
 GOALS: tuple[tuple[str, str, str, float], ...] = (
     ("concat", "concatenation against plain `np.concatenate`, times as long (at most)", "plain_concat", 1.5),

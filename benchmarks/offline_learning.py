@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -142,8 +141,24 @@ def verdicts(cases: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def render(record: dict[str, Any], name: str) -> None:
-    """Write the table of a result beside it."""
+def render(record: dict[str, Any]) -> str:
+    """Return the page of a result."""
+    header = ["environment", "data", "behaviour (mean episode, best)", "algorithm", "as the data acted"]
+    header += ["drawn (worst seed)", "most likely (worst seed)", "gradient steps", "seconds"]
+    rows = [
+        [
+            case["environment"],
+            case["data"],
+            f"{case['behaviour']:.1f} ({case['behaviour_mean']:.1f}, {case['behaviour_best']:.1f})",
+            case["algorithm"],
+            f"{case['as_the_data_acted']:.1f}",
+            f"{case['median_drawn']:.1f} ({case['worst_drawn']:.1f})",
+            f"{case['median']:.1f} ({case['worst']:.1f})",
+            f"{case['runs'][0]['steps']:,}",
+            f"{case['median_seconds']:.0f}",
+        ]
+        for case in record["cases"]
+    ]
     lines = [
         f"# Offline learning: {record['seeds']} seeds",
         "",
@@ -152,32 +167,14 @@ def render(record: dict[str, Any], name: str) -> None:
         "",
         *(f"- {line}" for line in verdicts(record["cases"])),
         "",
-        "| environment | data | behaviour (mean episode, best) | algorithm | as the data acted | drawn (worst seed) | "
-        "most likely (worst seed) | gradient steps | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        report.table(header, rows),
     ]
-    lines += [
-        f"| {case['environment']} | {case['data']} | {case['behaviour']:.1f} ({case['behaviour_mean']:.1f}, "
-        f"{case['behaviour_best']:.1f}) | {case['algorithm']} | {case['as_the_data_acted']:.1f} | "
-        f"{case['median_drawn']:.1f} ({case['worst_drawn']:.1f}) | {case['median']:.1f} ({case['worst']:.1f}) | "
-        f"{case['runs'][0]['steps']:,} | {case['median_seconds']:.0f} |"
-        for case in record["cases"]
-    ]
-    (report.RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+    return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", help="algorithms")
-    parser.add_argument("--envs", nargs="*", help="environments")
-    parser.add_argument("--name", default="offline_learning")
-    parser.add_argument("--render", action="store_true")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Train what the command line names; the raw record, which keeps what was there, is written after each case."""
     file = report.RESULTS / f"{options.name}.json"
-    if options.render:
-        render(json.loads(file.read_text()), options.name)
-        return
     record: dict[str, Any] = {"seeds": options.seeds, "threads": 1, "machine": report.machine(), "cases": []}
     if file.exists() and json.loads(file.read_text())["seeds"] == options.seeds:
         record["cases"] = json.loads(file.read_text())["cases"]
@@ -193,14 +190,13 @@ def main() -> None:
             kept = [old for old in record["cases"] if any(old[key] != case[key] for key in keys)]
             record["cases"] = sorted([*kept, case], key=lambda each: [each[key] for key in keys])
             report.write(options.name, record)
-            print(
-                f"{env} {name} (behaviour {case['behaviour']:.1f}): {algorithm} as the data acted "
-                f"{case['as_the_data_acted']:.1f}, most likely {case['median']:.1f}, worst {case['worst']:.1f}",
-                file=sys.stderr,
-                flush=True,
-            )
-    render(record, options.name)
+            print(f"{env} {name}: {algorithm} most likely {case['median']:.1f}, worst {case['worst']:.1f}", flush=True)
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    command = report.parser_of(__doc__)
+    command.add_argument("--seeds", type=int, default=5)
+    command.add_argument("--only", nargs="*", help="algorithms")
+    command.add_argument("--envs", nargs="*", help="environments")
+    raise SystemExit(report.command(command, "offline_learning", measure, render))

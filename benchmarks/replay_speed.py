@@ -17,7 +17,10 @@ from typing import Any
 import report
 from runner import Entry, run_programs, seconds_of
 
-ENTRIES = {"lockstep": Entry("replay_lockstep.py"), "tianshou": Entry("replay_tianshou.py", "tianshou")}
+ENTRIES = {
+    "lockstep": Entry("replay_classes.py", None, {"library": "lockstep"}),
+    "tianshou": Entry("replay_classes.py", "tianshou", {"library": "tianshou"}),
+}
 WORK = {
     "add": "add a step of 8 environments",
     "add_prioritized": "the same, prioritised",
@@ -33,7 +36,7 @@ COLLECT = {
     "collect_random": "with random actions",
 }
 COLLECTED = 2_048
-"""steps of one call, as in ``peers/replay_work.py``"""
+"""steps of one call, as in ``peers/replay_classes.py``"""
 RATIOS = ("times as fast", "of the least")
 """columns: round by round, and of the least times of all rounds"""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import operator
-import os
 import statistics
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+from report import RESULTS, ROOT
+from runner import Resident
 
 
 def trainer_work(algorithm: str, env: str, steps_per_epoch: int, *, compiled: bool = False, **sections: Any) -> Any:
@@ -63,13 +62,13 @@ def sac() -> Any:
     return trainer_work("sac", "Pendulum-v1", 200, rl_module=model, replay={"learning_starts": 256})
 
 
-def made_up_batch() -> Any:
-    """A train batch of 2,000 rows."""
+def made_up_batch(rows: int = 2_000) -> Any:
+    """A train batch of PPO on CartPole."""
     import numpy as np
 
     from lockstep import SampleBatch
 
-    rng, rows = np.random.default_rng(0), 2_000
+    rng = np.random.default_rng(0)
     return SampleBatch(
         obs=rng.normal(size=(rows, 4)).astype(np.float32),
         actions=rng.integers(2, size=rows),
@@ -210,55 +209,23 @@ def serve(work: str) -> None:
     run, clock = WORKS[work](), time.perf_counter if work in BY_THE_CLOCK else time.process_time
     for _ in range(3):
         run()
-    print("ready", flush=True)
+    print(json.dumps({"work": work}), flush=True)
     for _ in sys.stdin:
         started = clock()
         run()
-        print(clock() - started, flush=True)
-
-
-class Worker:
-    """The process of one work in one checkout."""
-
-    def __init__(self, checkout: Path, work: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", work, "."]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True)
-
-    def wait(self) -> None:
-        """Until it is ready."""
-        self._line(lambda line: line == "ready")
-
-    def seconds(self) -> float:
-        """One measurement."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return float(self._line(lambda line: line[:1].isdigit()))
-
-    def _line(self, wanted: Callable[[str], bool]) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if wanted(line.strip()):
-                return line.strip()
-        raise RuntimeError(f"the worker ended with {self.process.wait()}")
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.process.communicate()
+        print(json.dumps({"seconds": clock() - started}), flush=True)
 
 
 def measure(before: Path, work: str, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of both, in turn."""
-    workers = [Worker(before.resolve(), work), Worker(ROOT, work)]
+    command, workers = [sys.executable, str(Path(__file__).resolve()), "--serve", work, "."], list[Resident]()
     try:
-        for worker in workers:
-            worker.wait()
+        for checkout in (before.resolve(), ROOT):
+            workers.append(Resident(command, 900.0, checkout))
         found: tuple[list[float], list[float]] = ([], [])
         for round_number in range(rounds):
             for which in (0, 1) if round_number % 2 else (1, 0):
-                found[which].append(workers[which].seconds())
+                found[which].append(workers[which].ask()["seconds"])
         return found
     finally:
         for worker in workers:

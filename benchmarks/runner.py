@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import report
@@ -116,12 +117,12 @@ def seconds_of(record: dict[str, Any], library: str, work: str) -> list[float]:
 class Resident:
     """A program that stays: it says which entries it has and measures them when asked."""
 
-    def __init__(self, entry: Entry, work: Mapping[str, Any], timeout: float) -> None:
+    def __init__(self, command: Sequence[str], timeout: float, root: Path = report.ROOT) -> None:
         self.timeout, self.errors = timeout, tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close)
         self.process = subprocess.Popen(
-            entry.command(work),
-            cwd=report.ROOT,
-            env={**report.thread_environment(1), "PYTHONPATH": str(report.ROOT)},
+            command,
+            cwd=root,
+            env={**report.thread_environment(1), "PYTHONPATH": str(root)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -187,7 +188,7 @@ def ask_rounds(
 
     try:
         for entry in entries:
-            residents.append(Resident(entry, work, options.timeout))
+            residents.append(Resident(entry.command(work), options.timeout))
         pairs = [(name, resident) for resident in residents for name in resident.facts["entries"]]
         for name, resident in pairs:
             warm = resident.ask(entry=name, times=2)["seconds"]

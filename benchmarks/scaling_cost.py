@@ -24,8 +24,9 @@ import gymnasium as gym
 import numpy as np
 import report
 import torch
+from revisions import made_up_batch
 
-from lockstep import PPOConfig, SampleBatch
+from lockstep import PPOConfig
 from lockstep.learner.reduction import DistributedReducer
 
 NETWORKS = {"64x64": (64, 64), "1024x1024": (1024, 1024)}
@@ -40,15 +41,8 @@ LEARNERS = (1, 2, 4, 8, 16, 32)
 
 def gradient_steps(name: str) -> dict[str, Any]:
     """Measure the seconds of a gradient step by rows, and fit the straight line through them."""
-    rng = np.random.default_rng(0)
     total = 4 * max(ROWS)
-    batch = SampleBatch(
-        obs=rng.normal(size=(total, 4)).astype(np.float32),
-        actions=rng.integers(2, size=total),
-        action_logp=np.full(total, -0.7, np.float32),
-        advantages=rng.normal(size=total).astype(np.float32),
-        value_targets=rng.normal(size=total).astype(np.float32),
-    )
+    batch = made_up_batch(total)
     spaces = {"observation_space": gym.spaces.Box(-5.0, 5.0, (4,)), "action_space": gym.spaces.Discrete(2)}
     config = PPOConfig().environment(**spaces).rl_module(model_config={"hiddens": NETWORKS[name]})
     group = config.training(train_batch_size=total, minibatch_size=64).build_learner_group()

@@ -20,7 +20,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from lockstep import LearnerGroup, PPOConfig, RolloutStore, SampleBatch, __version__  # noqa: E402
 from lockstep.data import SingleAgentEpisode  # noqa: E402
-from lockstep.learner.minibatches import gather  # noqa: E402
+from lockstep.learner import learner as learner_file  # noqa: E402
 
 WORK = lw.WORKS[w.work]
 ROLLOUT = dict(np.load(w.rollout))
@@ -120,9 +120,8 @@ def learner_entry(compiled: bool, source: str) -> Callable[[], protocol.Measured
 
 
 def stages_of(learner: Any, update: Callable[[], Any]) -> dict[str, float]:
-    """Time the learner's hooks in one update; the gathers, which lie between them, are timed by themselves."""
-    watch = lw.Stopwatch()
-    hooks = {
+    """Time the learner's hooks in one update; its pipeline tells its own time."""
+    stages = {
         "prepare_batch": "pipeline",
         "forward_train": "forward",
         "compute_losses": "loss",
@@ -130,36 +129,13 @@ def stages_of(learner: Any, update: Callable[[], Any]) -> dict[str, float]:
         "postprocess_gradients": "clip",
         "apply_gradients": "step",
     }
-    for method, stage in hooks.items():
-        watch.wrap(learner, method, stage)
-    watch.wrap(learner.reducer, "sum_", "reduce")
+    hooks = [(learner, method, stage) for method, stage in stages.items()]
+    hooks += [(learner.reducer, "sum_", "reduce"), (learner_file, "gather", "gather")]
     results: dict[str, Any] = {}
-    seen: dict[str, Any] = {}
-    prepare = learner.prepare_batch
-
-    def prepare_and_look(*args: Any, **options: Any) -> Any:
-        seen[MODULE] = prepare(*args, **options)
-        return seen[MODULE]
-
-    learner.prepare_batch = prepare_and_look
-    try:
-        found = watch.run(lambda: results.update(update()))
-    finally:
-        for method in hooks:
-            delattr(learner, method)
-        del learner.reducer.sum_
+    found = lw.stages_of(lambda: results.update(update()), hooks)
     pipeline = 1e3 * float(results["__all_modules__"]["seconds_pipeline"])
     found["rest"] -= pipeline - found["pipeline"]
     found["pipeline"] = pipeline
-    columns = seen or {MODULE: make_batch()}
-    count = len(columns[MODULE]["actions"])
-    rows = {MODULE: torch.randperm(count)[: WORK.minibatch].to(w.device)}
-    gathers = lw.Stopwatch()
-    gathers.wrap(owner := type("Owner", (), {"gather": staticmethod(gather)})(), "gather", "gather")
-    num_minibatches = int(results["__all_modules__"]["num_minibatches"])
-    timed = gathers.run(lambda: [owner.gather(columns, rows) for _ in range(num_minibatches)])
-    found["gather"] = timed["gather"]
-    found["rest"] = max(0.0, found["rest"] - timed["gather"])
     return found
 
 
@@ -237,45 +213,26 @@ def minibatches(rng: np.random.Generator) -> list[Tensor]:
 
 # --------------------------------------------------------------------------------------------- in Ray actors
 
-GROUPS: dict[int, LearnerGroup] = {}
-
 
 def build_group(num_learners: int) -> LearnerGroup:
     """Build a group of remote learners."""
     return configured().learners(num_learners=num_learners).build_learner_group()
 
 
-def group_entry(num_learners: int, source: str) -> Callable[[], protocol.Measured]:
-    """Return updates of the group of so many learners from `source`."""
-
-    def make() -> protocol.Measured:
-        if num_learners not in GROUPS:
-            GROUPS[num_learners] = build_group(num_learners)
-        group = GROUPS[num_learners]
-        data = make_data(source)
-        update = group.update_from_batch if source == "batch" else group.update_from_episodes
-        return protocol.Measured(lambda _: update(data, **PASSES))
-
-    return make
+def group_entry(group: LearnerGroup, _: int, source: str) -> protocol.Measured:
+    """Return updates of the group from `source`."""
+    data = make_data(source)
+    update = group.update_from_batch if source == "batch" else group.update_from_episodes
+    return protocol.Measured(lambda _: update(data, **PASSES))
 
 
 SOURCES = ("episodes", "rollout", "batch")
-ENTRIES: dict[str, Callable[[], protocol.Measured]]
 if w.remote:
-    import ray
-
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    ENTRIES = {
-        f"lockstep, {number} learner{'s' * (number > 1)}, {source}": group_entry(number, source)
-        for number in (1, 2)
-        for source in SOURCES
-    }
-    ENTRIES["lockstep, building 2"] = lambda: protocol.Measured(*lw.building(lambda: build_group(2)))
+    entries = lw.remote_entries("lockstep", SOURCES, build_group, group_entry)
 else:
-    ENTRIES = {
-        f"lockstep {mode}, {source}": learner_entry(mode == "compiled", source)
-        for mode in ("eager", *(("compiled",) if w.compile else ()))
-        for source in SOURCES
+    modes = ("eager", "compiled") if w.compile else ("eager",)
+    entries = {
+        f"lockstep {mode}, {source}": learner_entry(mode == "compiled", source) for mode in modes for source in SOURCES
     }
-    ENTRIES["by hand, plain torch"] = plain_loop
-protocol.serve("lockstep", __version__, ENTRIES, w.device)
+    entries["by hand, plain torch"] = plain_loop
+protocol.serve("lockstep", __version__, entries, w.device)

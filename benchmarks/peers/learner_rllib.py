@@ -83,32 +83,17 @@ def update(learner: Any, **data: Any) -> None:
     )
 
 
-def stages_of(learner: Any, call: Any) -> Any:
-    """Time the learner's own methods; `rest` holds its minibatch iterator (the gather) and its metrics."""
-
-    def stages() -> dict[str, float]:
-        watch, kept = lw.Stopwatch(), dict(vars(learner))
-        names = {
-            "_make_batch_if_necessary": "pipeline",
-            "compute_losses": "loss",
-            "compute_gradients": "backward",
-            "postprocess_gradients": "clip",
-            "apply_gradients": "step",
-        }
-        for method, stage in names.items():
-            watch.wrap(learner, method, stage)
-        watch.wrap(learner.module, "forward_train", "forward")
-        try:
-            return watch.run(call)
-        finally:
-            for method in names:
-                if method in kept:
-                    setattr(learner, method, kept[method])
-                else:
-                    delattr(learner, method)
-            del learner.module.forward_train
-
-    return stages
+def hooks_of(learner: Any) -> list[tuple[Any, str, str]]:
+    """Return the learner's own methods by stage; `rest` holds its minibatch iterator (the gather) and its metrics."""
+    stages = {
+        "_make_batch_if_necessary": "pipeline",
+        "compute_losses": "loss",
+        "compute_gradients": "backward",
+        "postprocess_gradients": "clip",
+        "apply_gradients": "step",
+    }
+    hooks = [(learner, method, stage) for method, stage in stages.items()]
+    return [*hooks, (learner.module, "forward_train", "forward")]
 
 
 def fresh_episodes() -> Callable[[], list[SingleAgentEpisode]]:
@@ -137,7 +122,6 @@ def fresh_batch() -> Callable[[], MultiAgentBatch]:
 
 
 FRESH = {"episodes": fresh_episodes, "batch": fresh_batch}
-GROUPS: dict[int, Any] = {}
 
 
 def learner_entry(source: str) -> Callable[[], protocol.Measured]:
@@ -145,38 +129,25 @@ def learner_entry(source: str) -> Callable[[], protocol.Measured]:
 
     def make() -> protocol.Measured:
         learner, fresh = build(), FRESH[source]()
-        stages = stages_of(learner, lambda: update(learner, **{source: fresh()}))
+
+        def stages() -> dict[str, float]:
+            data = fresh()
+            return lw.stages_of(lambda: update(learner, **{source: data}), hooks_of(learner))
+
         return protocol.Measured(lambda consumed: update(learner, **{source: consumed}), fresh, stages)
 
     return make
 
 
-def group_entry(num_learners: int, source: str) -> Callable[[], protocol.Measured]:
-    """Return updates of the group of so many learners from `source`."""
-
-    def make() -> protocol.Measured:
-        if num_learners not in GROUPS:
-            GROUPS[num_learners] = build_group(num_learners)
-        group = GROUPS[num_learners]
-        passes = {
-            "num_epochs": WORK.num_epochs,
-            "minibatch_size": WORK.minibatch // num_learners,
-            "shuffle_batch_per_epoch": True,
-        }
-        return protocol.Measured(lambda consumed: group.update(**{source: consumed}, **passes), FRESH[source]())
-
-    return make
+def group_entry(group: Any, num_learners: int, source: str) -> protocol.Measured:
+    """Return updates of the group from `source`."""
+    passes = {"num_epochs": WORK.num_epochs, "minibatch_size": WORK.minibatch // num_learners}
+    passes["shuffle_batch_per_epoch"] = True
+    return protocol.Measured(lambda consumed: group.update(**{source: consumed}, **passes), FRESH[source]())
 
 
-ENTRIES: dict[str, Callable[[], protocol.Measured]]
 if w.remote:
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    ENTRIES = {
-        f"rllib, {number} learner{'s' * (number > 1)}, {source}": group_entry(number, source)
-        for number in (1, 2)
-        for source in FRESH
-    }
-    ENTRIES["rllib, building 2"] = lambda: protocol.Measured(*lw.building(lambda: build_group(2)))
+    entries = lw.remote_entries("rllib", list(FRESH), build_group, group_entry)
 else:
-    ENTRIES = {f"rllib, {source}": learner_entry(source) for source in FRESH}
-protocol.serve("rllib", ray.__version__, ENTRIES, w.device)
+    entries = {f"rllib, {source}": learner_entry(source) for source in FRESH}
+protocol.serve("rllib", ray.__version__, entries, w.device)

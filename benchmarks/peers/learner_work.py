@@ -5,13 +5,17 @@ NumPy and the standard library alone: it runs in every peer's environment.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import protocol
 
 NUM_ACTIONS = 2
 STAGES = ("pipeline", "gather", "forward", "loss", "backward", "reduce", "clip", "step", "rest")
@@ -134,33 +138,31 @@ def pieces_of(rollout: Any) -> list[Piece]:
     return pieces
 
 
-class Stopwatch:
-    """Sums the seconds spent in functions that it wraps."""
+def stages_of(update: Callable[[], Any], hooks: Sequence[tuple[Any, str, str]]) -> dict[str, float]:
+    """Return the milliseconds by stage of one update; `rest` is what no stage covers.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+    `hooks` are an owner, its method and the stage that it is; a timed method inside another counts only there.
+    """
+    seconds = dict.fromkeys(STAGES, 0.0)
 
-    def wrap(self, owner: Any, method: str, stage: str) -> None:
-        """Time `owner.method`; time of another timed function inside of it counts only there."""
-        inner = getattr(owner, method)
-
-        def timed(*args: Any, **options: Any) -> Any:
-            before, began = sum(self.seconds.values()), time.perf_counter()
+    def timed(inner: Callable[..., Any], stage: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            before, began = sum(seconds.values()), time.perf_counter()
             result = inner(*args, **options)
-            inside = sum(self.seconds.values()) - before
-            self.seconds[stage] += time.perf_counter() - began - inside
+            inside = sum(seconds.values()) - before
+            seconds[stage] += time.perf_counter() - began - inside
             return result
 
-        setattr(owner, method, timed)
+        return call
 
-    def run(self, update: Callable[[], Any]) -> dict[str, float]:
-        """Return the milliseconds by stage of one update; `rest` is what no stage covers."""
-        self.seconds = dict.fromkeys(STAGES, 0.0)
+    with ExitStack() as patches:
+        for owner, method, stage in hooks:
+            patches.enter_context(patch.object(owner, method, timed(getattr(owner, method), stage)))
         began = time.perf_counter()
         update()
         whole = time.perf_counter() - began
-        self.seconds["rest"] = max(0.0, whole - sum(self.seconds.values()))
-        return {stage: 1e3 * seconds for stage, seconds in self.seconds.items()}
+    seconds["rest"] = max(0.0, whole - sum(seconds.values()))
+    return {stage: 1e3 * value for stage, value in seconds.items()}
 
 
 def batch_of(rollout: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -168,12 +170,29 @@ def batch_of(rollout: dict[str, Any]) -> dict[str, np.ndarray]:
     return {key.removeprefix("batch/"): value for key, value in rollout.items() if key.startswith("batch/")}
 
 
-def building(build: Callable[[], Any]) -> tuple[Callable[[Any], None], Callable[[], None]]:
-    """Return what builds a group and what ends the one before, which is not timed."""
+def remote_entries(
+    side: str,
+    sources: Sequence[str],
+    build_group: Callable[[int], Any],
+    measured: Callable[[Any, int, str], protocol.Measured],
+) -> dict[str, Callable[[], protocol.Measured]]:
+    """Return updates of groups of 1 and 2 learners in Ray actors, which are built once, and building one."""
+    import ray
+
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    group_of = functools.cache(build_group)
+    entries: dict[str, Callable[[], protocol.Measured]] = {
+        f"{side}, {number} learner{'s' * (number > 1)}, {source}": lambda number=number, source=source: measured(
+            group_of(number), number, source
+        )
+        for number in (1, 2)
+        for source in sources
+    }
     built: list[Any] = []
 
-    def end() -> None:
+    def end() -> None:  # not timed
         while built:
             built.pop().shutdown()
 
-    return lambda _: built.append(build()), end
+    entries[f"{side}, building 2"] = lambda: protocol.Measured(lambda _: built.append(build_group(2)), end)
+    return entries

@@ -8,6 +8,7 @@ NumPy and the standard library alone: it runs in every peer's environment.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ def initial_weights(case: Case) -> Weights:
     if not case.discrete:
         weights["log_std"] = rng.normal(-0.3, 0.1, NUM_ACTIONS).astype(np.float32)
     return weights
+
+
+def by_neutral_name(parameters: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return parameters under their neutral names; `names` are a library's names of layers and of `log_std`."""
+    return {
+        neutral + end: parameters[name + end]
+        for neutral, name in names.items()
+        for end in ("", ".weight", ".bias")
+        if name + end in parameters
+    }
 
 
 def make_batch(case: Case, weights: Weights) -> dict[str, np.ndarray]:

@@ -47,14 +47,10 @@ class RecordingPPO(PPOTorchLearner):
 
     def by_name(self, gradients: dict[Any, Any] | None = None) -> dict[str, np.ndarray]:
         """Return parameters, or the given gradients, under their neutral names."""
-        found = {}
-        parameters = dict(self.module[MODULE].named_parameters())
-        for neutral, name in NAMES.items():
-            for end in ("", ".weight", ".bias"):
-                if (param := parameters.get(name + end)) is not None:
-                    value = param if gradients is None else gradients[self.get_param_ref(param)]
-                    found[neutral + end] = value.detach().numpy()
-        return found
+        return {
+            name: (param if gradients is None else gradients[self.get_param_ref(param)]).detach().numpy()
+            for name, param in n.by_neutral_name(dict(self.module[MODULE].named_parameters()), NAMES).items()
+        }
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Any:
         loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
@@ -109,11 +105,9 @@ def run_ppo(case: n.Case, weights: n.Weights, batch: dict[str, np.ndarray]) -> n
     np.random.seed(3)  # noqa: NPY002 (its minibatches are shuffled by the global generator)
     learner = config.build_learner(spaces={MODULE: (box, actions)})
     learner.recording = n.Recording()
-    parameters = dict(learner.module[MODULE].named_parameters())
     with torch.no_grad():
-        for name, value in weights.items():
-            neutral, _, end = name.rpartition(".") if name != "log_std" else (name, "", "")
-            parameters[f"{NAMES[neutral]}.{end}".rstrip(".")].copy_(torch.from_numpy(value))
+        for name, param in n.by_neutral_name(dict(learner.module[MODULE].named_parameters()), NAMES).items():
+            param.copy_(torch.from_numpy(weights[name]))
     columns = {name: torch.from_numpy(value) for name, value in batch.items()}
     columns["rows"] = torch.arange(n.NUM_ROWS)
     learner.update(

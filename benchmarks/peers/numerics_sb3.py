@@ -42,13 +42,8 @@ class Spaces(gym.Env):
 
 def named(policy: Any, gradients: bool) -> dict[str, np.ndarray]:
     """Return the policy's parameters or their gradients under neutral names."""
-    found = {}
-    parameters = dict(policy.named_parameters())
-    for neutral, name in NAMES.items():
-        for end in ("", ".weight", ".bias"):
-            if (param := parameters.get(name + end)) is not None:
-                found[neutral + end] = (param.grad if gradients else param).detach().numpy()
-    return found
+    parameters = n.by_neutral_name(dict(policy.named_parameters()), NAMES)
+    return {name: (param.grad if gradients else param).detach().numpy() for name, param in parameters.items()}
 
 
 def run_ppo(case: n.Case, weights: n.Weights, batch: dict[str, np.ndarray]) -> n.Recording:
@@ -74,11 +69,9 @@ def run_ppo(case: n.Case, weights: n.Weights, batch: dict[str, np.ndarray]) -> n
         device="cpu",
     )
     model.set_logger(Logger(folder=None, output_formats=[]))
-    parameters = dict(model.policy.named_parameters())
     with torch.no_grad():
-        for name, value in weights.items():
-            neutral, _, end = name.rpartition(".") if name != "log_std" else (name, "", "")
-            parameters[f"{NAMES[neutral]}.{end}".rstrip(".")].copy_(torch.from_numpy(value))
+        for name, param in n.by_neutral_name(dict(model.policy.named_parameters()), NAMES).items():
+            param.copy_(torch.from_numpy(weights[name]))
     buffer = model.rollout_buffer
     buffer.reset()
     buffer.observations[:, 0], buffer.log_probs[:, 0] = batch["obs"], batch["action_logp"]

@@ -11,7 +11,7 @@ import base64
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,11 @@ def plain_dtype(text: str) -> np.dtype:
 def objects_to_text(rows: np.ndarray, path: str) -> list[str]:
     """Return each object of an array as one JSON text."""
     return [json.dumps(encode_object(row, path)) for row in rows.reshape(-1)]
+
+
+def text_to_objects(texts: Sequence[str], shape: Sequence[int]) -> np.ndarray:
+    """Return the inverse of `objects_to_text`."""
+    return object_rows([decode_object(json.loads(text)) for text in texts]).reshape(shape)
 
 
 def encode_object(value: object, path: str) -> Any:
@@ -301,12 +306,12 @@ def read_npz(path: Path) -> tuple[dict[str, Tree], dict[str, Any]]:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     note = decode_note(arrays[_INDEX].tobytes())
-    columns = {name: decode_column(item, arrays.__getitem__, _read_objects) for name, item in note["columns"].items()}
+
+    def get_objects(key: Mapping[str, Any]) -> np.ndarray:
+        return text_to_objects(key["rows"], key["shape"])
+
+    columns = {name: decode_column(item, arrays.__getitem__, get_objects) for name, item in note["columns"].items()}
     return columns, note["marks"]
-
-
-def _read_objects(item: Any) -> np.ndarray:
-    return object_rows([decode_object(json.loads(row)) for row in item["rows"]]).reshape(item["shape"])
 
 
 def encode_note(columns: Mapping[str, Tree], marks: Mapping[str, Any], put: Put, put_objects: Put) -> str:

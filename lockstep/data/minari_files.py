@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from lockstep.data.codec import decode_object, encode_object
+from lockstep.data.codec import decode_column, decode_object, encode_column, encode_object
 from lockstep.data.columns import Columns
 from lockstep.data.episode import SingleAgentEpisode
 from lockstep.data.sample_batch import SampleBatch, concat_samples
@@ -28,10 +29,9 @@ from lockstep.state.messages import install_hint
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 
 _JSON = "lockstep_json"
-_PYTHON = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 
 
-def packed_infos(infos: Sequence[Any], name: str) -> tuple[dict[str, Any] | None, Any]:
+def _packed_infos(infos: Sequence[Any], name: str) -> tuple[dict[str, Any] | None, Any]:
     """Return Minari's infos, and what is needed to bring them back.
 
     Infos with the same numbers and arrays in each row become columns that other readers understand; all others one
@@ -53,29 +53,29 @@ def _columns_of(infos: Sequence[Any]) -> dict[str, tuple[str, np.ndarray]] | Non
     columns = {}
     for key in first:
         column = _column_of([info[key] for info in infos])
-        if column is None or type(key) is not str or "/" in key or key in ("", ".", _JSON):
+        if column is None or not _can_be_a_name(key) or key == _JSON:
             return None
         columns[key] = column
     return columns
 
 
+def _can_be_a_name(key: object) -> bool:
+    """Return whether HDF5 takes a key as the name of a part."""
+    return isinstance(key, str) and "/" not in key and key not in ("", ".")
+
+
 def _column_of(values: list[Any]) -> tuple[str, np.ndarray] | None:
-    kinds = {type(value) for value in values}
-    if len(kinds) != 1:
+    kind, *others = {type(value) for value in values}
+    if others or not (kind in (bool, int, float, np.ndarray) or issubclass(kind, np.generic)):
         return None
-    kind = kinds.pop()
-    if kind in (bool, int, float):
-        if kind is int and not all(-(2**63) <= value < 2**63 for value in values):
-            return None
-        return kind.__name__, np.array(values, dtype=_PYTHON[kind.__name__])
-    if kind is np.ndarray or issubclass(kind, np.generic):
-        alike = len({(value.dtype, value.shape) for value in values}) == 1
-        if alike and values[0].dtype.kind in "biuf" and values[0].size:
-            return "array" if kind is np.ndarray else "scalar", np.stack(values)
-    return None
+    arrays = [np.asarray(value) for value in values]
+    alike = len({(array.dtype, array.shape) for array in arrays}) == 1
+    if not alike or arrays[0].dtype.kind not in "biuf" or not arrays[0].size:
+        return None
+    return kind.__name__, np.stack(arrays)
 
 
-def unpacked_infos(found: Mapping[str, Any] | None, note: Any, count: int) -> list[Any] | None:
+def _unpacked_infos(found: Mapping[str, Any] | None, note: Any, count: int) -> list[Any] | None:
     """Return one info for each of `count` observations; without a note, rows of whatever columns there are.
 
     `ValueError` naming a column that has other rows.
@@ -98,14 +98,14 @@ def _values_of(column: Tree, kind: str, count: int, name: str) -> list[Any]:
         return [{key: part[row] for key, part in inside.items()} for row in range(count)]
     if np.ndim(column) == 0 or len(column) != count:
         raise ValueError(f"infos {name!r} have {np.shape(column)} rows for {count} observations")
-    if kind in _PYTHON:
+    if kind in ("bool", "int", "float"):
         return column.tolist()
-    if kind == "array":
+    if kind == "ndarray":
         return [np.array(value) for value in column]
     return [value.decode() if isinstance(value, bytes) else value for value in column]
 
 
-def hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
+def _hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
     """Return the file's content, in Minari's layout: a group `episode_<n>` for each, tuples as groups of `_index_<n>`.
 
     An episode has `attributes`, and trees of arrays or lists of str by name (`observations`, ...).
@@ -158,10 +158,11 @@ _DAMAGE = (*(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeEr
 
 def _minari() -> Any:
     try:
-        modules = [import_module(name) for name in _MODULES]
+        for name in _MODULES:
+            import_module(name)
     except ImportError as error:
         raise ImportError(f"Minari datasets need more packages: {install_hint('offline')} ({error})") from None
-    return modules[2]
+    return import_module("minari")
 
 
 # ---- writing -------------------------------------------------------------------------------------------------
@@ -194,8 +195,7 @@ def write_minari(
         flat = data.to_numpy().flat()
         extra[_COLUMNS_NOTE] = [[name, _type_of(column)] for name, column in flat.items()]
         data = _episodes_of(flat)
-    episodes = list(data)
-    if not episodes:
+    if not (episodes := list(data)):
         raise ValueError("there is no episode to write")
     observation_space = episodes[0].observation_space if observation_space is None else observation_space
     action_space = episodes[0].action_space if action_space is None else action_space
@@ -204,7 +204,7 @@ def write_minari(
     if path.exists() and not overwrite:
         raise ValueError(f"there is a dataset {dataset_id!r} at {path} already; overwrite=True replaces it")
     parts = [_parts_of(number, episode, observation_space, action_space) for number, episode in enumerate(episodes)]
-    content = hdf5_of(parts)
+    content = _hdf5_of(parts)
     if namespace is not None and namespace not in minari.namespace.list_local_namespaces():
         minari.namespace.create_namespace(namespace)
     clear_stale(path.parent)
@@ -253,10 +253,8 @@ def _check_spaces(minari: Any, spaces: Mapping[str, Any]) -> None:
 
 
 def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return an episode as `hdf5_of` takes it; `ValueError` where Minari cannot hold it."""
+    """Return an episode as `_hdf5_of` takes it; `ValueError` where Minari cannot hold it."""
     where = f"episode {number} ({episode.id_!r})"
-    if not isinstance(episode, SingleAgentEpisode):
-        raise TypeError(f"episode {number} is a {type(episode).__name__}; SingleAgentEpisode is needed")
     if not len(episode):
         raise ValueError(f"{where} has no step; Minari keeps episodes of at least one")
     if episode.extra_keys:
@@ -267,7 +265,7 @@ def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, 
     observations, actions = episode.get_observations(), episode.get_actions()
     _check_fits(observations, observation_space, f"{where}: observations")
     _check_fits(actions, action_space, f"{where}: actions")
-    infos, described_infos = packed_infos(episode.get_infos(), f"infos of {where}")
+    infos, described_infos = _packed_infos(episode.get_infos(), f"infos of {where}")
     ends = np.zeros((2, len(episode)), dtype=bool)
     ends[:, -1] = episode.is_terminated, episode.is_truncated
     note = {
@@ -277,8 +275,8 @@ def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, 
         "multi_agent_episode_id": episode.multi_agent_episode_id,
         "t_started": int(episode.t_started),
         "custom_data": encode_object(dict(episode.custom_data), f"custom_data of {where}"),
-        "observations": _skeleton(observations),
-        "actions": _skeleton(actions),
+        "observations": encode_column(observations, _path_of, _path_of, "observations"),
+        "actions": encode_column(actions, _path_of, _path_of, "actions"),
         "infos": described_infos,
     }
     text = json.dumps(note)
@@ -305,6 +303,8 @@ def _check_fits(tree: Tree, space: Any, name: str) -> None:
             shown = sorted(present) if isinstance(present, dict) else f"a {type(tree).__name__}"
             raise ValueError(f"{name} have the parts {shown}, the space has {sorted(inside)}")
         for key, part in inside.items():
+            if isinstance(parts, dict) and not _can_be_a_name(key):
+                raise ValueError(f"the key {key!r} cannot name a part of a Minari observation or action")
             _check_fits(present[key], part, f"{name}/{key}")
         return
     text = type(space).__name__ == "Text"
@@ -314,16 +314,9 @@ def _check_fits(tree: Tree, space: Any, name: str) -> None:
         raise ValueError(f"{name} have rows {kind}, which do not fit the space {space}")
 
 
-def _skeleton(tree: Tree) -> Any:
-    """Return the order of keys and types of leaves, which HDF5 and spaces do not keep."""
-    if isinstance(tree, dict):
-        for key in tree:
-            if not isinstance(key, str) or "/" in key or key in ("", "."):
-                raise ValueError(f"the key {key!r} cannot name a part of a Minari observation or action")
-        return {"dict": [[key, _skeleton(part)] for key, part in tree.items()]}
-    if isinstance(tree, tuple):
-        return {"tuple": [_skeleton(part) for part in tree]}
-    return tree.dtype.str
+def _path_of(_: np.ndarray, path: str) -> str:
+    """Name an array by its path: HDF5 holds it, the note keeps the order of keys and the types of leaves."""
+    return path
 
 
 def _type_of(column: Tree) -> str | None:
@@ -332,14 +325,10 @@ def _type_of(column: Tree) -> str | None:
 
 def _episodes_of(batch: SampleBatch) -> list[SingleAgentEpisode]:
     """Return the episodes of a flat batch; `ValueError` where something in it would be lost."""
-    odd = [name for name in batch if name not in _BATCH_COLUMNS]
-    missing = [name for name in _NEEDED if name not in batch]
-    if odd or missing:
-        raise ValueError(
-            f"columns {odd} have no place in Minari; allowed are {list(_BATCH_COLUMNS)}"
-            if odd
-            else f"column {missing[0]!r} is missing; columns are {sorted(batch)}"
-        )
+    if odd := [name for name in batch if name not in _BATCH_COLUMNS]:
+        raise ValueError(f"columns {odd} have no place in Minari; allowed are {list(_BATCH_COLUMNS)}")
+    if missing := [name for name in _NEEDED if name not in batch]:
+        raise ValueError(f"column {missing[0]!r} is missing; columns are {sorted(batch)}")
     episodes, row = [], 0
     for part in batch.split_by_episode():
         if not part.is_single_trajectory():
@@ -407,8 +396,15 @@ def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any
     for name, flags in zip(("terminations", "truncations"), ends):
         if flags[:-1].any():
             raise ValueError(f"{name} of episode {found['id']} end it at step {int(np.argmax(flags))} of {steps}")
-    observations = _ordered(found["observations"], note.get("observations"), dataset.observation_space)
-    actions = _ordered(found["actions"], note.get("actions"), dataset.action_space)
+    if note:
+
+        def get(path: str) -> np.ndarray:
+            return np.asarray(reduce(_part_of, path.split("/"), found))
+
+        observations, actions = (decode_column(note[name], get, get) for name in ("observations", "actions"))
+    else:
+        observations = _ordered(found["observations"], dataset.observation_space)
+        actions = _ordered(found["actions"], dataset.action_space)
     episode = SingleAgentEpisode(
         decode_object(note["id"]) if note else str(found["id"]),
         observations=observations,
@@ -416,7 +412,7 @@ def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any
         actions=actions,
         action_space=dataset.action_space,
         rewards=np.asarray(found["rewards"]),
-        infos=unpacked_infos(found["infos"], note.get("infos"), steps + 1),
+        infos=_unpacked_infos(found["infos"], note.get("infos"), steps + 1),
         terminated=bool(ends[0][-1:].any()),
         truncated=bool(ends[1][-1:].any()),
         t_started=note.get("t_started", 0),
@@ -428,13 +424,14 @@ def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any
     return episode
 
 
-def _ordered(tree: Tree, skeleton: Any, space: Any) -> Any:
-    """Return the tree with its keys in order: that of the note, else that of the space."""
-    parts = getattr(space, "spaces", None)
+def _part_of(tree: Tree, name: str) -> Any:
+    return tree[int(name)] if isinstance(tree, tuple) else tree[name]
+
+
+def _ordered(tree: Tree, space: Any) -> Any:
+    """Return the tree of a dataset from elsewhere, with its keys in the order of the space."""
     if isinstance(tree, dict):
-        inside = dict(skeleton["dict"]) if skeleton else dict.fromkeys(parts if parts is not None else tree)
-        return {key: _ordered(tree[key], part, parts[key] if parts else None) for key, part in inside.items()}
+        return {key: _ordered(tree[key], part) for key, part in space.spaces.items()}
     if isinstance(tree, tuple):
-        inside_tuple = skeleton["tuple"] if skeleton else [None] * len(tree)
-        return tuple(_ordered(*part) for part in zip(tree, inside_tuple, parts or [None] * len(tree)))
-    return np.asarray(tree) if skeleton is None else np.asarray(tree, dtype=skeleton)
+        return tuple(map(_ordered, tree, space.spaces))
+    return np.asarray(tree)

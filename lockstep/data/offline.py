@@ -44,19 +44,7 @@ class RowFormat:
     @property
     def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """The stored type and row shape of each field."""
-        described = {}
-        for name in self.record.names or ():
-            base = self.record[name].subdtype
-            described[name] = base if base is not None else (self.record[name], ())
-        return described
-
-    def unpacked(self, records: np.ndarray, wanted: Iterable[str]) -> dict[str, Any]:
-        """Return the wanted columns of some records, as arrays and tensors of their own."""
-
-        def get(field: str) -> np.ndarray:
-            return np.array(records[field], order="C")
-
-        return {name: decode_column(self.columns[name], get, get) for name in wanted}
+        return {name: self.record[name].subdtype or (self.record[name], ()) for name in self.record.names or ()}
 
 
 # ---- writing -------------------------------------------------------------------------------------------------
@@ -193,35 +181,25 @@ class RowFile:
         if len(breaks) > len(index) // 2:
             offsets = (index.astype(np.int64) * size + self._offset).tolist()
             content = b"".join([os.pread(self._descriptor, size, offset) for offset in offsets])
-        else:
-            bounds = [0, *breaks.tolist(), len(index)] if len(index) else []
-            content = b"".join([self._read_run(int(index[a]), b - a) for a, b in pairwise(bounds)])
-        self._check_read(len(content), len(index))
-        return np.frombuffer(content, self.layout.record)
+            self._check_read(len(content), len(index) * size)
+            return np.frombuffer(content, self.layout.record)
+        into = np.empty(len(index) * size, np.uint8)
+        for start, stop in pairwise([0, *breaks.tolist(), len(index)]):
+            if stop > start:
+                self.read_run(int(index[start]), into.data[start * size : stop * size])
+        return np.frombuffer(into, self.layout.record)
 
-    def _read_run(self, first: int, count: int) -> bytes:
-        """Return the bytes of consecutive records; the system gives at most 2 GiB at a time."""
-        size, offset = count * self.layout.record.itemsize, first * self.layout.record.itemsize + self._offset
-        parts = []
-        while size > 0:
-            part = os.pread(self._descriptor, size, offset)
-            if not part:
-                break
-            parts.append(part)
-            size, offset = size - len(part), offset + len(part)
-        return b"".join(parts)
-
-    def read_all(self, into: np.ndarray) -> None:
-        """Read all records."""
-        content = into.view(np.uint8).data
+    def read_run(self, first: int, into: memoryview) -> None:
+        """Read consecutive records from number `first` on; the system gives at most 2 GiB at a time."""
+        offset = first * self.layout.record.itemsize + self._offset
         done, count = 0, 1
-        while count and done < len(content):
-            count = os.preadv(self._descriptor, [content[done:]], self._offset + done)
+        while count and done < len(into):
+            count = os.preadv(self._descriptor, [into[done:]], offset + done)
             done += count
-        self._check_read(done, self.num_rows)
+        self._check_read(done, len(into))
 
-    def _check_read(self, num_bytes: int, num_rows: int) -> None:
-        if num_bytes != num_rows * self.layout.record.itemsize:
+    def _check_read(self, num_bytes: int, wanted: int) -> None:
+        if num_bytes != wanted:
             raise ValueError(f"{self.path} has become shorter since it was opened")
 
 
@@ -349,15 +327,22 @@ class OfflineDataset:
 
     def take_rows(self, index: np.ndarray) -> SampleBatch:
         """Return rows by number (none negative), which are not checked."""
-        columns = self._layout.unpacked(self._read(index), self._sources.values())
-        return SampleBatch.trusted({name: columns[source] for name, source in self._sources.items()})
+        records = self._read(index)
+
+        def get(field: str) -> np.ndarray:
+            return np.array(records[field], order="C")
+
+        columns = self._layout.columns
+        return SampleBatch.trusted(
+            {name: decode_column(columns[source], get, get) for name, source in self._sources.items()}
+        )
 
     def _read(self, index: np.ndarray) -> np.ndarray:
         if self._in_memory:
             if self._records is None:
                 self._records = np.empty(len(self), self._layout.record)
                 for file, start in zip(self._files, self._starts):
-                    file.read_all(self._records[start : start + file.num_rows])
+                    file.read_run(0, self._records[start : start + file.num_rows].view(np.uint8).data)
             return self._records.take(index)
         if len(self._files) == 1:
             return self._files[0].read(index)
@@ -386,11 +371,13 @@ class OfflineDataset:
         The last minibatch of a pass is smaller where `size` does not divide the rows, or left out with `drop_last`.
         `ValueError` for `size` or `num_epochs` below 1.
         """
-        check_whole("size", size, 1)
-        check_whole("num_epochs", num_epochs, 1, optional=True)
-        check_whole("seed", seed, 0)
         return OfflineMinibatches(
-            self, size=size, num_epochs=num_epochs, seed=seed, shuffle=shuffle, drop_last=drop_last
+            self,
+            size=check_whole("size", size, 1),
+            num_epochs=check_whole("num_epochs", num_epochs, 1, optional=True),
+            seed=check_whole("seed", seed, 0),
+            shuffle=shuffle,
+            drop_last=drop_last,
         )
 
 
@@ -405,21 +392,15 @@ class OfflineMinibatches:
         dataset: OfflineDataset,
         *,
         size: int,
-        num_epochs: int | None = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        num_epochs: int | None,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
     ) -> None:
         self._dataset = dataset
-        self._settings = {
-            "num_rows": len(dataset),
-            "size": int(size),
-            "num_epochs": None if num_epochs is None else int(num_epochs),
-            "seed": int(seed),
-            "shuffle": bool(shuffle),
-            "drop_last": bool(drop_last),
-        }
         self._size, self._num_epochs, self._seed, self._shuffle = size, num_epochs, seed, shuffle
+        self._settings = {"num_rows": len(dataset), "size": size, "num_epochs": num_epochs}
+        self._settings |= {"seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         self._rows_used = len(dataset) - (len(dataset) % size if drop_last else 0)
         self._order: np.ndarray | None = None
         self.epoch = 0

@@ -7,7 +7,6 @@ bytes and types that Parquet lacks: fixed-size binary), text as text, objects as
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,12 +19,12 @@ from lockstep.data.codec import (
     array_keys,
     decode_column,
     decode_note,
-    decode_object,
     encode_note,
     objects_to_text,
     plain_dtype,
+    text_to_objects,
 )
-from lockstep.data.trees import Tree, object_rows
+from lockstep.data.trees import Tree
 from lockstep.state.checks import check_whole
 from lockstep.state.messages import install_hint
 from lockstep.state.replace import replacing_file
@@ -149,24 +148,23 @@ def _note_of(file: Any, path: Path, columns: Collection[str] | None) -> dict[str
 
 def _plain_columns(file: Any) -> dict[str, Any]:
     """Return a note for a table from elsewhere: numbers, bools, text and fixed-size lists of numbers, no nulls."""
-    pyarrow = _pyarrow()
+    kinds = _pyarrow().types
     described = {}
     for field in file.schema_arrow:
         inner, width, how = field.type, [], "plain"
-        if pyarrow.types.is_fixed_size_list(inner):
+        if kinds.is_fixed_size_list(inner):
             inner, width, how = inner.value_type, [inner.list_size], "list"
-        key = {"how": how, "name": field.name, "shape": [file.metadata.num_rows, *width]}
-        if not width and (pyarrow.types.is_string(inner) or pyarrow.types.is_large_string(inner)):
-            described[field.name] = {"kind": "array", "dtype": "", "key": {**key, "how": "text", "dtype": ""}}
-            continue
-        kinds = pyarrow.types
-        if not (kinds.is_boolean(inner) or kinds.is_integer(inner) or kinds.is_floating(inner)):
+        if kinds.is_boolean(inner) or kinds.is_integer(inner) or kinds.is_floating(inner):
+            dtype = np.dtype(inner.to_pandas_dtype()).str
+        elif not width and (kinds.is_string(inner) or kinds.is_large_string(inner)):
+            how, dtype = "text", "U"  # only the rows tell how wide it is
+        else:
             raise ValueError(
                 f"its column {field.name!r} is of type {field.type}; allowed are numbers, bools, text and "
                 "fixed-size lists of numbers"
             )
-        dtype = np.dtype(inner.to_pandas_dtype()).str
-        described[field.name] = {"kind": "array", "dtype": dtype, "key": {**key, "dtype": dtype}}
+        key = {"how": how, "name": field.name, "shape": [file.metadata.num_rows, *width], "dtype": dtype}
+        described[field.name] = {"kind": "array", "dtype": dtype, "key": key}
     return described
 
 
@@ -192,7 +190,7 @@ def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: 
     def get(key: Mapping[str, Any]) -> np.ndarray:
         shape = shape_of(key)
         if key["how"] == "text":
-            return np.array(_cells(chunks[key["name"]], shape[0]), plain_dtype(key["dtype"] or "U"))
+            return np.array(_cells(chunks[key["name"]], shape[0]), plain_dtype(key["dtype"]))
         out = np.zeros(shape, plain_dtype(key["dtype"]))
         if key["how"] != "nothing":
             _fill(out, chunks[key["name"]], key["how"], key["name"])
@@ -200,15 +198,9 @@ def _decode(note: Mapping[str, Any], chunks: Mapping[str, list[Any]], num_rows: 
 
     def get_objects(key: Mapping[str, Any]) -> np.ndarray:
         shape = shape_of(key)
-        texts = _cells(chunks[key["name"]], math.prod(shape))
-        return object_rows([decode_object(json.loads(text)) for text in texts]).reshape(shape)
+        return text_to_objects(_cells(chunks[key["name"]], math.prod(shape)), shape)
 
-    def decoded(item: Mapping[str, Any]) -> Any:
-        if item["kind"] == "array" and not item["dtype"]:  # text from elsewhere: only the rows tell how wide it is
-            return get(item["key"])
-        return decode_column(item, get, get_objects)
-
-    return {name: decoded(item) for name, item in note["columns"].items()}
+    return {name: decode_column(item, get, get_objects) for name, item in note["columns"].items()}
 
 
 def _cells(chunks: list[Any], count: int) -> list[str]:

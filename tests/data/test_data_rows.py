@@ -20,7 +20,7 @@ def listed_situations():
 
 
 def test_the_list_of_differences_from_rllib_has_just_the_situations_that_are_looked_for():
-    text = "".join(path.read_text(encoding="utf-8") for path in (BENCHMARKS / "peers").glob("data_*_operations.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in (BENCHMARKS / "peers").glob("data_*.py"))
     assert set(re.findall(r'play\.mark\(\s*"(\w+)"', text)) == set(listed_situations())
 
 

@@ -1,17 +1,32 @@
-"""Operations on batches that ``data_player.py`` plays, and the situations (marks) in which the libraries may differ.
+"""Operations on batches, the situations (marks) in which the libraries may differ, and random sequences of them.
 
-An operation takes the play, a copy of a batch of the pool (or None) and the arguments of its step. What those in `ADDS`
-return is put into the pool, what those in `REPLACES` return takes the batch's place, what those in `READS` return is
-only compared.
+`OPERATIONS` is the table: of each operation what becomes of its result, its function and how its arguments are drawn.
 """
 
 from __future__ import annotations
 
+import signal
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from data_player import Play, columns, ends_soon, object_array, plain
+from data_forms import (
+    Draw,
+    Operation,
+    Play,
+    Step,
+    adds,
+    chance,
+    columns,
+    object_array,
+    plain,
+    reads,
+    replaces,
+    row_of,
+    some,
+    whole,
+)  # fmt: skip
 
 
 def num_rows(batch: Any) -> int:
@@ -184,7 +199,7 @@ def timeslices(play: Play, batch: Any, size: int | None, num_slices: int | None)
     if size is not None and num_slices is None:
         play.mark("timeslices_remainder", total % size != 0)
         if total % size:
-            ends_soon()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)  # RLlib's call does not end
     play.mark("timeslices_more_than_rows", size is None and num_slices is not None and num_slices > total)
     play.mark("timeslices_of_sequences", "seq_lens" in batch)
     return list(batch.timeslices(size=size, num_slices=num_slices))
@@ -341,25 +356,195 @@ def multi_timeslices(play: Play, _: Any, parts: dict[str, Any], k: int, env_step
     return pieces
 
 
-ADDS = {
-    "construct": construct,
-    "getitem_slice": getitem_slice,
-    "concat": concat,
-    "copy_batch": lambda play, batch, shallow: batch.copy(shallow=shallow),
-}
-REPLACES = {"set_column": set_column, "delete_column": delete_column, "right_zero_pad": right_zero_pad}
-READS = {
-    "sizes": lambda play, batch: [len(batch), batch.count, batch.env_steps(), batch.agent_steps()],
-    "construct_with_wrong_key": lambda play, _, key: play.library.SampleBatch({key: np.arange(3)}),
-    "as_multi_agent": lambda play, batch, module_id: batch.as_multi_agent(*filter(None, [module_id])),
-    "multi_copy": lambda play, _, **modules: multi(play, **modules).copy(),
-    "multi_getitem": lambda play, _, name, **modules: multi(play, **modules)[name],
-    "multi_wrong_value": lambda play, _: play.library.MultiAgentBatch({"a": {"obs": np.arange(2)}}, 2),
-} | {
-    operation.__name__: operation
-    for operation in (
-        keep_dones, after_changes, slice_method, copy_then_write, rows, get_columns, get, getitem, split_by_episode,
-        timeslices, size_bytes, ends, single_trajectory, shuffle, shuffle_infos, to_device, single_step, read_padded,
-        training, compressed, multi_sizes, multi_concat, multi_wrap, multi_timeslices,
+# ---- random arguments ----------------------------------------------------------------------------------------
+
+
+DTYPES = {"terminateds": "bool", "truncateds": "bool", "t": "int64", "rewards": "float32", "action_logp": "float64"}
+
+
+class Form:
+    """Which columns the batches of one sequence have, and in which form."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.kind = "torch" if draw.chance(0.2) else "array"
+        self.obs = draw.some(["float32", "float64", "dict", "tuple", "uint8"])
+        wanted = ("new_obs", "rewards", "terminateds", "truncateds", "eps_id", "t", "infos", "action_logp")
+        self.names = [name for name in wanted if draw.chance(0.6)]
+        self.ids = draw.some(["int64", "<U3"]) if self.kind == "array" else "int64"
+        self.has_states = draw.chance(0.7)
+        self.lists = self.kind == "array" and draw.chance(0.2)
+        """`actions` and `rewards` given as lists"""
+
+    def columns(self, draw: Draw, rows: int) -> Step:
+        made = {"obs": self.observations(draw, rows), "actions": draw.array("int64", rows, kind=self.kind)}
+        for name in self.names:
+            if name == "new_obs":
+                made[name] = self.observations(draw, rows)
+            elif name == "infos":
+                made[name] = {"kind": "list", "values": [{"n": int(n)} for n in draw.rng.integers(0, 99, rows)]}
+            else:
+                made[name] = draw.array(DTYPES.get(name, self.ids), rows, kind=self.kind)
+            if name == "eps_id" and draw.chance(0.7):
+                made[name]["values"].sort()
+        if self.lists:
+            made["actions"] = {"kind": "list", "values": made["actions"]["values"]}
+        return made
+
+    def observations(self, draw: Draw, rows: int) -> Step:
+        array = partial(draw.array, kind=self.kind)
+        if self.obs == "dict":
+            return {"kind": "dict", "items": {"camera": array("float32", rows, 2, 2), "speed": array("int64", rows)}}
+        if self.obs == "tuple":
+            return {"kind": "tuple", "items": [array("float32", rows, 2), array("float64", rows)]}
+        return array(self.obs, rows, 3)
+
+
+def bounds(draw: Draw, _: Form) -> Step:
+    low = -4 if draw.chance(0.2) else 0
+    return {"start": draw.bound(low, 9, 0.3), "stop": draw.bound(low, 13, 0.3)}
+
+
+def size_or_number(draw: Draw, _: Form) -> Step:
+    size, number = draw.whole(1, 6), draw.whole(1, 7)
+    return draw.some(
+        [{"size": size, "num_slices": None}] * 3
+        + [{"size": None, "num_slices": number}] * 3
+        + [{"size": size, "num_slices": number}]
     )
-}  # fmt: skip
+
+
+def broken_columns(draw: Draw, _: Form) -> Step:
+    """Return a batch with a fault: ragged, with a number for a column, with `seq_lens` that do not fit."""
+    rows = draw.whole(2, 6)
+    parts = {"obs": draw.array("float32", rows, 2), "rewards": draw.array("float32", rows)}
+    fault = draw.some(["ragged", "number", "seq_lens"])
+    if fault == "ragged":
+        parts["rewards"] = draw.array("float32", rows + 1)
+    elif fault == "number":
+        parts = {"rewards": {"kind": "number", "values": 3.5}}
+    else:
+        parts["seq_lens"] = row_of("int32", [1, rows])
+    return {"described": parts}
+
+
+def modules_of(draw: Draw, _: Form) -> Step:
+    names = draw.some([["default_policy"], ["a", "b"], ["default_policy", "b"], ["a"]])
+    return {"modules": {name: draw.whole(0, 9) for name in names}, "env_steps": draw.whole(1, 20)}
+
+
+def common_episodes(draw: Draw, _: Form) -> Step:
+    """Return modules whose rows are steps of common episodes; each module takes part in some of the steps."""
+    length = draw.whole(2, 6)
+    order = [0, 1] if draw.chance(0.7) else [1, 0]
+    steps = [(episode, t) for episode in order for t in range(length)]
+    parts = {}
+    for agent, name in enumerate(["a", "b"]):
+        taken = [pair for pair in steps if draw.chance(0.7)] or steps[:1]
+        parts[name] = {
+            "obs": draw.array("float32", len(taken), 2),
+            "eps_id": row_of("int64", [episode for episode, _ in taken]),
+            "t": row_of("int64", [t for _, t in taken]),
+            "agent_index": row_of("int64", [agent] * len(taken)),
+        }
+    return {"parts": parts, "k": draw.whole(1, 5), "env_steps": len(steps), "with_names": draw.chance(0.2)}
+
+
+NAMES = ["obs", "new_obs", "actions", "rewards", "dones", "infos", "eps_id", "nothing"]
+OPERATIONS: dict[str, Operation] = {
+    "sizes": reads(lambda play, batch: [len(batch), batch.count, batch.env_steps(), batch.agent_steps()]),
+    "after_changes": reads(after_changes),
+    "getitem_slice": adds(getitem_slice, bounds, step=some([None, None, None, None, 1, 2, -1])),
+    "slice_method": reads(slice_method, start=whole(0, 6), stop=whole(0, 12)),
+    "concat": adds(
+        concat, numbers=lambda draw, form: draw.rng.integers(0, 9, draw.whole(0, 4)).tolist(), method=chance()
+    ),
+    "copy_batch": adds(lambda play, batch, shallow: batch.copy(shallow=shallow), shallow=chance()),
+    "copy_then_write": reads(copy_then_write, shallow=chance()),
+    "rows": reads(rows),
+    "get_columns": reads(get_columns, names=lambda draw, form: [draw.some(NAMES[:4]), draw.some(NAMES[:4])]),
+    "get": reads(get, name=some(NAMES)),
+    "getitem": reads(getitem, name=some(NAMES)),
+    "set_column": replaces(
+        set_column,
+        name=some(["vf_preds", "rewards"]),
+        column=lambda draw, form: draw.array("float32", draw.whole(0, 11), kind=form.kind),
+    ),
+    "delete_column": replaces(delete_column, name=some(["actions", "rewards", "nothing"])),
+    "split_by_episode": reads(split_by_episode, key=some([None, None, "eps_id", "dones", "t"])),
+    "timeslices": reads(timeslices, size_or_number),
+    "as_multi_agent": reads(
+        lambda play, batch, module_id: batch.as_multi_agent(*filter(None, [module_id])),
+        module_id=some([None, "other"]),
+    ),
+    "size_bytes": reads(size_bytes),
+    "ends": reads(ends),
+    "single_trajectory": reads(single_trajectory),
+    "shuffle": reads(shuffle),
+    "shuffle_infos": reads(shuffle_infos),
+    "to_device": reads(to_device),
+    "single_step": reads(
+        single_step,
+        index=some(["last", "last", 0, 1, -1, 12]),
+        names=lambda draw, form: ["obs", "prev_actions", "state_in_0"],
+    ),
+    "read_padded": reads(read_padded, reading=some(["rows", "end", "trajectory", "single_step"]), length=whole(2, 5)),
+    "training": reads(training, value=chance()),
+    "compressed": reads(compressed, bulk=chance()),
+    "construct_with_wrong_key": reads(
+        lambda play, _, key: play.library.SampleBatch({key: np.arange(3)}), key=some([3, None, "fine"])
+    ),
+    "construct": adds(construct, broken_columns),
+    "keep_dones": reads(keep_dones, flags=lambda draw, form: (draw.rng.random(3) < 0.5).tolist()),
+    "multi_sizes": reads(multi_sizes, modules_of),
+    "multi_copy": reads(lambda play, _, **modules: multi(play, **modules).copy(), modules_of),
+    "multi_concat": reads(multi_concat, modules_of, into=chance()),
+    "multi_wrap": reads(multi_wrap, modules_of),
+    "multi_getitem": reads(
+        lambda play, _, name, **modules: multi(play, **modules)[name], modules_of, name=some(["a", "b", "c"])
+    ),
+    "multi_wrong_value": reads(lambda play, _: play.library.MultiAgentBatch({"a": {"obs": np.arange(2)}}, 2)),
+    "multi_timeslices": reads(multi_timeslices, common_episodes),
+    "right_zero_pad": replaces(right_zero_pad, share=0),  # of sequences alone
+}
+
+
+def step_of(draw: Draw, form: Form) -> Step:
+    """Return one random operation on batches."""
+    on, name = draw.whole(0, 9), draw.operation(OPERATIONS)
+    return {"op": name, "on": on, **OPERATIONS[name].draw(draw, form)}
+
+
+def batch_of(draw: Draw, parts: Step) -> Step:
+    updates = {"num_grad_updates": float(draw.whole(1, 9))} if draw.chance(0.3) else {}
+    return {"op": "construct", "described": parts, **updates}
+
+
+def batch_sequence(draw: Draw) -> list[Step]:
+    """Return batches of plain rows."""
+    form = Form(draw)
+    steps = []
+    for _ in range(draw.whole(2, 4)):
+        rows = 0 if draw.chance(0.12) else draw.whole(1, 11)
+        steps.append(batch_of(draw, form.columns(draw, rows)))
+    if draw.chance(0.15):
+        steps.append({"op": "construct", "described": Form(draw).columns(draw, 4)})
+    return steps + [step_of(draw, form) for _ in range(draw.whole(8, 14))]
+
+
+def sequence_sequence(draw: Draw) -> list[Step]:
+    """Return batches with ``seq_lens`` and states."""
+    form = Form(draw)
+    steps = []
+    for _ in range(draw.whole(1, 4)):
+        lengths = draw.rng.integers(1, 5, draw.whole(1, 5)).tolist()
+        parts = form.columns(draw, sum(lengths))
+        parts["seq_lens"] = row_of("int32", lengths, form.kind)
+        if form.has_states:
+            parts["state_in_0"] = draw.array("float32", len(lengths), 2, kind=form.kind)
+        steps.append(batch_of(draw, parts))
+    for _ in range(draw.whole(7, 12)):
+        steps.append(step_of(draw, form))
+        if draw.chance(0.25):
+            where = {"on": draw.whole(0, 9), "length": draw.whole(3, 7), "exclude_states": not draw.chance(0.1)}
+            steps.append({"op": "right_zero_pad", **where})
+    return steps

@@ -1,6 +1,6 @@
-"""Operations on episodes that ``data_player.py`` plays, and the situations in which the libraries may differ.
+"""Operations on episodes, the situations (marks) in which the libraries may differ, and random sequences of them.
 
-As in ``data_batch_operations.py``: the play, a copy of an episode of the pool (or None), the arguments of the step.
+`OPERATIONS` is the table, as in ``data_batches.py``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from data_player import Play, extra_keys, lookback_of, plain, stacked
+from data_forms import (
+    Draw,
+    Operation,
+    Play,
+    Step,
+    adds,
+    bound,
+    chance,
+    extra_keys,
+    lookback_of,
+    plain,
+    reads,
+    replaces,
+    some,
+    stacked,
+    whole,
+)  # fmt: skip
 from gymnasium import spaces
 
 SPACES = {
@@ -292,14 +308,158 @@ def round_trip(play: Play, episode: Any) -> Any:
     return play.library.SingleAgentEpisode.from_state(episode.get_state())
 
 
-ADDS = {
-    operation.__name__: operation for operation in (new, cut, slice_then_concat, slice_episode, round_trip)
-}  # fmt: skip
-REPLACES = {operation.__name__: operation for operation in (add_reset, add_step, pack, cut_grow_concat, put)}
-READS = {
-    operation.__name__: operation
-    for operation in (
-        concat_wrong, slice_keeps_names, one_step, read, set_outside_space, data_dict, data_dict_names, data_dict_infos,
-        totals,
-    )
-} | {"validate": lambda play, episode: episode.validate()}  # fmt: skip
+# ---- random arguments ----------------------------------------------------------------------------------------
+
+
+class Form:
+    """What observations, actions and extra outputs of one sequence's episodes are."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.observations = draw.some(["box", "box", "discrete", "dict"])
+        self.actions = draw.some(["discrete", "box", "pair"])
+        self.spaces = draw.chance(0.6)
+        self.keys = [key for key in ("action_logp", "vf_preds") if draw.chance(0.4)]
+
+    def value(self, form: str) -> Any:
+        draw = self.draw
+        if form == "box":
+            return draw.eighths(3)
+        if form == "dict":
+            return {"a": draw.eighths(2), "b": draw.whole(0, 9)}
+        return [draw.whole(0, 4), draw.whole(0, 5)] if form == "pair" else draw.whole(0, 9)
+
+    def step(self) -> Step:
+        draw = self.draw
+        return {
+            "observation": self.value(self.observations),
+            "action": self.value(self.actions),
+            "reward": draw.eighths(),
+            "info": {"n": draw.whole(0, 99)},
+            "terminated": draw.chance(0.08),
+            "truncated": draw.chance(0.05),
+            "extras": {key: draw.eighths() for key in self.keys} if draw.chance(0.96) else {"other": 0.5},
+        }
+
+
+def episode_data(draw: Draw, form: Form) -> Step:
+    """Return the data of an episode, now and then with some missing."""
+    steps = draw.whole(0, 8)
+    made: Step = {"form": form.observations, "action_form": form.actions, "spaces": form.spaces}
+    made["observations"] = [form.value(form.observations) for _ in range(steps + 1)]
+    made["actions"] = [form.value(form.actions) for _ in range(steps)]
+    made["rewards"] = draw.eighths(steps)
+    made["infos"] = [{"n": int(n)} for n in draw.rng.integers(0, 99, steps + 1)] if draw.chance(0.7) else []
+    made["extras"] = {key: draw.eighths(steps) for key in form.keys} if steps else {}
+    made["id_"] = draw.some(["e", "e", "f"])
+    ends = draw.chance(0.3)
+    made["terminated"], made["truncated"] = ends, not ends and draw.chance(0.2)
+    made["len_lookback_buffer"] = draw.some([0, 0, steps, draw.whole(0, steps + 1), draw.whole(0, steps + 1)])
+    if draw.chance(0.05):
+        made["len_lookback_buffer"] = draw.some([None, 20])
+    made["t_started"] = draw.some([0, 0, made["len_lookback_buffer"] or 0, 11])
+    if draw.chance(0.06):
+        made[draw.some(["actions", "rewards", "infos", "observations"])].append(1)
+    return made
+
+
+def random_indices(draw: Draw, _: Form) -> Any:
+    kind = draw.some(["none", "int", "int", "list", "slice", "slice", "slice"])
+    if kind == "none":
+        return None
+    if kind == "int":
+        return draw.whole(-5, 7)
+    if kind == "list":
+        return draw.rng.integers(-3, 5, draw.whole(0, 4)).tolist()
+    return {"slice": [draw.bound(-5, 7), draw.bound(-5, 9), draw.some([None, None, None, None, 2, -1])]}
+
+
+def put_arguments(draw: Draw, form: Form) -> Step:
+    name = draw.some(["observations", "actions", "rewards", "extras"])
+    forms = {"observations": form.observations, "actions": form.actions}
+    indices = random_indices(draw, form)
+    single = isinstance(indices, int)
+    count = len(indices) if isinstance(indices, list) else draw.whole(0, 7)
+
+    def value() -> Any:
+        return form.value(forms[name]) if name in forms else draw.eighths()
+
+    return {
+        "name": name,
+        "key": draw.some([*form.keys, "action_logp"]),
+        "indices": indices,
+        "single": single,
+        "new": value() if single else [value() for _ in range(count)],
+        "negative": draw.chance(0.3),
+        "pack": draw.chance(0.6),
+    }
+
+
+OPERATIONS: dict[str, Operation] = {
+    "read": reads(
+        read,
+        share=3,
+        name=some(["observations", "actions", "rewards", "infos", "extras"]),
+        key=lambda draw, form: draw.some([*form.keys, "action_logp"]),
+        indices=random_indices,
+        negative=chance(0.4),
+        fill=some([None, None, None, 0.0]),
+        one_hot=chance(0.1),
+        pack=chance(0.6),
+    ),
+    "put": replaces(put, put_arguments, share=2),
+    "new": adds(new, episode_data),
+    "add_reset": replaces(
+        add_reset,
+        observation=lambda draw, form: form.value(form.observations),
+        info=lambda draw, form: {"n": 1},
+    ),
+    "add_step": replaces(add_step, lambda draw, form: form.step(), share=2),
+    "pack": replaces(pack),
+    "cut": adds(cut, lookback=whole(0, 4)),
+    "cut_grow_concat": replaces(
+        cut_grow_concat,
+        lookback=whole(0, 3),
+        pack=chance(),
+        steps=lambda draw, form: [form.step() | {"terminated": False} for _ in range(draw.whole(0, 4))],
+    ),
+    "slice_then_concat": adds(slice_then_concat, at=whole(0, 8), pack=chance()),
+    "concat_wrong": reads(concat_wrong, other=whole(0, 9)),
+    "slice_episode": adds(
+        slice_episode,
+        start=bound(-3, 6),
+        stop=bound(-3, 9),
+        step=some([None, None, None, None, None, 2]),
+        lookback=some([None, None, 0, 1, 3]),
+    ),
+    "slice_keeps_names": reads(slice_keeps_names, sliced=chance()),
+    "one_step": reads(one_step, index=whole(-2, 4)),
+    "set_outside_space": reads(set_outside_space, where=whole(0, 3), pack=chance()),
+    "data_dict": reads(data_dict, batch=chance()),
+    "data_dict_names": reads(data_dict_names),
+    "data_dict_infos": reads(data_dict_infos),
+    "totals": reads(totals),
+    "round_trip": adds(round_trip),
+    "validate": reads(lambda play, episode: episode.validate()),
+}
+
+
+def step_of(draw: Draw, form: Form) -> Step:
+    """Return one random operation on episodes."""
+    name, on = draw.operation(OPERATIONS), draw.whole(0, 9)
+    return {"op": name, "on": on, **OPERATIONS[name].draw(draw, form)}
+
+
+def episode_sequence(draw: Draw) -> list[Step]:
+    """Return episodes of given data and grown ones; then reading, writing, cutting and joining them."""
+    form = Form(draw)
+    steps = [{"op": "new", **episode_data(draw, form)} for _ in range(draw.whole(1, 3))]
+    empty = {"observations": [], "actions": [], "rewards": [], "infos": [], "extras": {}, "id_": "g"}
+    empty |= {"terminated": False, "truncated": False, "t_started": 0, "len_lookback_buffer": 0}
+    grown = len(steps)
+    steps.append({**steps[0], **empty})
+    steps.append({"op": "add_reset", "on": grown, "observation": form.value(form.observations), "info": {"n": 0}})
+    steps += [{"op": "add_step", "on": grown, **form.step()} for _ in range(draw.whole(0, 6))]
+    if draw.chance():
+        steps.append({"op": "pack", "on": draw.whole(0, 9)})
+    return steps + [step_of(draw, form) for _ in range(draw.whole(8, 14))]

@@ -1,4 +1,4 @@
-"""Operations on episodes of several agents that ``data_player.py`` plays: a schedule of agents, and what is read of it.
+"""Operations on episodes of several agents: a random schedule of agents, and what is read of it.
 
 Agents act in turns or together, appear late and finish early; each operation plays its own schedule from the start.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from data_player import Play, plain, stacked
+from data_forms import Draw, Operation, Play, Step, plain, stacked
 
-Step = dict[str, Any]
+AGENTS = ("a", "b", "c")
 
 
 def played(play: Play, steps: list[Step], reset: dict[str, float]) -> Any:
@@ -166,9 +166,69 @@ def of_a_schedule(operation: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-READS = {
-    operation.__name__: of_a_schedule(operation)
+OPERATIONS: dict[str, Operation] = {
+    operation.__name__: Operation("reads", of_a_schedule(operation))
     for operation in (
         several_agents, several_counts, several_to_act, several_returns, several_cut, several_concat, several_read,
     )
 }  # fmt: skip
+
+
+def schedule(draw: Draw) -> Step:
+    """Return agents that act together or in turns, appear late, finish early; the last step may end all."""
+    first = [agent for agent in AGENTS if draw.chance(0.6)] or ["a"]
+    able, waiting, done = set(first), set(), set()
+    turns = draw.chance(0.4)
+    reset = {agent: float(draw.whole(0, 99)) for agent in first}
+    steps = []
+    length = draw.whole(1, 8)
+    for number in range(length):
+        actors = sorted(able)[:1] if turns else [agent for agent in sorted(able) if draw.chance(0.85)]
+        able -= set(actors)
+        waiting |= set(actors)
+        newcomers = [agent for agent in AGENTS if agent not in able | waiting | done and draw.chance(0.3)]
+        seen = [agent for agent in sorted(waiting) if draw.chance(0.75) or not able]
+        rewarded = sorted({*seen, *(agent for agent in sorted(waiting) if draw.chance(0.4))})
+        ended = [agent for agent in seen if draw.chance(0.06)]
+        everyone = number == length - 1 and draw.chance()
+        truncated = everyone and draw.chance(0.4)
+        steps.append(
+            {
+                "observations": {agent: float(draw.whole(0, 99)) for agent in [*seen, *newcomers]},
+                "actions": {agent: draw.whole(0, 9) for agent in actors},
+                "rewards": {agent: draw.eighths() for agent in rewarded},
+                "terminateds": {**dict.fromkeys(ended, True), "__all__": everyone and not truncated},
+                "truncateds": {"__all__": truncated},
+            }
+        )
+        able = (able | set(seen) | set(newcomers)) - set(ended)
+        waiting -= set(seen)
+        done |= set(ended)
+        if not able | waiting:
+            steps[-1]["terminateds"]["__all__"] = True
+            steps[-1]["truncateds"]["__all__"] = False
+            break
+    return {"reset": reset, "steps": steps}
+
+
+def multi_sequence(draw: Draw) -> list[Step]:
+    """Return one schedule, read in every way."""
+    played = schedule(draw)
+    length = len(played["steps"])
+    steps: list[Step] = [
+        {"op": "several_agents"},
+        {"op": "several_counts"},
+        {"op": "several_to_act"},
+        {"op": "several_returns", "hanging": draw.chance()},
+        {"op": "several_cut", "at": draw.whole(0, length)},
+        {"op": "several_concat", "at": draw.whole(0, length)},
+    ]
+    for _ in range(4):
+        choices: Any = [None, draw.whole(-3, 6), [draw.whole(0, 3), draw.whole(2, 6)]]
+        by_env = draw.chance(0.7)
+        name = draw.some(["observations", "actions", "rewards"])
+        indices = draw.some(choices)
+        as_list = by_env and not isinstance(indices, int) and draw.chance()
+        read = {"name": name, "indices": indices, "env_steps": by_env, "as_list": as_list}
+        steps.append({"op": "several_read", **read})
+    return [{**step, **played} for step in steps]
