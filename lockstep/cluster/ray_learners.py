@@ -221,8 +221,6 @@ class RayLearnerBackend(LearnerBackend):
         limits: RestartLimits | None = None,
         start_ray: Callable[[], bool] = start_ray,
     ) -> None:
-        if section.num_learners < 1:
-            raise ValueError(f"num_learners={section.num_learners}; learners in other processes are at least 1")
         self.last_checkpoint = ""
         self._restarts = 0
         self._budget = RestartBudget(limits or RestartLimits())

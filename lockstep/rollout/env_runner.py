@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,20 @@ from lockstep.rollout.protocols import ActingPart
 from lockstep.state.streams import RandomStreams
 
 
+@dataclass(frozen=True)
+class RunnersEnv:
+    """The environments of one runner or of all, to look at."""
+
+    num_envs: int
+    backend: str
+    autoreset_mode: str
+    max_episode_steps: int | None
+    observation_space: Any
+    stacked_observation_space: Any
+    """of observations as they are stored"""
+    action_space: Any
+
+
 class EnvRunner:
     """Samples fragments of experience.
 
@@ -25,7 +40,7 @@ class EnvRunner:
     runner `i` is number `i * num_envs + b` of all, and its random numbers depend on that number only, so that m runners
     of k environments see what one runner of m * k sees. `generation`: how often the runner was replaced; each begins
     with random streams of its own. `whole_episodes`: no episode is cut at the end of a sample. `with_logp`: fragments
-    say how likely each action was when it was taken.
+    say how likely each action was when it was taken (not for a policy with memory).
     """
 
     def __init__(
@@ -54,8 +69,6 @@ class EnvRunner:
             streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
-        if with_logp and getattr(policy, "is_stateful", False):
-            raise ValueError("with_logp=True does not work for a policy with memory; leave it out")
 
     @property
     def num_envs(self) -> int:
@@ -112,18 +125,18 @@ class EnvRunner:
         logp = self.policy.action_logp(obs, actions.reshape(rows, *actions.shape[2:]))
         return logp.reshape(store.size, store.num_envs)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the environments are: number, back end, autoreset mode, `max_episode_steps`, spaces."""
+    def describe(self) -> RunnersEnv:
+        """Return what the environments are."""
         env = self.collector.env
-        return {
-            "num_envs": env.num_envs,
-            "backend": env.backend,
-            "autoreset_mode": env.autoreset_mode,
-            "max_episode_steps": env.max_episode_steps,
-            "observation_space": env.observation_space,
-            "stacked_observation_space": self.collector.observation_space,
-            "action_space": env.action_space,
-        }
+        return RunnersEnv(
+            env.num_envs,
+            env.backend,
+            env.autoreset_mode,
+            env.max_episode_steps,
+            env.observation_space,
+            self.collector.observation_space,
+            env.action_space,
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
