@@ -81,7 +81,7 @@ class ReplayWriter(RolloutStore):
         following = super().end(size, obs)
         if self.raise_on_nan:
             check_finite(self, 0, self.steps_before)
-        if self.all_valid and not self.lost and type(self.obs) is np.ndarray:
+        if size > 1 and self.all_valid and not self.lost and type(self.obs) is np.ndarray:
             self._hand_on_whole(self.obs)
         else:
             self._hand_on()
