@@ -69,6 +69,8 @@ class EnvRunner:
             streams=streams.child(f"replaced/{index}/{generation}") if generation else streams,
             place=(index * env.num_envs, num_runners * env.num_envs),
         )
+        spaces = self.collector.observation_space, env.action_space
+        self.store = self.collector.buffer = RolloutStore(1, env.num_envs, *spaces)  # it grows
 
     @property
     def num_envs(self) -> int:
@@ -96,29 +98,19 @@ class EnvRunner:
         `random`: actions from the action space. `renew`: new episodes first.
         Raises as `Collector.collect`; the next sample begins new episodes then.
         """
-        collector = self.collector
-        store = self._empty_store(num_timesteps)
-        whole = num_episodes is not None or isinstance(collector, WholeEpisodeCollector)
+        store = self.store
+        store.clear()
+        if num_timesteps is not None:
+            store.ensure_room(-(-num_timesteps // self.num_envs))
         before = store.episode_ids.copy()
-        reset = True if renew and not whole else None
-        stats = collector.collect(num_timesteps, num_episodes, random=random, reset_before_collect=reset)
+        stats = self.collector.collect(num_timesteps, num_episodes, random=random, reset_before_collect=renew or None)
         if self.with_logp:
-            store.action_logp = self._logp(store)
+            store.action_logp = self._logp()
         return Fragment.of(store, self.index, store.episode_ids != before, stats)
 
-    def _empty_store(self, num_timesteps: int | None) -> RolloutStore:
-        collector = self.collector
-        if collector.buffer is None:
-            steps = 128 if num_timesteps is None else max(1, -(-num_timesteps // self.num_envs))
-            spaces = collector.observation_space, collector.env.action_space
-            collector.buffer = RolloutStore(steps, self.num_envs, *spaces)
-        store = collector.buffer
-        assert isinstance(store, RolloutStore)
-        store.clear()
-        return store
-
-    def _logp(self, store: RolloutStore) -> np.ndarray:
+    def _logp(self) -> np.ndarray:
         """Return `[T, k]` log-probabilities, all rows in one batch, under the weights that have acted."""
+        store = self.store
         rows = store.size * store.num_envs
         obs = map_tree(lambda leaf: leaf[: store.size].reshape(rows, *leaf.shape[2:]), store.obs)
         actions = store.actions[: store.size]
@@ -140,13 +132,12 @@ class EnvRunner:
 
     def get_state(self) -> dict[str, Any]:
         """Return environments (as far as they can tell their state), running episodes, random streams, counters."""
-        if self.collector.store is not None:
-            self.collector.store.clear()  # what was sampled belongs to who sampled it
+        self.store.clear()  # what was sampled belongs to who sampled it
         return {"collector": self.collector.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `get_state`; environments without a state begin new episodes."""
-        self._empty_store(None)
+        self.store.clear()
         self.collector.set_state(state["collector"])
 
     def close(self) -> None:
